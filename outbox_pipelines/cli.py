@@ -1,0 +1,149 @@
+"""The command `outbox`: what an operator types.
+
+Exit codes: 0 done; 1 the thing asked about is not so; 2 usage or set-up, with one line that says what to do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import sys
+import threading
+from types import FrameType
+
+import click
+
+from outbox_pipelines import __version__
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.settings import Settings, load_settings
+
+
+class _Cli(click.Group):
+    """Turns the errors that a person has to act on into one line and an exit code."""
+
+    def invoke(self, context: click.Context) -> object:
+        from outbox_pipelines.relay.publisher import RejectedError
+        from outbox_pipelines.relay.service import ShardHeldError
+
+        try:
+            return super().invoke(context)
+        except ShardHeldError as error:
+            click.echo(f"outbox: {error}", err=True)
+            sys.exit(1)
+        except (SetupError, RejectedError) as error:
+            click.echo(f"outbox: {error}", err=True)
+            sys.exit(2)
+
+
+@click.group(cls=_Cli, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """Relay a transactional outbox from PostgreSQL to Kafka.
+
+    Settings come from the environment (OUTBOX_DSN, OUTBOX_KAFKA, …) or from the file that OUTBOX_SETTINGS
+    names. Exit codes: 0 done, 1 the thing asked about is not so, 2 usage or set-up.
+    """
+    if context.invoked_subcommand is not None:
+        context.obj = load_settings()
+
+
+@cli.command()
+@click.option("--check", is_flag=True, help="Change nothing; report differences and exit 1 if there are any.")
+@click.pass_obj
+def migrate(settings: Settings, check: bool) -> None:
+    """Create or update the outbox's tables in OUTBOX_SCHEMA (default: public)."""
+    from outbox_pipelines import schema
+
+    if check:
+        differences = schema.drift(settings)
+        for line in differences:
+            click.echo(line)
+        if differences:
+            sys.exit(1)
+        click.echo("the schema is as it should be")
+        return
+    applied = schema.migrate(settings)
+    click.echo(f"applied {', '.join(applied)}" if applied else "nothing to do")
+
+
+@cli.command()
+@click.option("--until-empty", is_flag=True, help="Publish what is committed when it starts, then exit 0.")
+@click.option("--shard", default=0, show_default=True, help="Which shard to relay.")
+@click.option(
+    "--rebase",
+    is_flag=True,
+    help="First adopt an outbox that was restored from a dump or copied: never loses, may duplicate. "
+    "Run it before any writer starts.",
+)
+@click.pass_obj
+def relay(settings: Settings, until_empty: bool, shard: int, rebase: bool) -> None:
+    """Relay committed events to Kafka, until stopped by Ctrl-C or SIGTERM.
+
+    While another relay holds the shard this one waits as its standby; with --until-empty it says who holds it
+    and exits 1. An event that Kafka refuses for ever stops the relay: it is named, and the exit code is 2.
+    """
+    from outbox_pipelines.relay import service
+
+    stop = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    if rebase:
+        _rebase(settings, shard)
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    totals = service.relay(
+        settings,
+        shard=shard,
+        stop=stop,
+        until_empty=until_empty,
+        standby=service.Standby.REFUSE if until_empty else service.Standby.ANY,
+        on_take=lambda: click.echo(f"shard {shard} taken", err=True),
+    )
+    click.echo(f"published {totals.events} events in {totals.seconds:.1f} s", err=True)
+
+
+def _rebase(settings: Settings, shard: int) -> None:
+    from outbox_pipelines.relay.rebase import rebase
+
+    found = rebase(settings, shard)
+    if found is None:
+        click.echo("the position was made in this database: nothing to rebase", err=True)
+        return
+    click.echo(
+        "the position was made in another database, whose transaction ids mean nothing here. By it "
+        f"{found.published:,} events are published; the other {found.waiting:,} will be published now, "
+        "again if they were after the dump was taken",
+        err=True,
+    )
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def status(settings: Settings, as_json: bool) -> None:
+    """Show backlog, lag, parked events, partitions ahead, and who holds each shard."""
+    from outbox_pipelines.relay import status as relay_status
+
+    found = relay_status.read(settings)
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(found), indent=2))
+    else:
+        click.echo(relay_status.render(found))
+
+
+def _add_local() -> None:
+    from outbox_pipelines.local.commands import local
+
+    cli.add_command(local)
+
+
+_add_local()
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    cli(prog_name="outbox")

@@ -1,0 +1,5 @@
+"""The errors that a person has to act on; each message is one line: what is wrong, and how to mend it."""
+
+
+class SetupError(Exception):
+    """Something outside of the code must be mended first; commands print it and exit with 2."""

@@ -1,0 +1,1 @@
+"""The relay: source → encode → publish → settle."""

@@ -1,0 +1,49 @@
+"""How far a shard has published: arithmetic on PostgreSQL's snapshots, no I/O.
+
+Invariants:
+- A tick is what `target` sees and `done` does not; both are real snapshots, taken by the database. A cut
+  at some transaction id would not be consistent with the order of commits.
+- A saved target is kept until its tick is finished: with another one, rows that committed late with a low
+  `seq` would be skipped.
+
+The design follows PgQ, which reads its queue between two snapshots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Snapshot(NamedTuple):
+    """A `pg_snapshot`: everything below `xmin` is over, nothing from `xmax` on, `xip` ran in between."""
+
+    xmin: int
+    xmax: int
+    xip: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Snapshot:
+        """From PostgreSQL's text form, ``xmin:xmax:xip,xip``."""
+        xmin, xmax, running = text.split(":")
+        return cls(int(xmin), int(xmax), tuple(map(int, running.split(","))) if running else ())
+
+    def __str__(self) -> str:
+        return f"{self.xmin}:{self.xmax}:{','.join(map(str, self.xip))}"
+
+    def sees(self, tx: int) -> bool:
+        """Whether the transaction was over when the snapshot was taken."""
+        return tx < self.xmax and tx not in self.xip
+
+    def late(self, target: Snapshot) -> list[int]:
+        """The transactions that ran at this snapshot and were over at `target`."""
+        return [tx for tx in self.xip if target.sees(tx)]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """All that `done` sees is published and, inside a tick, what `target` sees up to `last_seq`."""
+
+    done: Snapshot
+    target: Snapshot | None = None
+    last_seq: int | None = None

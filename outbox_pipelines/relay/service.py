@@ -1,0 +1,113 @@
+"""A relay as its users start it: wait for the shard, relay it, start over when it is lost.
+
+Invariants:
+- Everything that can be wrong from the beginning (database, schema, broker) is found before waiting.
+- A lost shard is not an error: the relay becomes a standby. What was on its way is read again.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from enum import Enum
+
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay.publisher import Publisher
+from outbox_pipelines.relay.shards import Settled, Shard, ShardLostError
+from outbox_pipelines.relay.worker import Totals, Worker
+from outbox_pipelines.schema import require_schema
+from outbox_pipelines.settings import Settings
+
+# Between two tries for the lock: the gap of a hand-over.
+_STANDBY_POLL = 0.025
+
+
+class Standby(Enum):
+    """What a relay does that finds its shard held."""
+
+    REFUSE = "end, naming the holder"
+    NEXT = "wait as the one successor; end if there is one already"
+    ANY = "wait, however many do"
+
+
+class ShardHeldError(Exception):
+    """The shard is held, and this relay was not to wait; the message names the holder."""
+
+
+def default_owner() -> str:
+    """Host and process, for people who look for the holder of a shard."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def relay(
+    settings: Settings,
+    *,
+    shard: int = 0,
+    owner: str | None = None,
+    stop: threading.Event | None = None,
+    standby: Standby = Standby.ANY,
+    until_empty: bool = False,
+    hand_over_after: float | None = None,
+    on_take: Callable[[], None] | None = None,
+    on_progress: Callable[[Settled], None] | None = None,
+) -> Totals:
+    """Relays one shard until `stop` is set, in the calling thread.
+
+    Args:
+        until_empty: publish what is committed at the start, then return.
+        hand_over_after: seconds after which the shard goes to a successor, as soon as one waits.
+        on_take: called when the shard has been taken.
+        on_progress: called about once a second while events are settled.
+
+    Raises:
+        SetupError: database, schema or broker are not as they must be.
+        RejectedError: Kafka refuses an event for ever; all before it is published and settled.
+        ShardHeldError: another relay holds the shard (or waits for it), and `standby` says not to wait.
+    """
+    stop = stop or threading.Event()
+    owner = owner or default_owner()
+    while True:
+        require_schema(settings)
+        publisher = Publisher(settings)
+        publisher.connect()
+        place = Shard(settings, shard, owner)
+        try:
+            if not _take(place, standby, stop):
+                return Totals()
+            if on_take is not None:
+                on_take()
+            return Worker(
+                settings,
+                place,
+                publisher,
+                stop=stop,
+                until_empty=until_empty,
+                hand_over_after=hand_over_after,
+                on_progress=on_progress,
+            ).run()
+        except ShardLostError:
+            if stop.is_set():
+                raise
+        finally:
+            place.release()
+
+
+def _take(place: Shard, standby: Standby, stop: threading.Event) -> bool:
+    """Waits for the shard as `standby` says; False when told to stop first."""
+    if place.try_take():
+        return True
+    if standby is Standby.REFUSE:
+        raise ShardHeldError(place.holder())
+    is_next = place.try_wait()
+    if standby is Standby.NEXT and not is_next:
+        raise ShardHeldError(f"{place.holder()}, and a successor waits for it")
+    while not stop.wait(_STANDBY_POLL):
+        if place.try_take():
+            return True
+        is_next = is_next or place.try_wait()
+    return False
+
+
+__all__ = ["SetupError", "ShardHeldError", "Standby", "default_owner", "relay"]

@@ -1,0 +1,158 @@
+"""Who relays a shard, and how far it is.
+
+Invariants:
+- One holder at a time: a session advisory lock, an epoch in the position row that every settle checks, and
+  a session that the database ends when its holder falls silent for the lease.
+- The position moves forward in one statement, committed synchronously: with a lost commit, transaction ids
+  that are given out again would count as published.
+- A position counts in the database it was made in, and in no other.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, LiteralString
+
+import psycopg
+
+from outbox_pipelines.database import connect
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay import queries
+from outbox_pipelines.relay.position import Position, Snapshot
+from outbox_pipelines.settings import Settings
+
+
+class ShardLostError(Exception):
+    """Another relay has the shard, or the database ended our session: stop, and start over."""
+
+
+@dataclass(slots=True)
+class Settled:
+    """What a settle moved the shard to."""
+
+    events: int
+    lag: float | None
+    """Age of the newest of these events when they were settled, in seconds; None without a progress row."""
+
+
+class Shard:
+    """The right to relay one shard: wait for it, settle, keep it alive, give it back. For one thread."""
+
+    def __init__(self, settings: Settings, shard: int, owner: str) -> None:
+        self._shard = shard
+        self._lock = {"lock": f"{settings.db_schema}.outbox_shards", "shard": shard}
+        self._waiting = {"lock": f"{settings.db_schema}.outbox_shards.next", "shard": shard}
+        self._owner = owner
+        self._lease = settings.lease_seconds
+        self._connection = connect(settings, name=f"outbox relay {shard}: {owner}")
+        self._epoch = 0
+        self._ctid = ""
+        self._position: Position | None = None
+        self._progress_at = 0.0
+        self._events = 0
+        self._newest: int | None = None
+        self._connection.execute("SET synchronous_commit = on")
+        self._check_database()
+
+    def try_wait(self) -> bool:
+        """Becomes the one that waits for the shard; False where another one does already."""
+        return self._ask(queries.TRY_LOCK, self._waiting)
+
+    def try_take(self) -> bool:
+        """Takes the shard if nobody holds it."""
+        if not self._ask(queries.TRY_LOCK, self._lock):
+            return False
+        self._ask(queries.UNLOCK, self._waiting)
+        row = self._connection.execute(queries.TAKE, {"shard": self._shard, "owner": self._owner}).fetchone()
+        if row is None:
+            raise SetupError(f"shard {self._shard} does not exist: `outbox migrate` makes shard 0")
+        self._epoch, self._ctid, done, target, last_seq = row
+        self._position = Position(Snapshot.parse(done), Snapshot.parse(target) if target else None, last_seq)
+        # From here on silence costs the shard: a stopped process would else hold its lock for ever.
+        self._connection.execute(
+            "SELECT set_config('idle_session_timeout', %s, false)", [f"{int(self._lease * 1000)}ms"]
+        )
+        return True
+
+    @property
+    def position(self) -> Position:
+        """How far the shard was when it was taken, or settled last."""
+        assert self._position is not None, "take the shard first"
+        return self._position
+
+    def is_awaited(self) -> bool:
+        """Whether another relay waits for this shard."""
+        return self._ask(queries.LOCK_IS_HELD, self._waiting)
+
+    def holder(self) -> str:
+        """Who holds the shard since when, for people."""
+        row = self._connection.execute(queries.HOLDER, {"shard": self._shard}).fetchone()
+        owner, since = row if row and row[0] else ("another relay", None)
+        return f"shard {self._shard} is held by {owner}" + (f" since {since}" if since else "")
+
+    def settle(
+        self, position: Position, events: int = 0, newest: int | None = None, *, last: bool = False
+    ) -> Settled | None:
+        """Moves the position over so many events, of which `newest` has the last `seq`; a heartbeat too.
+
+        Returns what was written as progress: at most once a second, and at the last settle; else None.
+
+        Raises:
+            ShardLostError: the shard has another holder, or the session is gone.
+        """
+        self._events += events
+        self._newest = newest or self._newest
+        progress = self._events > 0 and (last or time.monotonic() - self._progress_at >= 1.0)
+        row = self._move(
+            queries.SETTLE_WITH_PROGRESS if progress else queries.SETTLE,
+            {
+                "done": str(position.done),
+                "target": str(position.target) if position.target else None,
+                "last_seq": position.last_seq,
+                "shard": self._shard,
+                "epoch": self._epoch,
+                "events": self._events,
+                "newest": self._newest,
+            },
+        )
+        self._ctid, self._position = row[0], position
+        if not progress:
+            return None
+        settled = Settled(self._events, row[1])
+        self._progress_at, self._events = time.monotonic(), 0
+        return settled
+
+    def release(self) -> None:
+        """Gives the shard back; the lock goes with the session."""
+        if self._epoch and not self._connection.closed:
+            self._connection.execute(queries.RELEASE, {"shard": self._shard, "epoch": self._epoch})
+        self._connection.close()
+
+    def _move(self, query: Any, parameters: dict[str, Any]) -> tuple[Any, ...]:
+        try:
+            row = self._connection.execute(query, parameters | {"ctid": self._ctid}).fetchone()
+            if row is None and (found := self._connection.execute(queries.FIND_AGAIN, parameters).fetchone()):
+                row = self._connection.execute(query, parameters | {"ctid": found[0]}).fetchone()
+        except psycopg.OperationalError as error:
+            raise ShardLostError(f"the session that held shard {self._shard} has ended: {error}") from error
+        if row is None:
+            raise ShardLostError(f"another relay has taken shard {self._shard}")
+        return row
+
+    def _check_database(self) -> None:
+        row = self._connection.execute(queries.IDENTITY).fetchone()
+        assert row is not None
+        system_identifier, database, is_standby = row
+        if is_standby:
+            raise SetupError("OUTBOX_DSN leads to a standby, which cannot be relayed: name the primary")
+        saved = self._connection.execute(queries.SHARD_IDENTITY, {"shard": self._shard}).fetchone()
+        if saved is not None and saved != (system_identifier, database):
+            raise SetupError(
+                "the relay's position was made in another database (a restored dump, a copy): "
+                "`outbox relay --rebase` explains and adopts it; run it before any writer starts"
+            )
+
+    def _ask(self, query: LiteralString, lock: dict[str, Any]) -> bool:
+        row = self._connection.execute(query, lock).fetchone()
+        return bool(row and row[0])

@@ -1,0 +1,151 @@
+"""Reads the append-only outbox between two snapshots, piece by piece.
+
+Invariants:
+- `read` returns every committed event once, in ticks; inside a tick in `seq` order.
+- No statement stays open between two reads, so that nothing holds vacuum back while Kafka is slow.
+- A piece holds at most `piece_events` events and, but for its last event, `piece_bytes` of payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from outbox_pipelines.event import Event, Piece
+from outbox_pipelines.relay import queries
+from outbox_pipelines.relay.position import Position, Snapshot
+
+# Rows that libpq hands over at once: bounds memory where payloads are large. Older libpq knows 1 only.
+_CHUNK = 500 if psycopg.pq.version() >= 170000 else 1
+
+
+class SnapshotSource:
+    """The events behind a position, from a connection in autocommit mode that nobody else uses."""
+
+    def __init__(
+        self,
+        connection: psycopg.Connection[Any],
+        position: Position,
+        *,
+        piece_events: int,
+        piece_bytes: int,
+    ) -> None:
+        self._connection = connection
+        self._done = position.done
+        self._piece_events = piece_events
+        self._piece_bytes = piece_bytes
+        self._tick: Iterator[Piece] = iter(())
+        connection.execute(queries.TUNE)
+        if position.target is not None:
+            self._tick = self._pieces(position.target, position.last_seq or 0)
+
+    def now(self) -> Snapshot:
+        """What has committed by now."""
+        row = self._connection.execute(queries.SNAPSHOT, prepare=True).fetchone()
+        assert row is not None
+        return Snapshot.parse(row[0])
+
+    def read(self, upto: Snapshot | None = None) -> Piece | None:
+        """The next piece; None when all is read that has committed by now, or that `upto` sees.
+
+        A piece without events only moves the position: other transactions have come and gone.
+        """
+        piece = next(self._tick, None)
+        if piece is None:
+            target = upto or self.now()
+            if target == self._done:
+                return None
+            self._tick = self._pieces(target, 0)
+            piece = next(self._tick)
+        if piece.ends_tick:
+            self._done = piece.target
+        return piece
+
+    def _pieces(self, target: Snapshot, last_seq: int) -> Iterator[Piece]:
+        """One tick, after `last_seq`."""
+        late = self._done.late(target)
+        query = queries.SMALL_TICK_WITH_LATE if late else queries.SMALL_TICK
+        tick = {
+            "first": str(self._done.xmax),
+            "end": str(target.xmax),
+            "target": str(target),
+            "done": str(self._done),
+            "late": "{" + ",".join(map(str, late)) + "}",
+            "limit": self._piece_events,
+        }
+        while True:
+            events, complete = self._fetch(query, tick | {"last_seq": last_seq})
+            if events and events[0].seq < 0:
+                yield from self._windows(tick, target, last_seq)
+                return
+            if complete:
+                yield Piece(events, self._done, target, ends_tick=True)
+                return
+            last_seq = events[-1].seq
+            yield Piece(events, self._done, target, ends_tick=False)
+
+    def _windows(self, tick: dict[str, Any], target: Snapshot, last_seq: int) -> Iterator[Piece]:
+        """A big tick: by windows of `seq` over the spans in which it has rows."""
+        spans = self._connection.execute(queries.SPANS, tick | {"last_seq": last_seq}).fetchall()
+        for first, end in _merge(spans):
+            tables = self._leaves_holding(first, end)
+            window = sql.SQL(queries.WINDOW).format(columns=sql.SQL(queries.COLUMNS), tables=tables)
+            last_seq = max(last_seq, first - 1)
+            while last_seq < end:
+                to = min(last_seq + self._piece_events, end)
+                events, complete = self._fetch(window, tick | {"last_seq": last_seq, "to": to})
+                last_seq = to if complete else events[-1].seq
+                if events:
+                    yield Piece(events, self._done, target, ends_tick=False)
+                else:
+                    last_seq = self._before_next(tables, last_seq, end)
+        yield Piece([], self._done, target, ends_tick=True)
+
+    def _leaves_holding(self, first: int, end: int) -> sql.Composed:
+        """A subquery over the partitions that have a seq in a span."""
+        leaves = [leaf for (leaf,) in self._connection.execute(queries.LEAVES)]
+        probes = sql.SQL(" UNION ALL ").join(
+            sql.SQL(queries.LEAF_HOLDS_SEQ).format(leaf=sql.Literal(leaf), table=sql.SQL(leaf))
+            for leaf in leaves
+        )
+        holding = self._connection.execute(probes, {"from": first, "to": end}).fetchall()
+        return sql.SQL(" UNION ALL ").join(
+            sql.SQL("SELECT * FROM {}").format(sql.SQL(leaf)) for (leaf,) in holding
+        )
+
+    def _before_next(self, tables: sql.Composed, last_seq: int, end: int) -> int:
+        """The seq to go on from, where a window was empty."""
+        query = sql.SQL(queries.NEXT_SEQ).format(tables=tables)
+        row = self._connection.execute(query, {"last_seq": last_seq, "to": end}).fetchone()
+        return end if row is None or row[0] is None else row[0] - 1
+
+    def _fetch(self, query: Any, parameters: Mapping[str, Any]) -> tuple[list[Event], bool]:
+        """The events of a query, and whether they are all: large payloads cut it short."""
+        events: list[Event] = []
+        room = self._piece_bytes
+        with self._connection.cursor() as cursor:
+            rows = cursor.stream(query, parameters, binary=True, size=_CHUNK)
+            assert isinstance(rows, Generator)
+            while chunk := list(map(Event._make, islice(rows, _CHUNK))):
+                events += chunk
+                room -= sum(len(event.payload or "") for event in chunk)
+                if room < 0:
+                    cut = next(rows, None) is not None
+                    rows.close()
+                    return events, not cut
+        return events, True
+
+
+def _merge(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans in order, those that overlap made one."""
+    merged: list[tuple[int, int]] = []
+    for first, end in sorted(spans):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((first, end))
+    return merged

@@ -1,0 +1,151 @@
+"""What an operator asks first: backlog, lag, who holds each shard, what is parked, days ahead.
+
+Invariants:
+- One read, cheap however large the table: counts are capped, the range comes from the position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psycopg
+
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay import queries
+from outbox_pipelines.settings import Settings
+
+BACKLOG_CAP = 100_000
+# Fewer days ahead than this want attention: without a partition, business transactions fail.
+FEW_DAYS_AHEAD = 7
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """One shard: who relays it, and how it is doing."""
+
+    shard: int
+    owner: str | None
+    """The holder; None while nobody holds the shard."""
+    held_seconds: float | None
+    heartbeat_seconds: float | None
+    """Age of the last sign of life, whoever gave it."""
+    successor_waits: bool
+    backlog: int
+    """Committed events that are not published, counted up to `BACKLOG_CAP`."""
+    oldest_seconds: float
+    """Age of the oldest of them; 0 without a backlog."""
+    events_per_second: float
+    """Published over the last minute."""
+    lag_seconds: float | None
+    """From commit to settled, of the newest event published; None before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The state of one outbox."""
+
+    shards: list[ShardStatus]
+    parked: int
+    dead_letters: int
+    days_ahead: int
+    """Whole days from tomorrow that have a partition."""
+
+
+def read(settings: Settings) -> Status:
+    """Reads it.
+
+    Raises:
+        SetupError: the database is away, or has no outbox.
+    """
+    with connect(settings, name="outbox: status") as connection:
+        connection.execute(queries.TUNE)
+        try:
+            return Status(
+                shards=_shards(connection, settings),
+                parked=_number(connection, queries.PARKED),
+                dead_letters=_number(connection, queries.DEAD_LETTERS),
+                days_ahead=_number(connection, queries.DAYS_AHEAD),
+            )
+        except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
+            raise SetupError(
+                f"no outbox in schema {settings.db_schema!r} (OUTBOX_SCHEMA): run `outbox migrate`"
+            ) from None
+
+
+def render(status: Status) -> str:
+    """For a terminal."""
+    lines = []
+    for shard in status.shards:
+        backlog = f"{shard.backlog:,}" if shard.backlog < BACKLOG_CAP else f"at least {BACKLOG_CAP:,}"
+        lines += [
+            f"shard {shard.shard}",
+            f"  holder      {_holder(shard)}",
+            f"  backlog     {backlog} events"
+            + (f", the oldest {_age(shard.oldest_seconds)} old" if shard.backlog else ""),
+            f"  rate        {shard.events_per_second:,.0f} events/s over the last minute",
+            f"  lag         {'-' if shard.lag_seconds is None else f'{shard.lag_seconds * 1000:,.0f} ms'}",
+        ]
+    few = "" if status.days_ahead >= FEW_DAYS_AHEAD else "  (few: run `outbox migrate`)"
+    lines += [
+        f"parked        {status.parked:,}",
+        f"dead letters  {status.dead_letters:,}",
+        f"days ahead    {status.days_ahead}{few}",
+    ]
+    return "\n".join(lines)
+
+
+def _shards(connection: Connection, settings: Settings) -> list[ShardStatus]:
+    lock = f"{settings.db_schema}.outbox_shards"
+    rows = connection.execute(queries.SHARDS, {"lock": lock, "waiting": f"{lock}.next"}).fetchall()
+    shards = []
+    for shard, owner, held_seconds, heartbeat_seconds, successor_waits in rows:
+        backlog, oldest_seconds = _backlog(connection, shard)
+        events_per_second, lag_seconds = _rate(connection, shard)
+        shards.append(
+            ShardStatus(
+                shard=shard,
+                owner=owner,
+                held_seconds=held_seconds,
+                heartbeat_seconds=heartbeat_seconds,
+                successor_waits=successor_waits,
+                backlog=backlog,
+                oldest_seconds=oldest_seconds,
+                events_per_second=events_per_second,
+                lag_seconds=lag_seconds,
+            )
+        )
+    return shards
+
+
+def _backlog(connection: Connection, shard: int) -> tuple[int, float]:
+    row = connection.execute(queries.BACKLOG, {"shard": shard, "cap": BACKLOG_CAP}).fetchone()
+    assert row is not None
+    return row[0], row[1] or 0.0
+
+
+def _rate(connection: Connection, shard: int) -> tuple[float, float | None]:
+    row = connection.execute(queries.RATE, {"shard": shard}).fetchone()
+    assert row is not None
+    return row[0], row[1]
+
+
+def _number(connection: Connection, query: str) -> int:
+    row = connection.execute(query.encode()).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _holder(shard: ShardStatus) -> str:
+    if shard.owner is None:
+        seen = shard.heartbeat_seconds
+        return "nobody: start `outbox relay`" + ("" if seen is None else f"; last seen {_age(seen)} ago")
+    successor = ", a successor waits" if shard.successor_waits else ""
+    return f"{shard.owner} for {_age(shard.held_seconds or 0)}{successor}"
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s"

@@ -1,0 +1,180 @@
+"""Brings the outbox's schema into a database, and tells where it differs.
+
+Invariants:
+- `sql/` is the only description of the schema. What it makes is compared with what is there, in the catalog
+  of the same server: nothing is listed twice.
+- Applying is one transaction, under a lock; applied again, it changes nothing.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from outbox_pipelines.database import Connection, connect, first_line
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.settings import Settings
+
+_OLDEST_SERVER: Final = 140000
+
+# One line for everything the migrations make, with names relative to the schema. Partitions are left out:
+# they are made from the table. The server's version decides which function draws ids (0001).
+_DESCRIBE: Final = """
+WITH here AS (SELECT quote_ident(%(schema)s::text)::regnamespace::oid AS schema),
+relations AS (
+    SELECT c.oid, c.relname, c.relkind FROM pg_class c, here
+    WHERE c.relnamespace = here.schema AND NOT c.relispartition AND c.relname LIKE 'outbox%%'
+),
+lines AS (
+    SELECT format('column %%s.%%s %%s%%s%%s', r.relname, a.attname, format_type(a.atttypid, a.atttypmod),
+                  CASE WHEN a.attnotnull THEN ' not null' END,
+                  ' default ' || pg_get_expr(d.adbin, d.adrelid)) AS line
+    FROM relations r
+    JOIN pg_attribute a ON a.attrelid = r.oid AND a.attnum > 0 AND NOT a.attisdropped
+    LEFT JOIN pg_attrdef d ON d.adrelid = r.oid AND d.adnum = a.attnum
+    WHERE r.relkind IN ('r', 'p')
+    UNION ALL
+    SELECT format('constraint %%s.%%s %%s', r.relname, o.conname, pg_get_constraintdef(o.oid, true))
+    FROM relations r JOIN pg_constraint o ON o.conrelid = r.oid WHERE o.contype <> 'n'
+    UNION ALL
+    SELECT format('index %%s %%s', r.relname, pg_get_indexdef(i.indexrelid, 0, true))
+    FROM relations r JOIN pg_index i ON i.indrelid = r.oid
+    UNION ALL
+    SELECT format('trigger %%s.%%s%%s %%s', r.relname, t.tgname,
+                  CASE t.tgenabled WHEN 'D' THEN ' (disabled)' END, pg_get_triggerdef(t.oid, true))
+    FROM relations r JOIN pg_trigger t ON t.tgrelid = r.oid AND NOT t.tgisinternal
+    UNION ALL
+    SELECT format('sequence %%s %%s cache %%s', r.relname, s.seqtypid::regtype, s.seqcache)
+    FROM relations r JOIN pg_sequence s ON s.seqrelid = r.oid
+    UNION ALL
+    SELECT format('view %%s %%s', r.relname, md5(pg_get_viewdef(r.oid)))
+    FROM relations r WHERE r.relkind = 'v'
+    UNION ALL
+    SELECT format('function %%s(%%s) %%s', p.proname, pg_get_function_identity_arguments(p.oid),
+                  md5(replace(pg_get_functiondef(p.oid), quote_ident(%(schema)s::text), '')))
+    FROM pg_proc p, here WHERE p.pronamespace = here.schema AND p.proname LIKE 'outbox%%'
+)
+SELECT replace(replace(line, quote_ident(%(schema)s::text) || '.', ''), 'outbox_uuidv7()', 'uuidv7()')
+FROM lines ORDER BY 1
+"""
+
+_APPLIED: Final = """
+SELECT name FROM outbox_migrations ORDER BY name"""
+_IS_THERE: Final = "SELECT to_regclass('outbox_migrations') IS NOT NULL"
+_RECORD: Final = """
+UPDATE outbox_migrations SET description = %(lines)s
+WHERE name = (SELECT max(name) FROM outbox_migrations) AND description IS DISTINCT FROM %(lines)s"""
+_RECORDED: Final = "SELECT description FROM outbox_migrations ORDER BY name DESC LIMIT 1"
+_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('outbox migrate'))"
+
+
+def migrate(settings: Settings) -> list[str]:
+    """Applies what is missing of `sql/`; returns the names of the files applied.
+
+    Raises:
+        SetupError: the database is away, too old, not ours to change, or differs from `sql/` otherwise.
+    """
+    with _session(settings) as connection:
+        connection.execute(
+            sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(settings.db_schema))
+        )
+        applied = _applied(connection)
+        missing = [file for file in _files() if file.stem not in applied]
+        for file in missing:
+            connection.execute(file.read_bytes())
+        connection.execute("SELECT outbox_ensure_partitions()")
+        if drift := _differences(connection, settings.db_schema):
+            raise SetupError(
+                f"the schema differs from what `outbox migrate` makes: {'; '.join(drift[:5])}"
+                f"{' and more' if drift[5:] else ''}; nothing was changed: undo the difference by hand"
+            )
+        connection.execute(_RECORD, {"lines": _describe(connection, settings.db_schema)})
+    return [file.stem for file in missing]
+
+
+def drift(settings: Settings) -> list[str]:
+    """What differs between the database and `sql/`, a line each; nothing is changed."""
+    with _session(settings) as connection:
+        try:
+            applied = _applied(connection)
+            if missing := [file.stem for file in _files() if file.stem not in applied]:
+                return [f"not applied: {name}" for name in missing]
+            return _differences(connection, settings.db_schema)
+        finally:
+            connection.rollback()
+
+
+def require_schema(settings: Settings) -> None:
+    """`SetupError` where the schema is missing or lacks something; cheap enough for each start of a relay.
+
+    What was added by hand (an index, say) does no harm here; `outbox migrate --check` reports it.
+    """
+    with connect(settings, name="outbox: schema") as connection:
+        applied = _applied(connection)
+        if missing := [file.stem for file in _files() if file.stem not in applied]:
+            where = f"schema {settings.db_schema!r} (OUTBOX_SCHEMA)"
+            raise SetupError(f"{where} lacks {', '.join(missing)}: run `outbox migrate`")
+        row = connection.execute(_RECORDED).fetchone()
+        recorded = set(row[0] or ()) if row else set()
+        if lost := recorded - set(_describe(connection, settings.db_schema)):
+            raise SetupError(
+                f"the schema has drifted, gone or changed is: {min(lost)}; see `outbox migrate --check`"
+            )
+
+
+@contextmanager
+def _session(settings: Settings) -> Iterator[Connection]:
+    """One transaction that holds the migration lock."""
+    connection = connect(settings, name="outbox migrate")
+    if connection.info.server_version < _OLDEST_SERVER:
+        raise SetupError(f"PostgreSQL {connection.info.server_version // 10000} is too old: use 14 to 18")
+    with connection:
+        connection.autocommit = False
+        connection.execute(_LOCK)
+        try:
+            yield connection
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise SetupError(
+                f"{first_line(error)}: `outbox migrate` needs a role that owns the schema and may CREATE in "
+                "the database"
+            ) from None
+
+
+def _applied(connection: Connection) -> set[str]:
+    row = connection.execute(_IS_THERE).fetchone()
+    if row is None or not row[0]:
+        return set()
+    return {name for (name,) in connection.execute(_APPLIED)}
+
+
+def _differences(connection: Connection, schema: str) -> list[str]:
+    """Catalog of the schema against that of a fresh one, made and rolled back."""
+    present = set(_describe(connection, schema))
+    scratch = f"outbox_check_{uuid.uuid4().hex[:12]}"
+    with connection.transaction(force_rollback=True):
+        name = sql.Identifier(scratch)
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(name))
+        connection.execute(sql.SQL("SET LOCAL search_path = {}").format(name))
+        for file in _files():
+            connection.execute(file.read_bytes())
+        wanted = set(_describe(connection, scratch))
+    return [f"missing: {line}" for line in sorted(wanted - present)] + [
+        f"unknown: {line}" for line in sorted(present - wanted)
+    ]
+
+
+def _describe(connection: Connection, schema: str) -> list[str]:
+    return [line for (line,) in connection.execute(_DESCRIBE, {"schema": schema})]
+
+
+def _files() -> list[Path]:
+    package = Path(__file__).parent
+    # In a checkout the files stand beside the package, in an installed one inside it.
+    folder = package / "sql" if (package / "sql").is_dir() else package.parent / "sql"
+    return sorted(folder.glob("*.sql"))

@@ -1,0 +1,109 @@
+"""Every setting of the pipelines, in one place.
+
+Invariants:
+- A setting is named ``OUTBOX_<FIELD>``, in the environment or in the file that ``OUTBOX_SETTINGS`` names
+  (lines ``NAME=value``); the environment wins.
+- Values are checked here, once; a wrong one is a `SetupError` that names the setting and the remedy.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from outbox_pipelines.errors import SetupError
+
+
+class Settings(BaseSettings):
+    """What the commands, the relay and Dagster's definitions are told from outside."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="OUTBOX_", frozen=True, extra="ignore", env_ignore_empty=True, populate_by_name=True
+    )
+
+    dsn: str = Field(default="", description="libpq connection string or URL of the database")
+    kafka: str = Field(default="", description="bootstrap servers, host:port, separated by commas")
+    kafka_config: Path | None = Field(
+        default=None, description="file of librdkafka settings (name=value), for TLS and SASL"
+    )
+    # Not `schema`: that name belongs to pydantic.
+    db_schema: str = Field(default="public", alias="OUTBOX_SCHEMA", description="schema of the outbox tables")
+    topic: str = Field(
+        default="{aggregate_type}-events",
+        description="topic template; may use {aggregate_type} and {event_type}",
+    )
+    piece_events: int = Field(default=5000, ge=1, le=20_000, description="most events read at once")
+    piece_bytes: int = Field(
+        default=8_000_000, ge=1_000, description="most payload bytes read at once (one event may exceed it)"
+    )
+    lease_seconds: float = Field(
+        default=5.0, ge=1.0, le=300.0, description="a relay silent for so long loses its shard"
+    )
+    session_seconds: float = Field(
+        default=600.0, ge=1.0, description="length of a relay session in Dagster before it hands over"
+    )
+
+    local_dir: Path = Field(
+        default=Path("~/.cache/outbox-pipelines/local"), description="data and logs of the local stack"
+    )
+    local_jars: Path = Field(
+        default=Path("~/.cache/outbox-pipelines/jars"), description="Kafka's jars, shared by all local stacks"
+    )
+    local_postgres: Path | None = Field(
+        default=None, description="directory of PostgreSQL binaries (with initdb) for the local stack"
+    )
+    local_grace_seconds: float = Field(
+        default=60.0, ge=0.0, description="the local stack stops when nobody used it for so long"
+    )
+
+    @field_validator("topic")
+    @classmethod
+    def _topic_is_a_template(cls, value: str) -> str:
+        from outbox_pipelines.relay.routing import TopicTemplate
+
+        TopicTemplate(value)
+        return value
+
+    def require_dsn(self) -> str:
+        """The database's connection string; `SetupError` where none was given."""
+        if not self.dsn:
+            raise SetupError(
+                "no database is named: set OUTBOX_DSN, for example postgresql://user@host/db, "
+                "or start a local one with `outbox local run -- COMMAND`"
+            )
+        return self.dsn
+
+    def require_kafka(self) -> str:
+        """The bootstrap servers; `SetupError` where none were given."""
+        if not self.kafka:
+            raise SetupError(
+                "no Kafka is named: set OUTBOX_KAFKA, for example broker:9092, "
+                "or start a local one with `outbox local run -- COMMAND`"
+            )
+        return self.kafka
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """The settings from the environment and the file of ``OUTBOX_SETTINGS``; overrides by field name win.
+
+    Raises:
+        SetupError: a value does not fit; the message names the setting.
+    """
+    path = os.environ.get("OUTBOX_SETTINGS")
+    if path and not Path(path).is_file():
+        raise SetupError(f"OUTBOX_SETTINGS names {path}, which is not a file: correct the path or unset it")
+    given = {name: value for name, value in overrides.items() if value is not None}
+    try:
+        return Settings(_env_file=path, **given)
+    except ValidationError as error:
+        raise SetupError("; ".join(_one_line(problem) for problem in error.errors())) from None
+
+
+def _one_line(problem: Any) -> str:
+    field = str(problem["loc"][0]) if problem["loc"] else "settings"
+    name = field if field.startswith("OUTBOX_") else f"OUTBOX_{field.upper()}"
+    return f"{name}={problem['input']}: {problem['msg'].removeprefix('Value error, ')}"

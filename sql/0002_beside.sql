@@ -1,0 +1,79 @@
+-- The small tables beside the outbox: positions, progress, parked events, keys, days.
+
+-- Whether a position covers an event: (done, target, last_seq) has published everything that `done` sees
+-- and, inside a tick, what `target` sees up to `last_seq`.
+CREATE FUNCTION outbox_covers(done pg_snapshot, target pg_snapshot, last_seq bigint, tx xid8, seq bigint)
+RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT pg_visible_in_snapshot(tx, done)
+        OR coalesce(seq <= last_seq AND pg_visible_in_snapshot(tx, target), false)
+$$;
+
+-- One row a shard: who relays it, and how far. Updated all the time, hence the free space for HOT updates
+-- and an autovacuum that does not wait for a share of the table.
+CREATE TABLE outbox_shards (
+    shard             int PRIMARY KEY CHECK (shard >= 0),
+    owner             text,
+    epoch             bigint      NOT NULL DEFAULT 0,
+    held_since        timestamptz,
+    heartbeat         timestamptz,
+    done              pg_snapshot NOT NULL,
+    target            pg_snapshot,
+    last_seq          bigint,
+    -- Transaction ids mean something in one database only: this one.
+    system_identifier bigint      NOT NULL,
+    database          oid         NOT NULL,
+    CONSTRAINT outbox_shards_tick CHECK ((target IS NULL) = (last_seq IS NULL))
+) WITH (fillfactor = 10, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+INSERT INTO outbox_shards (shard, done, system_identifier, database)
+SELECT 0, pg_current_snapshot(), c.system_identifier, d.oid
+FROM pg_control_system() c, pg_database d WHERE d.datname = current_database();
+
+-- At most a row a second and shard: what had been published when. The position answers "published at"
+-- for every event to a second, and the rows plot rate and lag.
+CREATE TABLE outbox_progress (
+    shard     int         NOT NULL,
+    at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    done      pg_snapshot NOT NULL,
+    target    pg_snapshot,
+    last_seq  bigint,
+    -- Published since the row before.
+    events    bigint      NOT NULL CHECK (events > 0),
+    -- Age of the last published event, in seconds.
+    lag       double precision,
+    PRIMARY KEY (shard, at)
+);
+
+-- Events that could not be published, and those of the same aggregate behind them, with their whole
+-- content: it must outlive the partition.
+CREATE TABLE outbox_parked (
+    LIKE outbox,
+    state           text        NOT NULL CHECK (state IN ('waiting', 'retrying', 'failed', 'discarded')),
+    attempts        int         NOT NULL DEFAULT 0 CHECK (attempts >= 0),
+    next_attempt_at timestamptz,
+    last_error      text,
+    parked_at       timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (id)
+);
+CREATE INDEX outbox_parked_order ON outbox_parked (aggregate_type, aggregate_id, seq);
+
+-- Idempotency keys. Not partitioned: a unique key over partitions would hold within a day only.
+-- The key is the first 16 bytes of its sha256.
+CREATE TABLE outbox_keys (
+    key        uuid PRIMARY KEY,
+    event_id   uuid        NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now()
+);
+
+CREATE FUNCTION outbox_key(idempotency_key text) RETURNS uuid LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+    SELECT encode(substring(sha256(convert_to(idempotency_key, 'UTF8')) FOR 16), 'hex')::uuid
+$$;
+
+-- The life of a day: open -> closed -> archived -> dropped.
+CREATE TABLE outbox_days (
+    day             date PRIMARY KEY,
+    state           text NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'closed', 'archived', 'dropped')),
+    manifest_sha256 text
+);
+
+INSERT INTO outbox_migrations (name) VALUES ('0002_beside');

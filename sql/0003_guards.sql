@@ -1,0 +1,91 @@
+-- What keeps the outbox append-only and its order true. Each guard has a WHEN, so that an honest insert
+-- pays for no function call.
+
+-- Only the owner, and only having said so in the transaction, may do what the guards refuse.
+CREATE FUNCTION outbox_owner_declared(relation oid, setting text) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT coalesce(current_setting(setting, true) = 'on', false)
+       AND pg_has_role(current_user, (SELECT relowner FROM pg_class WHERE oid = relation), 'USAGE')
+$$;
+
+CREATE FUNCTION outbox_refuse_own_order() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    IF NEW.tx <> pg_current_xact_id() OR NEW.seq <> currval('outbox_seq') THEN
+        RAISE EXCEPTION 'outbox: seq and tx are drawn by the database'
+            USING ERRCODE = 'check_violation',
+                  HINT = 'Leave both columns out of the INSERT: the relay finds events by them.';
+    END IF;
+    IF NEW.created_at > transaction_timestamp() OR NOT outbox_owner_declared(TG_RELID, 'outbox.backfill') THEN
+        RAISE EXCEPTION 'outbox: created_at is the time of the transaction'
+            USING ERRCODE = 'check_violation',
+                  HINT = 'Leave created_at out of the INSERT. For a backfill of past days the owner of the '
+                         'table says SET LOCAL outbox.backfill = on first.';
+    END IF;
+    RETURN NEW;
+END $$;
+
+CREATE TRIGGER outbox_own_order BEFORE INSERT ON outbox FOR EACH ROW
+WHEN (NEW.created_at <> transaction_timestamp() OR NEW.tx <> pg_current_xact_id()
+      OR NEW.seq <> currval('outbox_seq'))
+EXECUTE FUNCTION outbox_refuse_own_order();
+
+-- Kafka takes messages up to about 1 MB. The stored size is compared first: it is free to ask.
+CREATE FUNCTION outbox_refuse_large_payload() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF octet_length(NEW.payload::text) > 1000000 THEN
+        RAISE EXCEPTION 'outbox: the payload of % has % bytes, more than 1000000',
+                        NEW.event_type, octet_length(NEW.payload::text)
+            USING ERRCODE = 'program_limit_exceeded',
+                  HINT = 'Store it elsewhere (a table, object storage) and send the reference.';
+    END IF;
+    RETURN NEW;
+END $$;
+
+CREATE TRIGGER outbox_payload_limit BEFORE INSERT ON outbox FOR EACH ROW
+WHEN (pg_column_size(NEW.payload) > 100000)
+EXECUTE FUNCTION outbox_refuse_large_payload();
+
+-- A known key raises unique_violation, as a UNIQUE column would. outbox_emit has claimed the key for this
+-- very event before it inserts.
+CREATE FUNCTION outbox_claim_key() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    wanted uuid := outbox_key(NEW.idempotency_key);
+BEGIN
+    PERFORM FROM outbox_keys k WHERE k.key = wanted AND k.event_id = NEW.id;
+    IF NOT FOUND THEN
+        INSERT INTO outbox_keys (key, event_id) VALUES (wanted, NEW.id);
+    END IF;
+    RETURN NEW;
+END $$;
+
+CREATE TRIGGER outbox_unique_key BEFORE INSERT ON outbox FOR EACH ROW
+WHEN (NEW.idempotency_key IS NOT NULL)
+EXECUTE FUNCTION outbox_claim_key();
+
+CREATE FUNCTION outbox_refuse_change() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    -- `outbox relay --rebase` gives restored rows transaction ids of this database.
+    IF TG_OP = 'UPDATE' AND outbox_owner_declared(TG_RELID, 'outbox.rebase') THEN
+        RETURN NEW;
+    END IF;
+    RAISE EXCEPTION 'outbox: % refused, the table is append-only', TG_OP
+        USING ERRCODE = 'feature_not_supported',
+              HINT = 'To correct an event, write another one. Whole days are removed by the retention.';
+END $$;
+
+CREATE TRIGGER outbox_append_only BEFORE UPDATE OR DELETE ON outbox FOR EACH ROW
+EXECUTE FUNCTION outbox_refuse_change();
+CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON outbox FOR EACH STATEMENT
+EXECUTE FUNCTION outbox_refuse_change();
+
+-- Everything that a writing application needs, and nothing more: SELECT outbox_grant_writer('app').
+CREATE FUNCTION outbox_grant_writer(writer regrole) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    EXECUTE format('GRANT USAGE ON SCHEMA %I TO %s', current_schema(), writer);
+    EXECUTE format('GRANT USAGE ON SEQUENCE outbox_seq TO %s', writer);
+    EXECUTE format(
+        'GRANT INSERT (id, aggregate_type, aggregate_id, event_type, payload, headers, idempotency_key, '
+        'correlation_id, causation_id, traceparent, version), SELECT (id, seq) ON outbox TO %s', writer);
+    EXECUTE format('GRANT INSERT (key, event_id), SELECT ON outbox_keys TO %s', writer);
+END $$;
+
+INSERT INTO outbox_migrations (name) VALUES ('0003_guards');

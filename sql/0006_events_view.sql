@@ -1,0 +1,39 @@
+-- Every event in the common textbook shape, read-only; nothing of it is stored. processed_at is known to
+-- the second, and a second late.
+CREATE VIEW outbox_events AS
+SELECT e.id,
+       e.seq,
+       e.aggregate_type,
+       e.aggregate_id,
+       e.event_type,
+       e.payload AS event_data,
+       e.headers,
+       e.idempotency_key,
+       e.correlation_id,
+       e.causation_id,
+       e.traceparent,
+       e.version,
+       e.created_at,
+       CASE
+           WHEN p.state = 'failed' THEN 'FAILED'
+           WHEN p.state = 'discarded' THEN 'DISCARDED'
+           WHEN p.id IS NULL AND outbox_covers(s.done, s.target, s.last_seq, e.tx, e.seq) THEN 'PROCESSED'
+           ELSE 'PENDING'
+       END AS status,
+       CASE WHEN p.id IS NULL THEN (
+           SELECT g.at
+           FROM outbox_progress g
+           WHERE g.shard = s.shard
+             AND g.at >= e.created_at
+             AND outbox_covers(g.done, g.target, g.last_seq, e.tx, e.seq)
+           ORDER BY g.at
+           LIMIT 1
+       ) END AS processed_at,
+       coalesce(p.attempts, 0) AS retry_count,
+       p.last_error
+FROM outbox e
+CROSS JOIN outbox_shards s
+LEFT JOIN outbox_parked p ON p.id = e.id
+WHERE s.shard = 0;
+
+INSERT INTO outbox_migrations (name) VALUES ('0006_events_view');

@@ -1,0 +1,181 @@
+"""What every test stands on: a real PostgreSQL and a real Kafka, and a fresh outbox for each test.
+
+Invariants:
+- The servers are the local stack's, shared by the whole run; each test has its own database and topics.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from outbox_pipelines import schema
+from outbox_pipelines.local import Stack
+from outbox_pipelines.local import stack as local_stack
+from outbox_pipelines.settings import Settings, load_settings
+from outbox_pipelines.writer import emit
+
+
+class Message(NamedTuple):
+    """What a consumer saw."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: str
+    value: str
+    headers: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Outbox:
+    """One test's outbox: a migrated database and a topic template of its own."""
+
+    settings: Settings
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For subprocesses."""
+        return {
+            "OUTBOX_DSN": self.settings.dsn,
+            "OUTBOX_KAFKA": self.settings.kafka,
+            "OUTBOX_TOPIC": self.settings.topic,
+            "OUTBOX_LEASE_SECONDS": str(self.settings.lease_seconds),
+        }
+
+    def connect(self, *, autocommit: bool = True) -> psycopg.Connection[Any]:
+        return psycopg.connect(self.settings.dsn, autocommit=autocommit)
+
+    def topic(self, aggregate_type: str = "order") -> str:
+        return self.settings.topic.format(aggregate_type=aggregate_type)
+
+    def write(self, *aggregate_ids: object, event_type: str = "order.placed") -> list[int]:
+        """One committed transaction with an event for each aggregate; their seqs."""
+        with self.connect(autocommit=False) as connection:
+            return [
+                emit(connection, "order", aggregate_id, event_type, {"n": n}).seq or 0
+                for n, aggregate_id in enumerate(aggregate_ids)
+            ]
+
+    def fill(self, events: int, aggregates: int = 100) -> None:
+        """Many committed events in one statement; payload {"n": 1 …}."""
+        with self.connect() as connection:
+            connection.execute(
+                "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
+                "SELECT 'order', (i %% %s)::text, 'order.placed', jsonb_build_object('n', i) "
+                "FROM generate_series(1, %s) i",
+                [aggregates, events],
+            )
+
+    def messages(self, aggregate_type: str = "order") -> list[Message]:
+        """Everything in a topic, each partition in order."""
+        return read_topic(self.settings.kafka, self.topic(aggregate_type))
+
+    def outbox(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Runs the command `outbox` to its end."""
+        return subprocess.run(
+            command(*arguments),
+            env=clean_environment() | self.environment | environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "outbox_pipelines", *arguments]
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without any setting of ours."""
+    import os
+
+    return {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
+
+
+def read_topic(kafka: str, topic: str) -> list[Message]:
+    """Everything in a topic, each partition in order; nothing where there is no such topic."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka,
+            "group.id": uuid.uuid4().hex,
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "allow.auto.create.topics": False,
+        }
+    )
+    try:
+        metadata = consumer.list_topics(topic, timeout=10).topics[topic]
+        if metadata.error is not None:
+            return []
+        ends = {
+            partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=10)
+            for partition in metadata.partitions
+        }
+        missing = sum(high - low for low, high in ends.values())
+        consumer.assign([TopicPartition(topic, partition, low) for partition, (low, _) in ends.items()])
+        found: list[Message] = []
+        deadline = time.monotonic() + 30
+        while len(found) < missing:
+            assert time.monotonic() < deadline, f"{len(found)} of {missing} messages in {topic}"
+            for message in consumer.consume(10_000, timeout=0.1):
+                assert message.error() is None, message.error()
+                found.append(
+                    Message(
+                        topic,
+                        message.partition(),
+                        message.offset(),
+                        message.key().decode(),
+                        message.value().decode(),
+                        {name: value.decode() for name, value in message.headers()},
+                    )
+                )
+        return found
+    finally:
+        consumer.close()
+
+
+def wait_until(condition: Callable[[], object], *, seconds: float = 20.0, what: str = "condition") -> None:
+    """Polls a condition until it holds; fails after the deadline."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not hold within {seconds} s"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    with local_stack(load_settings()) as running:
+        yield running
+
+
+@contextmanager
+def fresh_database(dsn: str) -> Iterator[str]:
+    """A database of its own on the server of `dsn`."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}".encode())
+        try:
+            yield psycopg.conninfo.make_conninfo(dsn, dbname=name)
+        finally:
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@pytest.fixture
+def outbox(stack: Stack) -> Iterator[Outbox]:
+    with fresh_database(stack.dsn) as dsn:
+        settings = load_settings(
+            dsn=dsn, kafka=stack.kafka, topic=f"t{uuid.uuid4().hex[:8]}-{{aggregate_type}}-events"
+        )
+        schema.migrate(settings)
+        yield Outbox(settings)

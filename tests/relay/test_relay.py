@@ -1,0 +1,218 @@
+"""From the table to the topic: what arrives, in which order, and where the position stands afterwards."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from outbox_pipelines.relay import service, status
+from outbox_pipelines.relay.publisher import RejectedError
+from outbox_pipelines.writer import emit
+from tests.conftest import Outbox, wait_until
+
+
+def _drain(outbox: Outbox) -> int:
+    return service.relay(outbox.settings, until_empty=True).events
+
+
+def test_an_event_arrives_with_key_value_and_headers(outbox: Outbox) -> None:
+    """Guards against a message that a consumer cannot use."""
+    with outbox.connect(autocommit=False) as connection:
+        written = emit(
+            connection,
+            "order",
+            42,
+            "order.placed",
+            {"total": 5, "note": "größer"},
+            headers={"tenant": "eu"},
+            correlation_id="c-1",
+            version=2,
+        )
+    assert _drain(outbox) == 1
+    (message,) = outbox.messages()
+    assert message.key == "42"
+    assert json.loads(message.value) == {"total": 5, "note": "größer"}
+    assert message.headers == {
+        "id": str(written.id),
+        "event-type": "order.placed",
+        "aggregate-type": "order",
+        "correlation-id": "c-1",
+        "version": "2",
+        "tenant": "eu",
+    }
+
+
+def test_keys_are_placed_as_java_producers_place_them(outbox: Outbox) -> None:
+    """Guards against librdkafka's own partitioner: a topic shared with Java would lose its order per key."""
+    outbox.write("order-1", "order-2", "order-3", "k", "größer")
+    _drain(outbox)
+    placed = {message.key: message.partition for message in outbox.messages()}
+    assert placed == {key: _java_partition(key, 8) for key in placed}
+
+
+def test_one_aggregate_arrives_in_order(outbox: Outbox) -> None:
+    """Guards against reordering between pieces (G2)."""
+    outbox.fill(12_000, aggregates=7)
+    assert _drain(outbox) == 12_000
+    for aggregate in range(7):
+        numbers = [json.loads(m.value)["n"] for m in outbox.messages() if m.key == str(aggregate)]
+        assert numbers == sorted(numbers)
+        assert len(numbers) == len(set(numbers))
+
+
+def test_events_of_several_types_go_to_their_topics(outbox: Outbox) -> None:
+    """Guards against one topic for all."""
+    with outbox.connect(autocommit=False) as connection:
+        emit(connection, "order", 1, "order.placed", {})
+        emit(connection, "customer", 1, "customer.moved", {})
+    _drain(outbox)
+    assert [m.headers["event-type"] for m in outbox.messages("customer")] == ["customer.moved"]
+    assert [m.headers["event-type"] for m in outbox.messages("order")] == ["order.placed"]
+
+
+def test_until_empty_publishes_each_event_once_over_many_runs(outbox: Outbox) -> None:
+    """Guards against a position that is not saved, or not read."""
+    outbox.write(1, 2)
+    assert _drain(outbox) == 2
+    assert _drain(outbox) == 0
+    outbox.write(3)
+    assert _drain(outbox) == 1
+    assert len(outbox.messages()) == 3
+
+
+def test_the_position_moves_when_there_is_nothing_to_publish(outbox: Outbox) -> None:
+    """Guards against ticks that grow for ever behind transactions that write no event."""
+    with outbox.connect() as connection:
+        for _ in range(3):
+            connection.execute("SELECT pg_current_xact_id()")
+        _drain(outbox)
+        row = connection.execute(
+            "SELECT pg_snapshot_xmax(done)::text::bigint, target FROM outbox_shards"
+        ).fetchone()
+        now = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()
+    assert row is not None
+    assert now is not None
+    assert row[1] is None
+    assert now[0] - row[0] < 10
+
+
+def test_a_running_relay_publishes_what_commits_and_stops_when_told(outbox: Outbox) -> None:
+    """Guards against a relay that needs a restart to see new events, or loses some at a stop."""
+    stop, taken = threading.Event(), threading.Event()
+    totals: list[service.Totals] = []
+    relay = threading.Thread(
+        target=lambda: totals.append(service.relay(outbox.settings, stop=stop, on_take=taken.set))
+    )
+    relay.start()
+    assert taken.wait(10)
+    for n in range(20):
+        outbox.write(n)
+    wait_until(lambda: len(outbox.messages()) == 20, what="20 events in the topic")
+    stop.set()
+    relay.join(10)
+    assert totals[0].events == 20
+    assert status.read(outbox.settings).shards[0].owner is None
+    assert _drain(outbox) == 0
+
+
+def test_an_idle_relay_leaves_no_trace_but_its_heartbeat(outbox: Outbox) -> None:
+    """Guards against a relay that feeds on itself: each settle makes a transaction, so a new snapshot."""
+    stop, taken = threading.Event(), threading.Event()
+    relay = threading.Thread(target=lambda: service.relay(outbox.settings, stop=stop, on_take=taken.set))
+    relay.start()
+    assert taken.wait(10)
+    with outbox.connect() as connection:
+
+        def beats() -> tuple[int, float]:
+            row = connection.execute(
+                "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint, "
+                "extract(epoch FROM heartbeat)::float8 FROM outbox_shards"
+            ).fetchone()
+            assert row is not None
+            return row
+
+        first_tx, first = beats()
+        wait_until(lambda: beats()[1] > first + 2, what="two seconds of heartbeats")
+        assert beats()[0] - first_tx <= 4
+    stop.set()
+    relay.join(10)
+
+
+def test_progress_says_when_an_event_was_published(outbox: Outbox) -> None:
+    """Guards against a view whose processed_at stays empty, and a lag that nobody measures."""
+    outbox.fill(6000)
+    _drain(outbox)
+    with outbox.connect() as connection:
+        rows = connection.execute(
+            "SELECT status, count(*), count(processed_at), bool_and(processed_at >= created_at) "
+            "FROM outbox_events GROUP BY status"
+        ).fetchall()
+    assert rows == [("PROCESSED", 6000, 6000, True)]
+    (shard,) = status.read(outbox.settings).shards
+    assert shard.backlog == 0
+    assert shard.lag_seconds is not None
+    assert shard.events_per_second == pytest.approx(100)
+
+
+def test_status_counts_what_waits(outbox: Outbox) -> None:
+    """Guards against a backlog that counts published events, or misses late ones."""
+    outbox.write(1, 2, 3)
+    _drain(outbox)
+    with outbox.connect(autocommit=False) as late:
+        emit(late, "order", 9, "order.placed", {})
+        outbox.write(4, 5)
+        _drain(outbox)
+        late.commit()
+        outbox.write(6)
+        (shard,) = status.read(outbox.settings).shards
+    assert shard.backlog == 2
+    assert 0 < shard.oldest_seconds < 60
+
+
+def test_an_illegal_topic_stops_the_relay_and_names_the_event(outbox: Outbox) -> None:
+    """Guards against a rejected event that is skipped in silence, or overtaken by its successors."""
+    with outbox.connect(autocommit=False) as connection:
+        emit(connection, "order", 1, "order.placed", {"n": 0})
+        guilty = emit(connection, "or/der", 2, "order.placed", {"n": 1})
+        emit(connection, "order", 3, "order.placed", {"n": 2})
+    for _ in range(2):
+        with pytest.raises(RejectedError, match=rf"event {guilty.id} .*not a topic name"):
+            _drain(outbox)
+    # Once, over two runs: what stands before the rejected event is settled.
+    assert [message.key for message in outbox.messages()] == ["1"]
+
+
+def test_a_message_too_large_for_its_topic_stops_the_relay_and_names_the_event(outbox: Outbox) -> None:
+    """Guards against a broker's rejection that blames the innocent, loses events or lets later ones pass."""
+    admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
+    topic = NewTopic(outbox.topic(), 1, 1, config={"max.message.bytes": "2000"})
+    admin.create_topics([topic])[outbox.topic()].result(10)
+    with outbox.connect(autocommit=False) as connection:
+        for n in range(4):
+            emit(connection, "order", "a", "order.placed", {"n": n})
+        noise = [f"{n * 7919 % 100_003:05d}" for n in range(20_000)]
+        guilty = emit(connection, "order", "a", "order.placed", {"n": 4, "noise": noise})
+        for n in range(5, 12):
+            emit(connection, "order", "a", "order.placed", {"n": n})
+    with pytest.raises(RejectedError, match=rf"event {guilty.id} .*too large"):
+        _drain(outbox)
+    delivered = [json.loads(message.value)["n"] for message in outbox.messages()]
+    assert delivered == list(range(len(delivered)))
+    assert len(delivered) <= 4
+
+
+def _java_partition(key: str, partitions: int) -> int:
+    """Java's default partitioner: murmur2 of the key's bytes, made positive."""
+    data, mask = key.encode(), 0xFFFFFFFF
+    h = 0x9747B28C ^ len(data)
+    whole = len(data) // 4 * 4
+    for i in range(0, whole, 4):
+        k = int.from_bytes(data[i : i + 4], "little") * 0x5BD1E995 & mask
+        h = (h * 0x5BD1E995 & mask) ^ ((k ^ k >> 24) * 0x5BD1E995 & mask)
+    if rest := data[whole:]:
+        h = (h ^ int.from_bytes(rest, "little")) * 0x5BD1E995 & mask
+    h = (h ^ h >> 13) * 0x5BD1E995 & mask
+    return ((h ^ h >> 15) & 0x7FFFFFFF) % partitions
