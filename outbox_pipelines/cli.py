@@ -16,6 +16,7 @@ import click
 
 from outbox_pipelines import __version__
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.local.commands import local
 from outbox_pipelines.settings import Settings, load_settings
 
 
@@ -23,6 +24,9 @@ class _Cli(click.Group):
     """Turns the errors that a person has to act on into one line and an exit code."""
 
     def invoke(self, context: click.Context) -> object:
+        import psycopg
+
+        from outbox_pipelines.database import first_line
         from outbox_pipelines.relay.publisher import RejectedError
         from outbox_pipelines.relay.service import ShardHeldError
 
@@ -33,6 +37,9 @@ class _Cli(click.Group):
             sys.exit(1)
         except (SetupError, RejectedError) as error:
             click.echo(f"outbox: {error}", err=True)
+            sys.exit(2)
+        except psycopg.Error as error:
+            click.echo(f"outbox: the database refuses: {first_line(error)}", err=True)
             sys.exit(2)
 
 
@@ -135,15 +142,4 @@ def status(settings: Settings, as_json: bool) -> None:
         click.echo(relay_status.render(found))
 
 
-def _add_local() -> None:
-    from outbox_pipelines.local.commands import local
-
-    cli.add_command(local)
-
-
-_add_local()
-
-
-def main() -> None:
-    """Entry point of the console script."""
-    cli(prog_name="outbox")
+cli.add_command(local)

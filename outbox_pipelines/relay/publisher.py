@@ -59,7 +59,7 @@ _LOG = logging.getLogger(__name__)
 _LOG.addHandler(logging.NullHandler())
 _METADATA_SECONDS = 10.0
 _LAST_REPORTS_SECONDS = 5.0
-_TOPIC_SECONDS = 15.0
+_TOPIC_SECONDS = 10.0
 # Reports are served after so many messages: often enough to keep memory flat, seldom enough to be free.
 _POLL_EVERY = 1000
 
@@ -211,7 +211,8 @@ class Publisher:
                 return self._producer.list_topics(topic or "", timeout=1.0)
             except KafkaException as error:
                 self._producer.poll(0)
-                if time.monotonic() > deadline:
+                # A reason that the client has found will not change by waiting longer.
+                if time.monotonic() > deadline - (_METADATA_SECONDS - 3 if self._trouble else 0):
                     reason = self._trouble or error.args[0].str()
                     raise SetupError(
                         f"no broker answers at {self._brokers} (OUTBOX_KAFKA): {reason}"

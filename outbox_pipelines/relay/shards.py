@@ -124,9 +124,11 @@ class Shard:
         return settled
 
     def release(self) -> None:
-        """Gives the shard back; the lock goes with the session."""
+        """Gives the shard back, if it is held."""
         if self._epoch and not self._connection.closed:
             self._connection.execute(queries.RELEASE, {"shard": self._shard, "epoch": self._epoch})
+            # The lock would go with the session too, but later: the successor waits for it.
+            self._ask(queries.UNLOCK, self._lock)
         self._connection.close()
 
     def _move(self, query: Any, parameters: dict[str, Any]) -> tuple[Any, ...]:

@@ -1,0 +1,38 @@
+# On a fresh machine with Python 3.11+: `make demo`, `make test`. PYTHON=python3.12 chooses another.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+FLIGHTS ?=
+
+.PHONY: demo ui test soak lint bench clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/ready
+	@$(BIN)/python -m outbox_pipelines.demo $(if $(FLIGHTS),--flights $(FLIGHTS))
+
+ui: $(VENV)/ready
+	@$(BIN)/python -m outbox_pipelines.demo ui
+
+test: $(VENV)/ready
+	$(BIN)/python -m pytest -m "not soak"
+
+soak: $(VENV)/ready
+	$(BIN)/python -m pytest -m soak -s
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/ready
+	@$(BIN)/python -m benchmarks $(BENCH)
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/ready: locks/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 …")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@

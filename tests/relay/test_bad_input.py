@@ -1,0 +1,197 @@
+"""What an operator gets wrong: one line that says what it is and how to mend it, exit 2, nothing lost."""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from outbox_pipelines.local.kafka import running as running_kafka
+from tests.conftest import Outbox, fresh_database
+
+
+def _refuses(outbox: Outbox, *arguments: str, says: str, code: int = 2, **environment: str) -> None:
+    done = outbox.outbox(*arguments, **environment)
+    assert done.returncode == code, done.stderr
+    *progress, line = done.stderr.strip().splitlines()
+    assert progress in ([], ["shard 0 taken"]), done.stderr
+    assert line.startswith("outbox: ")
+    assert says in line
+
+
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    """An address at which nobody answers."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("command", ["relay", "status", "migrate"])
+def test_no_database(outbox: Outbox, nowhere: str, command: str) -> None:
+    """Guards against a traceback where the database is away."""
+    dsn = f"postgresql://postgres@{nowhere}/postgres"
+    _refuses(outbox, command, OUTBOX_DSN=dsn, says="no entry to the database (OUTBOX_DSN)")
+
+
+def test_no_database_named(outbox: Outbox) -> None:
+    """Guards against libpq's defaults: a relay that runs on some other database."""
+    _refuses(outbox, "status", OUTBOX_DSN="", says="set OUTBOX_DSN")
+
+
+def test_a_dsn_that_is_none(outbox: Outbox) -> None:
+    """Guards against a traceback for a typing error."""
+    _refuses(outbox, "status", OUTBOX_DSN="host=here prot=5432", says="OUTBOX_DSN is not a connection string")
+
+
+def test_an_unknown_role(outbox: Outbox) -> None:
+    """Guards against wrong credentials that look like an outage."""
+    dsn = psycopg.conninfo.make_conninfo(outbox.settings.dsn, user="nobody_here")
+    _refuses(outbox, "relay", OUTBOX_DSN=dsn, says='role "nobody_here" does not exist')
+
+
+def test_a_role_that_may_not_read(outbox: Outbox) -> None:
+    """Guards against a traceback where grants are missing."""
+    role = f"reader_{uuid.uuid4().hex[:8]}"
+    with outbox.connect() as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN".encode())
+        try:
+            dsn = psycopg.conninfo.make_conninfo(outbox.settings.dsn, user=role)
+            _refuses(outbox, "relay", OUTBOX_DSN=dsn, says="permission denied")
+            _refuses(outbox, "status", OUTBOX_DSN=dsn, says="permission denied")
+        finally:
+            connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+def test_no_broker(outbox: Outbox, nowhere: str) -> None:
+    """Guards against a relay that hangs, or dies with a traceback, where Kafka is away."""
+    outbox.write(1)
+    _refuses(outbox, "relay", OUTBOX_KAFKA=nowhere, says=f"no broker answers at {nowhere} (OUTBOX_KAFKA)")
+    assert outbox.outbox("relay", "--until-empty").returncode == 0
+    assert len(outbox.messages()) == 1
+
+
+def test_no_broker_named(outbox: Outbox) -> None:
+    """Guards against librdkafka's silence about an empty list of brokers."""
+    _refuses(outbox, "relay", OUTBOX_KAFKA="", says="set OUTBOX_KAFKA")
+
+
+def test_the_schema_is_missing(outbox: Outbox) -> None:
+    """Guards against 'relation does not exist'."""
+    with fresh_database(outbox.settings.dsn) as dsn:
+        _refuses(outbox, "relay", OUTBOX_DSN=dsn, says="run `outbox migrate`")
+        _refuses(outbox, "status", OUTBOX_DSN=dsn, says="run `outbox migrate`")
+
+
+def test_the_schema_has_drifted(outbox: Outbox) -> None:
+    """Guards against a relay on a table without its guards."""
+    outbox.write(1)
+    with outbox.connect() as connection:
+        connection.execute("DROP TRIGGER outbox_own_order ON outbox")
+    _refuses(outbox, "relay", says="trigger outbox.outbox_own_order")
+    _refuses(outbox, "migrate", says="trigger outbox.outbox_own_order")
+    checked = outbox.outbox("migrate", "--check")
+    assert checked.returncode == 1
+    assert "missing: trigger outbox.outbox_own_order" in checked.stdout
+
+
+def test_a_missing_topic(outbox: Outbox, tmp_path: Path) -> None:
+    """Guards against a relay that waits for ever for a topic that the broker does not create."""
+    with running_kafka(tmp_path, {"auto.create.topics.enable": "false"}) as broker:
+        outbox.write(1)
+        _refuses(
+            outbox,
+            "relay",
+            "--until-empty",
+            OUTBOX_KAFKA=broker.bootstrap,
+            says=f"topic {outbox.topic()} does not exist",
+        )
+    assert outbox.outbox("relay", "--until-empty").returncode == 0
+    assert len(outbox.messages()) == 1
+
+
+def test_wrong_settings_of_kafka(outbox: Outbox, tmp_path: Path) -> None:
+    """Guards against a setting that would break the guarantees, and against one that is misspelt."""
+    config = tmp_path / "kafka.properties"
+    for line, says in (
+        ("acks=1", "the relay sets acks itself"),
+        ("compression.tpye=zstd", "compression.tpye"),
+        ("no equals", "write name=value"),
+    ):
+        config.write_text(f"# ours\n\n{line}\n")
+        _refuses(outbox, "relay", OUTBOX_KAFKA_CONFIG=str(config), says=says)
+    _refuses(outbox, "relay", OUTBOX_KAFKA_CONFIG="/nonexistent", says="OUTBOX_KAFKA_CONFIG")
+    config.write_text("compression.type = zstd\n")
+    outbox.write(1)
+    assert outbox.outbox("relay", "--until-empty", OUTBOX_KAFKA_CONFIG=str(config)).returncode == 0
+
+
+def test_wrong_credentials_for_kafka(outbox: Outbox, tmp_path: Path) -> None:
+    """Guards against 'timed out' where the broker said what is wrong."""
+    jaas = (
+        "org.apache.kafka.common.security.plain.PlainLoginModule required "
+        'username="relay" password="right" user_relay="right";'
+    )
+    settings = {
+        "listener.security.protocol.map": "PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "listener.name.plaintext.plain.sasl.jaas.config": jaas,
+    }
+    config = tmp_path / "kafka.properties"
+    text = "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.username=relay\nsasl.password="
+    with running_kafka(tmp_path / "kafka", settings) as broker:
+        config.write_text(text + "wrong\n")
+        given = {"OUTBOX_KAFKA": broker.bootstrap, "OUTBOX_KAFKA_CONFIG": str(config)}
+        _refuses(outbox, "relay", says="uthentication", **given)
+        config.write_text(text + "right\n")
+        outbox.write(1)
+        assert outbox.outbox("relay", "--until-empty", **given).returncode == 0
+
+
+def test_a_position_from_another_database(outbox: Outbox) -> None:
+    """Guards against a restored dump, whose transaction ids mean nothing here: events lost in silence."""
+    outbox.write(1, 2)
+    assert outbox.outbox("relay", "--until-empty").returncode == 0
+    outbox.write(3)
+    with outbox.connect() as connection:
+        connection.execute("UPDATE outbox_shards SET system_identifier = 1")
+    _refuses(outbox, "relay", says="outbox relay --rebase")
+    rebased = outbox.outbox("relay", "--rebase", "--until-empty")
+    assert rebased.returncode == 0, rebased.stderr
+    assert {message.key for message in outbox.messages()} == {"1", "2", "3"}
+
+
+def test_settings_that_do_not_fit(outbox: Outbox, tmp_path: Path) -> None:
+    """Guards against pydantic's report in an operator's terminal."""
+    _refuses(outbox, "status", OUTBOX_LEASE_SECONDS="soon", says="OUTBOX_LEASE_SECONDS=soon")
+    _refuses(outbox, "status", OUTBOX_PIECE_EVENTS="0", says="OUTBOX_PIECE_EVENTS=0")
+    _refuses(outbox, "status", OUTBOX_SETTINGS="/nonexistent", says="OUTBOX_SETTINGS names /nonexistent")
+    file = tmp_path / "settings"
+    file.write_text("OUTBOX_LEASE_SECONDS=never\n")
+    given = {"OUTBOX_LEASE_SECONDS": "", "OUTBOX_SETTINGS": str(file)}
+    _refuses(outbox, "status", says="OUTBOX_LEASE_SECONDS=never", **given)
+
+
+def test_a_file_of_settings(outbox: Outbox, tmp_path: Path) -> None:
+    """Guards against a file that is read for some settings only."""
+    file = tmp_path / "settings"
+    file.write_text(f"OUTBOX_DSN={outbox.settings.dsn}\nOUTBOX_SCHEMA=elsewhere\n")
+    given = {"OUTBOX_DSN": "", "OUTBOX_SETTINGS": str(file)}
+    _refuses(outbox, "status", says="no outbox in schema 'elsewhere'", **given)
+
+
+def test_a_held_shard_is_named(outbox: Outbox) -> None:
+    """Guards against a second relay that publishes beside the first."""
+    from outbox_pipelines.relay.shards import Shard
+
+    place = Shard(outbox.settings, 0, "the-other-host:1")
+    assert place.try_take()
+    _refuses(outbox, "relay", "--until-empty", says="shard 0 is held by the-other-host:1 since", code=1)
+    place.release()
+    assert outbox.outbox("relay", "--until-empty").returncode == 0
+    _refuses(outbox, "relay", "--shard", "7", says="shard 7 does not exist")

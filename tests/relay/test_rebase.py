@@ -1,0 +1,125 @@
+"""Restored dumps: never lost, at worst twice."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.local.postgres import find_programs, running
+from outbox_pipelines.relay import service
+from outbox_pipelines.relay.rebase import Rebased, rebase
+from tests.conftest import Outbox
+
+_INSERT = (
+    "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', %s, 'x', '{}')"
+)
+
+
+@pytest.fixture(scope="module")
+def other_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A second cluster, whose transaction ids are far behind or ahead of the first one's."""
+    with running(tmp_path_factory.mktemp("other")) as server:
+        yield server.dsn
+
+
+@contextlib.contextmanager
+def _restored(outbox: Outbox, server: str) -> Iterator[Outbox]:
+    """A dump of the test's database, restored on another server."""
+    with psycopg.connect(server, autocommit=True) as admin:
+        admin.execute("DROP DATABASE IF EXISTS restored WITH (FORCE)")
+        admin.execute("CREATE DATABASE restored")
+    dsn = psycopg.conninfo.make_conninfo(server, dbname="restored")
+    programs = find_programs()
+    dump = subprocess.run([programs / "pg_dump", outbox.settings.dsn], capture_output=True, check=True)
+    subprocess.run(
+        [programs / "psql", "-q", "-v", "ON_ERROR_STOP=1", dsn],
+        input=dump.stdout,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    yield Outbox(outbox.settings.model_copy(update={"dsn": dsn}))
+
+
+def _spend_transactions(dsn: str, count: int) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        loop = f"FOR i IN 1..{count} LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP"
+        connection.execute(f"DO $$ BEGIN {loop}; END $$".encode())
+
+
+@pytest.mark.parametrize("ahead", ["old", "new"])
+def test_a_restored_dump_publishes_what_was_waiting_and_nothing_more(
+    outbox: Outbox, other_server: str, ahead: str
+) -> None:
+    """Guards against ids of another database taken at their word: lost, or all published again."""
+    _spend_transactions(outbox.settings.dsn if ahead == "old" else other_server, 5000)
+    outbox.write("published-1", "published-2")
+    service.relay(outbox.settings, until_empty=True)
+    outbox.write("waiting")
+    with _restored(outbox, other_server) as restored:
+        rebase(restored.settings, 0)
+        restored.write("new")
+        service.relay(restored.settings, until_empty=True)
+        assert rebase(restored.settings, 0) is None
+        service.relay(restored.settings, until_empty=True)
+    keys = [message.key for message in outbox.messages()]
+    assert {"waiting", "new"} <= set(keys)
+    assert keys.count("waiting") == keys.count("new") == 1
+    if ahead == "old":
+        assert sorted(keys) == ["new", "published-1", "published-2", "waiting"]
+
+
+def test_a_hasty_writer_loses_nothing(outbox: Outbox, other_server: str) -> None:
+    """Guards against events written after the restore and before the rebase: their ids look published."""
+    _spend_transactions(outbox.settings.dsn, 20_000)
+    outbox.write("published")
+    service.relay(outbox.settings, until_empty=True)
+    with _restored(outbox, other_server) as restored:
+        restored.write("hasty")
+        assert rebase(restored.settings, 0) == Rebased(published=1, waiting=1)
+        service.relay(restored.settings, until_empty=True)
+    assert sorted(message.key for message in outbox.messages()) == ["hasty", "published"]
+
+
+def test_a_rebase_under_writers_loses_nothing(outbox: Outbox) -> None:
+    """Guards against a transaction that is open while the ids are rewritten."""
+    with outbox.connect(autocommit=False) as late:
+        late.execute("SELECT pg_current_xact_id()")
+        outbox.write("a", "b")
+        with outbox.connect() as connection:
+            connection.execute("UPDATE outbox_shards SET system_identifier = 1")
+        assert rebase(outbox.settings, 0) is not None
+        late.execute(_INSERT, ["late"])
+        late.commit()
+    service.relay(outbox.settings, until_empty=True)
+    assert sorted(message.key for message in outbox.messages()) == ["a", "b", "late"]
+
+
+def test_a_busy_table_is_left_alone(outbox: Outbox) -> None:
+    """Guards against a rebase that hangs behind a writer, and writers behind it."""
+    with outbox.connect() as connection:
+        connection.execute("UPDATE outbox_shards SET system_identifier = 1")
+    with outbox.connect(autocommit=False) as writer:
+        writer.execute(_INSERT, ["a"])
+        with pytest.raises(SetupError, match="stop the writers"):
+            rebase(outbox.settings, 0)
+
+
+def test_the_owner_alone_may(outbox: Outbox) -> None:
+    """Guards against the door in the append-only guard standing open for writers."""
+    outbox.write("a")
+    with outbox.connect() as connection:
+        connection.execute("CREATE ROLE rebase_intruder")
+        try:
+            connection.execute("GRANT UPDATE, SELECT ON outbox TO rebase_intruder")
+            connection.execute("SET ROLE rebase_intruder")
+            connection.execute("SET outbox.rebase = on")
+            with pytest.raises(psycopg.errors.FeatureNotSupported, match="append-only"):
+                connection.execute("UPDATE outbox SET aggregate_id = 'b'")
+        finally:
+            connection.execute("RESET ROLE")
+            connection.execute("DROP OWNED BY rebase_intruder; DROP ROLE rebase_intruder")

@@ -1,0 +1,152 @@
+"""One holder at a time, and a position that only its holder moves."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from outbox_pipelines import schema
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.local import postgres
+from outbox_pipelines.relay import status
+from outbox_pipelines.relay.position import Position, Snapshot
+from outbox_pipelines.relay.shards import Shard, ShardLostError
+from outbox_pipelines.settings import load_settings
+from tests.conftest import Outbox, wait_until
+
+
+def _position(outbox: Outbox) -> Position:
+    with outbox.connect() as connection:
+        row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+    assert row is not None
+    return Position(Snapshot.parse(row[0]))
+
+
+def _saved(outbox: Outbox) -> str:
+    with outbox.connect() as connection:
+        row = connection.execute("SELECT done::text FROM outbox_shards").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def test_one_takes_it_and_one_waits(outbox: Outbox) -> None:
+    """Guards against two active relays, and against successors that pile up."""
+    holder, successor, third = (Shard(outbox.settings, 0, name) for name in ("a", "b", "c"))
+    assert holder.try_take()
+    assert not successor.try_take()
+    assert not holder.is_awaited()
+    assert successor.try_wait()
+    assert holder.is_awaited()
+    assert not third.try_wait()
+    assert status.read(outbox.settings).shards[0].successor_waits
+    holder.release()
+    assert successor.try_take()
+    assert not successor.is_awaited()
+    assert third.try_wait()
+    (shard,) = status.read(outbox.settings).shards
+    assert (shard.owner, shard.successor_waits) == ("b", True)
+    successor.release()
+    third.release()
+    assert status.read(outbox.settings).shards[0].owner is None
+
+
+def test_the_lock_goes_with_the_session(outbox: Outbox) -> None:
+    """Guards against a lease row that outlives its holder: a killed relay would block its successor."""
+    holder, successor = Shard(outbox.settings, 0, "a"), Shard(outbox.settings, 0, "b")
+    assert holder.try_take()
+    with outbox.connect() as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name = 'outbox relay 0: a' AND datname = current_database()"
+        )
+    wait_until(successor.try_take)
+    with pytest.raises(ShardLostError, match="session that held shard 0 has ended"):
+        holder.settle(_position(outbox), 1, 1)
+    successor.release()
+
+
+def test_a_silent_holder_loses_the_shard(outbox: Outbox) -> None:
+    """Guards against a stopped process whose kernel keeps its connection, and so its lock, alive."""
+    quick = outbox.settings.model_copy(update={"lease_seconds": 1.0})
+    holder, successor = Shard(quick, 0, "a"), Shard(quick, 0, "b")
+    assert holder.try_take()
+    wait_until(successor.try_take, seconds=5)
+    with pytest.raises(ShardLostError):
+        holder.settle(_position(outbox), 1, 1)
+    successor.release()
+
+
+def test_an_old_epoch_cannot_move_the_position(outbox: Outbox) -> None:
+    """Guards against a zombie whose session still lives (a pooler, a network that came back)."""
+    holder = Shard(outbox.settings, 0, "a")
+    assert holder.try_take()
+    with outbox.connect() as connection:
+        connection.execute("UPDATE outbox_shards SET epoch = epoch + 1")
+    before = _saved(outbox)
+    with pytest.raises(ShardLostError, match="another relay has taken shard 0"):
+        holder.settle(_position(outbox), 1, 1)
+    assert _saved(outbox) == before
+    holder.release()
+
+
+def test_the_row_is_found_again_where_it_moved(outbox: Outbox) -> None:
+    """Guards against a relay that takes VACUUM FULL for the loss of its shard."""
+    holder = Shard(outbox.settings, 0, "a")
+    assert holder.try_take()
+    with outbox.connect() as connection:
+        connection.execute("UPDATE outbox_shards SET heartbeat = now()")
+        connection.execute("VACUUM FULL outbox_shards")
+    position = _position(outbox)
+    holder.settle(position)
+    assert _saved(outbox) == str(position.done)
+    holder.release()
+
+
+def test_settling_is_one_round_trip(outbox: Outbox) -> None:
+    """Guards against a commit more per settle: it is the relay's only write."""
+    holder = Shard(outbox.settings, 0, "a")
+    assert holder.try_take()
+    (seq,) = outbox.write(1)
+    with outbox.connect() as connection:
+
+        def commits() -> int:
+            row = connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
+            assert row is not None
+            return int(row[0])
+
+        position, before = _position(outbox), commits()
+        settled = holder.settle(position, 1, seq)
+        assert settled is not None
+        assert settled.events == 1
+        for _ in range(9):
+            assert holder.settle(position, 1, seq) is None
+        assert commits() - before == 11
+    holder.release()
+
+
+def test_a_standby_is_refused(tmp_path: Path) -> None:
+    """Guards against a replica, on which running transactions look finished."""
+    with postgres.running(tmp_path) as server:
+        settings = load_settings(dsn=server.dsn)
+        schema.migrate(settings)
+        server.stop()
+        subprocess.run(["touch", "-r", tmp_path / "data", tmp_path / "data/standby.signal"], check=True)
+        server.start()
+        with pytest.raises(SetupError, match="standby"):
+            Shard(settings, 0, "a")
+
+
+def test_a_copy_of_the_database_is_refused(outbox: Outbox) -> None:
+    """Guards against CREATE DATABASE … TEMPLATE, which keeps the system identifier."""
+    name = psycopg.conninfo.conninfo_to_dict(outbox.settings.dsn)["dbname"]
+    admin = psycopg.connect(outbox.settings.dsn, dbname="postgres", autocommit=True)
+    with admin, contextlib.ExitStack() as cleanup:
+        admin.execute(f"CREATE DATABASE {name}_copy TEMPLATE {name}".encode())
+        cleanup.callback(admin.execute, f"DROP DATABASE {name}_copy WITH (FORCE)".encode())
+        dsn = psycopg.conninfo.make_conninfo(outbox.settings.dsn, dbname=f"{name}_copy")
+        with pytest.raises(SetupError, match="--rebase"):
+            Shard(outbox.settings.model_copy(update={"dsn": dsn}), 0, "a")
