@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from outbox_pipelines.database import Connection, connect, first_line
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 
+_LOG = logging.getLogger(__name__)
 _OLDEST_SERVER: Final = 140000
 
 # One line for everything the migrations make, with names relative to the schema. Partitions are left out:
@@ -71,6 +73,9 @@ _RECORD: Final = """
 UPDATE outbox_migrations SET description = %(lines)s
 WHERE name = (SELECT max(name) FROM outbox_migrations) AND description IS DISTINCT FROM %(lines)s"""
 _RECORDED: Final = "SELECT description FROM outbox_migrations ORDER BY name DESC LIMIT 1"
+_ENSURE_PARTITIONS: Final = """
+SELECT CASE WHEN pg_has_role(relowner, 'USAGE') THEN outbox_ensure_partitions() END
+FROM pg_class WHERE oid = 'outbox'::regclass"""
 _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('outbox migrate'))"
 
 
@@ -126,6 +131,15 @@ def require_schema(settings: Settings) -> None:
             raise SetupError(
                 f"the schema has drifted, gone or changed is: {min(lost)}; see `outbox migrate --check`"
             )
+
+
+def ensure_partitions(connection: Connection) -> None:
+    """Makes the partitions of the coming days, where this role owns the table."""
+    try:
+        connection.execute(_ENSURE_PARTITIONS)
+    except psycopg.errors.LockNotAvailable as error:
+        # Somebody else's maintenance. There are days ahead still, and the next call comes.
+        _LOG.warning("no partitions made this time: %s", first_line(error))
 
 
 @contextmanager

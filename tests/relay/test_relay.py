@@ -172,6 +172,19 @@ def test_status_counts_what_waits(outbox: Outbox) -> None:
     assert 0 < shard.oldest_seconds < 60
 
 
+def test_a_relay_keeps_days_ahead(outbox: Outbox) -> None:
+    """Guards against business transactions that fail because nobody has made tomorrow's partition."""
+    with outbox.connect() as connection:
+        connection.execute(
+            "DO $$ BEGIN EXECUTE (SELECT 'DROP TABLE ' || max(inhrelid::regclass::text) "
+            "FROM pg_inherits WHERE inhparent = 'outbox'::regclass); END $$"
+        )
+        connection.execute("DELETE FROM outbox_days WHERE day = (SELECT max(day) FROM outbox_days)")
+    assert status.read(outbox.settings).days_ahead == 13
+    _drain(outbox)
+    assert status.read(outbox.settings).days_ahead == 14
+
+
 def test_an_illegal_topic_stops_the_relay_and_names_the_event(outbox: Outbox) -> None:
     """Guards against a rejected event that is skipped in silence, or overtaken by its successors."""
     with outbox.connect(autocommit=False) as connection:

@@ -1,0 +1,31 @@
+"""`python -m benchmarks [drains] [latency] [writers]`: all of them, or those named."""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+from benchmarks import drains, latency, writers
+from benchmarks.servers import servers
+from benchmarks.table import Row, render
+
+_PARTS = {"drains": drains.measure, "latency": latency.measure, "writers": writers.measure}
+
+
+def main(names: list[str]) -> int:
+    """Measures and prints the table; 2 for an unknown name."""
+    if unknown := set(names) - set(_PARTS):
+        print(f"no benchmark {min(unknown)!r}: choose of {', '.join(_PARTS)}", file=sys.stderr)
+        return 2
+    rows: list[Row] = []
+    with servers() as settings:
+        for name in names or _PARTS:
+            print(f"measuring {name} …", file=sys.stderr)
+            rows += _PARTS[name](settings)
+    print(f"\n{platform.machine()}, {platform.python_implementation()} {platform.python_version()}\n")
+    print(render(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

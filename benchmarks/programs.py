@@ -1,0 +1,56 @@
+"""Runs the programs that are measured, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from outbox_pipelines.settings import Settings
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The settings, for a child."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
+    return inherited | {
+        "OUTBOX_DSN": settings.dsn,
+        "OUTBOX_KAFKA": settings.kafka,
+        "OUTBOX_TOPIC": settings.topic,
+    }
+
+
+def run(settings: Settings, module: str, *arguments: object) -> list[float]:
+    """Runs it to its end; the numbers that it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{module}", *map(str, arguments)],
+        env=environment(settings),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return [float(number) for number in done.stdout.split()]
+
+
+@contextmanager
+def running(settings: Settings, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a Python module beside the measurement."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", *map(str, arguments)],
+        env=environment(settings),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
+    """CPU time of a running child, in seconds (Linux)."""
+    with open(f"/proc/{process.pid}/stat") as stat:  # noqa: PTH123
+        fields = stat.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,88 @@
+"""The servers that are measured against: PostgreSQL that syncs its commits, a Kafka broker with a warm JVM.
+
+Invariants:
+- Real durability: fsync and synchronous_commit on.
+- OUTBOX_DSN and OUTBOX_KAFKA are ignored: a benchmark never loads somebody's servers.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from outbox_pipelines import schema
+from outbox_pipelines.local import kafka, postgres
+from outbox_pipelines.settings import Settings, load_settings
+
+_POSTGRES = {
+    "fsync": "on",
+    "full_page_writes": "on",
+    "synchronous_commit": "on",
+    "shared_buffers": "1GB",
+    "max_wal_size": "8GB",
+    "checkpoint_timeout": "30min",
+}
+
+
+@contextmanager
+def servers() -> Iterator[Settings]:
+    """Settings that lead to both; everything is removed afterwards."""
+    with (
+        tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder,
+        postgres.running(Path(folder) / "postgres", _POSTGRES) as database,
+        kafka.running(Path(folder) / "kafka", heap="1g", quick=False) as broker,
+    ):
+        yield load_settings(dsn=database.dsn, kafka=broker.bootstrap)
+
+
+@contextmanager
+def fresh_outbox(settings: Settings) -> Iterator[Settings]:
+    """A database of its own with a migrated outbox, and its topic `…-order` with 8 partitions."""
+    name = f"bench_{uuid.uuid4().hex[:8]}"
+    topic = f"{name}-order"
+    admin = AdminClient({"bootstrap.servers": settings.kafka})
+    with psycopg.connect(settings.dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+        dsn = psycopg.conninfo.make_conninfo(settings.dsn, dbname=name)
+        fresh = settings.model_copy(update={"dsn": dsn, "topic": name + "-{aggregate_type}"})
+        schema.migrate(fresh)
+        admin.create_topics([NewTopic(topic, 8, 1)])[topic].result(30)
+        try:
+            yield fresh
+        finally:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+            admin.delete_topics([topic])[topic].result(30)
+
+
+def fill(settings: Settings, events: int) -> None:
+    """Committed events of about 200 B for 20,000 aggregates, in transactions of 1,000."""
+    with psycopg.connect(settings.dsn) as connection:
+        for first in range(1, events + 1, 100_000):
+            connection.execute(
+                "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
+                "SELECT 'order', (i %% 20000)::text, 'order.placed', "
+                "jsonb_build_object('number', i, 'customer', md5(i::text), 'state', 'placed', "
+                "'note', md5((i * 7)::text) || md5((i * 11)::text), 'total', i %% 1000) "
+                "FROM generate_series(%s::bigint, %s) i",
+                [first, min(first + 99_999, events)],
+            )
+            connection.commit()
+    with psycopg.connect(settings.dsn, autocommit=True) as connection:
+        connection.execute("VACUUM ANALYZE outbox")
+        connection.execute("CHECKPOINT")
+
+
+def rewind(settings: Settings) -> None:
+    """Everything counts as not published again."""
+    with psycopg.connect(settings.dsn) as connection:
+        connection.execute(
+            "UPDATE outbox_shards SET done = (m.tx || ':' || m.tx || ':')::pg_snapshot, target = NULL, "
+            "last_seq = NULL FROM (SELECT min(tx::text::bigint) AS tx FROM outbox) m"
+        )
+        connection.execute("TRUNCATE outbox_progress")
