@@ -1,8 +1,8 @@
 """The relay's loop stripped to its bones: the reference that the real one is held against.
 
 The same reading (between two snapshots, by pieces of 5,000, one ahead), the same messages (key, three
-headers, a callback each), one UPDATE a piece. Nothing else: no ownership, no heartbeat, no bound on memory, no
-late transactions, no routing, no errors, no progress.
+headers, a callback each), one UPDATE a piece. Nothing else: no ownership, no heartbeat, no bound on memory,
+no late transactions, no routing, no errors, no progress.
 
 As a program: ``python -m benchmarks.bones DSN KAFKA TOPIC`` prints events and seconds.
 """
@@ -85,9 +85,8 @@ def drain(dsn: str, kafka: str, topic: str) -> tuple[int, float]:
 
 
 def _one(connection: psycopg.Connection[Any], query: str) -> tuple[Any, ...]:
-    row = connection.execute(query.encode()).fetchone()
-    assert row is not None
-    return row
+    (row,) = connection.execute(query.encode()).fetchall()
+    return tuple(row)
 
 
 if __name__ == "__main__":

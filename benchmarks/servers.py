@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from outbox_pipelines import schema
 from outbox_pipelines.local import kafka, postgres

@@ -173,6 +173,7 @@ WHERE state = 'open' AND day > (clock_timestamp() AT TIME ZONE 'UTC')::date"""
 # Writers wait, so that the set of rows is final; not for long.
 LOCK_OUTBOX: Final = "SET LOCAL lock_timeout = '5s'; LOCK TABLE outbox IN SHARE ROW EXCLUSIVE MODE"
 DECLARE_REBASE: Final = "SET LOCAL outbox.rebase = on"
+# The transaction gets its id here, after the snapshot was taken: so the snapshot does not see it.
 NOW: Final = "SELECT pg_current_xact_id()::text::bigint, pg_current_snapshot()::text"
 
 # The old position still tells which rows were published, since both speak of the old database's ids. The

@@ -18,7 +18,6 @@ import psycopg
 from outbox_pipelines.database import connect, first_line
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import queries
-from outbox_pipelines.relay.position import Snapshot
 from outbox_pipelines.settings import Settings
 
 
@@ -47,22 +46,13 @@ def rebase(settings: Settings, shard: int) -> Rebased | None:
             connection.execute(queries.DECLARE_REBASE)
             own, now = _one(connection.execute(queries.NOW))
             counts = _one(connection.execute(queries.REBASE_ROWS, {"own": own, "now": now, "shard": shard}))
-            connection.execute(
-                queries.REBASE_SHARD, {"done": str(_without(Snapshot.parse(now), own)), "shard": shard}
-            )
+            connection.execute(queries.REBASE_SHARD, {"done": now, "shard": shard})
             connection.execute(queries.FORGET_PROGRESS, {"shard": shard})
         except psycopg.errors.LockNotAvailable:
             raise SetupError("the outbox is being written: stop the writers, rebase, start them") from None
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported) as error:
             raise SetupError(f"{first_line(error)}: rebase as the role that owns the outbox") from None
         return Rebased(*counts)
-
-
-def _without(now: Snapshot, own: int) -> Snapshot:
-    """PostgreSQL leaves a transaction's own id out of its snapshot, so the ids below seem to see it."""
-    if own >= now.xmax or own in now.xip:
-        return now
-    return Snapshot(min(now.xmin, own), now.xmax, tuple(sorted({*now.xip, own})))
 
 
 def _one(cursor: psycopg.Cursor[tuple[Any, ...]]) -> tuple[Any, ...]:

@@ -82,10 +82,15 @@ def test_a_silent_holder_loses_the_shard(outbox: Outbox) -> None:
 
 def test_an_old_epoch_cannot_move_the_position(outbox: Outbox) -> None:
     """Guards against a zombie whose session still lives (a pooler, a network that came back)."""
+    with outbox.connect() as connection:
+        connection.execute("VACUUM FULL outbox_shards")
     holder = Shard(outbox.settings, 0, "a")
     assert holder.try_take()
     with outbox.connect() as connection:
+        # The new holder's row ends up in the very place that the old one remembers.
         connection.execute("UPDATE outbox_shards SET epoch = epoch + 1")
+        connection.execute("VACUUM FULL outbox_shards")
+        connection.execute("UPDATE outbox_shards SET heartbeat = now()")
     before = _saved(outbox)
     with pytest.raises(ShardLostError, match="another relay has taken shard 0"):
         holder.settle(_position(outbox), 1, 1)

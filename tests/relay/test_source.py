@@ -96,6 +96,23 @@ def test_a_late_commit_with_a_low_seq_is_read_when_it_commits(
         assert _seqs(_all(source)) == late
 
 
+@pytest.mark.parametrize("more", [0, 40])
+def test_what_commits_after_the_target_waits_for_the_next(
+    outbox: Outbox, connection: psycopg.Connection[Any], more: int
+) -> None:
+    """Guards against a read that sees more than its target: the next tick would read it again."""
+    source = _source(connection, piece_events=10)
+    with outbox.connect(autocommit=False) as slow, outbox.connect() as quick:
+        early = _write(quick, 1 + more)
+        late = _write(slow)
+        early += _write(quick, 1 + more)
+        upto = source.now()
+        slow.commit()
+        found = [event for piece in iter(lambda: source.read(upto), None) for event in piece.events]
+        assert _seqs(found) == early
+        assert _seqs(_all(source)) == late
+
+
 def test_a_transaction_with_a_late_id_and_an_early_seq(
     outbox: Outbox, connection: psycopg.Connection[Any]
 ) -> None:
