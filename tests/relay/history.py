@@ -112,22 +112,21 @@ def check(connection: psycopg.Connection[Any], messages: list[Message]) -> Findi
         str(account): n for account, n in connection.execute("SELECT id, n FROM account")
     }
     findings = Findings(committed=sum(committed.values()))
-    seen: dict[str, list[int]] = {account: [] for account in committed}
-    ids: dict[tuple[str, int], str] = {}
+    ids: dict[str, dict[int, str]] = {account: {} for account in committed}
+    last = dict.fromkeys(committed, 0)
     for message in messages:
         n, account = json.loads(message.value)["n"], message.key
-        event = f"{account}/{n}"
-        known = ids.setdefault((account, n), message.headers["id"])
-        if n > committed[account] or known != message.headers["id"]:
-            findings.phantoms.append(event)
-        elif n in seen[account][-5000:]:
+        first_id = ids[account].setdefault(n, message.headers["id"])
+        if n > committed[account] or first_id != message.headers["id"]:
+            findings.phantoms.append(f"{account}/{n}")
+        elif len(ids[account]) == last[account]:
             findings.duplicates += 1
         else:
-            if seen[account] and n != max(seen[account][-1] + 1, 1):
-                findings.reordered.append(event)
-            seen[account].append(n)
-    for account, numbers in seen.items():
-        findings.lost += [f"{account}/{n}" for n in range(1, committed[account] + 1) if n not in set(numbers)]
+            last[account] += 1
+            if n != last[account]:
+                findings.reordered.append(f"{account}/{n}")
+    for account, count in committed.items():
+        findings.lost += [f"{account}/{n}" for n in range(1, count + 1) if n not in ids[account]]
     return findings
 
 

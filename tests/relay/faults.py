@@ -1,0 +1,76 @@
+"""What the fault tests and the soak share: processes that are killed, and the verdict of the history."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+
+from outbox_pipelines.relay import service, status
+from tests.conftest import Outbox, clean_environment, command, wait_until
+from tests.relay import history
+
+
+@contextmanager
+def process(arguments: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        arguments,
+        env=clean_environment() | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+def relay(outbox: Outbox, **environment: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    return process(command("relay"), outbox.environment | environment)
+
+
+def published(outbox: Outbox) -> Callable[[], int]:
+    """Reads where the relay is: changes with every settle of events."""
+    connection = outbox.connect()
+
+    def read() -> int:
+        row = connection.execute("SELECT coalesce(sum(events), 0)::bigint FROM outbox_progress").fetchone()
+        assert row is not None
+        return int(row[0])
+
+    return read
+
+
+def wait_for_more(published: Callable[[], int], more: int = 1, seconds: float = 20.0) -> None:
+    goal = published() + more
+    wait_until(lambda: published() >= goal, seconds=seconds, what=f"the relay to publish {more} more")
+
+
+def holder(outbox: Outbox) -> str | None:
+    return status.read(outbox.settings).shards[0].owner
+
+
+def verify(outbox: Outbox) -> history.Findings:
+    service.relay(outbox.settings, until_empty=True)
+    with outbox.connect() as connection:
+        findings = history.check(connection, outbox.messages())
+    print(f"{findings.committed} committed, {findings.duplicates} duplicates")
+    assert findings.wrong == []
+    assert findings.committed > 0
+    return findings
+
+
+def seed() -> int:
+    seed = int(os.environ.get("SEED", random.randrange(1 << 30)))
+    print("SEED", seed)
+    return seed
