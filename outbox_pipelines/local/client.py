@@ -1,0 +1,141 @@
+"""Use the local stack: take the lease, see to it that a supervisor lives, wait until its servers answer.
+
+Invariants:
+- The lease is held before anything is looked at: a stack that is found does not go away.
+- While the supervisor's lock is held, `state.json` is that supervisor's: what an earlier one left is cleared,
+  under the start lock, before the lock is taken for the next.
+- A supervisor gives up by itself, so whoever waits for one waits for as long as it lives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.local import detach, jars, kafka, lease, postgres
+from outbox_pipelines.local.state import KAFKA, KEEP, POSTGRES, STOP, Home, State
+from outbox_pipelines.settings import Settings
+
+ATTEMPTS = 3
+# Longer than two servers take that have to be killed.
+STOP_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Where the servers are: a libpq connection string, and bootstrap servers as host:port."""
+
+    dsn: str
+    kafka: str
+
+
+def home_of(settings: Settings) -> Home:
+    """The directory of the settings' local stack."""
+    return Home(settings.local_dir.expanduser().absolute())
+
+
+@contextmanager
+def stack(settings: Settings, say: Callable[[str], None] = lambda _: None) -> Iterator[Stack]:
+    """A PostgreSQL and a Kafka for the length of the block.
+
+    Servers that the settings name are taken as they are; the others come from the local stack, which is
+    started where it does not run, shared with everybody who uses the same ``local_dir``, and which goes on
+    for ``local_grace_seconds`` after its last user.
+
+    Args:
+        settings: names servers, or says where the local ones live.
+        say: told in one line about what takes long.
+
+    Raises:
+        SetupError: the local stack cannot be started on this machine; the message says what is missing.
+    """
+    given = {POSTGRES: settings.dsn, KAFKA: settings.kafka}
+    wanted = [name for name, value in given.items() if not value]
+    if not wanted:
+        yield Stack(settings.dsn, settings.kafka)
+        return
+    home = home_of(settings)
+    home.make()
+    with lease.shared(home.lease):
+        if KAFKA in wanted and not jars.place(jars.KAFKA, settings.local_jars).is_dir():
+            say("fetching Apache Kafka (43 MB), this once …")
+        state = _started(home, settings, wanted)
+        yield Stack(settings.dsn or state.dsn, settings.kafka or state.kafka)
+
+
+def running(home: Home) -> State | None:
+    """What the living supervisor says; None where there is none."""
+    return home.read() if home.path.is_dir() and lease.is_held(home.lock) else None
+
+
+def stop(home: Home, *, force: bool = False, even_if_kept: bool = True) -> bool:
+    """End the stack now and return when it has ended; False where others use it, or it is to be kept.
+
+    Raises:
+        SetupError: it does not end.
+    """
+    if running(home) is None:
+        return True
+    if home.asked(KEEP) and not even_if_kept:
+        return False
+    # Held until the servers have ended: a newcomer waits, and then starts its own.
+    with lease.alone(home.lease) as nobody_uses_it:
+        if not (nobody_uses_it or force):
+            return False
+        deadline = time.monotonic() + STOP_SECONDS
+        while lease.is_held(home.lock):
+            if time.monotonic() > deadline:
+                raise SetupError(f"the local stack does not stop (log: {home.log})")
+            home.ask(STOP)
+            time.sleep(lease.POLL_SECONDS)
+    return True
+
+
+def _started(home: Home, settings: Settings, wanted: list[str]) -> State:
+    attempts = 0
+    waited = False
+    while True:
+        for name in wanted:
+            home.ask(name)
+        if lease.is_held(home.lock):
+            waited = True
+            state = home.read()
+            if _serves(state, wanted):
+                return state
+        elif waited and (problem := home.read().error):
+            raise SetupError(problem)
+        elif attempts == ATTEMPTS:
+            raise SetupError(f"the local stack ended while it started (log: {home.log})")
+        elif _start(home, settings):
+            attempts += 1
+            waited = True
+        time.sleep(lease.POLL_SECONDS)
+
+
+def _serves(state: State, wanted: list[str]) -> bool:
+    # The supervisor may not know yet that a server has just died.
+    return (POSTGRES not in wanted or bool(state.dsn and postgres.answers(state.dsn))) and (
+        KAFKA not in wanted or bool(state.kafka and kafka.answers(state.kafka))
+    )
+
+
+def _start(home: Home, settings: Settings) -> bool:
+    """Start a supervisor; False where someone else is about to."""
+    plan = detach.Plan(
+        directory=str(home.path),
+        jars=str(settings.local_jars.expanduser().absolute()),
+        postgres=str(settings.local_postgres.expanduser().absolute()) if settings.local_postgres else "",
+        grace_seconds=settings.local_grace_seconds,
+    )
+    with lease.locked(home.start_lock) as starting:
+        if starting is None or lease.is_held(home.lock):
+            return False
+        home.clear()
+        with lease.locked(home.lock) as lock:
+            if lock is None:
+                return False
+            detach.spawn(plan, lock)
+            return True

