@@ -1,17 +1,11 @@
-"""What Dagster loads: every definition in `defs/`."""
+"""What Dagster loads: everything in `defs/`."""
+
+from pathlib import Path
 
 import dagster as dg
-
-from outbox_pipelines import defs as folder
-from outbox_pipelines.defs.resources import OutboxResource
 
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """Not `load_from_defs_folder`: that one needs a pyproject.toml, which an installed package has not."""
-    return dg.load_definitions_from_package_module(
-        folder,
-        resources={"outbox": OutboxResource()},
-        # A process for each step costs twice the CPU of a run, and no job here gains by it.
-        executor=dg.in_process_executor,
-    )
+    """Finds `defs/` by the [tool.dg] of the pyproject.toml above it; a wheel carries a copy for that."""
+    return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)

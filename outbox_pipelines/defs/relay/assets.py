@@ -1,0 +1,129 @@
+"""The asset that stands for what the relay has published."""
+
+# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from outbox_pipelines.defs.events import events
+from outbox_pipelines.defs.relay.owner import owner_of
+from outbox_pipelines.defs.relay.session import Progress, Session
+from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.errors import SetupError
+
+# A report takes 2.5 KB of Dagster's storage in PostgreSQL, 8 KB in SQLite: often while somebody may look at
+# the run just started, seldom afterwards.
+_FIRST_REPORTS = 10.0
+_LATER_REPORTS = 60.0
+
+
+class RelayConfig(dg.Config):
+    """What a relay is to do; without any, a session on shard 0."""
+
+    shard: int = Field(default=0, ge=0, description="which shard to relay")
+    until_empty: bool = Field(
+        default=False,
+        description="publish what is committed at the start, then end; do not wait for the shard",
+    )
+
+
+@dg.asset(
+    key=["outbox", "relay"],
+    deps=[events],
+    group_name="outbox",
+    kinds={"postgres", "kafka"},
+    # Nothing is materialized by a run that finds its shard held.
+    output_required=False,
+    description="""The committed events, published to Kafka in order.
+
+One materialization for each session: how many events, how fast, how late. While it runs, a session observes
+the asset: every ten seconds at first, later every minute, if something was published. The plots show both.
+
+Use: let the sensor `relay_supervisor` start the sessions. By hand: the job `relay_session`, or `relay_once`.
+
+When it fails: the error says in one line what to mend (database, schema, broker, an event that Kafka
+refuses). Nothing is lost: everything before it is published, the next session goes on behind it.
+""",
+)
+def relay(
+    context: dg.AssetExecutionContext, config: RelayConfig, outbox: OutboxResource
+) -> Iterator[dg.MaterializeResult[Any]]:
+    # Here, because definitions are to load without the drivers.
+    from outbox_pipelines.relay.publisher import RejectedError
+    from outbox_pipelines.relay.service import ShardHeldError, default_owner
+    from outbox_pipelines.relay.shards import ShardLostError
+
+    interrupted: BaseException | None = None
+    progress: Progress | None = None
+    try:
+        settings = outbox.settings()
+        session = Session(
+            settings,
+            shard=config.shard,
+            owner=owner_of(context.run.run_id, default_owner()),
+            until_empty=config.until_empty,
+            hand_over_after=None if config.until_empty else settings.session_seconds,
+        )
+        try:
+            with session:
+                _report(context, session)
+        except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt) as error:
+            # The session has ended in order all the same.
+            interrupted = error
+        progress = session.progress()
+        session.result()
+    except ShardHeldError as error:
+        context.log_event(
+            dg.AssetObservation(context.asset_key, description=str(error), metadata={"held": str(error)})
+        )
+    except (SetupError, RejectedError, ShardLostError) as error:
+        metadata = _metadata(progress) if progress else {}
+        raise dg.Failure(str(error), metadata=metadata, allow_retries=False) from None
+    if progress is not None:
+        yield dg.MaterializeResult(metadata=_metadata(progress))
+    if interrupted is not None and (config.until_empty or _is_cancelled(context)):
+        raise interrupted
+
+
+def _is_cancelled(context: dg.AssetExecutionContext) -> bool:
+    """Whether a person ended the run: a session that a deployment or Ctrl-C ends is short, not failed."""
+    run = context.instance.get_run_by_id(context.run.run_id)
+    return run is not None and run.status is dg.DagsterRunStatus.CANCELING
+
+
+def _report(context: dg.AssetExecutionContext, session: Session) -> None:
+    """Observes what a session does, for as long as it lasts."""
+    before: Progress | None = None
+    pause = _FIRST_REPORTS
+    while not session.wait(pause):
+        now = session.progress()
+        if now is None or now.events == (before.events if before else 0):
+            continue
+        pause = _FIRST_REPORTS if now.seconds < _LATER_REPORTS else _LATER_REPORTS
+        metadata = _metadata(now, since=before)
+        context.log_event(
+            dg.AssetObservation(
+                context.asset_key,
+                description=f"{now.events:,} events so far, {metadata['events_per_second']:,.0f} a second",
+                metadata=metadata,
+            )
+        )
+        before = now
+
+
+def _metadata(progress: Progress, since: Progress | None = None) -> dict[str, float]:
+    """Numbers under the same names in observations and materializations, so that each name is one plot."""
+    events = progress.events - (since.events if since else 0)
+    seconds = progress.seconds - (since.seconds if since else 0.0)
+    metadata = {
+        "events": progress.events,
+        "duration_seconds": round(progress.seconds, 3),
+        "events_per_second": round(events / seconds, 1) if seconds else 0.0,
+        "waited_seconds": round(progress.waited, 3),
+    }
+    if progress.lag is not None and progress.greatest_lag is not None:
+        metadata["lag_ms"] = round(progress.lag * 1000, 1)
+        metadata["greatest_lag_ms"] = round(progress.greatest_lag * 1000, 1)
+    return metadata

@@ -1,0 +1,49 @@
+"""The two ways to run the relay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+
+from outbox_pipelines.defs.relay.assets import relay
+
+# Dagster counts the runs in flight by this tag (see `dagster.yaml`).
+SHARD = "outbox/shard"
+
+
+def config(**values: Any) -> dict[str, Any]:
+    """The run configuration of a relay."""
+    return {"ops": {relay.op.name: {"config": values}}}
+
+
+relay_session = dg.define_asset_job(
+    "relay_session",
+    selection=[relay],
+    # First in the queue: whatever else waits, waits for events.
+    tags={SHARD: "0", "dagster/priority": "10"},
+    description="""Relays for about OUTBOX_SESSION_SECONDS (ten minutes), then hands over to its successor.
+
+While another relay holds the shard, it waits as the warm successor: the hand-over takes milliseconds. Where
+one waits already it ends at once, in success. Past its time it goes on until a successor waits, so a daemon
+that is dead does not stop the relay.
+
+Use: the sensor `relay_supervisor` launches it; by hand while the sensor is off. To end it, terminate the run:
+what is in flight is published and settled first.
+
+When it fails: the run says in one line what to mend. The supervisor tries again by itself, ever more slowly.
+""",
+)
+
+relay_once = dg.define_asset_job(
+    "relay_once",
+    selection=[relay],
+    config=config(until_empty=True),
+    description="""Publishes what is committed when it starts, then ends.
+
+Use: without a relay that runs all the time; on a schedule of your own; after an outage, to see the backlog
+drain. While a relay holds the shard it says who, and ends in success: that relay publishes everything.
+
+When it fails: the run says in one line what to mend; run it again afterwards. Nothing is lost.
+""",
+)

@@ -1,0 +1,114 @@
+"""One relay in a thread of its own, and what it has done so far.
+
+Invariants:
+- Whoever leaves the `with` block, by whatever error or signal, leaves a relay that has ended: what it had
+  read is published and settled, and the shard is free.
+- Signals reach the main thread, the relay has another one: they end the waiting, not the publishing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from outbox_pipelines.settings import Settings
+
+if TYPE_CHECKING:
+    from outbox_pipelines.relay.shards import Settled
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a session has done since it took its shard."""
+
+    events: int
+    seconds: float
+    waited: float
+    """How long it waited for the shard, before."""
+    lag: float | None
+    """Age of the newest event when it was settled last, in seconds."""
+    greatest_lag: float | None
+
+
+class Session:
+    """A relay at work, from entering the block to leaving it."""
+
+    def __init__(
+        self, settings: Settings, *, shard: int, owner: str, until_empty: bool, hand_over_after: float | None
+    ) -> None:
+        self._settings = settings
+        self._shard = shard
+        self._owner = owner
+        self._until_empty = until_empty
+        self._hand_over_after = hand_over_after
+        self._stop = threading.Event()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="outbox-session")
+        self._error: BaseException | None = None
+        self._started = time.monotonic()
+        self._taken: float | None = None
+        self._finished: float | None = None
+        self._events = 0
+        self._lag: float | None = None
+        self._greatest_lag: float | None = None
+
+    def __enter__(self) -> Session:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for the relay to end by itself; False when it goes on after so many seconds."""
+        return self._ended.wait(seconds)
+
+    def progress(self) -> Progress | None:
+        """What has been done until now; None before the shard was taken."""
+        if self._taken is None:
+            return None
+        seconds = (self._finished or time.monotonic()) - self._taken
+        return Progress(self._events, seconds, self._taken - self._started, self._lag, self._greatest_lag)
+
+    def result(self) -> Progress | None:
+        """What was done in all, or the error that ended it; to be asked after the block."""
+        if self._error is not None:
+            raise self._error
+        return self.progress()
+
+    def _run(self) -> None:
+        try:
+            from outbox_pipelines.relay import service
+
+            service.relay(
+                self._settings,
+                shard=self._shard,
+                owner=self._owner,
+                stop=self._stop,
+                standby=service.Standby.REFUSE if self._until_empty else service.Standby.NEXT,
+                until_empty=self._until_empty,
+                hand_over_after=self._hand_over_after,
+                on_take=self._on_take,
+                on_progress=self._on_progress,
+            )
+        except BaseException as error:  # noqa: BLE001 - raised again by `result`
+            self._error = error
+        finally:
+            self._finished = time.monotonic()
+            self._ended.set()
+
+    def _on_take(self) -> None:
+        # Once: a relay that lost its shard and took it again is the same session.
+        self._taken = self._taken or time.monotonic()
+
+    def _on_progress(self, settled: Settled) -> None:
+        self._events += settled.events
+        if settled.lag is not None:
+            self._lag = settled.lag
+            self._greatest_lag = max(settled.lag, self._greatest_lag or 0.0)

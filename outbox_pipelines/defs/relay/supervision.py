@@ -1,0 +1,115 @@
+"""Decides whether a shard needs another session.
+
+Invariants:
+- Who serves a shard is read from the database (its lock, its heartbeat), never from a run's status: a run
+  that was killed together with its code server stays STARTED for ever.
+- A status counts for one thing: a run that changed it within the last minute may still be on its way.
+- To launch one too many does no harm (it finds its place taken, and ends); to launch none does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from outbox_pipelines.defs.relay.owner import is_run, is_session
+
+if TYPE_CHECKING:
+    from outbox_pipelines.relay.status import ShardStatus
+
+# From the launch of a run to its place at the shard: 3 to 8 s on two cores, more under load.
+START_SECONDS = 60.0
+# After so long without the shard, and with nobody waiting for it, a run is taken for dead.
+LOST_SECONDS = 60.0
+# Sessions that fail so soon, one after the other, will fail again: the next tries come ever more slowly.
+QUICK_SECONDS = 60.0
+FIRST_PAUSE = 10.0
+LONGEST_PAUSE = 300.0
+# More failures than this make no longer pause.
+RUNS_TO_LOOK_BACK = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is to be done for a shard, and why."""
+
+    launch: bool
+    reason: str
+    lost: list[dg.DagsterRun]
+    """Runs without a process: they would occupy their places in the queue's limit for ever."""
+
+
+def judge(
+    shard: ShardStatus,
+    unfinished: Sequence[dg.RunRecord],
+    finished: Sequence[dg.RunRecord],
+    *,
+    session_seconds: float,
+    now: float,
+) -> Verdict:
+    """Judges a shard by its state and its runs.
+
+    Args:
+        unfinished: the shard's runs that are queued, starting or started.
+        finished: those that ended last, the newest first.
+        session_seconds: when the holder is to be relieved.
+    """
+    others = [record for record in unfinished if not is_run(shard.owner, record.dagster_run.run_id)]
+    coming = [record.dagster_run for record in others if _is_coming(record, now)]
+    lost = [] if _may_have_a_place(shard) else [r.dagster_run for r in others if not _is_coming(r, now)]
+    wanted, reason = _want(shard, session_seconds)
+    if wanted and coming:
+        wanted, reason = False, f"{reason}; run {coming[0].run_id[:8]} is on its way"
+    elif wanted and (pause := _pause(finished, now)) > 0:
+        wanted, reason = False, f"{reason}; the last sessions failed at once, next try in {pause:.0f} s"
+    return Verdict(wanted, reason, lost)
+
+
+def _want(shard: ShardStatus, session_seconds: float) -> tuple[bool, str]:
+    """Whether the shard lacks a holder or a successor, and the state of it in words."""
+    name = f"shard {shard.shard}"
+    if shard.owner is None:
+        return True, f"nobody relays {name}"
+    if not is_session(shard.owner):
+        return False, f"{name} is relayed by {shard.owner}, which Dagster did not start and leaves alone"
+    held = shard.held_seconds or 0.0
+    state = f"{name} has been relayed by {shard.owner} for {held:.0f} s"
+    if shard.successor_waits:
+        return False, f"{state}, and a successor waits"
+    # Early enough for a process to start, however short the sessions are.
+    lead = min(START_SECONDS, session_seconds / 10)
+    return held >= session_seconds - lead, state
+
+
+def _is_coming(record: dg.RunRecord, now: float) -> bool:
+    # A queued run waits for the daemon, which is alive: it runs the supervisor.
+    return (
+        record.dagster_run.status is dg.DagsterRunStatus.QUEUED
+        or now - record.update_timestamp.timestamp() < START_SECONDS
+    )
+
+
+def _may_have_a_place(shard: ShardStatus) -> bool:
+    """Whether a run that does not hold the shard now may be the successor, or have held it just before."""
+    since = shard.heartbeat_seconds if shard.owner is None else shard.held_seconds
+    return shard.successor_waits or (since is not None and since < LOST_SECONDS)
+
+
+def _pause(finished: Sequence[dg.RunRecord], now: float) -> float:
+    """How many seconds to wait yet, so that what cannot succeed does not fill the storage with failures."""
+    failures = len(list(takewhile(_failed_quickly, finished)))
+    # Once is an accident (a worker was killed): only what fails again is made to wait.
+    if failures < 2:
+        return 0.0
+    ended = finished[0].end_time or finished[0].update_timestamp.timestamp()
+    return min(FIRST_PAUSE * 2.0 ** (failures - 2), LONGEST_PAUSE) - (now - ended)
+
+
+def _failed_quickly(record: dg.RunRecord) -> bool:
+    started, ended = record.start_time, record.end_time
+    quickly = started is None or ended is None or ended - started < QUICK_SECONDS
+    return record.dagster_run.status is dg.DagsterRunStatus.FAILURE and quickly

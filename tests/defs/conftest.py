@@ -1,0 +1,88 @@
+"""Runs and shards as the tests of the definitions need them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from outbox_pipelines.defs.relay.assets import relay
+from outbox_pipelines.defs.relay.jobs import relay_once, relay_session
+from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.relay.shards import Shard
+from tests.conftest import Outbox
+
+Hold = Callable[[str], Shard]
+RELAY = dg.AssetKey(["outbox", "relay"])
+
+
+@pytest.fixture(scope="session")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
+    """An instance on disk: one in memory cannot be shared by threads. Making it takes a second."""
+    home = str(tmp_path_factory.mktemp("dagster"))
+    with dg.DagsterInstance.local_temp(home, overrides={"telemetry": {"enabled": False}}) as found:
+        yield found
+
+
+@pytest.fixture
+def instance(storage: dg.DagsterInstance) -> dg.DagsterInstance:
+    """An instance without runs."""
+    storage.wipe()
+    return storage
+
+
+@pytest.fixture
+def resource(outbox: Outbox) -> OutboxResource:
+    return resource_of(outbox)
+
+
+def resource_of(outbox: Outbox, **overrides: Any) -> OutboxResource:
+    settings = outbox.settings
+    return OutboxResource(
+        **{"dsn": settings.dsn, "kafka": settings.kafka, "topic": settings.topic} | overrides
+    )
+
+
+@pytest.fixture
+def hold(outbox: Outbox) -> Iterator[Hold]:
+    """Holds the shard, or waits for it where it is held, under a name; until the test ends."""
+    patient = outbox.settings.model_copy(update={"lease_seconds": 300.0})
+    with ExitStack() as places:
+
+        def take(owner: str) -> Shard:
+            place = Shard(patient, 0, owner)
+            places.callback(place.release)
+            assert place.try_take() or place.try_wait()
+            return place
+
+        yield take
+
+
+def jobs(resource: OutboxResource) -> dg.Definitions:
+    return dg.Definitions(
+        assets=[relay],
+        jobs=[relay_session, relay_once],
+        resources={"outbox": resource},
+        executor=dg.in_process_executor,
+    )
+
+
+def run(
+    job: str, instance: dg.DagsterInstance, resource: OutboxResource
+) -> tuple[dg.ExecuteInProcessResult, dict[str, Any] | None]:
+    """A run to its end, and the metadata of what it materialized."""
+    result = jobs(resource).resolve_job_def(job).execute_in_process(instance=instance, raise_on_error=False)
+    materialized = result.asset_materializations_for_node("outbox__relay")
+    return result, metadata_of(materialized[0]) if materialized else None
+
+
+def metadata_of(event: dg.AssetMaterialization | dg.AssetObservation) -> dict[str, Any]:
+    return {name: value.value for name, value in event.metadata.items()}
+
+
+def observed(instance: dg.DagsterInstance, run_id: str) -> list[dg.AssetObservation]:
+    records = instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION)
+    return [record.dagster_event.asset_observation_data.asset_observation for record in records]

@@ -1,0 +1,102 @@
+"""What Dagster finds when it loads the package."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from outbox_pipelines.definitions import defs
+from outbox_pipelines.errors import SetupError
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dg.Definitions:
+    return defs()
+
+
+def test_everything_is_there(loaded: dg.Definitions) -> None:
+    """Guards against a module that the loader does not find, or a name that somebody's script relies on."""
+    assert {spec.key.to_user_string() for spec in loaded.resolve_all_asset_specs()} >= {
+        "outbox/events",
+        "outbox/relay",
+    }
+    assert {job.name for job in loaded.jobs or ()} >= {"relay_session", "relay_once"}
+    assert {sensor.name for sensor in loaded.sensors or ()} >= {"relay_supervisor"}
+    supervisor = loaded.resolve_sensor_def("relay_supervisor")
+    assert supervisor.default_status is dg.DefaultSensorStatus.RUNNING
+
+
+def test_everything_says_what_it_is_for(loaded: dg.Definitions) -> None:
+    """Guards against definitions that leave the operator alone: use and remedy belong where he looks."""
+    described = [*loaded.resolve_all_asset_specs(), *(loaded.jobs or ()), *(loaded.sensors or ())]
+    for definition in described:
+        name = getattr(definition, "name", None) or str(definition)
+        assert definition.description, name
+        assert "hen " in definition.description, name
+        assert len(definition.description) > 200, name
+    assert {spec.group_name for spec in loaded.resolve_all_asset_specs()} == {"outbox"}
+    assert all(spec.kinds for spec in loaded.resolve_all_asset_specs())
+
+
+def test_events_are_partitioned_by_utc_day(loaded: dg.Definitions) -> None:
+    """Guards against days in the server's own time zone, and against today missing from the table's days."""
+    [events] = [s for s in loaded.resolve_all_asset_specs() if s.key == dg.AssetKey(["outbox", "events"])]
+    days = events.partitions_def
+    assert isinstance(days, dg.TimeWindowPartitionsDefinition)
+    assert (days.timezone, days.end_offset) == ("UTC", 1)
+
+
+def test_jobs_run_in_one_process(loaded: dg.Definitions) -> None:
+    """Guards against Dagster's default executor, which spends twice the CPU on each run."""
+    for name in ("relay_session", "relay_once"):
+        assert loaded.resolve_job_def(name).executor_def.name == dg.in_process_executor.name
+
+
+def test_loading_imports_nothing_heavy() -> None:
+    """Guards against imports that every run, every tick and every `dg` command would pay for."""
+    heavy = ("pandas", "great_expectations", "duckdb", "pyarrow", "psycopg", "confluent_kafka")
+    script = (
+        "import sys; from outbox_pipelines.definitions import defs; defs(); "
+        f"print(*[name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_the_instance_template_is_what_dagster_reads(tmp_path: Path) -> None:
+    """Guards against a setting that this version of Dagster refuses, or reads without effect."""
+    with as_file(files("outbox_pipelines.defs") / "dagster.yaml") as template:
+        shutil.copy(template, tmp_path / "dagster.yaml")
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        queue = instance.get_concurrency_config().run_queue_config
+        assert queue is not None
+        assert queue.tag_concurrency_limits[0] == {
+            "key": "outbox/shard",
+            "value": {"applyLimitPerUniqueValue": True},
+            "limit": 2,
+        }
+        assert instance.run_coordinator.dequeue_interval_seconds == 1  # type: ignore[attr-defined]
+        assert instance.run_monitoring_enabled
+        assert not instance.telemetry_enabled
+        assert not instance.nux_enabled
+        assert instance.get_settings("sensors")["use_threads"]
+        assert instance.get_settings("retention")["sensor"]["purge_after_days"]["skipped"] == 1
+
+
+def test_resource_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an override that is ignored, and a wrong one that surfaces as pydantic's many lines."""
+    from outbox_pipelines.defs.resources import OutboxResource
+
+    monkeypatch.setenv("OUTBOX_DSN", "from-environment")
+    monkeypatch.setenv("OUTBOX_KAFKA", "from-environment")
+    settings = OutboxResource(dsn="given", db_schema="shop").settings()
+    assert (settings.dsn, settings.kafka, settings.db_schema) == ("given", "from-environment", "shop")
+    with pytest.raises(SetupError, match="OUTBOX_SESSION_SECONDS"):
+        OutboxResource(session_seconds=0).settings()

@@ -1,0 +1,237 @@
+"""Runs of the relay: what they publish, what they show, how they end."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from outbox_pipelines import definitions
+from outbox_pipelines.defs.relay import assets
+from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.relay import status
+from outbox_pipelines.relay.status import ShardStatus
+from tests.conftest import Message, Outbox, clean_environment, wait_until
+from tests.defs.conftest import RELAY, Hold, metadata_of, observed, resource_of, run
+
+NUMBERS = {
+    "events",
+    "duration_seconds",
+    "events_per_second",
+    "waited_seconds",
+    "lag_ms",
+    "greatest_lag_ms",
+}
+
+
+def shard(outbox: Outbox) -> ShardStatus:
+    return status.read(outbox.settings).shards[0]
+
+
+def by_key(messages: list[Message]) -> dict[str, list[str]]:
+    ids: dict[str, list[str]] = defaultdict(list)
+    for message in messages:
+        ids[message.key].append(message.headers["id"])
+    return ids
+
+
+def written(outbox: Outbox) -> dict[str, list[str]]:
+    ids: dict[str, list[str]] = defaultdict(list)
+    with outbox.connect() as connection:
+        for aggregate, id in connection.execute("SELECT aggregate_id, id::text FROM outbox ORDER BY seq"):
+            ids[aggregate].append(id)
+    return ids
+
+
+def test_once_publishes_what_is_committed(
+    outbox: Outbox, instance: dg.DagsterInstance, resource: OutboxResource
+) -> None:
+    """Guards against a run that ends before the backlog does, and metadata that Dagster cannot plot."""
+    outbox.fill(2_000)
+    result, numbers = run("relay_once", instance, resource)
+    assert result.success
+    assert by_key(outbox.messages()) == written(outbox)
+    assert numbers is not None
+    assert numbers.keys() == NUMBERS
+    assert all(type(value) in (int, float) for value in numbers.values())
+    assert numbers["events"] == 2_000
+    assert numbers["events_per_second"] == pytest.approx(2_000 / numbers["duration_seconds"], rel=0.01)
+    assert 0 < numbers["lag_ms"] <= numbers["greatest_lag_ms"]
+
+
+def test_once_without_events_is_a_materialization_of_none(
+    instance: dg.DagsterInstance, resource: OutboxResource
+) -> None:
+    """Guards against a division by nothing, and against a quiet day that looks like a failed one."""
+    result, numbers = run("relay_once", instance, resource)
+    assert result.success
+    assert numbers is not None
+    assert numbers["events"] == 0
+    assert "lag_ms" not in numbers
+
+
+def test_once_names_who_holds_the_shard(
+    outbox: Outbox, instance: dg.DagsterInstance, resource: OutboxResource, hold: Hold
+) -> None:
+    """Guards against a job that waits, or turns red, because the relay it stands in for is alive."""
+    hold("relay-7 on db-host")
+    outbox.fill(10)
+    result, numbers = run("relay_once", instance, resource)
+    assert result.success
+    assert numbers is None
+    [observation] = observed(instance, result.run_id)
+    assert "relay-7 on db-host" in str(observation.description)
+    assert "relay-7 on db-host" in metadata_of(observation)["held"]
+    assert outbox.messages() == []
+
+
+def test_session_ends_where_its_place_is_taken(
+    outbox: Outbox, instance: dg.DagsterInstance, resource: OutboxResource, hold: Hold
+) -> None:
+    """Guards against standbys that pile up behind a holder and its successor."""
+    hold("the holder")
+    hold("the successor")
+    result, numbers = run("relay_session", instance, resource)
+    assert result.success
+    assert numbers is None
+    assert "the holder" in str(observed(instance, result.run_id)[0].description)
+
+
+def test_sessions_hand_over(outbox: Outbox, instance: dg.DagsterInstance, hold: Hold) -> None:
+    """Guards against events lost, published twice or overtaken at the change, and against a session that ends
+    with nobody to follow it."""
+    outbox.fill(1_000)
+    with ThreadPoolExecutor(2) as threads:
+        sessions = []
+        for _ in range(2):
+            before = shard(outbox)
+            sessions.append(
+                threads.submit(run, "relay_session", instance, resource_of(outbox, session_seconds=1.0))
+            )
+            wait_until(lambda before=before: shard(outbox).owner not in (None, before.owner))  # type: ignore[misc]
+            outbox.fill(1_000)
+        hold("the last one")
+        ended = [session.result(timeout=30) for session in sessions]
+    (first, first_numbers), (second, second_numbers) = ended
+    assert first.success
+    assert second.success
+    assert by_key(outbox.messages()) == written(outbox)
+    assert first_numbers is not None
+    assert second_numbers is not None
+    assert first_numbers["events"] + second_numbers["events"] == 3_000
+    assert first_numbers["duration_seconds"] >= 1.0
+    with outbox.connect() as connection:
+        assert connection.execute("SELECT epoch FROM outbox_shards").fetchone() == (2,)
+
+
+def test_session_reports_while_it_runs(
+    outbox: Outbox, instance: dg.DagsterInstance, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a run that shows nothing for ten minutes, and reports that say nothing happened."""
+    monkeypatch.setattr(assets, "_FIRST_REPORTS", 0.05)
+    outbox.fill(500)
+    with ThreadPoolExecutor(1) as threads:
+        session = threads.submit(run, "relay_session", instance, resource_of(outbox, session_seconds=1.0))
+
+        def reports() -> list[dg.AssetObservation]:
+            found = instance.get_runs(limit=1)
+            return observed(instance, found[0].run_id) if found else []
+
+        wait_until(reports, what="a report")
+        hold("the successor")
+        result, _ = session.result(timeout=30)
+    found = observed(instance, result.run_id)
+    counts = [metadata_of(observation)["events"] for observation in found]
+    assert counts == sorted(set(counts))
+    assert counts[-1] == 500
+    assert metadata_of(found[0]).keys() == NUMBERS
+
+
+def test_what_a_person_must_mend_is_one_line(
+    outbox: Outbox, instance: dg.DagsterInstance, resource: OutboxResource
+) -> None:
+    """Guards against a stack trace where the operator needs a sentence."""
+    with outbox.connect() as connection:
+        connection.execute("DROP TABLE outbox CASCADE; DROP TABLE outbox_migrations")
+    result, _ = run("relay_once", instance, resource)
+    assert not result.success
+    [failed] = instance.all_logs(result.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+    shown = failed.dagster_event.step_failure_data.user_failure_data.description
+    assert "outbox migrate" in shown
+    assert "\n" not in shown
+
+
+def test_an_unexpected_error_fails_the_run(
+    outbox: Outbox, instance: dg.DagsterInstance, resource: OutboxResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a relay thread whose death nobody hears of."""
+    from outbox_pipelines.relay import service
+
+    def broken(*arguments: object, **options: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(service, "relay", broken)
+    result, numbers = run("relay_session", instance, resource)
+    assert not result.success
+    assert numbers is None
+
+
+@pytest.fixture
+def session_process(outbox: Outbox, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A session in a process of its own, which has the shard."""
+    with as_file(files("outbox_pipelines.defs") / "dagster.yaml") as template:
+        shutil.copy(template, tmp_path / "dagster.yaml")
+    execute = [sys.executable, "-m", "dagster", "job", "execute"]
+    with subprocess.Popen(
+        [*execute, "-m", definitions.__name__, "-j", "relay_session"],
+        env=clean_environment() | outbox.environment | {"DAGSTER_HOME": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            wait_until(lambda: shard(outbox).owner, seconds=40, what="session")
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("by", ["signal", "ui"])
+def test_terminated_session_ends_in_order(
+    outbox: Outbox, tmp_path: Path, session_process: subprocess.Popen[bytes], by: str
+) -> None:
+    """Guards against a termination that leaves published events unsettled (they would be published twice), a
+    thread that keeps the process alive, and a deployment that shows as a failed run."""
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance, ThreadPoolExecutor(1) as threads:
+
+        def write() -> None:
+            while session_process.poll() is None:
+                outbox.fill(100)
+
+        writer = threads.submit(write)
+        wait_until(lambda: shard(outbox).events_per_second, what="publishing")
+        [session] = instance.get_runs()
+        if by == "ui":
+            instance.report_run_canceling(session)
+        session_process.terminate()
+        session_process.wait(timeout=40)
+        writer.result(timeout=10)
+        [ended] = instance.get_runs()
+        record = instance.get_latest_materialization_event(RELAY)
+    assert ended.status is (dg.DagsterRunStatus.CANCELED if by == "ui" else dg.DagsterRunStatus.SUCCESS)
+    assert record is not None
+    assert record.asset_materialization is not None
+    assert shard(outbox).owner is None
+    published = len(outbox.messages())
+    assert published == metadata_of(record.asset_materialization)["events"]
+    assert outbox.outbox("relay", "--until-empty").returncode == 0
+    messages = outbox.messages()
+    assert len(messages) > published
+    assert by_key(messages) == written(outbox)

@@ -1,0 +1,249 @@
+"""Ticks of the supervisor, on a real instance and a real shard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import dagster as dg
+import pytest
+from dagster._core.remote_origin import (
+    RegisteredCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
+
+from outbox_pipelines import schema
+from outbox_pipelines.defs.relay import sensors
+from outbox_pipelines.defs.relay.jobs import SHARD
+from outbox_pipelines.defs.relay.owner import owner_of
+from outbox_pipelines.defs.relay.sensors import relay_supervisor
+from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.local import Stack
+from outbox_pipelines.settings import load_settings
+from tests.conftest import Outbox, fresh_database
+from tests.defs.conftest import Hold, jobs, resource_of
+
+QUEUED, STARTED = dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED
+Tick = Callable[[], dg.SensorResult]
+Later = Callable[[float], None]
+
+
+@pytest.fixture(scope="module")
+def migrated(stack: Stack) -> Iterator[Outbox]:
+    with fresh_database(stack.dsn) as dsn:
+        settings = load_settings(dsn=dsn, kafka=stack.kafka)
+        schema.migrate(settings)
+        yield Outbox(settings)
+
+
+@pytest.fixture
+def outbox(migrated: Outbox) -> Outbox:
+    """One database for all of them: they publish nothing, and a shard that was never held is soon made."""
+    with migrated.connect() as connection:
+        connection.execute("UPDATE outbox_shards SET owner = NULL, held_since = NULL, heartbeat = NULL")
+    return migrated
+
+
+@pytest.fixture
+def tick(outbox: Outbox, instance: dg.DagsterInstance) -> Tick:
+    """One tick; each sees the runs that are there by then, as the daemon's do."""
+    return lambda: evaluate(instance, resource_of(outbox, session_seconds=600))
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Later:
+    """Sets how far the supervisor's clock is ahead of the runs'."""
+
+    def move(seconds: float) -> None:
+        monkeypatch.setattr(sensors, "time", SimpleNamespace(time=lambda: time.time() + seconds))
+
+    return move
+
+
+def evaluate(instance: dg.DagsterInstance, resource: OutboxResource) -> dg.SensorResult:
+    context = dg.build_sensor_context(instance=instance, resources={"outbox": resource})
+    result = relay_supervisor(context)
+    assert isinstance(result, dg.SensorResult)
+    return result
+
+
+def launched(
+    instance: dg.DagsterInstance, result: dg.SensorResult, status: dg.DagsterRunStatus = STARTED
+) -> dg.DagsterRun:
+    """What the daemon makes of the one request of a tick."""
+    [request] = result.run_requests or []
+    job = jobs(OutboxResource()).resolve_job_def("relay_session")
+    repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("outbox"), "__repository__")
+    return instance.create_run_for_job(
+        job,
+        run_config=request.run_config,
+        tags=dict(job.tags) | dict(request.tags),
+        status=status,
+        remote_job_origin=RemoteJobOrigin(repository, job.name),
+    )
+
+
+def reason(result: dg.SensorResult) -> str:
+    """Why a tick asked for nothing."""
+    assert not result.run_requests
+    return str(result.skip_reason.skip_message if result.skip_reason else "")
+
+
+def age(outbox: Outbox, column: str, seconds: float) -> None:
+    """As if that had been so long ago."""
+    with outbox.connect() as connection:
+        connection.execute(
+            f"UPDATE outbox_shards SET {column} = clock_timestamp() - make_interval(secs => %s)", [seconds]
+        )
+
+
+def test_one_session_is_asked_for(tick: Tick, instance: dg.DagsterInstance) -> None:
+    """Guards against a request at every tick of the several seconds that a run needs to start."""
+    asked = tick()
+    [request] = asked.run_requests or []
+    assert request.tags[SHARD] == "0"
+    assert request.run_config == {"ops": {"outbox__relay": {"config": {"shard": 0}}}}
+    run = launched(instance, asked, QUEUED)
+    assert run.run_id[:8] in reason(tick())
+    launched(instance, asked, STARTED)
+    assert "on its way" in reason(tick())
+
+
+def test_queued_session_is_waited_for(tick: Tick, later: Later, instance: dg.DagsterInstance) -> None:
+    """Guards against a queue that grows by a run every five seconds while all places are taken."""
+    launched(instance, tick(), QUEUED)
+    later(3600)
+    assert "on its way" in reason(tick())
+
+
+def test_started_run_without_process_blocks_nothing(
+    tick: Tick, later: Later, instance: dg.DagsterInstance
+) -> None:
+    """Guards against a relay that stands still after a crash of everything: its run stays STARTED for ever,
+    and would occupy a place in the queue's limit as well."""
+    run = launched(instance, tick())
+    later(61)
+    assert tick().run_requests
+    ended = instance.get_run_by_id(run.run_id)
+    assert ended is not None
+    assert ended.status is dg.DagsterRunStatus.FAILURE
+
+
+def test_session_that_relays_is_left_alone(
+    outbox: Outbox, tick: Tick, later: Later, instance: dg.DagsterInstance, hold: Hold
+) -> None:
+    """Guards against a supervisor that ends or doubles a healthy session."""
+    run = launched(instance, tick())
+    owner = owner_of(run.run_id, "host:1")
+    hold(owner)
+    age(outbox, "held_since", 500)
+    later(500)
+    assert owner in reason(tick())
+    assert instance.get_run_by_id(run.run_id).status is STARTED  # type: ignore[union-attr]
+
+
+def test_session_past_its_time_gets_one_successor(
+    outbox: Outbox, tick: Tick, instance: dg.DagsterInstance, hold: Hold
+) -> None:
+    """Guards against sessions that never end, and against more than one successor."""
+    hold(owner_of("a-session", "host:1"))
+    age(outbox, "held_since", 539)
+    reason(tick())
+    age(outbox, "held_since", 541)
+    asked = tick()
+    launched(instance, asked, QUEUED)
+    assert "on its way" in reason(tick())
+    hold("the successor")
+    assert "a successor waits" in reason(tick())
+
+
+def test_lost_successor_is_replaced(
+    outbox: Outbox, tick: Tick, later: Later, instance: dg.DagsterInstance, hold: Hold
+) -> None:
+    """Guards against a dead successor that keeps the next one out."""
+    hold(owner_of("a-session", "host:1"))
+    age(outbox, "held_since", 541)
+    dead = launched(instance, tick())
+    later(61)
+    assert tick().run_requests
+    assert instance.get_run_by_id(dead.run_id).status is dg.DagsterRunStatus.FAILURE  # type: ignore[union-attr]
+
+
+def test_run_that_may_wait_is_not_ended(
+    outbox: Outbox, tick: Tick, later: Later, instance: dg.DagsterInstance, hold: Hold
+) -> None:
+    """Guards against a healthy successor, or a session that has just handed over, being marked as failed."""
+    run = launched(instance, tick())
+    holder = hold(owner_of("a-session", "host:1"))
+    later(3600)
+    reason(tick())
+    age(outbox, "held_since", 3600)
+    hold(owner_of(run.run_id, "host:2"))
+    reason(tick())
+    holder.release()
+    tick()
+    assert instance.get_run_by_id(run.run_id).status is STARTED  # type: ignore[union-attr]
+
+
+def test_standalone_relay_is_left_alone(outbox: Outbox, tick: Tick, hold: Hold) -> None:
+    """Guards against Dagster competing with the service that relays in production."""
+    hold("db-host:4711")
+    age(outbox, "held_since", 100_000)
+    assert "db-host:4711" in reason(tick())
+
+
+def test_sessions_that_fail_at_once_grow_rare(tick: Tick, later: Later, instance: dg.DagsterInstance) -> None:
+    """Guards against a failed run every few seconds for as long as a broker is away; one failure alone (a
+    killed worker) is replaced at the next tick."""
+    for pause in (0, 0, 10, 20, 40, 80, 160, 300, 300):
+        if pause:
+            later(pause - 3)
+            assert "next try in" in reason(tick())
+            later(pause + 1)
+        instance.report_run_failed(launched(instance, tick()))
+        later(0)
+
+
+def test_session_that_fails_late_is_replaced_at_once(
+    tick: Tick, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a pause after sessions that did their work before they were killed."""
+    from outbox_pipelines.defs.relay import supervision
+
+    monkeypatch.setattr(supervision, "QUICK_SECONDS", 0.0)
+    for _ in range(4):
+        run = launched(instance, tick(), dg.DagsterRunStatus.STARTING)
+        instance.report_dagster_event(
+            dg.DagsterEvent(dg.DagsterEventType.RUN_START.value, run.job_name), run_id=run.run_id
+        )
+        instance.report_run_failed(instance.get_run_by_id(run.run_id))  # type: ignore[arg-type]
+    assert tick().run_requests
+
+
+def test_runs_of_another_outbox_are_not_ours(
+    outbox: Outbox, later: Later, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against two outboxes in one Dagster that end each other's sessions."""
+    monkeypatch.setattr(sensors, "_location", lambda context: "another outbox")
+    resource = resource_of(outbox)
+    theirs = launched(instance, evaluate(instance, resource))
+    assert evaluate(instance, resource).run_requests
+    later(3600)
+    assert evaluate(instance, resource).run_requests
+    assert instance.get_run_by_id(theirs.run_id).status is STARTED  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "remedy"),
+    [({"dsn": "host=127.0.0.1 port=1"}, "OUTBOX_DSN"), ({"kafka": ""}, "OUTBOX_KAFKA")],
+)
+def test_tick_fails_where_nobody_watches(
+    outbox: Outbox, instance: dg.DagsterInstance, overrides: dict[str, str], remedy: str
+) -> None:
+    """Guards against a sensor that skips, as if all were well, while it cannot know."""
+    with pytest.raises(SetupError, match=remedy) as error:
+        evaluate(instance, resource_of(outbox, **overrides))
+    assert "\n" not in str(error.value)
