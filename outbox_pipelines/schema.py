@@ -25,18 +25,29 @@ from outbox_pipelines.settings import Settings
 _LOG = logging.getLogger(__name__)
 _OLDEST_SERVER: Final = 140000
 
-# One line for everything the migrations make, with names relative to the schema. Partitions are left out:
-# they are made from the table. The server's version decides which function draws ids (0001).
+# One line for everything the migrations make. The search_path is the schema, so that every name is printed
+# relative to it. Days are left out, since they are made from the table, but for guards that were switched
+# off. The server's version decides which function draws ids (0001), and how definitions are printed.
 _DESCRIBE: Final = """
-WITH here AS (SELECT quote_ident(%(schema)s::text)::regnamespace::oid AS schema),
+WITH here AS (
+    SELECT oid AS schema, quote_ident(nspname) AS name FROM pg_namespace WHERE nspname = %(schema)s
+),
 relations AS (
-    SELECT c.oid, c.relname, c.relkind FROM pg_class c, here
-    WHERE c.relnamespace = here.schema AND NOT c.relispartition AND c.relname LIKE 'outbox%%'
+    SELECT c.oid, c.relname, c.relkind, c.relpersistence, c.relrowsecurity FROM pg_class c, here
+    WHERE c.relnamespace = here.schema AND c.relname LIKE 'outbox%%'
+      AND NOT c.relispartition AND c.relname !~ '^outbox_[0-9]{8}$'
 ),
 lines AS (
+    SELECT format('server %%s', current_setting('server_version_num')::int / 10000) AS line
+    UNION ALL
+    SELECT format('table %%s%%s%%s%%s', r.relname, CASE r.relpersistence WHEN 'u' THEN ' (unlogged)' END,
+                  CASE WHEN r.relrowsecurity THEN ' (row security)' END,
+                  CASE WHEN EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class = r.oid) THEN ' (rules)' END)
+    FROM relations r WHERE r.relkind IN ('r', 'p')
+    UNION ALL
     SELECT format('column %%s.%%s %%s%%s%%s', r.relname, a.attname, format_type(a.atttypid, a.atttypmod),
                   CASE WHEN a.attnotnull THEN ' not null' END,
-                  ' default ' || pg_get_expr(d.adbin, d.adrelid)) AS line
+                  ' default ' || replace(pg_get_expr(d.adbin, d.adrelid), 'outbox_uuidv7()', 'uuidv7()'))
     FROM relations r
     JOIN pg_attribute a ON a.attrelid = r.oid AND a.attnum > 0 AND NOT a.attisdropped
     LEFT JOIN pg_attrdef d ON d.adrelid = r.oid AND d.adnum = a.attnum
@@ -45,25 +56,35 @@ lines AS (
     SELECT format('constraint %%s.%%s %%s', r.relname, o.conname, pg_get_constraintdef(o.oid, true))
     FROM relations r JOIN pg_constraint o ON o.conrelid = r.oid WHERE o.contype <> 'n'
     UNION ALL
-    SELECT format('index %%s %%s', r.relname, pg_get_indexdef(i.indexrelid, 0, true))
-    FROM relations r JOIN pg_index i ON i.indrelid = r.oid
+    SELECT format('index %%s %%s', x.relname, pg_get_indexdef(i.indexrelid, 0, true))
+    FROM relations r JOIN pg_index i ON i.indrelid = r.oid JOIN pg_class x ON x.oid = i.indexrelid
     UNION ALL
-    SELECT format('trigger %%s.%%s%%s %%s', r.relname, t.tgname,
-                  CASE t.tgenabled WHEN 'D' THEN ' (disabled)' END, pg_get_triggerdef(t.oid, true))
-    FROM relations r JOIN pg_trigger t ON t.tgrelid = r.oid AND NOT t.tgisinternal
+    SELECT format('trigger %%s.%%s%%s %%s', coalesce(r.relname, t.tgrelid::regclass::text), t.tgname,
+                  CASE t.tgenabled WHEN 'D' THEN ' (disabled)' WHEN 'R' THEN ' (replica only)' END,
+                  pg_get_triggerdef(t.oid, true))
+    FROM pg_trigger t
+    LEFT JOIN relations r ON r.oid = t.tgrelid
+    LEFT JOIN pg_inherits leaf ON leaf.inhrelid = t.tgrelid AND t.tgenabled IN ('D', 'R')
+    WHERE r.oid IS NOT NULL AND NOT t.tgisinternal OR leaf.inhparent IN (SELECT oid FROM relations)
     UNION ALL
-    SELECT format('sequence %%s %%s cache %%s', r.relname, s.seqtypid::regtype, s.seqcache)
+    SELECT format('sequence %%s %%s increment %%s cache %%s%%s', r.relname, s.seqtypid::regtype,
+                  s.seqincrement, s.seqcache, CASE WHEN s.seqcycle THEN ' cycle' END)
     FROM relations r JOIN pg_sequence s ON s.seqrelid = r.oid
     UNION ALL
     SELECT format('view %%s %%s', r.relname, md5(pg_get_viewdef(r.oid)))
     FROM relations r WHERE r.relkind = 'v'
     UNION ALL
-    SELECT format('function %%s(%%s) %%s', p.proname, pg_get_function_identity_arguments(p.oid),
-                  md5(replace(pg_get_functiondef(p.oid), quote_ident(%(schema)s::text), '')))
+    SELECT format('function %%s(%%s) %%s', p.proname, pg_get_function_arguments(p.oid), md5(concat_ws(
+               ' ', pg_get_function_result(p.oid), p.prolang, p.prokind, p.provolatile, p.proparallel,
+               p.proisstrict, p.prosecdef, p.prosrc,
+               -- psql leaves "$user", or further schemas behind ours, in the path that a function keeps.
+               (SELECT string_agg(CASE WHEN starts_with(regexp_replace(c, '"\\$user", *', '') || ',',
+                                                        'search_path=' || here.name || ',')
+                                       THEN 'search_path' ELSE c END, ' ' ORDER BY c)
+                FROM unnest(p.proconfig) c))))
     FROM pg_proc p, here WHERE p.pronamespace = here.schema AND p.proname LIKE 'outbox%%'
 )
-SELECT replace(replace(line, quote_ident(%(schema)s::text) || '.', ''), 'outbox_uuidv7()', 'uuidv7()')
-FROM lines ORDER BY 1
+SELECT line FROM lines ORDER BY 1
 """
 
 _APPLIED: Final = """
@@ -93,12 +114,12 @@ def migrate(settings: Settings) -> list[str]:
         missing = [file for file in _files() if file.stem not in applied]
         for file in missing:
             connection.execute(file.read_bytes())
-        connection.execute("SELECT outbox_ensure_partitions()")
         if drift := _differences(connection, settings.db_schema):
             raise SetupError(
                 f"the schema differs from what `outbox migrate` makes: {'; '.join(drift[:5])}"
                 f"{' and more' if drift[5:] else ''}; nothing was changed: undo the difference by hand"
             )
+        connection.execute("SELECT outbox_ensure_partitions()")
         connection.execute(_RECORD, {"lines": _describe(connection, settings.db_schema)})
     return [file.stem for file in missing]
 
@@ -127,7 +148,9 @@ def require_schema(settings: Settings) -> None:
             raise SetupError(f"{where} lacks {', '.join(missing)}: run `outbox migrate`")
         row = connection.execute(_RECORDED).fetchone()
         recorded = set(row[0] or ()) if row else set()
-        if lost := recorded - set(_describe(connection, settings.db_schema)):
+        # Another major version prints some definitions differently; the next `outbox migrate` records them.
+        same_server = f"server {connection.info.server_version // 10000}" in recorded
+        if same_server and (lost := recorded - set(_describe(connection, settings.db_schema))):
             raise SetupError(
                 f"the schema has drifted, gone or changed is: {min(lost)}; see `outbox migrate --check`"
             )
@@ -146,9 +169,9 @@ def ensure_partitions(connection: Connection) -> None:
 def _session(settings: Settings) -> Iterator[Connection]:
     """One transaction that holds the migration lock."""
     connection = connect(settings, name="outbox migrate")
-    if connection.info.server_version < _OLDEST_SERVER:
-        raise SetupError(f"PostgreSQL {connection.info.server_version // 10000} is too old: use 14 to 18")
     with connection:
+        if connection.info.server_version < _OLDEST_SERVER:
+            raise SetupError(f"PostgreSQL {connection.info.server_version // 10000} is too old: use 14 to 18")
         connection.autocommit = False
         connection.execute(_LOCK)
         try:
@@ -157,6 +180,11 @@ def _session(settings: Settings) -> Iterator[Connection]:
             raise SetupError(
                 f"{first_line(error)}: `outbox migrate` needs a role that owns the schema and may CREATE in "
                 "the database"
+            ) from None
+        except (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateFunction) as error:
+            raise SetupError(
+                f"{first_line(error)}, made by somebody else; nothing was changed: name another schema in "
+                "OUTBOX_SCHEMA"
             ) from None
 
 

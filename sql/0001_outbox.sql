@@ -40,7 +40,9 @@ CREATE TABLE outbox (
     version         int,
     created_at      timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (id, created_at),
-    CONSTRAINT outbox_names_not_empty CHECK (aggregate_type <> '' AND aggregate_id <> '' AND event_type <> ''),
+    CONSTRAINT outbox_names_not_empty CHECK (
+        aggregate_type <> '' AND aggregate_id <> '' AND event_type <> '' AND idempotency_key <> ''
+    ),
     CONSTRAINT outbox_headers_are_an_object CHECK (jsonb_typeof(headers) = 'object')
 ) PARTITION BY RANGE (created_at);
 

@@ -28,7 +28,8 @@ WHEN (NEW.created_at <> transaction_timestamp() OR NEW.tx <> pg_current_xact_id(
       OR NEW.seq <> currval('outbox_seq'))
 EXECUTE FUNCTION outbox_refuse_own_order();
 
--- Kafka takes messages up to about 1 MB. The stored size is compared first: it is free to ask.
+-- Kafka takes messages up to about 1 MB. The size in memory is compared first: it is free to ask. A value that
+-- was copied from a table may be compressed, and then its size says nothing.
 CREATE FUNCTION outbox_refuse_large_payload() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF octet_length(NEW.payload::text) > 1000000 THEN
@@ -41,16 +42,17 @@ BEGIN
 END $$;
 
 CREATE TRIGGER outbox_payload_limit BEFORE INSERT ON outbox FOR EACH ROW
-WHEN (pg_column_size(NEW.payload) > 100000)
+WHEN (pg_column_size(NEW.payload) > 100000 OR pg_column_compression(NEW.payload) IS NOT NULL)
 EXECUTE FUNCTION outbox_refuse_large_payload();
 
 -- A known key raises unique_violation, as a UNIQUE column would. outbox_emit has claimed the key for this
--- very event before it inserts.
+-- very event, in this transaction, before it inserts; a client that repeats id and key has not.
 CREATE FUNCTION outbox_claim_key() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     wanted uuid := outbox_key(NEW.idempotency_key);
 BEGIN
-    PERFORM FROM outbox_keys k WHERE k.key = wanted AND k.event_id = NEW.id;
+    PERFORM FROM outbox_keys k
+    WHERE k.key = wanted AND k.event_id = NEW.id AND k.created_at = NEW.created_at;
     IF NOT FOUND THEN
         INSERT INTO outbox_keys (key, event_id) VALUES (wanted, NEW.id);
     END IF;
@@ -86,6 +88,9 @@ BEGIN
         'GRANT INSERT (id, aggregate_type, aggregate_id, event_type, payload, headers, idempotency_key, '
         'correlation_id, causation_id, traceparent, version), SELECT (id, seq) ON outbox TO %s', writer);
     EXECUTE format('GRANT INSERT (key, event_id), SELECT ON outbox_keys TO %s', writer);
+    -- PUBLIC may call functions, but in hardened databases.
+    EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_uuidv7, outbox_key, outbox_owner_declared, outbox_emit TO %s',
+                   writer);
 END $$;
 
 INSERT INTO outbox_migrations (name) VALUES ('0003_guards');

@@ -10,13 +10,20 @@ DECLARE
     made int := 0;
 BEGIN
     -- Two callers at once: the second finds nothing left to do.
-    PERFORM pg_advisory_xact_lock(hashtextextended('outbox_ensure_partitions', current_schema()::regnamespace::oid::bigint));
+    PERFORM pg_advisory_xact_lock(hashtextextended('outbox_ensure_partitions', 'outbox'::regclass::oid::bigint));
     FOR missing IN
-        SELECT d::date FROM generate_series(today - 1, today + days_ahead, interval '1 day') d
-        WHERE NOT EXISTS (SELECT FROM outbox_days WHERE day = d::date)
+        SELECT today + n FROM generate_series(-1, days_ahead) n
+        WHERE NOT EXISTS (SELECT FROM outbox_days WHERE day = today + n)
+        ORDER BY n
     LOOP
         leaf := 'outbox_' || to_char(missing, 'YYYYMMDD');
         EXECUTE format('CREATE TABLE %I (LIKE outbox INCLUDING ALL)', leaf);
+        -- Whoever calls this, a superuser say: what is the table's owner's is their partition's too.
+        EXECUTE format('ALTER TABLE %I OWNER TO %s', leaf,
+                       (SELECT relowner::regrole FROM pg_class WHERE oid = 'outbox'::regclass));
+        -- Triggers for each row come with ATTACH, those for each statement do not.
+        EXECUTE format('CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON %I FOR EACH STATEMENT '
+                       'EXECUTE FUNCTION outbox_refuse_change()', leaf);
         EXECUTE format('ALTER TABLE outbox ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)',
                        leaf, missing || ' 00:00:00+00', missing + 1 || ' 00:00:00+00');
         INSERT INTO outbox_days (day) VALUES (missing);

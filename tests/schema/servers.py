@@ -1,0 +1,160 @@
+"""Two real servers, the wheel's PostgreSQL and the machine's own, and databases on them.
+
+Invariants:
+- Every test runs on both; where the machine has no PostgreSQL its half is skipped, under CI=true it fails.
+- A migrated database is a copy of one that was migrated once for each server.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from click.testing import CliRunner, Result
+from psycopg import sql
+
+from outbox_pipelines import schema
+from outbox_pipelines.cli import cli
+from outbox_pipelines.local import postgres
+from outbox_pipelines.settings import Settings, load_settings
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Database:
+    """One test's database."""
+
+    dsn: str
+    bin_dir: Path
+    schema: str = "public"
+
+    @property
+    def settings(self) -> Settings:
+        return load_settings(dsn=self.dsn, db_schema=self.schema)
+
+    def connect(self, *, user: str = "postgres", autocommit: bool = True) -> Connection:
+        """A connection as an application makes it; its search_path leads to the outbox."""
+        connection = psycopg.connect(self.dsn, user=user, autocommit=True)
+        connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(self.schema)))
+        connection.autocommit = autocommit
+        return connection
+
+    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """What a query answers, on a connection of its own."""
+        with self.connect() as connection:
+            cursor = connection.execute(query.encode(), values or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def value(self, query: str, *values: object) -> Any:
+        """The one value that a query answers."""
+        [(value,)] = self.rows(query, *values)
+        return value
+
+    def role(self) -> str:
+        """A new role that may log in and nothing else; it lives as long as the server."""
+        name = f"role_{uuid.uuid4().hex[:12]}"
+        self.rows(f"CREATE ROLE {name} LOGIN")
+        return name
+
+    def outbox(self, *arguments: str, **environment: str) -> Result:
+        """Runs the command `outbox`, in this process."""
+        ours = {"OUTBOX_DSN": self.dsn, "OUTBOX_SCHEMA": self.schema}
+        none: dict[str, str | None] = {name: None for name in os.environ if name.startswith("OUTBOX_")}
+        return CliRunner().invoke(cli, arguments, env={**none, **ours, **environment})
+
+    def catalog(self) -> list[tuple[Any, ...]]:
+        """Everything the catalog holds about the schema, with the identity of each entry."""
+        return self.rows(_CATALOG, self.schema)
+
+
+# An oid or a row's version changes with every write, so that equal catalogs mean: nothing was written.
+_CATALOG = """
+WITH space AS (SELECT oid FROM pg_namespace WHERE nspname = %s),
+relation AS (SELECT c.oid, c.xmin, c.relname FROM pg_class c, space WHERE c.relnamespace = space.oid)
+SELECT 'relation', relname::text, oid, xmin FROM relation
+UNION ALL SELECT 'column', attname, attrelid, a.xmin FROM pg_attribute a JOIN relation r ON r.oid = attrelid
+UNION ALL SELECT 'default', NULL, d.oid, d.xmin FROM pg_attrdef d JOIN relation r ON r.oid = adrelid
+UNION ALL SELECT 'constraint', conname, o.oid, o.xmin FROM pg_constraint o JOIN relation r ON r.oid = conrelid
+UNION ALL SELECT 'trigger', tgname, t.oid, t.xmin FROM pg_trigger t JOIN relation r ON r.oid = tgrelid
+UNION ALL SELECT 'function', proname, p.oid, p.xmin FROM pg_proc p, space WHERE pronamespace = space.oid
+ORDER BY 1, 3, 2"""
+
+
+@contextmanager
+def fresh(server: postgres.Postgres, template: str = "template1") -> Iterator[Database]:
+    """A database of its own, copied from another one."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    assert server.bin_dir is not None
+    with psycopg.connect(server.dsn, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
+        try:
+            yield Database(psycopg.conninfo.make_conninfo(server.dsn, dbname=name), server.bin_dir)
+        finally:
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def _bin_dir(which: str) -> Path:
+    if which == "wheel":
+        return postgres.find_programs()
+    found = sorted(postgres.SYSTEM.glob("*/bin/postgres"), key=lambda path: float(path.parts[-3]))
+    if not found:
+        message = f"this machine has no PostgreSQL of its own in {postgres.SYSTEM}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    return found[-1].parent
+
+
+@pytest.fixture(scope="session", params=["wheel", "machine"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[postgres.Postgres]:
+    with postgres.running(tmp_path_factory.mktemp("postgres"), bin_dir=_bin_dir(request.param)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def template(server: postgres.Postgres) -> Iterator[str]:
+    """The name of a migrated database, to be copied."""
+    with fresh(server) as made:
+        schema.migrate(made.settings)
+        yield psycopg.conninfo.conninfo_to_dict(made.dsn)["dbname"]  # type: ignore[misc]
+
+
+@pytest.fixture
+def empty(server: postgres.Postgres) -> Iterator[Database]:
+    """A database without an outbox."""
+    with fresh(server) as made:
+        yield made
+
+
+@pytest.fixture
+def database(server: postgres.Postgres, template: str) -> Iterator[Database]:
+    """A migrated database."""
+    with fresh(server, template) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def shared(server: postgres.Postgres, template: str) -> Iterator[Database]:
+    """A migrated database in which nothing is ever committed."""
+    with fresh(server, template) as made:
+        yield made
+
+
+@pytest.fixture
+def connection(shared: Database) -> Iterator[Connection]:
+    """A transaction that is rolled back."""
+    with shared.connect(autocommit=False) as connection:
+        # Without it the first `connection.transaction()` were no savepoint, and would commit.
+        connection.execute("SELECT 1")
+        yield connection
+        connection.rollback()

@@ -1,0 +1,184 @@
+"""What `outbox migrate --check` sees: each kind of difference, named; and what a relay does about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from outbox_pipelines import schema
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.local.postgres import Postgres
+from tests.schema.servers import Database, fresh
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A change by hand, and how the line begins that the check must print."""
+
+    change: str
+    line: str
+
+    @property
+    def object(self) -> str:
+        return self.line.split()[2].removesuffix("()")
+
+
+DRIFTS = {
+    "dropped column": Drift(
+        "ALTER TABLE outbox_days DROP COLUMN manifest_sha256",
+        "missing: column outbox_days.manifest_sha256 text",
+    ),
+    "added column": Drift("ALTER TABLE outbox ADD COLUMN mine int", "unknown: column outbox.mine integer"),
+    "changed type": Drift(
+        "ALTER TABLE outbox_keys ALTER COLUMN event_id TYPE text",
+        "missing: column outbox_keys.event_id uuid",
+    ),
+    "dropped NOT NULL": Drift(
+        "ALTER TABLE outbox ALTER COLUMN payload DROP NOT NULL",
+        "missing: column outbox.payload jsonb not null",
+    ),
+    "changed default": Drift(
+        "ALTER TABLE outbox ALTER COLUMN tx SET DEFAULT '0'",
+        "missing: column outbox.tx xid8 not null default pg_current_xact_id()",
+    ),
+    "cached sequence": Drift(
+        "ALTER SEQUENCE outbox_seq CACHE 10", "missing: sequence outbox_seq bigint increment 1 cache 1"
+    ),
+    "missing constraint": Drift(
+        "ALTER TABLE outbox DROP CONSTRAINT outbox_names_not_empty",
+        "missing: constraint outbox.outbox_names_not_empty",
+    ),
+    "missing index": Drift("DROP INDEX outbox_tx", "missing: index outbox_tx "),
+    "extra index": Drift("CREATE INDEX outbox_mine ON outbox (event_type)", "unknown: index outbox_mine "),
+    "dropped trigger": Drift(
+        "DROP TRIGGER outbox_append_only ON outbox", "missing: trigger outbox.outbox_append_only"
+    ),
+    "disabled trigger": Drift(
+        "ALTER TABLE outbox DISABLE TRIGGER outbox_own_order",
+        "missing: trigger outbox.outbox_own_order CREATE",
+    ),
+    "trigger for replicas only": Drift(
+        "ALTER TABLE outbox ENABLE REPLICA TRIGGER outbox_payload_limit",
+        "missing: trigger outbox.outbox_payload_limit CREATE",
+    ),
+    "replaced function body": Drift(
+        "CREATE OR REPLACE FUNCTION outbox_refuse_change() RETURNS trigger LANGUAGE plpgsql "
+        "SET search_path FROM CURRENT AS $$ BEGIN RETURN coalesce(NEW, OLD); END $$",
+        "missing: function outbox_refuse_change()",
+    ),
+    "function without a search_path": Drift(
+        "ALTER FUNCTION outbox_claim_key() RESET search_path", "missing: function outbox_claim_key()"
+    ),
+    "function with another search_path": Drift(
+        "ALTER FUNCTION outbox_refuse_own_order() SET search_path = elsewhere, public",
+        "missing: function outbox_refuse_own_order()",
+    ),
+    "dropped function": Drift(
+        "DROP FUNCTION outbox_ensure_partitions", "missing: function outbox_ensure_partitions("
+    ),
+    "changed view": Drift(
+        "DO $$ BEGIN EXECUTE 'CREATE OR REPLACE VIEW outbox_events AS SELECT * FROM ('"
+        " || rtrim(pg_get_viewdef('outbox_events'::regclass), ';') || ') e LIMIT 10'; END $$",
+        "missing: view outbox_events ",
+    ),
+    "row security": Drift(
+        "ALTER TABLE outbox_parked ENABLE ROW LEVEL SECURITY", "missing: table outbox_parked"
+    ),
+    "rewrite rule": Drift(
+        "CREATE RULE gone AS ON INSERT TO outbox DO INSTEAD NOTHING", "unknown: table outbox (rules)"
+    ),
+    "table lost in a crash": Drift(
+        "ALTER TABLE outbox_shards SET UNLOGGED", "unknown: table outbox_shards (unlogged)"
+    ),
+}
+
+
+def apply(database: Database, drift: Drift) -> None:
+    database.rows(drift.change)
+
+
+@pytest.fixture(scope="module")
+def differences(server: Postgres, template: str) -> Iterator[list[str]]:
+    """What is found after all these changes: each is on another object, so that none hides another."""
+    with fresh(server, template) as database:
+        for drift in DRIFTS.values():
+            apply(database, drift)
+        yield schema.drift(database.settings)
+
+
+@pytest.mark.parametrize("drift", DRIFTS.values(), ids=list(DRIFTS))
+def test_every_kind_of_difference_is_found(differences: list[str], drift: Drift) -> None:
+    """A change by hand that takes a guarantee away without anyone seeing it."""
+    assert any(line.startswith(drift.line) for line in differences)
+
+
+@pytest.mark.parametrize(
+    "kind", ["missing index", "disabled trigger", "replaced function body", "changed view"]
+)
+def test_a_relay_refuses_what_has_changed(database: Database, kind: str) -> None:
+    """A relay that starts on a schema which no longer keeps its promises."""
+    apply(database, DRIFTS[kind])
+    with pytest.raises(SetupError, match="see `outbox migrate --check`") as refused:
+        schema.require_schema(database.settings)
+    assert DRIFTS[kind].object in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_relay_tolerates_an_index_of_somebody(database: Database) -> None:
+    """A relay that is down because a person added an index for a query of theirs."""
+    apply(database, DRIFTS["extra index"])
+    schema.require_schema(database.settings)
+
+
+@pytest.mark.parametrize("kind", ["missing index", "extra index", "dropped function"])
+def test_migrate_refuses_a_changed_schema(database: Database, kind: str) -> None:
+    """A migrate that builds on something unknown, or an operator who is not told what is wrong."""
+    apply(database, DRIFTS[kind])
+    before = database.catalog()
+
+    checked = database.outbox("migrate", "--check")
+    assert checked.exit_code == 1
+    assert checked.output.startswith(DRIFTS[kind].line)
+
+    migrated = database.outbox("migrate")
+    assert migrated.exit_code == 2
+    assert DRIFTS[kind].line in migrated.output
+    assert "nothing was changed" in migrated.output
+    assert migrated.output.count("\n") == 1
+    assert database.catalog() == before
+
+
+def test_a_disabled_trigger_on_one_day_is_found(database: Database) -> None:
+    """One partition that can be updated in silence, while the table itself looks guarded."""
+    [(leaf,)] = database.rows("SELECT 'outbox_' || to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')")
+    database.rows(f"ALTER TABLE {leaf} DISABLE TRIGGER outbox_append_only")
+    [line] = schema.drift(database.settings)
+    assert line.startswith(f"unknown: trigger {leaf}.outbox_append_only (disabled)")
+
+
+def test_a_relay_names_the_file_that_was_not_applied(database: Database) -> None:
+    """A relay of a newer version on an older schema, failing later and somewhere else."""
+    database.rows("DELETE FROM outbox_migrations WHERE name = '0006_events_view'")
+    with pytest.raises(SetupError, match="lacks 0006_events_view: run `outbox migrate`"):
+        schema.require_schema(database.settings)
+
+
+def test_a_detached_day_is_no_drift(database: Database) -> None:
+    """Retention that was interrupted between detach and drop would stop every later migrate."""
+    leaf = database.value(
+        "SELECT min(inhrelid::regclass::text) FROM pg_inherits WHERE inhparent = 'outbox'::regclass"
+    )
+    database.rows(f"ALTER TABLE outbox DETACH PARTITION {leaf}")
+    assert schema.drift(database.settings) == []
+
+
+def test_an_upgraded_server_is_no_drift(database: Database) -> None:
+    """A relay that refuses to start after pg_upgrade, because the new server prints a view differently."""
+    database.rows(
+        "UPDATE outbox_migrations SET description = "
+        "array_append(array_remove(description, 'server ' || %s), 'view outbox_events 0')",
+        database.value("SELECT current_setting('server_version_num')::int / 10000"),
+    )
+    schema.require_schema(database.settings)

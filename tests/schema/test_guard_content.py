@@ -1,0 +1,68 @@
+"""What an event may contain: names, headers, and a payload that Kafka takes."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from tests.schema.events import insert, one
+from tests.schema.servers import Connection
+
+LIMIT = 1_000_000
+
+
+@pytest.mark.parametrize("column", ["aggregate_type", "aggregate_id", "event_type", "idempotency_key"])
+def test_empty_names_are_refused(connection: Connection, column: str) -> None:
+    """Topics and keys without a name; with '' as idempotency key all events but one would be duplicates."""
+    with pytest.raises(psycopg.errors.CheckViolation, match="outbox_names_not_empty"):
+        insert(connection, **{column: ""})
+
+
+@pytest.mark.parametrize("headers", [["a"], "a", 1, None])
+def test_headers_are_an_object(connection: Connection, headers: object) -> None:
+    """Headers without names, on which the relay would stop."""
+    with pytest.raises(psycopg.errors.CheckViolation, match="outbox_headers_are_an_object"):
+        insert(connection, headers=Jsonb(headers))
+
+
+def test_no_headers_and_no_fields_are_fine(connection: Connection) -> None:
+    """A guard that refuses NULL or {}."""
+    insert(connection, headers=None)
+    insert(connection, headers=Jsonb({}))
+
+
+def test_a_payload_of_the_limit_passes(connection: Connection) -> None:
+    """A limit that counts PostgreSQL's own overhead."""
+    insert(connection, payload=Jsonb("x" * (LIMIT - 2)))
+    assert one(connection, "SELECT octet_length(payload::text) FROM outbox") == (LIMIT,)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        "x" * (LIMIT - 1),
+        "\x01" * (LIMIT // 6 + 1),  # \u0001, six bytes for one
+        "é" * (LIMIT // 2),
+        [0] * (LIMIT // 3 + 1),
+        [True] * (LIMIT // 6 + 1),
+    ],
+    ids=["letters", "control characters", "accents", "numbers", "booleans"],
+)
+def test_a_larger_payload_is_refused(connection: Connection, payload: object) -> None:
+    """An event that no broker takes, found out only by the relay, where it would hold its aggregate."""
+    with pytest.raises(psycopg.errors.ProgramLimitExceeded, match="more than 1000000") as refused:
+        insert(connection, payload=Jsonb(payload))
+    assert "send the reference" in (refused.value.diag.message_hint or "")
+
+
+def test_a_payload_from_a_compressed_column_is_refused(connection: Connection) -> None:
+    """A payload copied from a table comes compressed: its stored size says nothing."""
+    connection.execute("CREATE TEMP TABLE source (body jsonb)")
+    connection.execute("INSERT INTO source VALUES (to_jsonb(repeat('x', 3000000)))")
+    assert one(connection, "SELECT pg_column_size(body) < 100000 FROM source") == (True,)
+    with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+        connection.execute(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
+            "SELECT 'order', '1', 'e', body FROM source"
+        )

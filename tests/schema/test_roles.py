@@ -1,0 +1,94 @@
+"""`outbox_grant_writer` gives an application what it needs, and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from tests.schema.events import insert, one
+from tests.schema.servers import Connection, Database
+
+REFUSED = psycopg.errors.InsufficientPrivilege
+
+
+@pytest.fixture
+def writer(shared: Database) -> Iterator[Connection]:
+    """A transaction in which the role of an application acts that was granted nothing else."""
+    role = shared.role()
+    with shared.connect(autocommit=False) as connection:
+        insert(connection)
+        connection.execute("SELECT outbox_grant_writer(%s)", [role])
+        connection.execute(f"SET LOCAL ROLE {role}".encode())
+        yield connection
+        connection.rollback()
+
+
+def test_a_writer_inserts(writer: Connection) -> None:
+    """A plain INSERT that fails for want of a right on the sequence, the id or the keys."""
+    insert(writer)
+    written = insert(writer, idempotency_key="k", headers="{}", version=1)
+    insert(writer, id="00000000-0000-7000-8000-000000000001")
+    with pytest.raises(psycopg.errors.UniqueViolation), writer.transaction():
+        insert(writer, idempotency_key="k")
+    assert one(writer, "SELECT count(*) FROM outbox WHERE id = %s", written.id) == (1,)
+
+
+def test_a_writer_emits(writer: Connection) -> None:
+    """The function needs other rights than the INSERT, with a key others again."""
+    one(writer, "SELECT outbox_emit('order', '1', 'e', '{}')")
+    call = "SELECT duplicate FROM outbox_emit('order', '1', 'e', '{}', idempotency_key => 'k')"
+    assert [one(writer, call), one(writer, call)] == [(False,), (True,)]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE outbox SET payload = '1'",
+        "DELETE FROM outbox",
+        "TRUNCATE outbox",
+        "INSERT INTO outbox (seq) VALUES (1)",
+        "INSERT INTO outbox (tx) VALUES ('1')",
+        "INSERT INTO outbox (created_at) VALUES (now())",
+        "SELECT payload FROM outbox",
+        "SELECT * FROM outbox_events",
+        "SELECT * FROM outbox_parked",
+        "SELECT nextval('outbox_seq'), setval('outbox_seq', 1)",
+        "UPDATE outbox_keys SET event_id = event_id",
+        "DELETE FROM outbox_keys",
+        "UPDATE outbox_shards SET done = done",
+        "SELECT outbox_ensure_partitions(100)",
+    ],
+)
+def test_a_writer_can_do_nothing_else(writer: Connection, statement: str) -> None:
+    """An application that reads other people's events, or disturbs order, positions and keys."""
+    with pytest.raises(REFUSED):
+        writer.execute(statement.encode())
+
+
+def test_a_writer_cannot_reach_a_day_directly(writer: Connection) -> None:
+    """Rights that the partitions have and the table has not."""
+    [day] = one(writer, "SELECT 'outbox_' || to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')")
+    with pytest.raises(REFUSED):
+        insert(writer, table=day)
+
+
+def test_functions_are_granted_where_public_has_none(shared: Database) -> None:
+    """A hardened database, in which PUBLIC may not call functions."""
+    role = shared.role()
+    with shared.connect(autocommit=False) as connection:
+        connection.execute("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA public FROM PUBLIC")
+        connection.execute("SELECT outbox_grant_writer(%s)", [role])
+        connection.execute(f"SET LOCAL ROLE {role}".encode())
+        insert(connection, idempotency_key="k1")
+        one(connection, "SELECT outbox_emit('order', '1', 'e', '{}', idempotency_key => 'k2')")
+        connection.rollback()
+
+
+def test_a_role_that_needs_quoting(connection: Connection) -> None:
+    """A grant that is built from an unquoted name."""
+    connection.execute('CREATE ROLE "App Writer"')
+    connection.execute("""SELECT outbox_grant_writer('"App Writer"')""")
+    connection.execute('SET LOCAL ROLE "App Writer"')
+    insert(connection)
