@@ -93,4 +93,15 @@ BEGIN
                    writer);
 END $$;
 
+-- Everything that `outbox relay` and `outbox status` need: SELECT outbox_grant_relay('relay'). As a role that
+-- does not own the table the relay makes no partitions: `outbox migrate` or the maintenance does.
+CREATE FUNCTION outbox_grant_relay(relay regrole) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    EXECUTE format('GRANT USAGE ON SCHEMA %I TO %s', current_schema(), relay);
+    EXECUTE format('GRANT SELECT ON outbox, outbox_shards, outbox_progress, outbox_parked, outbox_days, '
+                   'outbox_migrations, outbox_events TO %s', relay);
+    EXECUTE format('GRANT UPDATE ON outbox_shards TO %s', relay);
+    EXECUTE format('GRANT INSERT ON outbox_progress TO %s', relay);
+END $$;
+
 INSERT INTO outbox_migrations (name) VALUES ('0003_guards');

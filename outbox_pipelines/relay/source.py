@@ -13,7 +13,6 @@ from itertools import islice
 from typing import Any
 
 import psycopg
-from psycopg import sql
 
 from outbox_pipelines.event import Event, Piece
 from outbox_pipelines.relay import queries
@@ -92,35 +91,29 @@ class SnapshotSource:
         """A big tick: by windows of `seq` over the spans in which it has rows."""
         spans = self._connection.execute(queries.SPANS, tick | {"last_seq": last_seq}).fetchall()
         for first, end in _merge(spans):
-            tables = self._leaves_holding(first, end)
-            window = sql.SQL(queries.WINDOW).format(columns=sql.SQL(queries.COLUMNS), tables=tables)
             last_seq = max(last_seq, first - 1)
+            window = tick | self._days(first, end)
             while last_seq < end:
                 to = min(last_seq + self._piece_events, end)
-                events, complete = self._fetch(window, tick | {"last_seq": last_seq, "to": to})
+                events, complete = self._fetch(queries.WINDOW, window | {"last_seq": last_seq, "to": to})
                 last_seq = to if complete else events[-1].seq
                 if events:
                     yield Piece(events, self._done, target, ends_tick=False)
                 else:
-                    last_seq = self._before_next(tables, last_seq, end)
+                    last_seq = self._before_next(window, last_seq, end)
         yield Piece([], self._done, target, ends_tick=True)
 
-    def _leaves_holding(self, first: int, end: int) -> sql.Composed:
-        """A subquery over the partitions that have a seq in a span."""
-        leaves = [leaf for (leaf,) in self._connection.execute(queries.LEAVES)]
-        probes = sql.SQL(" UNION ALL ").join(
-            sql.SQL(queries.LEAF_HOLDS_SEQ).format(leaf=sql.Literal(leaf), table=sql.SQL(leaf))
-            for leaf in leaves
-        )
-        holding = self._connection.execute(probes, {"from": first, "to": end}).fetchall()
-        return sql.SQL(" UNION ALL ").join(
-            sql.SQL("SELECT * FROM {}").format(sql.SQL(leaf)) for (leaf,) in holding
-        )
+    def _days(self, first: int, end: int) -> dict[str, Any]:
+        """The first and the last day that have a seq in a span."""
+        row = self._connection.execute(queries.DAYS, {"from": first, "to": end}).fetchone()
+        assert row is not None
+        return {"start": row[0], "stop": row[1]}
 
-    def _before_next(self, tables: sql.Composed, last_seq: int, end: int) -> int:
+    def _before_next(self, window: dict[str, Any], last_seq: int, end: int) -> int:
         """The seq to go on from, where a window was empty."""
-        query = sql.SQL(queries.NEXT_SEQ).format(tables=tables)
-        row = self._connection.execute(query, {"last_seq": last_seq, "to": end}).fetchone()
+        row = self._connection.execute(
+            queries.NEXT_SEQ, window | {"last_seq": last_seq, "to": end}
+        ).fetchone()
         return end if row is None or row[0] is None else row[0] - 1
 
     def _fetch(self, query: Any, parameters: Mapping[str, Any]) -> tuple[list[Event], bool]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import uuid
 
+import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -183,6 +185,24 @@ def test_a_relay_keeps_days_ahead(outbox: Outbox) -> None:
     assert status.read(outbox.settings).days_ahead == 13
     _drain(outbox)
     assert status.read(outbox.settings).days_ahead == 14
+
+
+def test_a_role_of_its_own_is_enough(outbox: Outbox) -> None:
+    """Guards against a relay that must own the tables, or fails at its first big tick: days have own grants."""
+    role = f"relay_{uuid.uuid4().hex[:8]}"
+    with outbox.connect() as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN".encode())
+        try:
+            connection.execute("SELECT outbox_grant_relay(%s::regrole)", [role])
+            dsn = psycopg.conninfo.make_conninfo(outbox.settings.dsn, user=role)
+            modest = Outbox(outbox.settings.model_copy(update={"dsn": dsn}))
+            outbox.write(1)
+            assert _drain(modest) == 1
+            outbox.fill(12_000)
+            assert status.read(modest.settings).shards[0].backlog == 12_000
+            assert _drain(modest) == 12_000
+        finally:
+            connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
 def test_an_illegal_topic_stops_the_relay_and_names_the_event(outbox: Outbox) -> None:
