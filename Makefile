@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FLIGHTS ?=
+PORT ?=
 
 .PHONY: demo ui test soak lint bench clean
 .DELETE_ON_ERROR:
@@ -11,7 +12,7 @@ demo: $(VENV)/ready
 	@$(BIN)/python -m outbox_pipelines.demo $(if $(FLIGHTS),--flights $(FLIGHTS))
 
 ui: $(VENV)/ready
-	@$(BIN)/python -m outbox_pipelines.demo ui
+	@$(BIN)/python -m outbox_pipelines.demo ui $(if $(PORT),--port $(PORT))
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -m "not soak"

@@ -81,7 +81,7 @@ class Publisher:
         try:
             self._producer = Producer(
                 _DEFAULTS
-                | _read_config(settings.kafka_config)
+                | read_config(settings.kafka_config)
                 | _FIXED
                 | {"bootstrap.servers": self._brokers, "error_cb": self._on_error},
                 logger=_LOG,
@@ -284,7 +284,7 @@ class _Delivery:
         return same.popleft() if len(same) > 1 else same[0]
 
 
-def _read_config(path: Path | None) -> dict[str, Any]:
+def read_config(path: Path | None) -> dict[str, Any]:
     """The lines ``name=value`` of the user's librdkafka settings; blank lines and # are passed over."""
     if path is None:
         return {}

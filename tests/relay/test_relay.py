@@ -188,7 +188,7 @@ def test_a_relay_keeps_days_ahead(outbox: Outbox) -> None:
 
 
 def test_a_role_of_its_own_is_enough(outbox: Outbox) -> None:
-    """Guards against a relay that must own the tables, or fails at its first big tick: days have own grants."""
+    """Guards against a relay that must own the tables, or lacks a grant at its first big tick."""
     role = f"relay_{uuid.uuid4().hex[:8]}"
     with outbox.connect() as connection:
         connection.execute(f"CREATE ROLE {role} LOGIN".encode())

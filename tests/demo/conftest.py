@@ -1,0 +1,28 @@
+"""An airline to test with: its tables beside a fresh outbox, and topics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from outbox_pipelines.database import connect
+from outbox_pipelines.demo.airline import TABLES
+from outbox_pipelines.local import Stack
+from outbox_pipelines.settings import Settings
+from tests.conftest import Outbox, fresh_database
+
+
+@pytest.fixture
+def airline(outbox: Outbox) -> Settings:
+    """The settings of an outbox with the airline's tables, all empty."""
+    with connect(outbox.settings, name="test") as connection:
+        connection.execute(TABLES)
+    return outbox.settings
+
+
+@pytest.fixture
+def database(stack: Stack) -> Iterator[dict[str, str]]:
+    """The environment of a demo that shares its database with nobody."""
+    with fresh_database(stack.dsn) as dsn:
+        yield {"OUTBOX_DSN": dsn, "OUTBOX_KAFKA": stack.kafka}

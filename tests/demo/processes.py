@@ -1,0 +1,68 @@
+"""The demo as a process, and everything that comes of it.
+
+Invariants:
+- It is started with a TMPDIR of its own, which all its descendants inherit: they can be told by it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.conftest import clean_environment
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A running demo."""
+
+    process: subprocess.Popen[bytes]
+    directory: Path
+
+    @property
+    def output(self) -> str:
+        """What it printed until now."""
+        return _output(self.directory).read_text()
+
+    def told(self, text: str) -> bool:
+        """Whether it printed this; fails when it ended before."""
+        if text in self.output:
+            return True
+        assert self.process.poll() is None, self.output
+        return False
+
+    def descendants(self) -> list[str]:
+        """The command lines of the living processes that it started, and its own."""
+        found = []
+        for environment in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                if os.fsencode(f"TMPDIR={self.directory}\0") in environment.read_bytes() + b"\0":
+                    found.append((environment.parent / "cmdline").read_bytes().decode().replace("\0", " "))
+        return found
+
+
+@contextmanager
+def demo(directory: Path, environment: dict[str, str], *arguments: str) -> Iterator[Demo]:
+    """Runs it for the length of the block."""
+    with _output(directory).open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "outbox_pipelines.demo", *arguments],
+            env=clean_environment() | environment | {"TMPDIR": str(directory)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield Demo(process, directory)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _output(directory: Path) -> Path:
+    # Beside it, so that what is left in the directory is left by the demo.
+    return directory.with_suffix(".output")
