@@ -88,10 +88,10 @@ def emit(
     run = _runner(target)
     values: dict[str, object] = {
         "aggregate_type": _name("aggregate_type", aggregate_type),
-        "aggregate_id": _name("aggregate_id", str(aggregate_id)),
+        "aggregate_id": _name("aggregate_id", aggregate_id),
         "event_type": _name("event_type", event_type),
         "payload": _json("payload", payload),
-        "headers": None if headers is None else _json("headers", dict(headers)),
+        "headers": None if headers is None else _json("headers", _mapping(headers)),
         "correlation_id": correlation_id,
         "causation_id": causation_id,
         "traceparent": traceparent,
@@ -100,7 +100,9 @@ def emit(
     if idempotency_key is None:
         drawn, seq = run(_INSERT, values)
         return Emitted(_uuid(drawn), seq, duplicate=False)
-    drawn, seq, duplicate = run(_EMIT, values | {"idempotency_key": idempotency_key})
+    drawn, seq, duplicate = run(
+        _EMIT, values | {"idempotency_key": _name("idempotency_key", idempotency_key)}
+    )
     return Emitted(_uuid(drawn), seq, duplicate)
 
 
@@ -169,6 +171,10 @@ def _runner(target: Any) -> _Run:
 def _on_psycopg(connection: psycopg.Connection[Any]) -> _Run:
     import psycopg
 
+    if connection.autocommit and connection.info.pipeline_status:
+        # Whether a transaction is open is known when what was sent before is answered.
+        with connection.pipeline() as pipeline:
+            pipeline.sync()
     if connection.autocommit and connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
         raise AutocommitError(_AUTOCOMMIT.format("`with connection.transaction():`"))
 
@@ -186,6 +192,8 @@ def _on_psycopg(connection: psycopg.Connection[Any]) -> _Run:
 def _on_sqlalchemy(connection: sqlalchemy.Connection) -> _Run:
     import sqlalchemy
 
+    if connection.dialect.name != "postgresql":
+        raise OutboxError(f"this connection leads to {connection.dialect.name}: the outbox is in PostgreSQL")
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
         raise AutocommitError(_AUTOCOMMIT.format("an engine without isolation_level='AUTOCOMMIT'"))
 
@@ -201,10 +209,22 @@ _AUTOCOMMIT: Final = (
 )
 
 
-def _name(column: str, value: str) -> str:
-    if not value:
-        raise OutboxError(f"{column} is empty: every event needs one")
-    return value
+def _name(column: str, value: object) -> str:
+    if value is None:
+        raise OutboxError(
+            f"{column} is None: an id that the database draws is known after the INSERT (`session.flush()`)"
+        )
+    # Of an enumeration of strings the value: drivers would write its name.
+    text = str.__str__(value) if isinstance(value, str) else str(value)
+    if not text:
+        raise OutboxError(f"{column} is empty: give it a value")
+    return text
+
+
+def _mapping(headers: object) -> dict[str, object]:
+    if not isinstance(headers, Mapping):
+        raise OutboxError(f"headers are a {type(headers).__name__}: give a mapping from names to values")
+    return dict(headers)
 
 
 def _json(column: str, value: object) -> str:

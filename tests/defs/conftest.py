@@ -22,8 +22,15 @@ RELAY = dg.AssetKey(["outbox", "relay"])
 @pytest.fixture(scope="session")
 def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
     """An instance on disk: one in memory cannot be shared by threads. Making it takes a second."""
-    home = str(tmp_path_factory.mktemp("dagster"))
-    with dg.DagsterInstance.local_temp(home, overrides={"telemetry": {"enabled": False}}) as found:
+    overrides = {
+        "telemetry": {"enabled": False},
+        # Capturing redirects the whole process's output, which runs in two threads would undo for each other.
+        "compute_logs": {
+            "module": "dagster._core.storage.noop_compute_log_manager",
+            "class": "NoOpComputeLogManager",
+        },
+    }
+    with dg.DagsterInstance.local_temp(str(tmp_path_factory.mktemp("dagster")), overrides=overrides) as found:
         yield found
 
 

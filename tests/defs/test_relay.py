@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -153,6 +155,32 @@ def test_session_reports_while_it_runs(
     assert counts == sorted(set(counts))
     assert counts[-1] == 500
     assert metadata_of(found[0]).keys() == NUMBERS
+
+
+def test_session_outlives_a_report_that_fails(
+    outbox: Outbox, instance: dg.DagsterInstance, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a relay that stops because Dagster's storage was locked, or away for a moment."""
+    monkeypatch.setattr(assets, "_FIRST_REPORTS", 0.05)
+    failed = threading.Event()
+    store = dg.DagsterInstance.handle_new_event
+
+    def flaky(self: dg.DagsterInstance, event: dg.EventLogEntry, **options: Any) -> None:
+        if event.dagster_event_type is dg.DagsterEventType.ASSET_OBSERVATION:
+            failed.set()
+            raise OSError("the storage is away")
+        store(self, event, **options)
+
+    monkeypatch.setattr(dg.DagsterInstance, "handle_new_event", flaky)
+    outbox.fill(500)
+    with ThreadPoolExecutor(1) as threads:
+        session = threads.submit(run, "relay_session", instance, resource_of(outbox, session_seconds=1.0))
+        assert failed.wait(20)
+        hold("the successor")
+        result, numbers = session.result(timeout=30)
+    assert result.success
+    assert numbers is not None
+    assert numbers["events"] == 500
 
 
 def test_what_a_person_must_mend_is_one_line(

@@ -143,6 +143,13 @@ def database(server: postgres.Postgres, template: str) -> Iterator[Database]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def kept(server: postgres.Postgres, template: str) -> Iterator[Database]:
+    """A migrated database for a module of tests that commit; each looks at its own rows only."""
+    with fresh(server, template) as made:
+        yield made
+
+
 @pytest.fixture(scope="session")
 def shared(server: postgres.Postgres, template: str) -> Iterator[Database]:
     """A migrated database in which nothing is ever committed."""

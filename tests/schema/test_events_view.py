@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -45,9 +46,9 @@ def status(connection: Connection, event: UUID) -> tuple[Any, ...]:
 
 
 @pytest.fixture
-def session(database: Database) -> Any:
+def session(kept: Database) -> Iterator[Connection]:
     """Each statement a transaction of its own, as positions count transactions."""
-    with database.connect() as connection:
+    with kept.connect() as connection:
         yield connection
 
 
@@ -72,10 +73,10 @@ def test_status_follows_the_position(session: Connection) -> None:
     assert status(session, third.id) == ("PROCESSED", None, 0, None)
 
 
-def test_an_open_transaction_is_not_covered(session: Connection, database: Database) -> None:
+def test_an_open_transaction_is_not_covered(session: Connection, kept: Database) -> None:
     """An event that committed behind the position, shown as processed: the last place to notice a loss."""
     relay = Relay(session)
-    with database.connect(autocommit=False) as late:
+    with kept.connect(autocommit=False) as late:
         written = insert(late)
         insert(session)
         relay.settle()
@@ -97,7 +98,7 @@ def test_parked_events_are_not_processed(session: Connection, state: str, shown:
     assert status(session, parked.id) == (shown, None, 3, "too large")
     assert status(session, published.id) == ("PROCESSED", then, 0, None)
     # Published after all, a parked event is a published one.
-    session.execute("DELETE FROM outbox_parked")
+    session.execute("DELETE FROM outbox_parked WHERE id = %s", [parked.id])
     assert status(session, parked.id)[0] == "PROCESSED"
 
 

@@ -2,6 +2,7 @@
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import dagster as dg
@@ -103,13 +104,15 @@ def _report(context: dg.AssetExecutionContext, session: Session) -> None:
             continue
         pause = _FIRST_REPORTS if now.seconds < _LATER_REPORTS else _LATER_REPORTS
         metadata = _metadata(now, since=before)
-        context.log_event(
-            dg.AssetObservation(
-                context.asset_key,
-                description=f"{now.events:,} events so far, {metadata['events_per_second']:,.0f} a second",
-                metadata=metadata,
+        # Dagster's storage may be away for a moment, or locked: no reason to end a relay.
+        with suppress(Exception):
+            context.log_event(
+                dg.AssetObservation(
+                    context.asset_key,
+                    description=f"{now.events:,} events, {metadata['events_per_second']:,.0f} a second",
+                    metadata=metadata,
+                )
             )
-        )
         before = now
 
 

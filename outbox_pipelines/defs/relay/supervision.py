@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from math import ceil
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -65,7 +66,7 @@ def judge(
     if wanted and coming:
         wanted, reason = False, f"{reason}; run {coming[0].run_id[:8]} is on its way"
     elif wanted and (pause := _pause(finished, now)) > 0:
-        wanted, reason = False, f"{reason}; the last sessions failed at once, next try in {pause:.0f} s"
+        wanted, reason = False, f"{reason}; the last sessions failed at once, next try in {ceil(pause)} s"
     return Verdict(wanted, reason, lost)
 
 

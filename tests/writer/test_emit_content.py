@@ -1,0 +1,111 @@
+"""What is given to `emit` is what stands in the row."""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox_pipelines.writer import emit
+from tests.schema.events import one
+from tests.schema.servers import Connection
+
+COLUMNS = "aggregate_type, aggregate_id, event_type, payload, headers"
+METADATA = "idempotency_key, correlation_id, causation_id, traceparent, version"
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_every_argument_has_its_column(connection: Connection, key: str | None) -> None:
+    """Two texts that change places, in one of the two statements."""
+    emit(
+        connection,
+        *("type", "id", "event", {"a": [1, None, True, 1.5, "x"]}),
+        headers={"tenant": "t", "n": 1},
+        idempotency_key=key,
+        correlation_id="correlation",
+        causation_id="causation",
+        traceparent="trace",
+        version=7,
+    )
+    assert one(connection, f"SELECT {COLUMNS} FROM outbox") == (
+        *("type", "id", "event", {"a": [1, None, True, 1.5, "x"]}),
+        {"tenant": "t", "n": 1},
+    )
+    assert one(connection, f"SELECT {METADATA} FROM outbox") == (key, "correlation", "causation", "trace", 7)
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_what_is_not_given_is_null(connection: Connection, key: str | None) -> None:
+    """'None' or 'null' as text, or as JSON, in the columns that were left out."""
+    emit(connection, "order", 1, "e", {}, idempotency_key=key)
+    assert one(connection, f"SELECT headers, {METADATA} FROM outbox") == (None, key, None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    "payload", [{}, [], [1, 2], "text", 0, 1.5, True, None, {"a": {"b": [{}]}}], ids=repr
+)
+def test_any_json_is_a_payload(connection: Connection, payload: object) -> None:
+    """A body that is not an object, taken for none."""
+    emit(connection, "order", 1, "e", payload)
+    assert one(connection, "SELECT payload, payload IS NULL FROM outbox") == (payload, False)
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [(42, "42"), (0, "0"), (2**70, str(2**70)), (uuid.UUID(int=7), str(uuid.UUID(int=7))), ("0042", "0042")],
+)
+def test_ids_of_any_kind(connection: Connection, given: object, stored: str) -> None:
+    """0 taken for no id; numbers whose text depends on the driver."""
+    emit(connection, "order", given, "e", {})
+    assert one(connection, "SELECT aggregate_id FROM outbox") == (stored,)
+
+
+@pytest.mark.parametrize(
+    "text", ["Grüße, 世界 🎈", "%s %(x)s :name $1", "a'b\"c\\d", "\n\t", "{}", "x" * 5000]
+)
+@pytest.mark.parametrize("key", [True, False])
+def test_any_text_anywhere(connection: Connection, text: str, key: bool) -> None:
+    """Placeholders found inside of values; letters of another encoding."""
+    emit(
+        connection,
+        *(text, text, text, {text: text}),
+        headers={text: text},
+        idempotency_key=text if key else None,
+        correlation_id=text,
+    )
+    row: tuple[Any, ...] = one(connection, f"SELECT {COLUMNS}, correlation_id FROM outbox")
+    assert row == (text, text, text, {text: text}, {text: text}, text)
+
+
+class Kind(str, enum.Enum):  # noqa: UP042
+    ORDER = "order"
+    PLACED = "order.placed"
+
+
+@pytest.mark.parametrize("key", [None, Kind.PLACED])
+def test_enumerations_of_strings_are_their_values(connection: Connection, key: str | None) -> None:
+    """psycopg writes the *name* of a member: the topic and the event type would be PLACED."""
+    emit(connection, Kind.ORDER, Kind.ORDER, Kind.PLACED, {}, idempotency_key=key)
+    assert one(
+        connection, "SELECT aggregate_type, aggregate_id, event_type, idempotency_key FROM outbox"
+    ) == (
+        *("order", "order", "order.placed"),
+        key and "order.placed",
+    )
+
+
+def test_order_of_calls_is_order_of_seq(connection: Connection) -> None:
+    """Events of one transaction that are drawn out of order."""
+    seqs = [emit(connection, "order", 1, "e", {}, idempotency_key=k).seq or 0 for k in ("b", None, "a", None)]
+    assert seqs == sorted(seqs)
+    assert len(set(seqs)) == 4
+
+
+def test_the_databases_own_refusals_come_through(connection: Connection) -> None:
+    """A payload that is too large, with the database's hint lost on the way."""
+    with pytest.raises(psycopg.errors.ProgramLimitExceeded) as refused:
+        emit(connection, "order", 1, "e", "x" * 1_000_000)
+    assert "send the reference" in (refused.value.diag.message_hint or "")

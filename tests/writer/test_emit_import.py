@@ -1,0 +1,46 @@
+"""What importing the writer costs an application."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+PROGRAM = """
+import json, sys
+before = set(sys.modules)
+import outbox_pipelines.writer
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+# Of the standard library, what is known to be slow to import.
+HEAVY = {"asyncio", "inspect", "dataclasses", "logging", "pathlib", "importlib.metadata", "typing_extensions"}
+
+
+def test_only_the_standard_library_is_imported() -> None:
+    """A writer that brings the relay's drivers, or pydantic, into every application."""
+    printed = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    ).stdout
+    names = set(json.loads(printed))
+    assert {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names} == {
+        "outbox_pipelines",
+        "outbox_pipelines.writer",
+    }
+    assert not names & HEAVY
+    # Some 30 modules in 10 ms; the count does not depend on how busy the machine is.
+    assert len(names) < 60
+
+
+def test_no_driver_is_needed_to_be_refused() -> None:
+    """An ImportError of SQLAlchemy in an application that has psycopg only, or the other way round."""
+    program = """
+import sys
+sys.modules.update({"psycopg": None, "sqlalchemy": None, "sqlalchemy.orm": None})
+from outbox_pipelines.writer import OutboxError, emit
+try:
+    emit(object(), "order", 1, "e", {})
+except OutboxError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("cannot write through builtins.object: give a psycopg connection")
