@@ -11,12 +11,13 @@ Invariants:
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
 import psycopg
 
-from outbox_pipelines.database import connect
+from outbox_pipelines.database import connect, first_line
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.position import Position, Snapshot
@@ -44,7 +45,6 @@ class Shard:
         self._lock = {"lock": f"{settings.db_schema}.outbox_shards", "shard": shard}
         self._waiting = {"lock": f"{settings.db_schema}.outbox_shards.next", "shard": shard}
         self._owner = owner
-        self._lease = settings.lease_seconds
         self._connection = connect(settings, name=f"outbox relay {shard}: {owner}")
         self._epoch = 0
         self._ctid = ""
@@ -53,6 +53,11 @@ class Shard:
         self._events = 0
         self._newest: int | None = None
         self._connection.execute("SET synchronous_commit = on")
+        # Silence costs the place, at the shard or behind it: a stopped process would else keep it for ever.
+        self._connection.execute(
+            "SELECT set_config('idle_session_timeout', %s, false)",
+            [f"{int(settings.lease_seconds * 1000)}ms"],
+        )
         self._check_database()
 
     def try_wait(self) -> bool:
@@ -69,10 +74,6 @@ class Shard:
             raise SetupError(f"shard {self._shard} does not exist: `outbox migrate` makes shard 0")
         self._epoch, self._ctid, done, target, last_seq = row
         self._position = Position(Snapshot.parse(done), Snapshot.parse(target) if target else None, last_seq)
-        # From here on silence costs the shard: a stopped process would else hold its lock for ever.
-        self._connection.execute(
-            "SELECT set_config('idle_session_timeout', %s, false)", [f"{int(self._lease * 1000)}ms"]
-        )
         return True
 
     @property
@@ -125,10 +126,12 @@ class Shard:
 
     def release(self) -> None:
         """Gives the shard back, if it is held."""
-        if self._epoch and not self._connection.closed:
-            self._connection.execute(queries.RELEASE, {"shard": self._shard, "epoch": self._epoch})
-            # The lock would go with the session too, but later: the successor waits for it.
-            self._ask(queries.UNLOCK, self._lock)
+        # Where the session has ended, lock and place are free already; else they would be in a moment, for
+        # which a successor waits.
+        if self._epoch:
+            with suppress(psycopg.OperationalError):
+                self._connection.execute(queries.RELEASE, {"shard": self._shard, "epoch": self._epoch})
+                self._connection.execute(queries.UNLOCK, self._lock)
         self._connection.close()
 
     def _move(self, query: Any, parameters: dict[str, Any]) -> tuple[Any, ...]:
@@ -137,7 +140,7 @@ class Shard:
             if row is None and (found := self._connection.execute(queries.FIND_AGAIN, parameters).fetchone()):
                 row = self._connection.execute(query, parameters | {"ctid": found[0]}).fetchone()
         except psycopg.OperationalError as error:
-            raise ShardLostError(f"the session that held shard {self._shard} has ended: {error}") from error
+            raise self._lost(error) from error
         if row is None:
             raise ShardLostError(f"another relay has taken shard {self._shard}")
         return row
@@ -156,5 +159,11 @@ class Shard:
             )
 
     def _ask(self, query: LiteralString, lock: dict[str, Any]) -> bool:
-        row = self._connection.execute(query, lock).fetchone()
+        try:
+            row = self._connection.execute(query, lock).fetchone()
+        except psycopg.OperationalError as error:
+            raise self._lost(error) from error
         return bool(row and row[0])
+
+    def _lost(self, error: Exception) -> ShardLostError:
+        return ShardLostError(f"the session at shard {self._shard} has ended: {first_line(error)}")

@@ -64,7 +64,7 @@ def test_the_lock_goes_with_the_session(outbox: Outbox) -> None:
             "WHERE application_name = 'outbox relay 0: a' AND datname = current_database()"
         )
     wait_until(successor.try_take)
-    with pytest.raises(ShardLostError, match="session that held shard 0 has ended"):
+    with pytest.raises(ShardLostError, match="session at shard 0 has ended"):
         holder.settle(_position(outbox), 1, 1)
     successor.release()
 
@@ -78,6 +78,23 @@ def test_a_silent_holder_loses_the_shard(outbox: Outbox) -> None:
     with pytest.raises(ShardLostError):
         holder.settle(_position(outbox), 1, 1)
     successor.release()
+
+
+def test_a_silent_successor_loses_its_place(outbox: Outbox) -> None:
+    """Guards against a stopped process that waits for ever: the holder could never hand over."""
+    quick = outbox.settings.model_copy(update={"lease_seconds": 1.0})
+    holder, successor, third = (
+        Shard(outbox.settings, 0, "a"),
+        Shard(quick, 0, "b"),
+        Shard(outbox.settings, 0, "c"),
+    )
+    assert holder.try_take()
+    assert successor.try_wait()
+    wait_until(third.try_wait, seconds=5)
+    with pytest.raises(ShardLostError):
+        successor.try_take()
+    for place in (holder, successor, third):
+        place.release()
 
 
 def test_an_old_epoch_cannot_move_the_position(outbox: Outbox) -> None:
