@@ -15,7 +15,7 @@ ui: $(VENV)/ready
 	@$(BIN)/python -m outbox_pipelines.demo ui $(if $(PORT),--port $(PORT))
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -m "not soak"
+	$(BIN)/python -m pytest
 
 soak: $(VENV)/ready
 	$(BIN)/python -m pytest -m soak -s

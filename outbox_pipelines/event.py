@@ -36,6 +36,8 @@ class Piece:
     """Events of one tick that are published together."""
 
     events: list[Event]
+    size: int
+    """Characters of payload in them."""
     done: Snapshot
     target: Snapshot
     ends_tick: bool

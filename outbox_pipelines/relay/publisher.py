@@ -36,7 +36,7 @@ _FIXED: dict[str, Any] = {
 }
 _DEFAULTS: dict[str, Any] = {
     "compression.type": "lz4",
-    "linger.ms": 2,
+    "linger.ms": 5,
     "batch.num.messages": 10_000,
     "queue.buffering.max.messages": 100_000,
     "queue.buffering.max.kbytes": 65_536,
@@ -57,6 +57,9 @@ _CONSEQUENCES = frozenset(
 # What the client logs is for people who ask for it; what they must know is raised.
 _LOG = logging.getLogger(__name__)
 _LOG.addHandler(logging.NullHandler())
+# On their way at once: enough that the broker never waits, few enough that memory stays small.
+_MOST_EVENTS = 30_000
+_MOST_CHARACTERS = 32_000_000
 _METADATA_SECONDS = 10.0
 _LAST_REPORTS_SECONDS = 5.0
 _TOPIC_SECONDS = 10.0
@@ -78,6 +81,8 @@ class Publisher:
         self._failed = False
         self._known_topics: set[str] = set()
         self._unacknowledged: deque[_Delivery] = deque()
+        self._pending_events = 0
+        self._pending_size = 0
         try:
             self._producer = Producer(
                 _DEFAULTS
@@ -102,6 +107,11 @@ class Publisher:
         """How many pieces are not acknowledged."""
         return len(self._unacknowledged)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether little enough is on its way for another piece."""
+        return self._pending_events < _MOST_EVENTS and self._pending_size < _MOST_CHARACTERS
+
     def publish(self, piece: Piece) -> None:
         """Hands a piece to the producer; returns before it is acknowledged.
 
@@ -111,6 +121,8 @@ class Publisher:
         """
         delivery = _Delivery(piece)
         self._unacknowledged.append(delivery)
+        self._pending_events += len(piece.events)
+        self._pending_size += piece.size
         produce, report = self._producer.produce, delivery.report
         topic_of, known = self._template.topic, self._known_topics
         until_poll = _POLL_EVERY
@@ -137,14 +149,18 @@ class Publisher:
                 delivery.cut(event)
                 self._raise_refusals((event, error))
 
-    def poll(self, seconds: float) -> None:
+    def poll(self, seconds: float, *, linger: bool = True) -> None:
         """Serves delivery reports, waiting up to `seconds` for the first.
+
+        Args:
+            linger: False where nothing else is about to be published: then the client sends at once what it
+                would hold back for a fuller batch.
 
         Raises:
             RejectedError: Kafka refused an event.
             SetupError: Kafka's client cannot go on.
         """
-        self._serve(seconds)
+        self._serve(seconds, linger=linger)
         if self._failed or any(delivery.refused for delivery in self._unacknowledged):
             self._raise_refusals()
 
@@ -152,7 +168,10 @@ class Publisher:
         """The pieces that became complete since the last call, in order."""
         complete = []
         while self._unacknowledged and not self._unacknowledged[0].left:
-            complete.append(self._unacknowledged.popleft().piece)
+            piece = self._unacknowledged.popleft().piece
+            self._pending_events -= len(piece.events)
+            self._pending_size -= piece.size
+            complete.append(piece)
         return complete
 
     def acknowledged_in_part(self) -> tuple[Position, int, int | None] | None:
@@ -171,11 +190,15 @@ class Publisher:
         self._producer.purge()
         self.flush(1.0)
         self._unacknowledged.clear()
+        self._pending_events = self._pending_size = 0
 
-    def _serve(self, seconds: float) -> None:
+    def _serve(self, seconds: float, *, linger: bool = True) -> None:
         """`poll` of a producer that may have failed for good: it raises then, yet goes on reporting."""
         try:
-            self._producer.poll(seconds)
+            if linger:
+                self._producer.poll(seconds)
+            else:
+                self._producer.flush(seconds)
         except KafkaException as error:
             self._failed = True
             self._trouble = error.args[0].str()

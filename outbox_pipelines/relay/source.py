@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 
@@ -77,15 +77,15 @@ class SnapshotSource:
             "limit": self._piece_events,
         }
         while True:
-            events, complete = self._fetch(query, tick | {"last_seq": last_seq})
+            events, size, complete = self._fetch(query, tick | {"last_seq": last_seq})
             if events and events[0].seq < 0:
                 yield from self._windows(tick, target, last_seq)
                 return
             if complete:
-                yield Piece(events, self._done, target, ends_tick=True)
+                yield Piece(events, size, self._done, target, ends_tick=True)
                 return
             last_seq = events[-1].seq
-            yield Piece(events, self._done, target, ends_tick=False)
+            yield Piece(events, size, self._done, target, ends_tick=False)
 
     def _windows(self, tick: dict[str, Any], target: Snapshot, last_seq: int) -> Iterator[Piece]:
         """A big tick: by windows of `seq` over the spans in which it has rows."""
@@ -95,13 +95,15 @@ class SnapshotSource:
             window = tick | self._days(first, end)
             while last_seq < end:
                 to = min(last_seq + self._piece_events, end)
-                events, complete = self._fetch(queries.WINDOW, window | {"last_seq": last_seq, "to": to})
+                events, size, complete = self._fetch(
+                    queries.WINDOW, window | {"last_seq": last_seq, "to": to}
+                )
                 last_seq = to if complete else events[-1].seq
                 if events:
-                    yield Piece(events, self._done, target, ends_tick=False)
+                    yield Piece(events, size, self._done, target, ends_tick=False)
                 else:
                     last_seq = self._before_next(window, last_seq, end)
-        yield Piece([], self._done, target, ends_tick=True)
+        yield Piece([], 0, self._done, target, ends_tick=True)
 
     def _days(self, first: int, end: int) -> dict[str, Any]:
         """The first and the last day that have a seq in a span."""
@@ -116,21 +118,21 @@ class SnapshotSource:
         ).fetchone()
         return end if row is None or row[0] is None else row[0] - 1
 
-    def _fetch(self, query: Any, parameters: Mapping[str, Any]) -> tuple[list[Event], bool]:
-        """The events of a query, and whether they are all: large payloads cut it short."""
+    def _fetch(self, query: LiteralString, parameters: Mapping[str, Any]) -> tuple[list[Event], int, bool]:
+        """The events of a query, their size, and whether they are all: large payloads cut it short."""
         events: list[Event] = []
-        room = self._piece_bytes
+        size = 0
         with self._connection.cursor() as cursor:
             rows = cursor.stream(query, parameters, binary=True, size=_CHUNK)
             assert isinstance(rows, Generator)
             while chunk := list(map(Event._make, islice(rows, _CHUNK))):
                 events += chunk
-                room -= sum(len(event.payload or "") for event in chunk)
-                if room < 0:
+                size += sum(len(event.payload or "") for event in chunk)
+                if size > self._piece_bytes:
                     cut = next(rows, None) is not None
                     rows.close()
-                    return events, not cut
-        return events, True
+                    return events, size, not cut
+        return events, size, True
 
 
 def _merge(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

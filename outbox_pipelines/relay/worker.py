@@ -28,8 +28,6 @@ from outbox_pipelines.relay.source import SnapshotSource
 from outbox_pipelines.schema import ensure_partitions
 from outbox_pipelines.settings import Settings
 
-# Pieces on their way at once: enough that the broker never waits, few enough that memory stays small.
-_MOST_PENDING = 6
 _READ_AHEAD = 2
 # How long a graceful stop waits for acknowledgements: an outage must not hold it up for ever.
 _STOP_SECONDS = 10.0
@@ -155,13 +153,13 @@ class Worker:
             if not reading and time.monotonic() > stop_by:
                 return
             try:
-                room = self._publisher.pending < _MOST_PENDING
+                room = self._publisher.has_room
                 if not (reading and room):
                     raise Empty
                 piece = self._pieces.get(timeout=0.0 if self._publisher.pending else 0.2)
             except Empty:
                 if self._publisher.pending:
-                    self._publisher.poll(_REPORT_POLL if reading and room else 0.05)
+                    self._publisher.poll(_REPORT_POLL if reading and room else 0.05, linger=not room)
             else:
                 if piece is None:
                     reading, stop_by = False, time.monotonic() + _STOP_SECONDS

@@ -23,7 +23,7 @@ class Written(NamedTuple):
     seq: int
 
 
-def insert(connection: Connection, table: str = "outbox", **columns: object) -> Written:
+def insert(connection: Connection, table: str = "outbox", /, **columns: object) -> Written:
     """Inserts one event that has these columns."""
     given = COLUMNS | columns
     statement = sql.SQL("INSERT INTO {} ({}) VALUES ({}) RETURNING id, seq").format(

@@ -71,7 +71,7 @@ def test_a_writer_cannot_reach_a_day_directly(writer: Connection) -> None:
     """Rights that the partitions have and the table has not."""
     [day] = one(writer, "SELECT 'outbox_' || to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')")
     with pytest.raises(REFUSED):
-        insert(writer, table=day)
+        insert(writer, day)
 
 
 def test_functions_are_granted_where_public_has_none(shared: Database) -> None:
