@@ -33,7 +33,7 @@ WITH tick AS MATERIALIZED (
 )
 SELECT {COLUMNS} FROM tick WHERE (SELECT count(*) FROM tick) <= %(limit)s
 UNION ALL
-SELECT -1, NULL, NULL, NULL, NULL, NULL, NULL WHERE (SELECT count(*) FROM tick) > %(limit)s
+SELECT -1, '', '', '', '', '', NULL WHERE (SELECT count(*) FROM tick) > %(limit)s
 ORDER BY 1"""
 SMALL_TICK: Final[LiteralString] = _SMALL
 # The same where transactions that ran at `done` have ended since. Seldom, and planning it costs twice.

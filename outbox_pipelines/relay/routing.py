@@ -32,15 +32,10 @@ class TopicTemplate:
         if not _LEGAL.match(template.format(aggregate_type="a", event_type="a")):
             raise ValueError("a topic's name has 1 to 249 of the characters a-z A-Z 0-9 . _ -")
         self._template = template
-        self._topics: dict[tuple[str, str], str] = {}
 
     def topic(self, aggregate_type: str, event_type: str) -> str:
         """The topic; `IllegalTopicError` where Kafka would refuse its name."""
-        kind = (aggregate_type, event_type)
-        topic = self._topics.get(kind)
-        if topic is None:
-            topic = self._template.format(aggregate_type=aggregate_type, event_type=event_type)
-            if not _LEGAL.match(topic):
-                raise IllegalTopicError(f"{topic!r} is not a topic name that Kafka accepts")
-            self._topics[kind] = topic
+        topic = self._template.format(aggregate_type=aggregate_type, event_type=event_type)
+        if not _LEGAL.match(topic):
+            raise IllegalTopicError(f"{topic!r} is not a topic name that Kafka accepts")
         return topic

@@ -127,7 +127,7 @@ class SnapshotSource:
             assert isinstance(rows, Generator)
             while chunk := list(map(Event._make, islice(rows, _CHUNK))):
                 events += chunk
-                size += sum(len(event.payload or "") for event in chunk)
+                size += sum([len(event.payload) for event in chunk])
                 if size > self._piece_bytes:
                     cut = next(rows, None) is not None
                     rows.close()

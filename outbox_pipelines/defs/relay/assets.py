@@ -1,8 +1,8 @@
 """The asset that stands for what the relay has published."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+import logging
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import dagster as dg
@@ -13,6 +13,8 @@ from outbox_pipelines.defs.relay.owner import owner_of
 from outbox_pipelines.defs.relay.session import Progress, Session
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.errors import SetupError
+
+_LOG = logging.getLogger(__name__)
 
 # A report takes 2.5 KB of Dagster's storage in PostgreSQL, 8 KB in SQLite: often while somebody may look at
 # the run just started, seldom afterwards.
@@ -105,7 +107,7 @@ def _report(context: dg.AssetExecutionContext, session: Session) -> None:
         pause = _FIRST_REPORTS if now.seconds < _LATER_REPORTS else _LATER_REPORTS
         metadata = _metadata(now, since=before)
         # Dagster's storage may be away for a moment, or locked: no reason to end a relay.
-        with suppress(Exception):
+        try:
             context.log_event(
                 dg.AssetObservation(
                     context.asset_key,
@@ -113,6 +115,9 @@ def _report(context: dg.AssetExecutionContext, session: Session) -> None:
                     metadata=metadata,
                 )
             )
+        except Exception as error:  # noqa: BLE001 - whatever its storage raises
+            # Not by the context's log: it is stored there too.
+            _LOG.warning("an observation was not stored: %s", error)
         before = now
 
 
