@@ -88,17 +88,15 @@ def test_until_empty_publishes_each_event_once_over_many_runs(outbox: Outbox) ->
 def test_the_position_moves_when_there_is_nothing_to_publish(outbox: Outbox) -> None:
     """Guards against ticks that grow for ever behind transactions that write no event."""
     with outbox.connect() as connection:
-        for _ in range(3):
-            connection.execute("SELECT pg_current_xact_id()")
+        other = connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
         _drain(outbox)
         row = connection.execute(
             "SELECT pg_snapshot_xmax(done)::text::bigint, target FROM outbox_shards"
         ).fetchone()
-        now = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()
     assert row is not None
-    assert now is not None
+    assert other is not None
+    assert row[0] > other[0]
     assert row[1] is None
-    assert now[0] - row[0] < 10
 
 
 def test_a_running_relay_publishes_what_commits_and_stops_when_told(outbox: Outbox) -> None:
@@ -127,18 +125,19 @@ def test_an_idle_relay_leaves_no_trace_but_its_heartbeat(outbox: Outbox) -> None
     relay.start()
     assert taken.wait(10)
     with outbox.connect() as connection:
+        beats: set[float] = set()
 
-        def beats() -> tuple[int, float]:
+        def beaten_for_two_seconds() -> bool:
             row = connection.execute(
-                "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint, "
-                "extract(epoch FROM heartbeat)::float8 FROM outbox_shards"
+                "SELECT extract(epoch FROM heartbeat)::float8 FROM outbox_shards"
             ).fetchone()
             assert row is not None
-            return row
+            beats.add(row[0])
+            return max(beats) - min(beats) > 2
 
-        first_tx, first = beats()
-        wait_until(lambda: beats()[1] > first + 2, what="two seconds of heartbeats")
-        assert beats()[0] - first_tx <= 4
+        wait_until(beaten_for_two_seconds)
+    # One a second; one that feeds on itself settles at every poll.
+    assert len(beats) <= 4
     stop.set()
     relay.join(10)
 

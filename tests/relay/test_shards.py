@@ -128,25 +128,26 @@ def test_the_row_is_found_again_where_it_moved(outbox: Outbox) -> None:
     holder.release()
 
 
-def test_settling_is_one_round_trip(outbox: Outbox) -> None:
-    """Guards against a commit more per settle: it is the relay's only write."""
+def test_progress_rides_on_the_settle(outbox: Outbox) -> None:
+    """Guards against a commit more per settle, and against a progress row for each of them."""
     holder = Shard(outbox.settings, 0, "a")
     assert holder.try_take()
     (seq,) = outbox.write(1)
+    position = _position(outbox)
+    settled = holder.settle(position, 1, seq)
+    assert settled is not None
+    assert settled.events == 1
     with outbox.connect() as connection:
-
-        def commits() -> int:
-            row = connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
-            assert row is not None
-            return int(row[0])
-
-        position, before = _position(outbox), commits()
-        settled = holder.settle(position, 1, seq)
-        assert settled is not None
-        assert settled.events == 1
-        for _ in range(9):
-            assert holder.settle(position, 1, seq) is None
-        assert commits() - before == 11
+        same = connection.execute("SELECT p.xmin = s.xmin FROM outbox_progress p, outbox_shards s").fetchall()
+        assert same == [(True,)]
+        assert [holder.settle(position, 1, seq) for _ in range(9)] == [None] * 9
+        last = holder.settle(position, 1, seq, last=True)
+        assert last is not None
+        assert last.events == 10
+        assert connection.execute("SELECT events FROM outbox_progress ORDER BY at").fetchall() == [
+            (1,),
+            (10,),
+        ]
     holder.release()
 
 
