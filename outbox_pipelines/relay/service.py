@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from enum import Enum
 
-from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.publisher import Publisher
 from outbox_pipelines.relay.shards import Settled, Shard, ShardLostError
 from outbox_pipelines.relay.worker import Totals, Worker
@@ -108,6 +107,3 @@ def _take(place: Shard, standby: Standby, stop: threading.Event) -> bool:
             return True
         is_next = is_next or place.try_wait()
     return False
-
-
-__all__ = ["SetupError", "ShardHeldError", "Standby", "default_owner", "relay"]
