@@ -34,7 +34,10 @@ class Settings(BaseSettings):
     db_schema: str = Field(default="public", alias="OUTBOX_SCHEMA", description="schema of the outbox tables")
     topic: str = Field(
         default="{aggregate_type}-events",
-        description="topic template; may use {aggregate_type} and {event_type}",
+        description="topic template; may use {aggregate_type} and {event_type}, each also with :lower",
+    )
+    topic_map: Path | None = Field(
+        default=None, description="file of lines event_type=topic, for event types with a topic of their own"
     )
     piece_events: int = Field(default=5000, ge=1, le=20_000, description="most events read at once")
     piece_bytes: int = Field(
@@ -66,6 +69,15 @@ class Settings(BaseSettings):
         from outbox_pipelines.relay.routing import TopicTemplate
 
         TopicTemplate(value)
+        return value
+
+    @field_validator("topic_map")
+    @classmethod
+    def _topic_map_is_a_map(cls, value: Path | None) -> Path | None:
+        from outbox_pipelines.relay.routing import read_map
+
+        if value is not None:
+            read_map(value)
         return value
 
     def require_dsn(self) -> str:

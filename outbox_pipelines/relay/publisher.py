@@ -21,7 +21,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.event import Event, Piece
 from outbox_pipelines.relay.encoding import headers
 from outbox_pipelines.relay.position import Position
-from outbox_pipelines.relay.routing import IllegalTopicError, TopicTemplate
+from outbox_pipelines.relay.routing import IllegalTopicError, Router
 from outbox_pipelines.settings import Settings
 
 # Without any of these the guarantees do not hold; a file of settings may not change them.
@@ -76,7 +76,7 @@ class Publisher:
 
     def __init__(self, settings: Settings) -> None:
         self._brokers = settings.require_kafka()
-        self._template = TopicTemplate(settings.topic)
+        self._router = Router(settings)
         self._trouble = ""
         self._failed = False
         self._topics: dict[tuple[str, str], str] = {}
@@ -214,7 +214,7 @@ class Publisher:
 
         A missing topic would else be reported half a minute later, and by each of its events.
         """
-        topic = self._template.topic(event.aggregate_type, event.event_type)
+        topic = self._router.topic(event.aggregate_type, event.event_type)
         deadline = time.monotonic() + _TOPIC_SECONDS
         while True:
             error = self._metadata(topic).topics[topic].error

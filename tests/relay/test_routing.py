@@ -1,30 +1,52 @@
-"""Topic templates."""
+"""Topic templates, and the map from event types to topics."""
+
+from pathlib import Path
 
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.routing import IllegalTopicError, TopicTemplate
+from outbox_pipelines.relay.routing import IllegalTopicError, Router, TopicTemplate
 from outbox_pipelines.settings import load_settings
 
 
 @pytest.mark.parametrize(
     ("template", "topic"),
     [
-        ("{aggregate_type}-events", "order-events"),
-        ("outbox.event.{aggregate_type}", "outbox.event.order"),
-        ("{aggregate_type}.{event_type}", "order.order.placed"),
+        ("{aggregate_type}-events", "Order-events"),
+        ("outbox.event.{aggregate_type}", "outbox.event.Order"),
+        ("{aggregate_type}.{event_type}", "Order.OrderPlaced"),
+        ("domain-events.{aggregate_type:lower}", "domain-events.order"),
+        ("{aggregate_type:lower}.{event_type:lower}.{event_type}", "order.orderplaced.OrderPlaced"),
         ("everything", "everything"),
     ],
 )
 def test_a_template_names_the_topic(template: str, topic: str) -> None:
     """Guards against events in a topic that nobody reads."""
-    assert TopicTemplate(template).topic("order", "order.placed") == topic
+    assert TopicTemplate(template).topic("Order", "OrderPlaced") == topic
 
 
-@pytest.mark.parametrize("template", ["{agregate_type}", "{", "{0}", "a b", "{aggregate_type}/x", ""])
-def test_a_template_that_cannot_work_is_refused_where_it_enters(template: str) -> None:
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{agregate_type}", r"unknown field \{agregate_type\}: use \{aggregate_type\} or"),
+        ("{0}", r"unknown field \{0\}"),
+        ("{}", r"unknown field \{\}"),
+        ("{aggregate_type.upper}", r"unknown field \{aggregate_type.upper\}"),
+        ("{aggregate_type:upper}", r"unknown format .*use \{aggregate_type\} or \{aggregate_type:lower\}"),
+        ("{event_type:>10}", r"use \{event_type\} or \{event_type:lower\}"),
+        ("{event_type:{aggregate_type}}", r"unknown format"),
+        ("{aggregate_type!r}", r"unknown format"),
+        ("{", r"not a topic template .*write \{\{ for a brace"),
+        ("a b", r"1 to 249 of the characters"),
+        ("{aggregate_type}/x", r"1 to 249 of the characters"),
+        ("a" * 250, r"1 to 249 of the characters"),
+        ("..", r"1 to 249 of the characters"),
+        ("", r"1 to 249 of the characters"),
+    ],
+)
+def test_a_template_that_cannot_work_is_refused_where_it_enters(template: str, says: str) -> None:
     """Guards against a typing error that shows at the first event only."""
-    with pytest.raises(ValueError, match=r".+"):
+    with pytest.raises(ValueError, match=says):
         TopicTemplate(template)
 
 
@@ -35,7 +57,45 @@ def test_the_setting_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
         load_settings()
 
 
-def test_a_type_that_makes_no_topic_name_is_refused() -> None:
+@pytest.mark.parametrize("aggregate_type", ["order/eu", "größe", "x" * 250, ".", ""])
+def test_a_type_that_makes_no_topic_name_is_refused(aggregate_type: str) -> None:
     """Guards against librdkafka retrying for ever a name that cannot exist."""
-    with pytest.raises(IllegalTopicError, match="order/eu-events"):
-        TopicTemplate("{aggregate_type}-events").topic("order/eu", "x")
+    with pytest.raises(IllegalTopicError, match=f"'{aggregate_type}' is not a topic name"):
+        TopicTemplate("{aggregate_type}").topic(aggregate_type, "x")
+
+
+def test_the_map_wins_over_the_template(tmp_path: Path) -> None:
+    """Guards against a mapped event type in the default topic, and an unmapped one in none."""
+    path = tmp_path / "topics"
+    path.write_text("# ours\n\norder.placed = orders\nCard.paid=pay.{aggregate_type:lower}\na=b=c\n")
+    router = Router(load_settings(topic="all.{aggregate_type}", topic_map=path))
+    assert router.topic("Order", "order.placed") == "orders"
+    assert router.topic("Card", "Card.paid") == "pay.card"
+    assert router.topic("Order", "a=b") == "c"
+    assert router.topic("Order", "order.placed.late") == "all.Order"
+    with pytest.raises(IllegalTopicError, match=r"all\.or/der"):
+        router.topic("or/der", "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("order.placed\n", r"line 1 is 'order.placed': write event_type=topic"),
+        ("=orders\n", r"line 1 is '=orders': write event_type=topic"),
+        ("# a\nx=y\nx=z\n", r"line 3 names x again: keep one line of it"),
+        ("x={type}\n", r"line 1: unknown field \{type\}"),
+        ("x=\n", r"line 1: a topic's name has"),
+    ],
+)
+def test_a_map_that_cannot_work_is_refused_where_it_enters(tmp_path: Path, text: str, says: str) -> None:
+    """Guards against a map whose mistake shows at the first event of that type."""
+    path = tmp_path / "topics"
+    path.write_text(text)
+    with pytest.raises(SetupError, match=rf"^OUTBOX_TOPIC_MAP={path}: {says}"):
+        load_settings(topic_map=path)
+
+
+def test_a_map_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """Guards against a relay that goes on without the map."""
+    with pytest.raises(SetupError, match=r"^OUTBOX_TOPIC_MAP=.* cannot be read .*lines event_type=topic$"):
+        load_settings(topic_map=tmp_path)
