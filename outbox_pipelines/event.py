@@ -24,7 +24,8 @@ class Event(NamedTuple):
     payload: str
     """The body, JSON as PostgreSQL prints it."""
     metadata: str | None
-    """A JSON object of the other columns that are not null; None, as for most events, when all are."""
+    """A JSON object of the other columns that are not null; None, as for most events, when all are. Under
+    `created-at` the event's time, where the source was told to read it."""
 
     def __str__(self) -> str:
         aggregate = f"{self.aggregate_type} {self.aggregate_id}"

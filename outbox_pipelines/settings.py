@@ -9,13 +9,17 @@ Invariants:
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outbox_pipelines.errors import SetupError
+
+# What RFC 3986 allows in one, without its grammar.
+_URI_REFERENCE = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+\Z")
 
 
 class Settings(BaseSettings):
@@ -38,6 +42,18 @@ class Settings(BaseSettings):
     )
     topic_map: Path | None = Field(
         default=None, description="file of lines event_type=topic, for event types with a topic of their own"
+    )
+    value: Literal["payload", "flat", "envelope", "cloudevents"] = Field(
+        default="payload", description="shape of a message's value"
+    )
+    header_names: str = Field(
+        default="", description="other names of headers, as id=event-id,aggregate-type= (empty: left out)"
+    )
+    tombstones: bool = Field(
+        default=False, description="an event whose payload is null is published without a value"
+    )
+    cloudevents_source: str = Field(
+        default="/outbox", description="the attribute `source` of CloudEvents, a URI reference"
     )
     piece_events: int = Field(default=5000, ge=1, le=20_000, description="most events read at once")
     piece_bytes: int = Field(
@@ -78,6 +94,21 @@ class Settings(BaseSettings):
 
         if value is not None:
             read_map(value)
+        return value
+
+    @field_validator("header_names")
+    @classmethod
+    def _header_names_can_be(cls, value: str) -> str:
+        from outbox_pipelines.relay.encoding import header_names
+
+        header_names(value)
+        return value
+
+    @field_validator("cloudevents_source")
+    @classmethod
+    def _source_is_a_uri_reference(cls, value: str) -> str:
+        if not _URI_REFERENCE.match(value):
+            raise ValueError("not a URI reference: write for example /shop or https://example.com/shop")
         return value
 
     def require_dsn(self) -> str:

@@ -33,7 +33,7 @@ class Message(NamedTuple):
     partition: int
     offset: int
     key: str
-    value: str
+    value: str | None
     headers: dict[str, str]
 
 
@@ -136,7 +136,7 @@ def read_topic(kafka: str, topic: str) -> list[Message]:
                         message.partition(),
                         message.offset(),
                         message.key().decode(),
-                        message.value().decode(),
+                        None if message.value() is None else message.value().decode(),
                         {name: value.decode() for name, value in message.headers()},
                     )
                 )

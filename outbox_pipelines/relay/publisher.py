@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.event import Event, Piece
-from outbox_pipelines.relay.encoding import headers
+from outbox_pipelines.relay.encoding import Encode, Encoder, EncodingError
 from outbox_pipelines.relay.position import Position
 from outbox_pipelines.relay.routing import IllegalTopicError, Router
 from outbox_pipelines.settings import Settings
@@ -77,6 +78,7 @@ class Publisher:
     def __init__(self, settings: Settings) -> None:
         self._brokers = settings.require_kafka()
         self._router = Router(settings)
+        self._encoder = Encoder(settings)
         self._trouble = ""
         self._failed = False
         self._topics: dict[tuple[str, str], str] = {}
@@ -119,7 +121,7 @@ class Publisher:
             RejectedError: an event can never be published; those before it have been handed over.
             SetupError: a topic is missing.
         """
-        delivery = _Delivery(piece)
+        delivery = _Delivery(piece, self._encoder.encode)
         self._unacknowledged.append(delivery)
         self._pending_events += len(piece.events)
         self._pending_size += piece.size
@@ -130,25 +132,21 @@ class Publisher:
     def _send(self, events: list[Event], delivery: _Delivery) -> None:
         # The hot loop: what is looked up here is looked up 200,000 times a second.
         produce, report, topics = self._producer.produce, delivery.report, self._topics
+        encode = self._encoder.encode
         for event in events:
             try:
                 topic = topics.get((event.aggregate_type, event.event_type)) or self._topic(event)
+                value, headers = encode(event)
                 while True:
                     try:
-                        produce(
-                            topic,
-                            event.payload,
-                            event.aggregate_id,
-                            on_delivery=report,
-                            headers=headers(event),
-                        )
+                        produce(topic, value, event.aggregate_id, on_delivery=report, headers=headers)
                         break
                     except BufferError:
                         self.poll(0.05)
             except (SetupError, RejectedError):
                 delivery.cut(event)
                 raise
-            except (IllegalTopicError, KafkaException) as error:
+            except (IllegalTopicError, EncodingError, KafkaException) as error:
                 delivery.cut(event)
                 self._raise_refusals((event, error))
 
@@ -273,14 +271,15 @@ def _reason(error: Exception) -> str:
 class _Delivery:
     """A piece on its way: how many of its events are not acknowledged, and which were refused."""
 
-    __slots__ = ("_indices", "left", "piece", "refused", "unsent")
+    __slots__ = ("_encode", "_indices", "left", "piece", "refused", "unsent")
 
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, piece: Piece, encode: Encode) -> None:
         self.piece = piece
+        self._encode = encode
         self.left = len(piece.events)
         self.unsent: list[Event] = []
         self.refused: list[tuple[Event, KafkaError]] = []
-        self._indices: dict[tuple[bytes, bytes], deque[Event]] = {}
+        self._indices: dict[tuple[bytes | None, bytes | None], deque[Event]] = {}
 
     def cut(self, event: Event) -> None:
         """This event, or at least all behind it, were not handed over."""
@@ -305,9 +304,11 @@ class _Delivery:
         """The event of a report, which carries key and value only. Equal ones are reported in order."""
         if not self._indices:
             for event in self.piece.events:
-                content = (event.aggregate_id.encode(), event.payload.encode())
-                self._indices.setdefault(content, deque()).append(event)
-        same = self._indices[(message.key() or b"", message.value() or b"")]
+                with suppress(EncodingError):  # never sent
+                    value, _ = self._encode(event)
+                    content = (event.aggregate_id.encode(), None if value is None else value.encode())
+                    self._indices.setdefault(content, deque()).append(event)
+        same = self._indices[message.key(), message.value()]
         return same.popleft() if len(same) > 1 else same[0]
 
 

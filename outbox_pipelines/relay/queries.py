@@ -1,6 +1,6 @@
 """All SQL of the relay. Table names are unqualified: the connection's search_path finds them."""
 
-from typing import Final, LiteralString
+from typing import Final, LiteralString, NamedTuple
 
 # Without these, a generic plan walks the seq index for a tick of five rows (seconds beside 5 million),
 # and compiling a plan costs more than running it.
@@ -11,35 +11,26 @@ SNAPSHOT: Final = "SELECT pg_current_snapshot()::text"
 
 # The columns in the order of `Event`. One metadata column, built only where there is something in it,
 # spares Python six values a row.
-COLUMNS: Final[LiteralString] = """
+_METADATA: Final[LiteralString] = """
+    'idempotency-key', idempotency_key, 'correlation-id', correlation_id,
+    'causation-id', causation_id, 'traceparent', traceparent, 'version', version"""
+COLUMNS: Final[LiteralString] = f"""
     seq, id::text, aggregate_type, aggregate_id, event_type, payload::text,
     CASE WHEN num_nonnulls(headers, idempotency_key, correlation_id, causation_id, traceparent, version) > 0
-         THEN jsonb_strip_nulls(jsonb_build_object(
-                  'idempotency-key', idempotency_key, 'correlation-id', correlation_id,
-                  'causation-id', causation_id, 'traceparent', traceparent, 'version', version))::jsonb
-              || jsonb_build_object('headers', coalesce(headers, '{}'::jsonb))
+         THEN jsonb_strip_nulls(jsonb_build_object({_METADATA}))
+              || jsonb_build_object('headers', coalesce(headers, '{{}}'::jsonb))
     END::text"""
+# The same with the event's time in its metadata, for the shapes that show it.
+COLUMNS_WITH_TIME: Final[LiteralString] = f"""
+    seq, id::text, aggregate_type, aggregate_id, event_type, payload::text,
+    (jsonb_strip_nulls(jsonb_build_object({_METADATA},
+         'created-at', to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')))
+     || jsonb_build_object('headers', coalesce(headers, '{{}}'::jsonb)))::text"""
 
 _RANGE: Final[LiteralString] = """
     tx >= %(first)s::xid8 AND tx < %(end)s::xid8 AND pg_visible_in_snapshot(tx, %(target)s::pg_snapshot)
     AND seq > %(last_seq)s"""
 _LATE: Final[LiteralString] = "tx = ANY (%(late)s::xid8[]) AND seq > %(last_seq)s"
-
-# A small tick, whole: by the tx index, sorted afterwards. A tick of more rows than the limit answers with
-# a single row with the seq -1.
-_SMALL: Final[LiteralString] = f"""
-WITH tick AS MATERIALIZED (
-    SELECT * FROM outbox WHERE {_RANGE} LIMIT %(limit)s + 1
-)
-SELECT {COLUMNS} FROM tick WHERE (SELECT count(*) FROM tick) <= %(limit)s
-UNION ALL
-SELECT -1, '', '', '', '', '', NULL WHERE (SELECT count(*) FROM tick) > %(limit)s
-ORDER BY 1"""
-SMALL_TICK: Final[LiteralString] = _SMALL
-# The same where transactions that ran at `done` have ended since. Seldom, and planning it costs twice.
-SMALL_TICK_WITH_LATE: Final[LiteralString] = _SMALL.replace(
-    "LIMIT %(limit)s + 1", f"UNION ALL SELECT * FROM outbox WHERE {_LATE} LIMIT %(limit)s + 1"
-)
 
 # Where a big tick begins and ends in `seq`: one row for the range and one for each late transaction.
 # Index-only, so it stays cheap beside what publishing such a tick takes (0.6 s for 5.6 million rows).
@@ -64,13 +55,40 @@ CROSS JOIN LATERAL (
     LIMIT 1) AS row
 WHERE i.inhparent = 'outbox'::regclass"""
 
-# A window of a big tick, by the seq index: the conditions on tx are functions, so that no other index fits.
-WINDOW: Final[LiteralString] = f"""
-SELECT {COLUMNS} FROM outbox
+
+class Reading(NamedTuple):
+    """The queries that give events."""
+
+    small_tick: LiteralString
+    """Whole: by the tx index, sorted afterwards. A tick of more rows than the limit answers with a single row
+    with the seq -1."""
+    small_tick_with_late: LiteralString
+    """The same where transactions that ran at `done` have ended since: seldom, and planning costs twice."""
+    window: LiteralString
+    """Of a big tick, by the seq index: the conditions on tx are functions, so that no other index fits."""
+
+
+def _reading(columns: LiteralString) -> Reading:
+    small: LiteralString = f"""
+WITH tick AS MATERIALIZED (
+    SELECT * FROM outbox WHERE {_RANGE} LIMIT %(limit)s + 1
+)
+SELECT {columns} FROM tick WHERE (SELECT count(*) FROM tick) <= %(limit)s
+UNION ALL
+SELECT -1, '', '', '', '', '', NULL WHERE (SELECT count(*) FROM tick) > %(limit)s
+ORDER BY 1"""
+    with_late = f"UNION ALL SELECT * FROM outbox WHERE {_LATE} LIMIT %(limit)s + 1"
+    window: LiteralString = f"""
+SELECT {columns} FROM outbox
 WHERE created_at >= %(start)s AND created_at < %(stop)s AND seq > %(last_seq)s AND seq <= %(to)s
   AND pg_visible_in_snapshot(tx, %(target)s::pg_snapshot)
   AND NOT pg_visible_in_snapshot(tx, %(done)s::pg_snapshot)
 ORDER BY seq"""
+    return Reading(small, small.replace("LIMIT %(limit)s + 1", with_late), window)
+
+
+EVENTS: Final = _reading(COLUMNS)
+EVENTS_WITH_TIME: Final = _reading(COLUMNS_WITH_TIME)
 
 # After an empty window: over the gap that a jump of the sequence left.
 NEXT_SEQ: Final = """

@@ -32,11 +32,17 @@ class SnapshotSource:
         *,
         piece_events: int,
         piece_bytes: int,
+        with_time: bool = False,
     ) -> None:
+        """
+        Args:
+            with_time: each event's metadata has its time, as `created-at`.
+        """
         self._connection = connection
         self._done = position.done
         self._piece_events = piece_events
         self._piece_bytes = piece_bytes
+        self._queries = queries.EVENTS_WITH_TIME if with_time else queries.EVENTS
         self._tick: Iterator[Piece] = iter(())
         connection.execute(queries.TUNE)
         if position.target is not None:
@@ -67,7 +73,7 @@ class SnapshotSource:
     def _pieces(self, target: Snapshot, last_seq: int) -> Iterator[Piece]:
         """One tick, after `last_seq`."""
         late = self._done.late(target)
-        query = queries.SMALL_TICK_WITH_LATE if late else queries.SMALL_TICK
+        query = self._queries.small_tick_with_late if late else self._queries.small_tick
         tick = {
             "first": str(self._done.xmax),
             "end": str(target.xmax),
@@ -96,7 +102,7 @@ class SnapshotSource:
             while last_seq < end:
                 to = min(last_seq + self._piece_events, end)
                 events, size, complete = self._fetch(
-                    queries.WINDOW, window | {"last_seq": last_seq, "to": to}
+                    self._queries.window, window | {"last_seq": last_seq, "to": to}
                 )
                 last_seq = to if complete else events[-1].seq
                 if events:

@@ -21,6 +21,7 @@ import psycopg
 from outbox_pipelines.database import connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.event import Piece
+from outbox_pipelines.relay.encoding import needs_time
 from outbox_pipelines.relay.position import Position, Snapshot
 from outbox_pipelines.relay.publisher import Publisher, RejectedError
 from outbox_pipelines.relay.shards import Settled, Shard, ShardLostError
@@ -124,6 +125,7 @@ class Worker:
                 self._shard.position,
                 piece_events=self._settings.piece_events,
                 piece_bytes=self._settings.piece_bytes,
+                with_time=needs_time(self._settings),
             )
             upto: Snapshot | None = source.now() if self._until_empty else None
             pause = _Pause()

@@ -1,0 +1,238 @@
+"""The shapes of a message's value, from a row of the table to a consumer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from cloudevents.core.bindings.kafka import KafkaMessage, from_kafka
+from cloudevents.core.formats.json import JSONFormat
+
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.event import Event
+from outbox_pipelines.relay import service
+from outbox_pipelines.relay.encoding import Encoder, EncodingError
+from outbox_pipelines.relay.publisher import RejectedError
+from outbox_pipelines.settings import load_settings
+from outbox_pipelines.writer import emit
+from tests.conftest import Message, Outbox
+
+BODY = (
+    '{"text": "gr\\u00f6\\u00dfer \\" \\\\", "exact": 0.1000, "large": 1e400, "nested": {"a": [null, true]}}'
+)
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def _flat(payload: str, metadata: str | None = None) -> str | None:
+    event = Event(7, "0198", "order", "42", "order.placed", payload, metadata)
+    return Encoder(load_settings(value="flat")).encode(event)[0]
+
+
+def _shaped(outbox: Outbox, **settings: object) -> Outbox:
+    return replace(outbox, settings=outbox.settings.model_copy(update=settings))
+
+
+def _write(outbox: Outbox) -> tuple[str, str, datetime]:
+    """An event with everything in it; its id, its payload as PostgreSQL prints it, its time."""
+    with outbox.connect() as connection:
+        row = connection.execute(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, headers, "
+            "idempotency_key, correlation_id, causation_id, traceparent, version) "
+            "VALUES ('order', '4\"2', 'order.placed', %s, %s, 'key \"1\"', 'c-1', 'c-0', %s, 3) "
+            "RETURNING id::text, payload::text, created_at",
+            [BODY, '{"tenant": "eu", "tracestate": "a=1", "ce_id": "x"}', TRACEPARENT],
+        ).fetchone()
+    assert row is not None
+    return row
+
+
+def _relayed(outbox: Outbox, **settings: object) -> Message:
+    service.relay(_shaped(outbox, **settings).settings, until_empty=True)
+    (message,) = outbox.messages()
+    return message
+
+
+def test_flat_adds_type_and_key_to_the_body(outbox: Outbox) -> None:
+    """Guards against a body that lost a member, or a number that lost a digit."""
+    _, payload, _ = _write(outbox)
+    message = _relayed(outbox, value="flat")
+    expected = '{"event_type": "order.placed", "idempotency_key": "key \\"1\\"", ' + payload[1:]
+    assert message.value == expected
+    assert json.loads(message.value) == {
+        "event_type": "order.placed",
+        "idempotency_key": 'key "1"',
+        **json.loads(payload),
+    }
+    assert message.headers["traceparent"] == TRACEPARENT
+
+
+@pytest.mark.parametrize(
+    ("payload", "metadata", "value"),
+    [
+        ("{}", None, '{"event_type": "order.placed"}'),
+        ('{"a": 1}', '{"version": 1, "headers": {}}', '{"event_type": "order.placed", "a": 1}'),
+        # The body's own members of these names: the relay's win, and all else stays as it was.
+        (
+            '{"a": 0.1000, "event_type": "x", "b": []}',
+            None,
+            '{"event_type": "order.placed", "a": 0.1000, "b": []}',
+        ),
+        ('{"event_type": "x"}', None, '{"event_type": "order.placed"}'),
+        ('{"idempotency_key": "x"}', None, '{"event_type": "order.placed", "idempotency_key": "x"}'),
+        (
+            '{"a": {"event_type": 1e400, "ü": "\\n"}}',
+            None,
+            '{"event_type": "order.placed", "a": {"event_type": 1e400, "ü": "\\n"}}',
+        ),
+    ],
+)
+def test_flat_has_each_member_once(payload: str, metadata: str | None, value: str) -> None:
+    """Guards against a name that is there twice, which each parser reads in its own way."""
+    assert _flat(payload, metadata) == value
+
+
+@pytest.mark.parametrize("payload", ["[1]", '"text"', "5", "null", "true"])
+def test_flat_refuses_a_body_that_is_no_object(payload: str) -> None:
+    """Guards against a value that is not JSON."""
+    with pytest.raises(EncodingError, match=r"OUTBOX_VALUE=flat needs a payload that is a JSON object"):
+        _flat(payload)
+
+
+def test_a_body_that_does_not_fit_stops_the_relay_and_names_the_event(outbox: Outbox) -> None:
+    """Guards against an event that is skipped in silence."""
+    flat = _shaped(outbox, value="flat")
+    with outbox.connect(autocommit=False) as connection:
+        emit(connection, "order", 1, "order.placed", {"n": 0})
+        guilty = emit(connection, "order", 2, "order.placed", [1, 2])
+        emit(connection, "order", 3, "order.placed", {"n": 2})
+    with pytest.raises(RejectedError, match=rf"event {guilty.id} .*needs a payload that is a JSON object"):
+        service.relay(flat.settings, until_empty=True)
+    assert [message.key for message in outbox.messages()] == ["1"]
+
+
+def test_an_envelope_has_all_that_identifies_the_event(outbox: Outbox) -> None:
+    """Guards against a time in another zone or precision, and against one that shows up as a header."""
+    event_id, payload, created_at = _write(outbox)
+    message = _relayed(outbox, value="envelope")
+    assert message.value is not None
+    assert f'"payload": {payload}, ' in message.value
+    assert json.loads(message.value) == {
+        "event_id": event_id,
+        "event_type": "order.placed",
+        "aggregate_type": "order",
+        "aggregate_id": '4"2',
+        "payload": json.loads(payload),
+        "timestamp": f"{created_at.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
+    }
+    assert message.headers == {
+        "id": event_id,
+        "event-type": "order.placed",
+        "aggregate-type": "order",
+        "idempotency-key": 'key "1"',
+        "correlation-id": "c-1",
+        "causation-id": "c-0",
+        "traceparent": TRACEPARENT,
+        "version": "3",
+        "tenant": "eu",
+        "tracestate": "a=1",
+        "ce_id": "x",
+    }
+
+
+def test_a_cloudevent_is_read_by_the_cloudevents_project(outbox: Outbox) -> None:
+    """Guards against what only we would call a CloudEvent."""
+    event_id, payload, created_at = _write(outbox)
+    message = _relayed(outbox, value="cloudevents", cloudevents_source="https://example.com/shop")
+    assert message.value is not None
+    assert message.headers["content-type"] == "application/cloudevents+json"
+    assert message.headers["tenant"] == "eu"
+    assert f'"data": {payload}}}' in message.value
+    headers = {name: value.encode() for name, value in message.headers.items()}
+    received = from_kafka(KafkaMessage(headers, message.key, message.value.encode()), JSONFormat())
+    assert received.get_data() == json.loads(payload)
+    assert received.get_attributes() == {
+        "specversion": "1.0",
+        "id": event_id,
+        "source": "https://example.com/shop",
+        "type": "order.placed",
+        "subject": '4"2',
+        "time": created_at.astimezone(UTC),
+        "datacontenttype": "application/json",
+        "aggregatetype": "order",
+        "partitionkey": '4"2',
+        "idempotencykey": 'key "1"',
+        "correlationid": "c-1",
+        "causationid": "c-0",
+        "traceparent": TRACEPARENT,
+        "tracestate": "a=1",
+        "version": 3,
+    }
+
+
+def test_a_cloudevent_without_metadata_has_no_empty_attributes(outbox: Outbox) -> None:
+    """Guards against attributes that are null or empty, which the specification forbids."""
+    with outbox.connect(autocommit=False) as connection:
+        emit(connection, "order", 1, "order.placed", [1], correlation_id="")
+    message = _relayed(outbox, value="cloudevents")
+    assert message.value is not None
+    attributes = json.loads(message.value)
+    assert sorted(attributes) == [
+        *("aggregatetype", "data", "datacontenttype", "id", "partitionkey", "source"),
+        *("specversion", "subject", "time", "type"),
+    ]
+    assert attributes["source"] == "/outbox"
+    assert attributes["data"] == [1]
+
+
+def test_a_row_cannot_change_how_a_cloudevent_is_read() -> None:
+    """Guards against own headers that make a reader take another id, or another format."""
+    metadata = '{"created-at": "2026-01-01T00:00:00.000000Z", "headers": {"content-type": "x", "ce_id": "y"}}'
+    event = Event(7, "0198", "order", "42", "order.placed", "{}", metadata)
+    headers = dict(Encoder(load_settings(value="cloudevents")).encode(event)[1])
+    assert headers["content-type"] == "application/cloudevents+json"
+    assert "ce_id" not in headers
+    assert dict(Encoder(load_settings()).encode(event)[1])["content-type"] == "x"
+
+
+def test_a_big_tick_and_a_late_transaction_have_their_time(outbox: Outbox) -> None:
+    """Guards against one of the ways to read events that leaves the time out."""
+    shaped = _shaped(outbox, value="envelope", piece_events=100)
+    with outbox.connect(autocommit=False) as late:
+        emit(late, "order", "late", "order.placed", {})
+        outbox.fill(250)
+        assert service.relay(shaped.settings, until_empty=True).events == 250
+        late.commit()
+    assert service.relay(shaped.settings, until_empty=True).events == 1
+    bodies = [json.loads(message.value or "") for message in outbox.messages()]
+    assert len(bodies) == 251
+    assert all(datetime.fromisoformat(body["timestamp"]).tzinfo == UTC for body in bodies)
+
+
+def test_a_tombstone_arrives_without_a_value(outbox: Outbox) -> None:
+    """Guards against the text null where a compacted topic needs nothing."""
+    with outbox.connect(autocommit=False) as connection:
+        emit(connection, "order", 1, "order.removed", None)
+        emit(connection, "order", 2, "order.placed", {})
+    service.relay(_shaped(outbox, tombstones=True).settings, until_empty=True)
+    assert {message.key: message.value for message in outbox.messages()} == {"1": None, "2": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            {"value": "avro"},
+            r"OUTBOX_VALUE=avro: Input should be 'payload', 'flat', 'envelope' or 'cloudevents'",
+        ),
+        ({"tombstones": "maybe"}, r"OUTBOX_TOMBSTONES=maybe: Input should be a valid boolean"),
+        ({"cloudevents_source": "my shop"}, r"OUTBOX_CLOUDEVENTS_SOURCE=my shop: not a URI reference: write"),
+        ({"cloudevents_source": ""}, r"OUTBOX_CLOUDEVENTS_SOURCE=: not a URI reference"),
+        ({"cloudevents_source": "/50%"}, r"OUTBOX_CLOUDEVENTS_SOURCE=/50%: not a URI reference"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, str], says: str) -> None:
+    """Guards against a shape that shows its mistake at the consumer."""
+    with pytest.raises(SetupError, match=f"^{says}"):
+        load_settings(**settings)
