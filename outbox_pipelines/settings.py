@@ -43,6 +43,13 @@ class Settings(BaseSettings):
     topic_map: Path | None = Field(
         default=None, description="file of lines event_type=topic, for event types with a topic of their own"
     )
+    create_topics: bool = Field(
+        default=False, description="whether the relay creates topics that are missing"
+    )
+    topic_partitions: int = Field(default=8, ge=1, description="partitions of a topic that the relay creates")
+    topic_replication: int = Field(
+        default=-1, ge=-1, description="replicas of a topic that the relay creates; -1: the broker's default"
+    )
     value: Literal["payload", "flat", "envelope", "cloudevents"] = Field(
         default="payload", description="shape of a message's value"
     )
@@ -94,6 +101,13 @@ class Settings(BaseSettings):
 
         if value is not None:
             read_map(value)
+        return value
+
+    @field_validator("topic_replication")
+    @classmethod
+    def _replication_is_a_number_of_copies(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("write the number of replicas, or -1 for the broker's default")
         return value
 
     @field_validator("header_names")

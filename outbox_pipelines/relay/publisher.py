@@ -23,6 +23,7 @@ from outbox_pipelines.event import Event, Piece
 from outbox_pipelines.relay.encoding import Encode, Encoder, EncodingError
 from outbox_pipelines.relay.position import Position
 from outbox_pipelines.relay.routing import IllegalTopicError, Router
+from outbox_pipelines.relay.topics import Topics
 from outbox_pipelines.settings import Settings
 
 # Without any of these the guarantees do not hold; a file of settings may not change them.
@@ -61,9 +62,7 @@ _LOG.addHandler(logging.NullHandler())
 # On their way at once: enough that the broker never waits, few enough that memory stays small.
 _MOST_EVENTS = 30_000
 _MOST_CHARACTERS = 32_000_000
-_METADATA_SECONDS = 10.0
 _LAST_REPORTS_SECONDS = 5.0
-_TOPIC_SECONDS = 10.0
 # Reports are served after so many messages: often enough to keep memory flat, seldom enough to be free.
 _POLL_EVERY = 1000
 
@@ -81,16 +80,16 @@ class Publisher:
         self._encoder = Encoder(settings)
         self._trouble = ""
         self._failed = False
-        self._topics: dict[tuple[str, str], str] = {}
+        # The topic of each kind of event that was published already.
+        self._names: dict[tuple[str, str], str] = {}
         self._unacknowledged: deque[_Delivery] = deque()
         self._pending_events = 0
         self._pending_size = 0
+        given = read_config(settings.kafka_config)
+        self._topics = Topics(settings, given)
         try:
             self._producer = Producer(
-                _DEFAULTS
-                | read_config(settings.kafka_config)
-                | _FIXED
-                | {"bootstrap.servers": self._brokers, "error_cb": self._on_error},
+                _DEFAULTS | given | _FIXED | {"bootstrap.servers": self._brokers, "error_cb": self._on_error},
                 logger=_LOG,
             )
         except KafkaException as error:
@@ -102,7 +101,7 @@ class Publisher:
         Raises:
             SetupError: none does, or the credentials are wrong.
         """
-        self._metadata(None)
+        self._topics.connect()
 
     @property
     def pending(self) -> int:
@@ -119,7 +118,7 @@ class Publisher:
 
         Raises:
             RejectedError: an event can never be published; those before it have been handed over.
-            SetupError: a topic is missing.
+            SetupError: a topic is not available, or no broker answers.
         """
         delivery = _Delivery(piece, self._encoder.encode)
         self._unacknowledged.append(delivery)
@@ -131,11 +130,11 @@ class Publisher:
 
     def _send(self, events: list[Event], delivery: _Delivery) -> None:
         # The hot loop: what is looked up here is looked up 200,000 times a second.
-        produce, report, topics = self._producer.produce, delivery.report, self._topics
+        produce, report, names = self._producer.produce, delivery.report, self._names
         encode = self._encoder.encode
         for event in events:
             try:
-                topic = topics.get((event.aggregate_type, event.event_type)) or self._topic(event)
+                topic = names.get((event.aggregate_type, event.event_type)) or self._topic(event)
                 value, headers = encode(event)
                 while True:
                     try:
@@ -161,6 +160,7 @@ class Publisher:
             RejectedError: Kafka refused an event.
             SetupError: Kafka's client cannot go on.
         """
+        self._topics.refresh()
         self._serve(seconds, linger=linger)
         if self._failed or any(delivery.refused for delivery in self._unacknowledged):
             self._raise_refusals()
@@ -208,40 +208,10 @@ class Publisher:
         self._trouble = error.str()
 
     def _topic(self, event: Event) -> str:
-        """Where the first event of its kind goes; waits for a topic that the broker may be creating.
-
-        A missing topic would else be reported half a minute later, and by each of its events.
-        """
-        topic = self._router.topic(event.aggregate_type, event.event_type)
-        deadline = time.monotonic() + _TOPIC_SECONDS
-        while True:
-            error = self._metadata(topic).topics[topic].error
-            if error is None:
-                self._topics[event.aggregate_type, event.event_type] = topic
-                return topic
-            if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                raise SetupError(f"not allowed to write to topic {topic}: grant WRITE and DESCRIBE on it")
-            if time.monotonic() > deadline:
-                raise SetupError(
-                    f"topic {topic} does not exist and the broker does not create it ({error.str()}): "
-                    "create it, or choose other names with OUTBOX_TOPIC"
-                )
-            self._producer.poll(0.1)
-
-    def _metadata(self, topic: str | None) -> Any:
-        deadline = time.monotonic() + _METADATA_SECONDS
-        while True:
-            try:
-                # Without a topic any answer will do: a name that cannot exist keeps the answer small.
-                return self._producer.list_topics(topic or "", timeout=1.0)
-            except KafkaException as error:
-                self._producer.poll(0)
-                # A reason that the client has found will not change by waiting longer.
-                if time.monotonic() > deadline - (_METADATA_SECONDS - 3 if self._trouble else 0):
-                    reason = self._trouble or error.args[0].str()
-                    raise SetupError(
-                        f"no broker answers at {self._brokers} (OUTBOX_KAFKA): {reason}"
-                    ) from None
+        """Where the first event of its kind goes."""
+        topic = self._topics.find(self._router.topic(event.aggregate_type, event.event_type)).name
+        self._names[event.aggregate_type, event.event_type] = topic
+        return topic
 
     def _raise_refusals(self, local: tuple[Event, Exception] | None = None) -> NoReturn:
         """Waits for the last reports, then says which event was refused, and why.

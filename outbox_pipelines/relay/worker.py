@@ -162,6 +162,8 @@ class Worker:
             except Empty:
                 if self._publisher.pending:
                     self._publisher.poll(_REPORT_POLL if reading and room else 0.05, linger=not room)
+                else:
+                    self._publisher.poll(0)
             else:
                 if piece is None:
                     reading, stop_by = False, time.monotonic() + _STOP_SECONDS
