@@ -27,7 +27,6 @@ class _Cli(click.Group):
         import psycopg
 
         from outbox_pipelines.database import first_line
-        from outbox_pipelines.relay.publisher import RejectedError
         from outbox_pipelines.relay.service import ShardHeldError
 
         try:
@@ -35,7 +34,7 @@ class _Cli(click.Group):
         except ShardHeldError as error:
             click.echo(f"outbox: {error}", err=True)
             sys.exit(1)
-        except (SetupError, RejectedError) as error:
+        except SetupError as error:
             click.echo(f"outbox: {error}", err=True)
             sys.exit(2)
         except psycopg.Error as error:
@@ -89,7 +88,8 @@ def relay(settings: Settings, until_empty: bool, shard: int, rebase: bool) -> No
     """Relay committed events to Kafka, until stopped by Ctrl-C or SIGTERM.
 
     While another relay holds the shard this one waits as its standby; with --until-empty it says who holds it
-    and exits 1. An event that Kafka refuses for ever stops the relay: it is named, and the exit code is 2.
+    and exits 1. An event that Kafka refuses is parked, with those of its aggregate behind it: see
+    `outbox status` and `outbox dead-letters`.
     """
     from outbox_pipelines.relay import service
 
@@ -111,6 +111,12 @@ def relay(settings: Settings, until_empty: bool, shard: int, rebase: bool) -> No
         on_take=lambda: click.echo(f"shard {shard} taken", err=True),
     )
     click.echo(f"published {totals.events} events in {totals.seconds:.1f} s", err=True)
+    if until_empty and totals.held:
+        click.echo(
+            f"outbox: {totals.held} events could not be published and are parked: see `outbox status`",
+            err=True,
+        )
+        sys.exit(1)
 
 
 def _rebase(settings: Settings, shard: int) -> None:

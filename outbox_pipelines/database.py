@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from outbox_pipelines.errors import SetupError
+from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.settings import Settings
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -22,7 +22,8 @@ def connect(settings: Settings, *, name: str) -> Connection:
     """A connection in autocommit mode, seen in pg_stat_activity under `name`.
 
     Raises:
-        SetupError: the database is away, or refuses the credentials.
+        AwayError: the database is away, or refuses the credentials.
+        SetupError: OUTBOX_DSN is not a connection string.
     """
     try:
         connection = psycopg.connect(
@@ -37,7 +38,7 @@ def connect(settings: Settings, *, name: str) -> Connection:
             tcp_user_timeout=int(settings.lease_seconds * 1000),
         )
     except psycopg.OperationalError as error:
-        raise SetupError(f"no entry to the database (OUTBOX_DSN): {first_line(error)}") from None
+        raise AwayError(f"no entry to the database (OUTBOX_DSN): {first_line(error)}") from None
     except psycopg.ProgrammingError as error:
         raise SetupError(f"OUTBOX_DSN is not a connection string: {first_line(error)}") from None
     connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(settings.db_schema)))

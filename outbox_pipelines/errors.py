@@ -3,3 +3,7 @@
 
 class SetupError(Exception):
     """Something outside of the code must be mended first; commands print it and exit with 2."""
+
+
+class AwayError(SetupError):
+    """A server does not answer: at the start a setting to be mended, later an outage, which passes."""

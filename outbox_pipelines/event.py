@@ -1,7 +1,7 @@
-"""What travels through the relay: an event, and a piece of a tick.
+"""What travels through the relay: an event, and pieces of them.
 
 Invariants:
-- Both are immutable; every part of the relay shares them, none adds to them.
+- All are immutable; every part of the relay shares them, none adds to them.
 - The events of a piece are in `seq` order, and publishing all of them justifies its position.
 """
 
@@ -46,8 +46,26 @@ class Piece:
     @property
     def position(self) -> Position:
         """How far the shard is when all of them are published."""
-        return Position(self.target) if self.ends_tick else self.before(self.events[-1].seq + 1)
+        if self.ends_tick:
+            return Position(self.target)
+        return Position(self.done, self.target, self.events[-1].seq)
 
-    def before(self, seq: int) -> Position:
-        """How far the shard is when only those below `seq` are published."""
-        return Position(self.done, self.target, seq - 1)
+    def cut(self, events: int) -> tuple[Piece, Piece | None]:
+        """The first so many events as a piece of their own, and the rest if there is one."""
+        if len(self.events) <= events:
+            return self, None
+        first, rest = self.events[:events], self.events[events:]
+        size = sum(len(event.payload) for event in first)
+        return (
+            Piece(first, size, self.done, self.target, ends_tick=False),
+            Piece(rest, self.size - size, self.done, self.target, self.ends_tick),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Parked events whose way is free, in `seq` order: published without moving a position."""
+
+    events: list[Event]
+    size: int
+    """Characters of payload in them."""

@@ -69,6 +69,24 @@ class Settings(BaseSettings):
     lease_seconds: float = Field(
         default=5.0, ge=1.0, le=300.0, description="a relay silent for so long loses its shard"
     )
+    breaker_seconds: float = Field(
+        default=5.0, ge=0.5, description="Kafka is away when it acknowledges nothing for so long"
+    )
+    max_attempts: int = Field(
+        default=5, ge=1, description="refusals of one event until it is a dead letter; outages do not count"
+    )
+    retry_seconds: float = Field(
+        default=10.0, gt=0.0, description="pause after the first refusal; doubles with each, up to 300 s"
+    )
+    on_dead_letter: Literal["continue", "block"] = Field(
+        default="continue", description="whether an aggregate goes on past its dead letter"
+    )
+    dead_letter_topics: bool = Field(
+        default=False, description="whether dead letters are also copied to <topic>.dlq"
+    )
+    dead_letter_command: str = Field(
+        default="", description="command run for each dead letter, with a JSON object on its standard input"
+    )
     session_seconds: float = Field(
         default=600.0, ge=1.0, description="length of a relay session in Dagster before it hands over"
     )

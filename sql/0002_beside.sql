@@ -19,6 +19,14 @@ CREATE TABLE outbox_shards (
     done              pg_snapshot NOT NULL,
     target            pg_snapshot,
     last_seq          bigint,
+    -- What the relay sees of Kafka, and why.
+    breaker           text        NOT NULL DEFAULT 'closed' CHECK (breaker IN ('closed', 'open', 'half-open')),
+    breaker_reason    text,
+    -- How often in a row a relay of this shard died without giving it back; the event that was handed over
+    -- alone because of that, and how often a relay died at it.
+    deaths            int         NOT NULL DEFAULT 0,
+    suspect           bigint,
+    suspect_deaths    int         NOT NULL DEFAULT 0,
     -- Transaction ids mean something in one database only: this one.
     system_identifier bigint      NOT NULL,
     database          oid         NOT NULL,
@@ -46,16 +54,48 @@ CREATE TABLE outbox_progress (
 
 -- Events that could not be published, and those of the same aggregate behind them, with their whole
 -- content: it must outlive the partition.
+--   waiting    behind another event of its aggregate
+--   retrying   refused, or to be tried alone because its batch was refused
+--   failed     the dead letter
+--   replaying  a dead letter that somebody wants to be tried again
+--   discarded  a dead letter that somebody gave up
 CREATE TABLE outbox_parked (
     LIKE outbox,
-    state           text        NOT NULL CHECK (state IN ('waiting', 'retrying', 'failed', 'discarded')),
+    state           text        NOT NULL
+                    CHECK (state IN ('waiting', 'retrying', 'failed', 'replaying', 'discarded')),
+    -- How often it was refused, alone; an outage does not count.
     attempts        int         NOT NULL DEFAULT 0 CHECK (attempts >= 0),
     next_attempt_at timestamptz,
     last_error      text,
     parked_at       timestamptz NOT NULL DEFAULT now(),
+    failed_at       timestamptz,
+    -- Handed to Kafka's client and not yet heard of; and how often the relay died in that state.
+    trying          boolean     NOT NULL DEFAULT false,
+    deaths          int         NOT NULL DEFAULT 0,
     PRIMARY KEY (id)
 );
 CREATE INDEX outbox_parked_order ON outbox_parked (aggregate_type, aggregate_id, seq);
+CREATE INDEX outbox_parked_suspects ON outbox_parked (aggregate_type, aggregate_id, seq) WHERE state <> 'waiting';
+CREATE INDEX outbox_parked_failed ON outbox_parked (failed_at) WHERE state IN ('failed', 'replaying');
+CREATE INDEX outbox_parked_trying ON outbox_parked (id) WHERE trying;
+
+-- When a parked event was published after all: the position passed it before.
+CREATE TABLE outbox_released (
+    id           uuid        PRIMARY KEY,
+    published_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    attempts     int         NOT NULL
+);
+
+-- What people did to dead letters: who, when, why, to which. The relay looks here for news.
+CREATE TABLE outbox_audit (
+    number  bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    actor   text        NOT NULL,
+    action  text        NOT NULL CHECK (action IN ('replay', 'discard')),
+    reason  text        NOT NULL CHECK (reason <> ''),
+    filter  jsonb       NOT NULL,
+    events  uuid[]      NOT NULL
+);
 
 -- Idempotency keys. Not partitioned: a unique key over partitions would hold within a day only.
 -- The key is the first 16 bytes of its sha256.

@@ -100,8 +100,11 @@ BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA %I TO %s', current_schema(), relay);
     EXECUTE format('GRANT SELECT ON outbox, outbox_shards, outbox_progress, outbox_parked, outbox_days, '
                    'outbox_migrations, outbox_events TO %s', relay);
+    EXECUTE format('GRANT SELECT ON outbox_audit TO %s', relay);
     EXECUTE format('GRANT UPDATE ON outbox_shards TO %s', relay);
     EXECUTE format('GRANT INSERT ON outbox_progress TO %s', relay);
+    EXECUTE format('GRANT INSERT, UPDATE, DELETE ON outbox_parked TO %s', relay);
+    EXECUTE format('GRANT INSERT, SELECT ON outbox_released TO %s', relay);
 END $$;
 
 INSERT INTO outbox_migrations (name) VALUES ('0003_guards');

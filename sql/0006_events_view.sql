@@ -20,7 +20,7 @@ SELECT e.id,
            WHEN p.id IS NULL AND outbox_covers(s.done, s.target, s.last_seq, e.tx, e.seq) THEN 'PROCESSED'
            ELSE 'PENDING'
        END AS status,
-       CASE WHEN p.id IS NULL THEN (
+       CASE WHEN p.id IS NULL THEN coalesce(r.published_at, (
            SELECT g.at
            FROM outbox_progress g
            WHERE g.shard = s.shard
@@ -28,12 +28,13 @@ SELECT e.id,
              AND outbox_covers(g.done, g.target, g.last_seq, e.tx, e.seq)
            ORDER BY g.at
            LIMIT 1
-       ) END AS processed_at,
-       coalesce(p.attempts, 0) AS retry_count,
+       )) END AS processed_at,
+       coalesce(p.attempts, r.attempts, 0) AS retry_count,
        p.last_error
 FROM outbox e
 CROSS JOIN outbox_shards s
 LEFT JOIN outbox_parked p ON p.id = e.id
+LEFT JOIN outbox_released r ON r.id = e.id
 WHERE s.shard = 0;
 
 INSERT INTO outbox_migrations (name) VALUES ('0006_events_view');

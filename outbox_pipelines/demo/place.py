@@ -22,7 +22,8 @@ from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.demo import queries
 from outbox_pipelines.demo.airline import TABLES
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.publisher import Publisher, read_config
+from outbox_pipelines.relay.client import read_config
+from outbox_pipelines.relay.topics import Topics
 from outbox_pipelines.settings import Settings
 
 AGGREGATES: Final = ("aircraft", "flight")
@@ -48,7 +49,7 @@ def prepared(servers: Settings, name: str, *, keep: bool) -> Iterator[Settings]:
         update={"db_schema": name, "topic": f"demo-{secrets.token_hex(3)}-{{aggregate_type}}"}
     )
     # Before anything is changed.
-    Publisher(settings).connect()
+    Topics(settings).connect()
     with connect(servers, name="outbox demo") as connection:
         row = connection.execute(queries.TRY_LOCK, [name]).fetchone()
         if not (row and row[0]):

@@ -114,6 +114,14 @@ class Server(ABC):
         """End at once, as a crash would: kill -9."""
         self._end(signal.SIGKILL)
 
+    def freeze(self) -> None:
+        """Stop answering, with every connection open, until `thaw`."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Go on after `freeze`."""
+        self._signal(signal.SIGCONT)
+
     def last_words(self, count: int = 4) -> str:
         """The end of what the server printed since its last start, on one line."""
         try:
@@ -180,6 +188,11 @@ class Server(ABC):
         if done.returncode:
             problem = last_lines(done.stdout)
             raise SetupError(f"{self.name}: the data in {self.directory} could not be created: {problem}")
+
+    def _signal(self, how: signal.Signals) -> None:
+        if self._process is None:
+            raise SetupError(f"{self.name} is not running")
+        self._process.send_signal(how)
 
     def _end(self, how: signal.Signals) -> None:
         if self._process is None:

@@ -1,99 +1,155 @@
-"""Publishes pieces to Kafka and reports which are acknowledged.
+"""Publishes pieces to Kafka, and says what became of their events: acknowledged, or to be parked.
 
 Invariants:
 - One idempotent producer, acks=all, gapless, no expiry: what is acknowledged of an aggregate is a prefix of
   what was sent of it.
-- A piece is complete when every event of it is acknowledged; nothing is said of it before.
+- A refusal names a batch, not an event, and ends the producer. Its events are suspects: their aggregates are
+  blocked, everything else is sent again by a new producer, in order.
+- A piece is complete when every event of it is acknowledged or held back; nothing is said of it before.
 - Everything here runs in one thread: delivery reports are served by `poll`.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from outbox_pipelines.errors import SetupError
-from outbox_pipelines.event import Event, Piece
-from outbox_pipelines.relay.encoding import Encode, Encoder, EncodingError
-from outbox_pipelines.relay.position import Position
-from outbox_pipelines.relay.routing import IllegalTopicError, Router
-from outbox_pipelines.relay.topics import Topics
+from outbox_pipelines.errors import AwayError
+from outbox_pipelines.event import Event, Piece, Released
+from outbox_pipelines.relay import client, failures
+from outbox_pipelines.relay.breaker import Breaker, State
+from outbox_pipelines.relay.encoding import Encoder, Headers
+from outbox_pipelines.relay.failures import Kind
+from outbox_pipelines.relay.parking import ParkingLot
+from outbox_pipelines.relay.routing import Router
+from outbox_pipelines.relay.shards import ShardLostError
+from outbox_pipelines.relay.topics import Topics, TopicUnavailableError
 from outbox_pipelines.settings import Settings
 
-# Without any of these the guarantees do not hold; a file of settings may not change them.
-_FIXED: dict[str, Any] = {
-    "acks": "all",
-    "enable.idempotence": True,
-    "enable.gapless.guarantee": True,
-    # An expired message would be overtaken by the next one of its key.
-    "message.timeout.ms": 0,
-    # As Java's producers and Debezium place keys; librdkafka's own way agrees on 1 key in 9.
-    "partitioner": "murmur2_random",
-}
-_DEFAULTS: dict[str, Any] = {
-    "compression.type": "lz4",
-    "linger.ms": 5,
-    "batch.num.messages": 10_000,
-    "queue.buffering.max.messages": 100_000,
-    "queue.buffering.max.kbytes": 65_536,
-    # The broker and the topic decide what is too large, not the client.
-    "message.max.bytes": 16_000_000,
-    "reconnect.backoff.max.ms": 1_000,
-    "socket.keepalive.enable": True,
-}
-# What happens to the messages around a refused one.
-_CONSEQUENCES = frozenset(
-    {
-        KafkaError._PURGE_QUEUE,
-        KafkaError._PURGE_INFLIGHT,
-        KafkaError._GAPLESS_GUARANTEE,
-        KafkaError._FATAL,
-    }
-)
-# What the client logs is for people who ask for it; what they must know is raised.
-_LOG = logging.getLogger(__name__)
-_LOG.addHandler(logging.NullHandler())
 # On their way at once: enough that the broker never waits, few enough that memory stays small.
-_MOST_EVENTS = 30_000
-_MOST_CHARACTERS = 32_000_000
-_LAST_REPORTS_SECONDS = 5.0
+_MOST_EVENTS: Final = 30_000
+_MOST_CHARACTERS: Final = 32_000_000
+# Until the last reports of a producer that has failed are in.
+_LAST_REPORTS_SECONDS: Final = 5.0
 # Reports are served after so many messages: often enough to keep memory flat, seldom enough to be free.
-_POLL_EVERY = 1000
+_POLL_EVERY: Final = 1000
+# Of a batch with one record, beside key, value and headers.
+_RECORD_OVERHEAD: Final = 100
+# Payloads up to a topic's limit, less this, and by four for UTF-8, are not looked at twice.
+_USUAL_HEADERS: Final = 2048
+_UNLIMITED: Final = 1 << 60
+# A batch larger than its topic's limit is refused, however small its events: the lowest limit counts.
+_BATCH_BYTES: Final = 1_000_000
+_LEAST_BATCH_BYTES: Final = 1_000
+
+Identify = Callable[[list[Event], list[tuple[Message, KafkaError]]], list[tuple[Event, KafkaError]]]
 
 
-class RejectedError(Exception):
-    """Kafka refused an event, now and for ever; the message names the event and the reason."""
+class Delivery:
+    """A piece on its way, and what became of its events so far."""
+
+    __slots__ = (
+        "_acknowledged_before",
+        "acknowledged",
+        "dead",
+        "failed",
+        "flying",
+        "halted",
+        "parked",
+        "piece",
+        "suspects",
+        "unsent",
+    )
+
+    def __init__(self, piece: Piece | Released) -> None:
+        self.piece = piece
+        self.unsent: list[Event] = piece.events
+        self.flying: list[Event] = []
+        """Handed to the producer of now."""
+        self.acknowledged = 0
+        self._acknowledged_before = 0
+        self.failed: list[tuple[Message, KafkaError]] = []
+        self.parked: list[Event] = []
+        """Held back behind another event of their aggregate."""
+        self.suspects: dict[int, tuple[Event, str]] = {}
+        """By seq: held back for what is said of them; to be tried alone."""
+        self.dead: dict[int, tuple[Event, str]] = {}
+        """By seq: not even to be tried."""
+        self.halted: set[tuple[str, str]] = set()
+        """Aggregates of released events that cannot go on."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing of it is left to be sent or reported."""
+        held = len(self.parked) + len(self.suspects) + len(self.dead)
+        return self.acknowledged + held == len(self.piece.events)
+
+    def published(self) -> list[Event]:
+        """Once complete: the events that Kafka has."""
+        held = self.aside()
+        return [event for event in self.piece.events if event.seq not in held] if held else self.piece.events
+
+    def held(self) -> list[Event]:
+        """The events that Kafka does not get now."""
+        return [
+            *self.parked,
+            *(event for event, _ in self.suspects.values()),
+            *(event for event, _ in self.dead.values()),
+        ]
+
+    def aside(self) -> dict[int, tuple[str, str | None]]:
+        """Once complete: what is to be put aside, by seq: the state, and why."""
+        return {
+            **{event.seq: ("waiting", None) for event in self.parked},
+            **{seq: ("retrying", why) for seq, (_, why) in self.suspects.items()},
+            **{seq: ("failed", why) for seq, (_, why) in self.dead.items()},
+        }
+
+    def report(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self.acknowledged += 1
+        else:
+            self.failed.append((message, error))
+
+    def reclaim(self, identify: Identify) -> list[tuple[Event, KafkaError]] | None:
+        """Takes back what the producer of now did not publish; None if it did not say of each event."""
+        if len(self.flying) != self.acknowledged - self._acknowledged_before + len(self.failed):
+            return None
+        failed = identify(self.flying, self.failed)
+        self._acknowledged_before = self.acknowledged
+        self.flying, self.failed = [], []
+        return failed
 
 
 class Publisher:
-    """A producer that publishes pieces in order."""
+    """A producer that publishes pieces in order.
 
-    def __init__(self, settings: Settings) -> None:
-        self._brokers = settings.require_kafka()
+    Args:
+        lot: the blocked aggregates, which it asks and adds to.
+    """
+
+    def __init__(self, settings: Settings, lot: ParkingLot) -> None:
+        self._settings = settings
+        self._lot = lot
+        self._encode = Encoder(settings).encode
         self._router = Router(settings)
-        self._encoder = Encoder(settings)
-        self._trouble = ""
-        self._failed = False
-        # The topic of each kind of event that was published already.
-        self._names: dict[tuple[str, str], str] = {}
-        self._unacknowledged: deque[_Delivery] = deque()
+        self._topics = Topics(settings)
+        self._routes: dict[tuple[str, str], tuple[str, int]] = {}
+        self._deliveries: deque[Delivery] = deque()
         self._pending_events = 0
         self._pending_size = 0
-        given = read_config(settings.kafka_config)
-        self._topics = Topics(settings, given)
-        try:
-            self._producer = Producer(
-                _DEFAULTS | given | _FIXED | {"bootstrap.servers": self._brokers, "error_cb": self._on_error},
-                logger=_LOG,
-            )
-        except KafkaException as error:
-            raise SetupError(f"Kafka's client refuses its settings: {error.args[0].str()}") from None
+        self._completed = 0
+        self._progress = (0, 0)
+        self._trouble = ""
+        self._failed = False
+        self._batch_bytes = _BATCH_BYTES
+        self._wanted_batch_bytes = _BATCH_BYTES
+        self._producer = self._new_producer()
+        self.breaker = Breaker(settings.breaker_seconds)
 
     def connect(self) -> None:
         """Waits until a broker answers.
@@ -105,80 +161,70 @@ class Publisher:
 
     @property
     def pending(self) -> int:
-        """How many pieces are not acknowledged."""
-        return len(self._unacknowledged)
+        """How many pieces are not complete."""
+        return len(self._deliveries)
 
     @property
     def has_room(self) -> bool:
-        """Whether little enough is on its way for another piece."""
-        return self._pending_events < _MOST_EVENTS and self._pending_size < _MOST_CHARACTERS
+        """Whether Kafka takes events, and little enough is on its way for another piece."""
+        return (
+            self._pending_events < _MOST_EVENTS
+            and self._pending_size < _MOST_CHARACTERS
+            and self.breaker.state is State.CLOSED
+        )
 
-    def publish(self, piece: Piece) -> None:
+    def publish(self, piece: Piece | Released) -> None:
         """Hands a piece to the producer; returns before it is acknowledged.
 
         Raises:
-            RejectedError: an event can never be published; those before it have been handed over.
-            SetupError: a topic is not available, or no broker answers.
+            ShardLostError: another relay has taken over, or what became of events cannot be known.
         """
-        delivery = _Delivery(piece, self._encoder.encode)
-        self._unacknowledged.append(delivery)
+        delivery = Delivery(piece)
+        self._deliveries.append(delivery)
         self._pending_events += len(piece.events)
         self._pending_size += piece.size
-        for start in range(0, len(piece.events), _POLL_EVERY):
-            self._send(piece.events[start : start + _POLL_EVERY], delivery)
-            self.poll(0)
+        self._pump([delivery])
 
-    def _send(self, events: list[Event], delivery: _Delivery) -> None:
-        # The hot loop: what is looked up here is looked up 200,000 times a second.
-        produce, report, names = self._producer.produce, delivery.report, self._names
-        encode = self._encoder.encode
-        for event in events:
-            try:
-                topic = names.get((event.aggregate_type, event.event_type)) or self._topic(event)
-                value, headers = encode(event)
-                while True:
-                    try:
-                        produce(topic, value, event.aggregate_id, on_delivery=report, headers=headers)
-                        break
-                    except BufferError:
-                        self.poll(0.05)
-            except (SetupError, RejectedError):
-                delivery.cut(event)
-                raise
-            except (IllegalTopicError, EncodingError, KafkaException) as error:
-                delivery.cut(event)
-                self._raise_refusals((event, error))
+    def give_up(self, piece: Piece, reason: str) -> None:
+        """Takes the events of a piece for dead letters, without touching them."""
+        delivery = Delivery(piece)
+        delivery.unsent = []
+        for event in piece.events:
+            self._lot.park(event, suspect=True)
+            delivery.dead[event.seq] = (event, reason)
+        self._deliveries.append(delivery)
+        self._pending_events += len(piece.events)
+        self._pending_size += piece.size
 
     def poll(self, seconds: float, *, linger: bool = True) -> None:
-        """Serves delivery reports, waiting up to `seconds` for the first.
+        """Serves delivery reports, waiting up to `seconds` for the first; probes a Kafka that is away.
 
         Args:
             linger: False where nothing else is about to be published: then the client sends at once what it
                 would hold back for a fuller batch.
 
         Raises:
-            RejectedError: Kafka refused an event.
-            SetupError: Kafka's client cannot go on.
+            ShardLostError: another relay has taken over, or what became of events cannot be known.
         """
-        self._topics.refresh()
+        if self._topics.refresh():
+            self._routes.clear()
         self._serve(seconds, linger=linger)
-        if self._failed or any(delivery.refused for delivery in self._unacknowledged):
-            self._raise_refusals()
+        if self._failed or any(delivery.failed for delivery in self._deliveries):
+            self._recover()
+        self._watch(time.monotonic())
+        if self.breaker.state is not State.OPEN and any(delivery.unsent for delivery in self._deliveries):
+            self._pump(self._deliveries)
 
-    def acknowledged(self) -> list[Piece]:
+    def acknowledged(self) -> list[Delivery]:
         """The pieces that became complete since the last call, in order."""
         complete = []
-        while self._unacknowledged and not self._unacknowledged[0].left:
-            piece = self._unacknowledged.popleft().piece
-            self._pending_events -= len(piece.events)
-            self._pending_size -= piece.size
-            complete.append(piece)
+        while self._deliveries and self._deliveries[0].is_complete:
+            delivery = self._deliveries.popleft()
+            self._pending_events -= len(delivery.piece.events)
+            self._pending_size -= delivery.piece.size
+            self._completed += 1
+            complete.append(delivery)
         return complete
-
-    def acknowledged_in_part(self) -> tuple[Position, int, int | None] | None:
-        """After a rejection: how far the first incomplete piece is published, with the number of its
-        events until there and the last one's seq; None where that is not known."""
-        return self._unacknowledged[0].published() if self._unacknowledged else None
 
     def flush(self, seconds: float) -> None:
         """Waits until nothing is on its way, at most `seconds`."""
@@ -190,8 +236,104 @@ class Publisher:
         """Drops what is not acknowledged: no position covers it, so it is read again."""
         self._producer.purge()
         self.flush(1.0)
-        self._unacknowledged.clear()
+        self._deliveries.clear()
         self._pending_events = self._pending_size = 0
+
+    def _pump(self, deliveries: Iterable[Delivery]) -> None:
+        """Hands over what is not sent yet, piece by piece."""
+        if self._wanted_batch_bytes < self._batch_bytes:
+            # Two producers at once would not keep the order: what the old one has comes first.
+            if len(self._producer):
+                return
+            self._producer = self._new_producer()
+        for delivery in deliveries:
+            while delivery.unsent:
+                some, delivery.unsent = delivery.unsent[:_POLL_EVERY], delivery.unsent[_POLL_EVERY:]
+                rest = self._send(delivery, some)
+                if rest:
+                    delivery.unsent = rest + delivery.unsent
+                    return
+                self._serve(0)
+
+    def _send(self, delivery: Delivery, events: list[Event]) -> list[Event]:
+        """Hands some events to the producer; returns those that it did not take, because it has failed."""
+        # The hot loop: what is looked up here is looked up 200,000 times a second.
+        produce, report, routes, encode = self._producer.produce, delivery.report, self._routes, self._encode
+        flying = delivery.flying.append
+        tick = isinstance(delivery.piece, Piece)
+        held = self._lot.blocked if tick else delivery.halted
+        for n, event in enumerate(events):
+            if (
+                held
+                and (event.aggregate_type, event.aggregate_id) in held
+                and (not tick or self._lot.park(event))
+            ):
+                delivery.parked.append(event)
+                continue
+            try:
+                topic, usual = routes.get((event.aggregate_type, event.event_type)) or self._route(event)
+                if self._wanted_batch_bytes < self._batch_bytes:
+                    return events[n:]
+                value, headers = encode(event)
+                if len(event.payload) > usual and self._is_too_large(topic, event, value, headers):
+                    self._suspect(delivery, event, "larger than its topic takes, unless it compresses well")
+                    continue
+                while True:
+                    try:
+                        produce(topic, value, event.aggregate_id, on_delivery=report, headers=headers)
+                        break
+                    except BufferError:
+                        self._serve(0.05)
+                        if self._failed:
+                            return events[n:]
+                flying(event)
+            except AwayError as error:
+                self.breaker.trip(time.monotonic(), str(error))
+                return events[n:]
+            except TopicUnavailableError as error:
+                self._suspect(delivery, event, str(error))
+            except KafkaException as error:
+                reason: KafkaError = error.args[0]
+                if reason.fatal() or failures.kind(reason) not in (Kind.EVENT, Kind.TOPIC):
+                    self._failed, self._trouble = True, reason.str()
+                    return events[n:]
+                self._suspect(delivery, event, failures.describe(reason))
+            except Exception as error:  # noqa: BLE001 - whatever an event's content makes the encoder raise
+                self._suspect(delivery, event, f"{type(error).__name__}: {error}")
+        return []
+
+    def _suspect(self, delivery: Delivery, event: Event, reason: str) -> None:
+        """Holds an event back, and its aggregate: it will be tried alone."""
+        if isinstance(delivery.piece, Piece):
+            self._lot.park(event, suspect=True)
+        else:
+            delivery.halted.add((event.aggregate_type, event.aggregate_id))
+        delivery.suspects[event.seq] = (event, reason)
+
+    def _route(self, event: Event) -> tuple[str, int]:
+        """Where an event goes, and how long a payload is beyond doubt there."""
+        topic = self._topics.find(self._router.topic(event.aggregate_type, event.event_type))
+        usual = _UNLIMITED if topic.largest is None else max(0, (topic.largest - _USUAL_HEADERS) // 4)
+        route = self._routes[event.aggregate_type, event.event_type] = (topic.name, usual)
+        if topic.largest is not None:
+            self._wanted_batch_bytes = min(self._wanted_batch_bytes, topic.largest)
+        return route
+
+    def _narrow(self, event: Event) -> None:
+        """A batch was refused for its size. Where the topic's limit is not to be had, it is approached."""
+        topic = self._router.topic(event.aggregate_type, event.event_type)
+        if self._topics.find(topic).largest is None:
+            self._wanted_batch_bytes = max(_LEAST_BATCH_BYTES, self._batch_bytes // 4)
+
+    def _new_producer(self) -> Producer:
+        self._batch_bytes = self._wanted_batch_bytes
+        return client.producer(self._settings, self._on_error, batch_size=self._batch_bytes)
+
+    def _is_too_large(self, topic: str, event: Event, value: str | None, headers: Headers) -> bool:
+        largest = self._topics.find(topic).largest
+        size = _RECORD_OVERHEAD + len(event.aggregate_id.encode()) + len((value or "").encode())
+        size += sum(len(name.encode()) + len(content or b"") + 2 for name, content in _encoded(headers))
+        return largest is not None and size > largest
 
     def _serve(self, seconds: float, *, linger: bool = True) -> None:
         """`poll` of a producer that may have failed for good: it raises then, yet goes on reporting."""
@@ -204,100 +346,75 @@ class Publisher:
             self._failed = True
             self._trouble = error.args[0].str()
 
+    def _recover(self) -> None:
+        """After a refusal: blocks the aggregates of the refused batch, and sends the rest by a new producer.
+
+        The reports come first: a producer that has failed goes on reporting.
+        """
+        self.flush(_LAST_REPORTS_SECONDS)
+        self._producer.purge()
+        self.flush(1.0)
+        reclaimed = [(delivery, delivery.reclaim(self._identify)) for delivery in self._deliveries]
+        self._failed = False
+        blamed = False
+        # All suspects first: what stands before one of them, of its aggregate, is parked as well.
+        for delivery, failed in reclaimed:
+            if failed is None:
+                raise ShardLostError("Kafka's client did not say what became of each event: starting over")
+            for event, error in failed:
+                kind = failures.kind(error)
+                if kind is Kind.OWNER:
+                    raise ShardLostError(f"another relay has taken the shard: {error.str()}")
+                if kind in (Kind.EVENT, Kind.TOPIC):
+                    blamed = True
+                    self._suspect(delivery, event, failures.describe(error))
+                if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and len(failed) > 1:
+                    self._narrow(event)
+        self._producer = self._new_producer()
+        for delivery, failed in reclaimed:
+            again = [event for event, _ in failed or () if event.seq not in delivery.suspects]
+            delivery.unsent = sorted(again + delivery.unsent)
+        if not blamed:
+            self.breaker.trip(time.monotonic(), f"Kafka's client gave up: {self._trouble}")
+
+    def _identify(
+        self, flying: list[Event], failed: list[tuple[Message, KafkaError]]
+    ) -> list[tuple[Event, KafkaError]]:
+        """The events of failed messages, which carry topic, key and value only.
+
+        Of equal ones the last are meant: what is acknowledged of a partition is a prefix.
+        """
+        if not failed:
+            return []
+        same: dict[tuple[str | None, bytes, bytes], list[Event]] = {}
+        for event in flying:
+            value, _ = self._encode(event)
+            topic = self._router.topic(event.aggregate_type, event.event_type)
+            content = (topic, event.aggregate_id.encode(), (value or "").encode())
+            same.setdefault(content, []).append(event)
+        return [
+            (same[message.topic(), message.key() or b"", message.value() or b""].pop(), error)
+            for message, error in reversed(failed)
+        ]
+
+    def _watch(self, now: float) -> None:
+        """Tells the breaker what came back, and asks Kafka for a sign of life where it wants one."""
+        if not self._deliveries:
+            if self.breaker.state is State.HALF_OPEN:
+                self.breaker.acknowledged()
+            self.breaker.idle()
+        elif (progress := (self._completed, self._deliveries[0].acknowledged)) != self._progress:
+            self._progress = progress
+            self.breaker.acknowledged()
+        else:
+            self.breaker.quiet(now, self._trouble or "Kafka acknowledges nothing")
+        if self.breaker.wants_probe(now):
+            self.breaker.probed(now, self._topics.answers())
+
     def _on_error(self, error: KafkaError) -> None:
         self._trouble = error.str()
 
-    def _topic(self, event: Event) -> str:
-        """Where the first event of its kind goes."""
-        topic = self._topics.find(self._router.topic(event.aggregate_type, event.event_type)).name
-        self._names[event.aggregate_type, event.event_type] = topic
-        return topic
 
-    def _raise_refusals(self, local: tuple[Event, Exception] | None = None) -> NoReturn:
-        """Waits for the last reports, then says which event was refused, and why.
-
-        A refusal by the broker ends the producer, and `produce` then raises for the next event, an innocent
-        one: so the reports come first.
-        """
-        self.flush(_LAST_REPORTS_SECONDS)
-        refused = [refusal for delivery in self._unacknowledged for refusal in delivery.refused]
-        causes = [refusal for refusal in refused if refusal[1].code() not in _CONSEQUENCES]
-        if causes:
-            too_large = [r for r in causes if r[1].code() == KafkaError.MSG_SIZE_TOO_LARGE]
-            # The broker refuses a batch, not an event: of one that is too large, the largest is to blame.
-            event, error = max(too_large, key=lambda r: len(r[0].payload)) if too_large else causes[0]
-            mates = f" (its batch held {len(causes) - 1} more)" if len(causes) > 1 else ""
-            raise RejectedError(f"{event} was refused: {error.str()}{mates}; nothing after it was sent")
-        if local is not None and not self._failed:
-            event, reason = local
-            raise RejectedError(f"{event} was refused: {_reason(reason)}; nothing after it was sent")
-        raise SetupError(f"Kafka's client gave up: {self._trouble}")
-
-
-def _reason(error: Exception) -> str:
-    return str(error.args[0].str()) if isinstance(error, KafkaException) else str(error)
-
-
-class _Delivery:
-    """A piece on its way: how many of its events are not acknowledged, and which were refused."""
-
-    __slots__ = ("_encode", "_indices", "left", "piece", "refused", "unsent")
-
-    def __init__(self, piece: Piece, encode: Encode) -> None:
-        self.piece = piece
-        self._encode = encode
-        self.left = len(piece.events)
-        self.unsent: list[Event] = []
-        self.refused: list[tuple[Event, KafkaError]] = []
-        self._indices: dict[tuple[bytes | None, bytes | None], deque[Event]] = {}
-
-    def cut(self, event: Event) -> None:
-        """This event, or at least all behind it, were not handed over."""
-        self.unsent = self.piece.events[self.piece.events.index(event) :]
-
-    def published(self) -> tuple[Position, int, int | None] | None:
-        """How far the piece is published, where something of it never will be."""
-        lost = {event.seq for event in self.unsent} | {event.seq for event, _ in self.refused}
-        if not lost or self.left > len(lost):
-            return None
-        first = min(lost)
-        before = [event.seq for event in self.piece.events if event.seq < first]
-        return self.piece.before(first), len(before), before[-1] if before else None
-
-    def report(self, error: KafkaError | None, message: Message) -> None:
-        if error is None:
-            self.left -= 1
-        else:
-            self.refused.append((self._find(message), error))
-
-    def _find(self, message: Message) -> Event:
-        """The event of a report, which carries key and value only. Equal ones are reported in order."""
-        if not self._indices:
-            for event in self.piece.events:
-                with suppress(EncodingError):  # never sent
-                    value, _ = self._encode(event)
-                    content = (event.aggregate_id.encode(), None if value is None else value.encode())
-                    self._indices.setdefault(content, deque()).append(event)
-        same = self._indices[message.key(), message.value()]
-        return same.popleft() if len(same) > 1 else same[0]
-
-
-def read_config(path: Path | None) -> dict[str, Any]:
-    """The lines ``name=value`` of the user's librdkafka settings; blank lines and # are passed over."""
-    if path is None:
-        return {}
-    try:
-        lines = path.read_text().splitlines()
-    except OSError as error:
-        raise SetupError(f"OUTBOX_KAFKA_CONFIG: {error}: name a file of lines name=value") from None
-    config: dict[str, Any] = {}
-    for line in filter(None, (line.strip() for line in lines)):
-        if line.startswith("#"):
-            continue
-        name, equals, value = (part.strip() for part in line.partition("="))
-        if not equals or not name:
-            raise SetupError(f"OUTBOX_KAFKA_CONFIG: {path} has the line {line!r}: write name=value")
-        if name in _FIXED:
-            raise SetupError(f"OUTBOX_KAFKA_CONFIG: the relay sets {name} itself: remove it from {path}")
-        config[name] = value
-    return config
+def _encoded(headers: Headers) -> Iterator[tuple[str, bytes | None]]:
+    for name, content in headers:
+        yield name, content.encode() if isinstance(content, str) else content

@@ -119,12 +119,33 @@ HOLDER: Final = """
 SELECT owner, to_char(held_since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
 FROM outbox_shards WHERE shard = %(shard)s"""
 
-# The epoch fences whoever held the shard before.
+# The epoch fences whoever held the shard before. A shard that was not given back was held by a relay that
+# died: it counts how often in a row, and how often at the event that was handed over alone.
 TAKE: Final = """
 UPDATE outbox_shards
-SET owner = %(owner)s, epoch = epoch + 1, held_since = clock_timestamp(), heartbeat = clock_timestamp()
+SET owner = %(owner)s, epoch = epoch + 1, held_since = clock_timestamp(), heartbeat = clock_timestamp(),
+    breaker = 'closed', breaker_reason = NULL,
+    deaths = CASE WHEN coalesce(owner, %(owner)s) = %(owner)s THEN 0 ELSE deaths + 1 END,
+    suspect = CASE WHEN coalesce(owner, %(owner)s) = %(owner)s THEN NULL ELSE suspect END,
+    suspect_deaths = CASE WHEN coalesce(owner, %(owner)s) = %(owner)s OR suspect IS NULL THEN 0
+                          ELSE suspect_deaths + 1 END
 WHERE shard = %(shard)s
-RETURNING epoch, ctid::text, done::text, target::text, last_seq"""
+RETURNING epoch, ctid::text, done::text, target::text, last_seq, deaths, suspect, suspect_deaths"""
+
+# Before an event is handed over alone, because relays have died here. Another event begins its own count.
+SUSPECT: Final = """
+UPDATE outbox_shards
+SET suspect = %(seq)s, suspect_deaths = CASE WHEN suspect = %(seq)s THEN suspect_deaths ELSE 0 END
+WHERE shard = %(shard)s AND epoch = %(epoch)s"""
+
+# All that may have been on its way when a relay died is published: nothing in it kills.
+CALM: Final = """
+UPDATE outbox_shards SET deaths = 0, suspect = NULL, suspect_deaths = 0
+WHERE shard = %(shard)s AND epoch = %(epoch)s"""
+
+BREAKER: Final = """
+UPDATE outbox_shards SET breaker = %(state)s, breaker_reason = %(reason)s
+WHERE shard = %(shard)s AND epoch = %(epoch)s"""
 
 # By ctid: with an old snapshot open somewhere, dead versions of the row pile up, and the way to it by
 # primary key grows from 0.02 to 0.7 ms (measured at 44,000 versions).
@@ -162,7 +183,8 @@ WITH locks AS (
 SELECT s.shard, h.owner, extract(epoch FROM clock_timestamp() - h.held_since)::float8,
        extract(epoch FROM clock_timestamp() - s.heartbeat)::float8,
        EXISTS (SELECT FROM locks WHERE objid = s.shard
-               AND classid = hashtext(%(waiting)s)::bigint & 4294967295)
+               AND classid = hashtext(%(waiting)s)::bigint & 4294967295),
+       coalesce(h.breaker, 'closed'), h.breaker_reason
 FROM outbox_shards s
 LEFT JOIN outbox_shards h ON h.shard = s.shard AND EXISTS (
     SELECT FROM locks WHERE objid = s.shard AND classid = hashtext(%(lock)s)::bigint & 4294967295)
@@ -193,10 +215,118 @@ SELECT coalesce(sum(events), 0)::float8 / 60,
 FROM outbox_progress WHERE shard = %(shard)s AND at > clock_timestamp() - interval '1 minute'"""
 
 PARKED: Final = "SELECT count(*) FROM outbox_parked WHERE state IN ('waiting', 'retrying')"
+PARKED_REASONS: Final = """
+SELECT last_error, count(*) FROM outbox_parked WHERE state = 'retrying'
+GROUP BY last_error ORDER BY count(*) DESC LIMIT 3"""
 DEAD_LETTERS: Final = "SELECT count(*) FROM outbox_parked WHERE state = 'failed'"
 DAYS_AHEAD: Final = """
 SELECT count(*) FROM outbox_days
 WHERE state = 'open' AND day > (clock_timestamp() AT TIME ZONE 'UTC')::date"""
+
+# --- parking --------------------------------------------------------------------------------------------
+
+# With the whole content, from the table: the day that holds the rows may be dropped later. The range of seq
+# keeps the join off the rest of the day.
+PARK: Final = """
+INSERT INTO outbox_parked (id, seq, tx, aggregate_type, aggregate_id, event_type, payload, headers,
+                           idempotency_key, correlation_id, causation_id, traceparent, version, created_at,
+                           state, next_attempt_at, last_error, failed_at)
+SELECT o.id, o.seq, o.tx, o.aggregate_type, o.aggregate_id, o.event_type, o.payload, o.headers,
+       o.idempotency_key, o.correlation_id, o.causation_id, o.traceparent, o.version, o.created_at,
+       p.state, CASE WHEN p.state = 'retrying' THEN clock_timestamp() END, p.error,
+       CASE WHEN p.state = 'failed' THEN clock_timestamp() END
+FROM unnest(%(seqs)s::bigint[], %(states)s::text[], %(errors)s::text[]) AS p (seq, state, error)
+JOIN outbox o ON o.seq = p.seq
+WHERE o.created_at >= %(start)s AND o.created_at < %(stop)s AND o.seq >= %(from)s AND o.seq <= %(to)s
+ON CONFLICT (id) DO NOTHING"""
+
+BLOCKED: Final = """
+SELECT DISTINCT aggregate_type, aggregate_id FROM outbox_parked WHERE state = ANY (%(blocking)s)"""
+
+# The first event of each aggregate that blocks it.
+HEADS: Final[LiteralString] = f"""
+SELECT {COLUMNS_WITH_TIME}, state, attempts,
+       extract(epoch FROM next_attempt_at - clock_timestamp())::float8, deaths
+FROM unnest(%(types)s::text[], %(ids)s::text[]) AS a (type, name)
+CROSS JOIN LATERAL (
+    SELECT * FROM outbox_parked p
+    WHERE p.aggregate_type = a.type AND p.aggregate_id = a.name AND p.state = ANY (%(blocking)s)
+    ORDER BY p.seq LIMIT 1) AS head"""
+
+# Those behind no other: up to the next one that must be tried alone.
+FREE: Final[LiteralString] = f"""
+SELECT {COLUMNS_WITH_TIME}
+FROM unnest(%(types)s::text[], %(ids)s::text[]) AS a (type, name)
+CROSS JOIN LATERAL (
+    SELECT * FROM outbox_parked p
+    WHERE p.aggregate_type = a.type AND p.aggregate_id = a.name AND p.state = 'waiting'
+      AND p.seq < coalesce((
+          SELECT min(b.seq) FROM outbox_parked b
+          WHERE b.aggregate_type = a.type AND b.aggregate_id = a.name
+            AND b.state = ANY (%(blocking)s) AND b.state <> 'waiting'), 9223372036854775807)
+    ORDER BY p.seq LIMIT %(limit)s) AS waiting"""
+
+# Dead letters to be tried again: of each aggregate the first.
+REPLAYS: Final[LiteralString] = f"""
+SELECT DISTINCT ON (aggregate_type, aggregate_id) {COLUMNS_WITH_TIME}, state, attempts, 0::float8, deaths
+FROM outbox_parked
+WHERE state = 'replaying' AND (next_attempt_at IS NULL OR next_attempt_at <= clock_timestamp())
+ORDER BY aggregate_type, aggregate_id, seq LIMIT %(limit)s"""
+
+TRYING: Final = "UPDATE outbox_parked SET trying = true WHERE id = ANY (%(ids)s::uuid[])"
+
+RELEASED: Final = """
+WITH gone AS (DELETE FROM outbox_parked WHERE id = ANY (%(ids)s::uuid[]) RETURNING id, attempts)
+INSERT INTO outbox_released (id, attempts) SELECT id, attempts FROM gone ON CONFLICT (id) DO NOTHING"""
+
+# A replayed dead letter has had its attempts: refused once more, it is one again.
+REFUSED: Final = """
+UPDATE outbox_parked p
+SET attempts = attempts + 1, last_error = r.error, trying = false,
+    next_attempt_at = clock_timestamp() + make_interval(secs => r.pause),
+    state = CASE WHEN state = 'replaying' OR attempts + 1 >= %(most)s THEN 'failed' ELSE 'retrying' END,
+    failed_at = CASE WHEN state = 'replaying' OR attempts + 1 >= %(most)s THEN clock_timestamp() END
+FROM unnest(%(ids)s::uuid[], %(errors)s::text[], %(pauses)s::float8[]) AS r (id, error, pause)
+WHERE p.id = r.id AND p.state IN ('retrying', 'replaying')
+RETURNING p.id::text, p.state, p.attempts"""
+
+# Not counted: nobody has said a word about the event itself.
+POSTPONED: Final = """
+UPDATE outbox_parked p
+SET last_error = coalesce(r.error, last_error), trying = false,
+    next_attempt_at = clock_timestamp() + make_interval(secs => r.pause)
+FROM unnest(%(ids)s::uuid[], %(errors)s::text[], %(pauses)s::float8[]) AS r (id, error, pause)
+WHERE p.id = r.id"""
+
+# Events of a refused batch that were released: alone, from now on.
+SUSPECTED: Final = """
+UPDATE outbox_parked p
+SET state = 'retrying', trying = false, next_attempt_at = clock_timestamp(), last_error = s.error
+FROM unnest(%(ids)s::uuid[], %(errors)s::text[]) AS s (id, error)
+WHERE p.id = s.id AND p.state = 'waiting'"""
+
+# What a relay was trying when it ended. After a death each is tried alone, and after three a dead letter.
+WAS_TRYING: Final[LiteralString] = f"""
+UPDATE outbox_parked p
+SET trying = false, next_attempt_at = clock_timestamp(), deaths = deaths + %(died)s::int,
+    state = CASE WHEN %(died)s AND deaths + 1 >= %(most)s THEN 'failed'
+                 WHEN %(died)s AND state = 'waiting' THEN 'retrying' ELSE state END,
+    failed_at = CASE WHEN %(died)s AND deaths + 1 >= %(most)s THEN clock_timestamp() END,
+    last_error = CASE WHEN %(died)s THEN %(error)s ELSE last_error END
+FROM (SELECT id AS tried, state AS was FROM outbox_parked WHERE trying FOR UPDATE) t
+WHERE id = tried
+RETURNING {COLUMNS_WITH_TIME}, was, state, attempts"""
+
+# Of a run that was released together only the first is marked; another one of it may be what kills.
+ALONE: Final = """
+UPDATE outbox_parked p SET state = 'retrying', next_attempt_at = clock_timestamp(), last_error = %(error)s
+FROM unnest(%(types)s::text[], %(ids)s::text[]) AS a (type, name)
+WHERE p.aggregate_type = a.type AND p.aggregate_id = a.name AND p.state = 'waiting'"""
+
+ANY_REPLAYS: Final = "SELECT EXISTS (SELECT FROM outbox_parked WHERE state = 'replaying')"
+
+# Whether somebody has replayed or discarded since.
+NEWS: Final = "SELECT coalesce(max(number), 0) FROM outbox_audit"
 
 # --- rebase ---------------------------------------------------------------------------------------------
 

@@ -1,24 +1,35 @@
 """A relay as its users start it: wait for the shard, relay it, start over when it is lost.
 
 Invariants:
-- Everything that can be wrong from the beginning (database, schema, broker) is found before waiting.
+- Everything that can be wrong from the beginning (database, schema, broker) is found before waiting, and is
+  an error then. Once it has worked, a server that is away is an outage: tried again until it is back.
 - A lost shard is not an error: the relay becomes a standby. What was on its way is read again.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import random
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
+from functools import partial
 
+import psycopg
+
+from outbox_pipelines.database import first_line
+from outbox_pipelines.errors import AwayError
+from outbox_pipelines.relay import hooks
+from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.publisher import Publisher
 from outbox_pipelines.relay.shards import Settled, Shard, ShardLostError
 from outbox_pipelines.relay.worker import Totals, Worker
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
+_LOG = logging.getLogger(__name__)
 # Between two tries for the lock: the gap of a hand-over.
 _STANDBY_POLL = 0.025
 
@@ -62,35 +73,56 @@ def relay(
 
     Raises:
         SetupError: database, schema or broker are not as they must be.
-        RejectedError: Kafka refuses an event for ever; all before it is published and settled.
         ShardHeldError: another relay holds the shard (or waits for it), and `standby` says not to wait.
     """
     stop = stop or threading.Event()
     owner = owner or default_owner()
+    has_worked = False
+    pauses = _pauses()
     while True:
-        require_schema(settings)
-        publisher = Publisher(settings)
-        publisher.connect()
-        place = Shard(settings, shard, owner)
+        place: Shard | None = None
         try:
+            require_schema(settings)
+            lot = ParkingLot()
+            publisher = Publisher(settings, lot)
+            publisher.connect()
+            place = Shard(settings, shard, owner)
             if not _take(place, standby, stop):
                 return Totals()
             if on_take is not None:
                 on_take()
+            has_worked, pauses = True, _pauses()
             return Worker(
                 settings,
                 place,
                 publisher,
+                lot,
                 stop=stop,
                 until_empty=until_empty,
                 hand_over_after=hand_over_after,
                 on_progress=on_progress,
+                on_dead_letter=partial(hooks.dead_letter, settings),
             ).run()
-        except ShardLostError:
-            if stop.is_set():
+        except (ShardLostError, AwayError, psycopg.OperationalError) as error:
+            # Whoever waits for a run until empty is told; a service waits.
+            if stop.is_set() or (until_empty and not isinstance(error, ShardLostError)):
                 raise
+            if not has_worked and not isinstance(error, ShardLostError):
+                raise
+            _LOG.warning("starting over: %s", first_line(error))
         finally:
-            place.release()
+            if place is not None:
+                place.release()
+        stop.wait(next(pauses))
+
+
+def _pauses() -> Iterator[float]:
+    """Between two tries in an outage, in seconds; the first comes at once, for a hand-over."""
+    yield 0.0
+    pause = 0.2
+    while True:
+        yield pause * random.uniform(0.5, 1.0)
+        pause = min(pause * 2, 5.0)
 
 
 def _take(place: Shard, standby: Standby, stop: threading.Event) -> bool:

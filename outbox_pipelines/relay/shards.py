@@ -11,7 +11,8 @@ Invariants:
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
@@ -22,6 +23,9 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.position import Position, Snapshot
 from outbox_pipelines.settings import Settings
+
+# Events to put aside, by their seq: the state, and why.
+Parked = Mapping[int, tuple[str, str | None]]
 
 
 class ShardLostError(Exception):
@@ -47,6 +51,11 @@ class Shard:
         self._owner = owner
         self._connection = connect(settings, name=f"outbox relay {shard}: {owner}")
         self._epoch = 0
+        self.deaths = 0
+        """How often in a row a relay of this shard has died without giving it back."""
+        self.suspect: int | None = None
+        """The seq at which the last one died, if it knew, and how often one did in a row."""
+        self.suspect_deaths = 0
         self._ctid = ""
         self._position: Position | None = None
         self._progress_at = 0.0
@@ -72,7 +81,7 @@ class Shard:
         row = self._connection.execute(queries.TAKE, {"shard": self._shard, "owner": self._owner}).fetchone()
         if row is None:
             raise SetupError(f"shard {self._shard} does not exist: `outbox migrate` makes shard 0")
-        self._epoch, self._ctid, done, target, last_seq = row
+        self._epoch, self._ctid, done, target, last_seq, self.deaths, self.suspect, self.suspect_deaths = row
         self._position = Position(Snapshot.parse(done), Snapshot.parse(target) if target else None, last_seq)
         return True
 
@@ -93,9 +102,18 @@ class Shard:
         return f"shard {self._shard} is held by {owner}" + (f" since {since}" if since else "")
 
     def settle(
-        self, position: Position, events: int = 0, newest: int | None = None, *, last: bool = False
+        self,
+        position: Position,
+        events: int = 0,
+        newest: int | None = None,
+        *,
+        parked: Sequence[Parked] = (),
+        last: bool = False,
     ) -> Settled | None:
         """Moves the position over so many events, of which `newest` has the last `seq`; a heartbeat too.
+
+        Args:
+            parked: what is put aside in the same transaction.
 
         Returns what was written as progress: at most once a second, and at the last settle; else None.
 
@@ -105,24 +123,77 @@ class Shard:
         self._events += events
         self._newest = newest or self._newest
         progress = self._events > 0 and (last or time.monotonic() - self._progress_at >= 1.0)
-        row = self._move(
-            queries.SETTLE_WITH_PROGRESS if progress else queries.SETTLE,
-            {
-                "done": str(position.done),
-                "target": str(position.target) if position.target else None,
-                "last_seq": position.last_seq,
-                "shard": self._shard,
-                "epoch": self._epoch,
-                "events": self._events,
-                "newest": self._newest,
-            },
-        )
+        query = queries.SETTLE_WITH_PROGRESS if progress else queries.SETTLE
+        parameters = {
+            "done": str(position.done),
+            "target": str(position.target) if position.target else None,
+            "last_seq": position.last_seq,
+            "events": self._events,
+            "newest": self._newest,
+        }
+        if parked:
+            with self.transaction():
+                row = self._move(query, parameters)
+                for some in parked:
+                    self._park(some)
+        else:
+            row = self._move(query, parameters)
         self._ctid, self._position = row[0], position
         if not progress:
             return None
         settled = Settled(self._events, row[1])
         self._progress_at, self._events = time.monotonic(), 0
         return settled
+
+    @property
+    def key(self) -> dict[str, int]:
+        """Shard and epoch, for statements that only the holder may make."""
+        return {"shard": self._shard, "epoch": self._epoch}
+
+    def calm(self) -> None:
+        """Nothing that was on its way at the last death kills."""
+        self.execute(queries.CALM, {})
+        self.deaths, self.suspect, self.suspect_deaths = 0, None, 0
+
+    def show_breaker(self, state: str, reason: str | None) -> None:
+        """Says in the database what the relay sees of Kafka, for people."""
+        self.execute(queries.BREAKER, {"state": state, "reason": reason})
+
+    def execute(self, query: LiteralString, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """A statement in the session that holds the shard; its rows.
+
+        Raises:
+            ShardLostError: the session is gone.
+        """
+        try:
+            cursor = self._connection.execute(query, {**self.key, **parameters})
+            return cursor.fetchall() if cursor.description else []
+        except psycopg.OperationalError as error:
+            raise self._lost(error) from error
+
+    def stream(self, query: LiteralString, parameters: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+        """The rows of a statement, one after the other: whoever has enough of them stops."""
+        try:
+            with self._connection.cursor() as cursor:
+                rows = cursor.stream(query, parameters)
+                assert isinstance(rows, Generator)
+                with closing(rows):
+                    yield from rows
+        except psycopg.OperationalError as error:
+            raise self._lost(error) from error
+
+    def count(self, events: int) -> None:
+        """So many were published beside the position; written with the next progress."""
+        self._events += events
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything inside commits together, or not at all."""
+        try:
+            with self._connection.transaction():
+                yield
+        except psycopg.OperationalError as error:
+            raise self._lost(error) from error
 
     def release(self) -> None:
         """Gives the shard back, if it is held."""
@@ -134,16 +205,20 @@ class Shard:
                 self._connection.execute(queries.UNLOCK, self._lock)
         self._connection.close()
 
-    def _move(self, query: Any, parameters: dict[str, Any]) -> tuple[Any, ...]:
-        try:
-            row = self._connection.execute(query, parameters | {"ctid": self._ctid}).fetchone()
-            if row is None and (found := self._connection.execute(queries.FIND_AGAIN, parameters).fetchone()):
-                row = self._connection.execute(query, parameters | {"ctid": found[0]}).fetchone()
-        except psycopg.OperationalError as error:
-            raise self._lost(error) from error
-        if row is None:
+    def _move(self, query: LiteralString, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
+        rows = self.execute(query, {**parameters, "ctid": self._ctid})
+        if not rows and (found := self.execute(queries.FIND_AGAIN, {})):
+            rows = self.execute(query, {**parameters, "ctid": found[0][0]})
+        if not rows:
             raise ShardLostError(f"another relay has taken shard {self._shard}")
-        return row
+        return rows[0]
+
+    def _park(self, parked: Parked) -> None:
+        ends = {"from": min(parked), "to": max(parked)}
+        ((start, stop),) = self.execute(queries.DAYS, ends)
+        states, errors = zip(*parked.values(), strict=True)
+        rows = {"seqs": list(parked), "states": list(states), "errors": list(errors)}
+        self.execute(queries.PARK, {**ends, **rows, "start": start, "stop": stop})
 
     def _check_database(self) -> None:
         row = self._connection.execute(queries.IDENTITY).fetchone()

@@ -31,6 +31,9 @@ class ShardStatus:
     heartbeat_seconds: float | None
     """Age of the last sign of life, whoever gave it."""
     successor_waits: bool
+    breaker: str
+    """What the holder sees of Kafka: closed (all is well), open, half-open."""
+    breaker_reason: str | None
     backlog: int
     """Committed events that are not published, counted up to `BACKLOG_CAP`."""
     oldest_seconds: float
@@ -47,6 +50,8 @@ class Status:
 
     shards: list[ShardStatus]
     parked: int
+    parked_reasons: dict[str, int]
+    """Why, of the first event of each blocked aggregate: the three most frequent, with their counts."""
     dead_letters: int
     days_ahead: int
     """Whole days from tomorrow that have a partition."""
@@ -64,6 +69,7 @@ def read(settings: Settings) -> Status:
             return Status(
                 shards=_shards(connection, settings),
                 parked=_number(connection, queries.PARKED),
+                parked_reasons=dict(connection.execute(queries.PARKED_REASONS).fetchall()),
                 dead_letters=_number(connection, queries.DEAD_LETTERS),
                 days_ahead=_number(connection, queries.DAYS_AHEAD),
             )
@@ -81,6 +87,7 @@ def render(status: Status) -> str:
         lines += [
             f"shard {shard.shard}",
             f"  holder      {_holder(shard)}",
+            f"  kafka       {_kafka(shard)}",
             f"  backlog     {backlog} events"
             + (f", the oldest {_age(shard.oldest_seconds)} old" if shard.backlog else ""),
             f"  rate        {shard.events_per_second:,.0f} events/s over the last minute",
@@ -89,7 +96,9 @@ def render(status: Status) -> str:
     few = "" if status.days_ahead >= FEW_DAYS_AHEAD else "  (few: run `outbox migrate`)"
     lines += [
         f"parked        {status.parked:,}",
-        f"dead letters  {status.dead_letters:,}",
+        *(f"  {count:,} × {reason}" for reason, count in status.parked_reasons.items()),
+        f"dead letters  {status.dead_letters:,}"
+        + ("  (see `outbox dead-letters list`)" if status.dead_letters else ""),
         f"days ahead    {status.days_ahead}{few}",
     ]
     return "\n".join(lines)
@@ -99,7 +108,7 @@ def _shards(connection: Connection, settings: Settings) -> list[ShardStatus]:
     lock = f"{settings.db_schema}.outbox_shards"
     rows = connection.execute(queries.SHARDS, {"lock": lock, "waiting": f"{lock}.next"}).fetchall()
     shards = []
-    for shard, owner, held_seconds, heartbeat_seconds, successor_waits in rows:
+    for shard, owner, held_seconds, heartbeat_seconds, successor_waits, breaker, breaker_reason in rows:
         backlog, oldest_seconds = _backlog(connection, shard)
         events_per_second, lag_seconds = _rate(connection, shard)
         shards.append(
@@ -109,6 +118,8 @@ def _shards(connection: Connection, settings: Settings) -> list[ShardStatus]:
                 held_seconds=held_seconds,
                 heartbeat_seconds=heartbeat_seconds,
                 successor_waits=successor_waits,
+                breaker=breaker,
+                breaker_reason=breaker_reason,
                 backlog=backlog,
                 oldest_seconds=oldest_seconds,
                 events_per_second=events_per_second,
@@ -142,6 +153,12 @@ def _holder(shard: ShardStatus) -> str:
         return "nobody: start `outbox relay`" + ("" if seen is None else f"; last seen {_age(seen)} ago")
     successor = ", a successor waits" if shard.successor_waits else ""
     return f"{shard.owner} for {_age(shard.held_seconds or 0)}{successor}"
+
+
+def _kafka(shard: ShardStatus) -> str:
+    if shard.breaker == "closed":
+        return "-" if shard.owner is None else "takes events"
+    return f"AWAY, breaker {shard.breaker}: {shard.breaker_reason}; events wait, nothing is to be done here"
 
 
 def _age(seconds: float) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +19,11 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
-from outbox_pipelines.errors import SetupError
+from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.relay import client
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
-# What the client logs is for people who ask for it; what they must know is raised.
-_CLIENT_LOG = logging.getLogger(f"{__name__}.client")
-_CLIENT_LOG.addHandler(logging.NullHandler())
-
 _ANSWER_SECONDS = 10.0
 # A broker that creates topics itself needs a moment for it.
 _CREATION_SECONDS = 3.0
@@ -67,7 +63,7 @@ class Change:
     after: int
 
 
-class TopicUnavailableError(SetupError):
+class TopicUnavailableError(Exception):
     """Nothing can be published to this topic until a person mends it; other topics are fine."""
 
     def __init__(self, topic: str, reason: str) -> None:
@@ -79,14 +75,11 @@ class TopicUnavailableError(SetupError):
 class Topics:
     """What is known of the topics, from a client of its own.
 
-    Args:
-        client: librdkafka's settings that lead to the brokers.
-
     Attributes:
         changed: every change of a number of partitions that was noticed, in order.
     """
 
-    def __init__(self, settings: Settings, client: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.changed: list[Change] = []
         self._brokers = settings.require_kafka()
         self._creates = settings.create_topics
@@ -98,8 +91,8 @@ class Topics:
         self._refresh_due = time.monotonic() + _REFRESH_SECONDS
         self._awaited: list[tuple[Topic, Future[Any], Future[Any]]] = []
         try:
-            config: dict[str, Any] = {**client, "bootstrap.servers": self._brokers}
-            self._admin = AdminClient(config | {"error_cb": self._on_error}, logger=_CLIENT_LOG)
+            config = client.config(settings, error_cb=self._on_error)
+            self._admin = AdminClient(config, logger=client.LOG)
         except KafkaException as error:
             raise SetupError(f"Kafka's client refuses its settings: {error.args[0].str()}") from None
 
@@ -107,17 +100,25 @@ class Topics:
         """Waits until a broker answers.
 
         Raises:
-            SetupError: none does, or the credentials are wrong.
+            AwayError: none does, or the credentials are wrong.
         """
         # Any answer will do: no topic has an empty name, so it is small.
         self._metadata("")
+
+    def answers(self) -> bool:
+        """Whether a broker answers within a second."""
+        try:
+            self._admin.list_topics("", timeout=1.0)
+        except KafkaException:
+            return False
+        return True
 
     def find(self, name: str) -> Topic:
         """The topic; made where it is missing and the operator allows it.
 
         Raises:
             TopicUnavailableError: it is not there, or not for this relay.
-            SetupError: no broker answers.
+            AwayError: no broker answers.
         """
         topic = self._topics.get(name)
         if topic is None:
@@ -137,11 +138,13 @@ class Topics:
             self._topics[name] = topic
         return topic
 
-    def refresh(self) -> None:
-        """Asks about all known topics again, once a minute, and takes in what has been answered."""
+    def refresh(self) -> bool:
+        """Asks about all known topics again, once a minute; whether an answer has brought news."""
         if self._awaited:
             if all(about.done() and limit.done() for _, about, limit in self._awaited):
+                before = dict(self._topics)
                 self._take_in()
+                return before != self._topics
         elif time.monotonic() >= self._refresh_due:
             self._refresh_due = time.monotonic() + _REFRESH_SECONDS
             # Its reports of errors would pile up.
@@ -150,6 +153,7 @@ class Topics:
                 (topic, self._ask_about(topic.name), self._ask_limit(topic.name))
                 for topic in self._topics.values()
             ]
+        return False
 
     def _take_in(self) -> None:
         for topic, about, limit in self._awaited:
@@ -227,8 +231,8 @@ class Topics:
                 self._trouble = ""
                 return found
 
-    def _no_answer(self, reason: str) -> SetupError:
-        return SetupError(f"no broker answers at {self._brokers} (OUTBOX_KAFKA): {reason}")
+    def _no_answer(self, reason: str) -> AwayError:
+        return AwayError(f"no broker answers at {self._brokers} (OUTBOX_KAFKA): {reason}")
 
     def _ask_about(self, name: str) -> Future[Any]:
         asked = self._admin.describe_topics(TopicCollection([name]), request_timeout=_ANSWER_SECONDS)

@@ -2,49 +2,64 @@
 
 Invariants:
 - A reader stays a piece or two ahead; the calling thread publishes; a settler moves the position when a piece
-  and all before it are acknowledged. Each owns its connection.
-- The position never covers an event that is not acknowledged.
+  and all before it are complete, and looks after what is parked. Each owns its connection.
+- The position never covers an event that is neither acknowledged nor parked.
 - The first failure anywhere ends all three, and is raised to the caller; what was on its way is read again.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, Full, Queue
+from typing import Final
 
 import psycopg
 
 from outbox_pipelines.database import connect
-from outbox_pipelines.errors import SetupError
-from outbox_pipelines.event import Piece
+from outbox_pipelines.errors import AwayError
+from outbox_pipelines.event import Piece, Released
+from outbox_pipelines.relay.breaker import State
+from outbox_pipelines.relay.caution import Caution
 from outbox_pipelines.relay.encoding import needs_time
+from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.position import Position, Snapshot
-from outbox_pipelines.relay.publisher import Publisher, RejectedError
+from outbox_pipelines.relay.publisher import Delivery, Publisher
+from outbox_pipelines.relay.retries import DeadLetter, Retries
 from outbox_pipelines.relay.shards import Settled, Shard, ShardLostError
 from outbox_pipelines.relay.source import SnapshotSource
 from outbox_pipelines.schema import ensure_partitions
 from outbox_pipelines.settings import Settings
 
-_READ_AHEAD = 2
+_LOG = logging.getLogger(__name__)
+_READ_AHEAD: Final = 2
+# Complete pieces that wait for the settler: a slow database must not fill the memory.
+_MOST_UNSETTLED: Final = 16
 # How long a graceful stop waits for acknowledgements: an outage must not hold it up for ever.
-_STOP_SECONDS = 10.0
+_STOP_SECONDS: Final = 10.0
+# How long a run until empty waits for a Kafka that is away.
+_OUTAGE_SECONDS: Final = 60.0
+
+# An event that kills does so when it is encoded, compressed or sent.
+_INNOCENT_SECONDS: Final = 1.0
 
 # Polling: fast for a second after the last event, then slower and slower. A tick of many events is followed
 # by the next at once; few at a time would cost more in queries than they gain in latency.
-_FAST_POLL = 0.002
-_MANY_EVENTS = 200
+_FAST_POLL: Final = 0.002
+_MANY_EVENTS: Final = 200
 # While acknowledgements are awaited, new pieces are looked for this often.
-_REPORT_POLL = 0.001
+_REPORT_POLL: Final = 0.001
 # A relay that runs for months keeps days ahead of itself, where it may.
-_PARTITIONS_EVERY = 3600.0
+_PARTITIONS_EVERY: Final = 3600.0
 # Between two settles: each is a commit, and duplicates after a crash are bounded by it.
-_SETTLE_PAUSE = 0.01
-_FAST_FOR = 1.0
-_SLOW_POLL = 0.025
+_SETTLE_PAUSE: Final = 0.01
+_FAST_FOR: Final = 1.0
+_SLOW_POLL: Final = 0.025
 
 
 @dataclass(slots=True)
@@ -52,6 +67,8 @@ class Totals:
     """What a worker has done."""
 
     events: int = 0
+    held: int = 0
+    """Put aside by now, parked or as dead letters."""
     seconds: float = 0.0
 
 
@@ -63,19 +80,25 @@ class Worker:
         settings: Settings,
         shard: Shard,
         publisher: Publisher,
+        lot: ParkingLot,
         *,
         stop: threading.Event,
         until_empty: bool = False,
         hand_over_after: float | None = None,
         on_progress: Callable[[Settled], None] | None = None,
+        on_dead_letter: Callable[[DeadLetter], None] | None = None,
     ) -> None:
         self._settings = settings
         self._shard = shard
         self._publisher = publisher
+        self._lot = lot
         self._stop = stop
         self._until_empty = until_empty
         self._hand_over_after = hand_over_after
         self._on_progress = on_progress or (lambda settled: None)
+        self._on_dead_letter = on_dead_letter or (lambda dead_letter: None)
+        self._retries = Retries(settings, shard, lot, on_dead_letter=self._on_dead_letter)
+        self._caution = Caution(settings, shard)
         self._heartbeat = settings.lease_seconds / 5
         self._started = time.monotonic()
         self._end = threading.Event()
@@ -83,25 +106,28 @@ class Worker:
         self._pieces: Queue[Piece | None] = Queue(_READ_AHEAD)
         self._settled: deque[Settled] = deque()
         self._outcome = threading.Condition()
-        self._published: list[tuple[Position, int, int | None]] = []
+        self._completed: list[Delivery] = []
+        self._aside = 0
+        self._unsettled = 0
+        """Complete pieces with events that the settler has not dealt with."""
         self._finished = False
+        self._stop_by = math.inf
+        self._away_since: float | None = None
+        self._shown = State.CLOSED
         self.totals = Totals()
 
     def run(self) -> Totals:
-        """Relays; returns once all that was read is published and settled.
+        """Relays; returns once all that was read is published or parked, and settled.
 
         Raises:
-            RejectedError: Kafka refuses an event; all before it is settled.
             ShardLostError: the shard or the database is gone.
-            SetupError: Kafka is not as it must be.
+            AwayError: with `until_empty`, Kafka has been away for too long.
         """
+        self._retries.begin(died=self._shard.deaths > 0)
         reader = self._thread(self._read, "outbox-reader")
         settler = self._thread(self._settle, "outbox-settler")
         try:
             self._publish()
-        except (RejectedError, SetupError) as error:
-            self._fail(error)
-            self._settle_before_rejection()
         except BaseException as error:  # noqa: BLE001 - raised below, when the threads have ended
             self._fail(error)
         finally:
@@ -111,8 +137,12 @@ class Worker:
                 self._finished = True
                 self._outcome.notify()
             settler.join()
+            self._retries.close()
+            self._caution.close()
             self._publisher.discard()
         self._report()
+        self.totals.events += self._retries.published
+        self.totals.held = max(0, self._aside - self._retries.published)
         self.totals.seconds = time.monotonic() - self._started
         if self._failure is not None:
             raise self._failure
@@ -127,7 +157,9 @@ class Worker:
                 piece_bytes=self._settings.piece_bytes,
                 with_time=needs_time(self._settings),
             )
-            upto: Snapshot | None = source.now() if self._until_empty else None
+            now = source.now()
+            self._caution.until(now)
+            upto: Snapshot | None = now if self._until_empty else None
             pause = _Pause()
             partitions_due = time.monotonic()
             while not self._ending():
@@ -147,76 +179,161 @@ class Worker:
         self._put(None)
 
     def _publish(self) -> None:
-        stop_by = float("inf")
         reading = True
-        while reading or self._publisher.pending:
-            if self._failure is not None:
-                return
-            if not reading and time.monotonic() > stop_by:
-                return
+        while self._failure is None and not self._is_done(reading):
+            room = self._publisher.has_room and self._unsettled < _MOST_UNSETTLED
             try:
-                room = self._publisher.has_room
-                if not (reading and room):
-                    raise Empty
-                piece = self._pieces.get(timeout=0.0 if self._publisher.pending else 0.2)
+                piece = self._next(reading, room)
             except Empty:
-                if self._publisher.pending:
-                    self._publisher.poll(_REPORT_POLL if reading and room else 0.05, linger=not room)
-                else:
-                    self._publisher.poll(0)
+                idle = reading and room and not self._publisher.pending
+                wait = 0.0 if idle else _REPORT_POLL if reading and room else 0.05
+                self._publisher.poll(wait, linger=not room)
             else:
                 if piece is None:
-                    reading, stop_by = False, time.monotonic() + _STOP_SECONDS
-                    continue
-                self._publisher.publish(piece)
+                    reading = False
+                elif isinstance(piece, Piece) and self._caution.is_needed:
+                    if not self._publish_with_caution(piece):
+                        return
+                else:
+                    self._publisher.publish(piece)
             self._hand_to_settler(self._publisher.acknowledged())
             self._report()
 
+    def _next(self, reading: bool, room: bool) -> Piece | Released | None:
+        """What to publish next, None at the end of what is to be read; `Empty` where there is nothing now."""
+        if room and self._retries.released:
+            return self._retries.released.popleft()
+        if not (reading and room):
+            raise Empty
+        patience = 0.05 if self._lot.blocked else 0.2
+        return self._pieces.get(timeout=0.0 if self._publisher.pending else patience)
+
+    def _is_done(self, reading: bool) -> bool:
+        if self._stop.is_set() and not reading:
+            # What is on its way may finish; what is parked waits for the next relay.
+            self._stop_by = min(self._stop_by, time.monotonic() + _STOP_SECONDS)
+            return not self._publisher.pending or time.monotonic() > self._stop_by
+        if self._until_empty:
+            self._check_outage()
+        if reading or self._publisher.pending or self._unsettled:
+            return False
+        return self._retries.is_settled and not self._retries.released
+
+    def _check_outage(self) -> None:
+        """A run until empty is awaited by somebody: it does not wait for ever."""
+        breaker = self._publisher.breaker
+        if breaker.state is State.CLOSED:
+            self._away_since = None
+        elif self._away_since is None:
+            self._away_since = time.monotonic()
+        elif time.monotonic() - self._away_since > _OUTAGE_SECONDS:
+            raise AwayError(f"Kafka has taken nothing for {_OUTAGE_SECONDS:.0f} s: {breaker.reason}")
+
+    def _publish_with_caution(self, piece: Piece) -> bool:
+        """A little at a time, each settled before the next, since relays have died here; False to end."""
+        for part in self._caution.parts(piece):
+            if deadly := self._caution.deadly(part):
+                self._publisher.give_up(part, deadly)
+            else:
+                self._publisher.publish(part)
+            innocent_at = time.monotonic() + _INNOCENT_SECONDS
+            while self._publisher.pending or self._unsettled:
+                if time.monotonic() > innocent_at:
+                    self._caution.waits()
+                    innocent_at = math.inf
+                if self._failure is not None or (self._stop.is_set() and self._is_done(reading=False)):
+                    return False
+                self._publisher.poll(_REPORT_POLL, linger=False)
+                self._hand_to_settler(self._publisher.acknowledged())
+            self._caution.passed(part)
+        return True
+
     def _settle(self) -> None:
         position = self._shard.position
+        beat_at = 0.0
         while True:
             with self._outcome:
-                self._outcome.wait_for(self._has_events, timeout=self._heartbeat)
-                published, self._published = self._published, []
+                self._outcome.wait_for(self._has_work, timeout=self._rest(beat_at))
+                deliveries, self._completed = self._completed, []
                 finished = self._finished
-            events = sum(count for _, count, _ in published)
-            newest = max((seq for _, _, seq in published if seq is not None), default=None)
-            if published:
-                position = published[-1][0]
-            settled = self._shard.settle(position, events, newest, last=finished)
-            self.totals.events += events
-            if settled is not None:
-                self._settled.append(settled)
+            ticks = [delivery for delivery in deliveries if isinstance(delivery.piece, Piece)]
+            for delivery in ticks:
+                assert isinstance(delivery.piece, Piece)
+                position = delivery.piece.position
+            events = 0
+            is_due = time.monotonic() - beat_at >= self._heartbeat
+            if is_due or finished or any(delivery.piece.events for delivery in ticks):
+                events = self._settle_ticks(position, ticks, last=finished)
+                beat_at = time.monotonic()
+            for delivery in deliveries:
+                if delivery not in ticks:
+                    self._retries.settled(delivery)
+            with self._outcome:
+                self._unsettled -= sum(1 for delivery in deliveries if delivery.piece.events)
+            self._tell()
             if finished:
                 return
+            self._retries.look_after(may_try=self._may_try())
             if self._is_time_to_hand_over():
                 self._stop.set()
-            if events < _MANY_EVENTS:
+            if deliveries and events < _MANY_EVENTS:
                 self._end.wait(_SETTLE_PAUSE)
 
-    def _has_events(self) -> bool:
+    def _settle_ticks(self, position: Position, ticks: list[Delivery], *, last: bool) -> int:
+        """Moves the position over these, and puts aside what is held back; how many events Kafka has."""
+        aside = [rows for delivery in ticks if (rows := delivery.aside())]
+        parked = sum(map(len, aside))
+        events = sum(len(delivery.piece.events) for delivery in ticks) - parked
+        newest = max(
+            (delivery.piece.events[-1].seq for delivery in ticks if delivery.piece.events), default=None
+        )
+        settled = self._shard.settle(position, events, newest, parked=aside, last=last)
+        self.totals.events += events
+        self._aside += parked
+        if settled is not None:
+            self._settled.append(settled)
+        if parked:
+            for delivery in ticks:
+                self._lot.parked(delivery.held())
+                for event, why in delivery.dead.values():
+                    self._on_dead_letter(DeadLetter(event, 0, why))
+        return events
+
+    def _rest(self, beat_at: float) -> float:
+        """How long the settler may sleep."""
+        until_beat = beat_at + self._heartbeat - time.monotonic()
+        # With Kafka away nothing is tried, however due it is.
+        pause = self._retries.pause if self._may_try() else self._heartbeat
+        return max(0.0, min(until_beat, pause))
+
+    def _may_try(self) -> bool:
+        return self._publisher.breaker.state is State.CLOSED and not self._stop.is_set()
+
+    def _tell(self) -> None:
+        """What people should see in the database, when it has changed."""
+        breaker = self._publisher.breaker
+        if breaker.state is not self._shown:
+            self._shown = breaker.state
+            self._shard.show_breaker(breaker.state.value, breaker.reason)
+            if breaker.state is State.OPEN:
+                _LOG.warning("Kafka is away: %s", breaker.reason)
+            elif breaker.state is State.CLOSED:
+                _LOG.warning("Kafka is back")
+        if self._caution.is_over:
+            self._caution.is_over = False
+            self._shard.calm()
+
+    def _has_work(self) -> bool:
         # A position without events can wait for the heartbeat: settling it takes a transaction id, which
         # would make the next snapshot differ, and so on for ever.
-        return self._finished or any(count for _, count, _ in self._published)
+        return self._finished or any(delivery.piece.events for delivery in self._completed)
 
-    def _hand_to_settler(self, pieces: list[Piece]) -> None:
-        if pieces:
+    def _hand_to_settler(self, deliveries: list[Delivery]) -> None:
+        if deliveries:
             with self._outcome:
-                self._published += [
-                    (piece.position, len(piece.events), piece.events[-1].seq if piece.events else None)
-                    for piece in pieces
-                ]
+                self._completed += deliveries
+                self._unsettled += sum(1 for delivery in deliveries if delivery.piece.events)
                 self._outcome.notify()
-
-    def _settle_before_rejection(self) -> None:
-        """What stands before the refused event is published: say so, or a restart would send it again."""
-        self._publisher.flush(_STOP_SECONDS)
-        self._hand_to_settler(self._publisher.acknowledged())
-        partly = self._publisher.acknowledged_in_part()
-        if partly is not None:
-            position, events, newest = partly
-            with self._outcome:
-                self._published.append((position, events, newest))
 
     def _is_time_to_hand_over(self) -> bool:
         return (

@@ -60,7 +60,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _topics(broker: Kafka, **settings: object) -> Topics:
-    return Topics(load_settings(kafka=broker.bootstrap, **settings), {})
+    return Topics(load_settings(kafka=broker.bootstrap, **settings))
 
 
 def _admin(bootstrap: str) -> AdminClient:

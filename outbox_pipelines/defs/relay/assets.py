@@ -46,15 +46,14 @@ the asset: every ten seconds at first, later every minute, if something was publ
 
 Use: let the sensor `relay_supervisor` start the sessions. By hand: the job `relay_session`, or `relay_once`.
 
-When it fails: the error says in one line what to mend (database, schema, broker, an event that Kafka
-refuses). Nothing is lost: everything before it is published, the next session goes on behind it.
+When it fails: the error says in one line what to mend (database, schema, broker). Nothing is lost: the next
+session goes on where this one ended. An event that Kafka refuses does not end a session: it is parked.
 """,
 )
 def relay(
     context: dg.AssetExecutionContext, config: RelayConfig, outbox: OutboxResource
 ) -> Iterator[dg.MaterializeResult[Any]]:
     # Here, because definitions are to load without the drivers.
-    from outbox_pipelines.relay.publisher import RejectedError
     from outbox_pipelines.relay.service import ShardHeldError, default_owner
     from outbox_pipelines.relay.shards import ShardLostError
 
@@ -81,7 +80,7 @@ def relay(
         context.log_event(
             dg.AssetObservation(context.asset_key, description=str(error), metadata={"held": str(error)})
         )
-    except (SetupError, RejectedError, ShardLostError) as error:
+    except (SetupError, ShardLostError) as error:
         metadata = _metadata(progress) if progress else {}
         raise dg.Failure(str(error), metadata=metadata, allow_retries=False) from None
     if progress is not None:

@@ -1,0 +1,92 @@
+"""Kafka's client, configured in one way.
+
+Invariants:
+- Idempotent, acks=all, no expiry, Java's partitioner: without any of these the guarantees do not hold, and a
+  file of settings may not change them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.settings import Settings
+
+_FIXED: Final[dict[str, Any]] = {
+    "acks": "all",
+    "enable.idempotence": True,
+    "enable.gapless.guarantee": True,
+    # An expired message would be overtaken by the next one of its key.
+    "message.timeout.ms": 0,
+    # As Java's producers and Debezium place keys; librdkafka's own way agrees on 1 key in 9.
+    "partitioner": "murmur2_random",
+    # What is on its way is bounded by the relay, in pieces.
+    "queue.buffering.max.messages": 200_000,
+    "queue.buffering.max.kbytes": 262_144,
+}
+_DEFAULTS: Final[dict[str, Any]] = {
+    "compression.type": "lz4",
+    "linger.ms": 5,
+    "batch.num.messages": 10_000,
+    # The broker and the topic decide what is too large, not the client.
+    "message.max.bytes": 16_000_000,
+    "reconnect.backoff.max.ms": 1_000,
+    "socket.keepalive.enable": True,
+}
+# What the client logs is for people who ask for it; what they must know is raised.
+LOG: Final = logging.getLogger("outbox_pipelines.librdkafka")
+LOG.addHandler(logging.NullHandler())
+
+
+def config(settings: Settings, **own: Any) -> dict[str, Any]:
+    """What every client here is made with: the user's file, ours over it, `own` over both.
+
+    Raises:
+        SetupError: no brokers are named, or the file is not as it must be.
+    """
+    return {
+        **_DEFAULTS,
+        **read_config(settings.kafka_config),
+        **_FIXED,
+        "bootstrap.servers": settings.require_kafka(),
+        **own,
+    }
+
+
+def producer(settings: Settings, on_error: Callable[[KafkaError], None], **own: Any) -> Producer:
+    """A producer; `own` settings carry underscores for dots.
+
+    Raises:
+        SetupError: the client refuses the settings.
+    """
+    dotted = {name.replace("_", "."): value for name, value in own.items()}
+    try:
+        return Producer(config(settings, **dotted, error_cb=on_error), logger=LOG)
+    except KafkaException as error:
+        raise SetupError(f"Kafka's client refuses its settings: {error.args[0].str()}") from None
+
+
+def read_config(path: Path | None) -> dict[str, Any]:
+    """The lines ``name=value`` of the user's librdkafka settings; blank lines and # are passed over."""
+    if path is None:
+        return {}
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise SetupError(f"OUTBOX_KAFKA_CONFIG: {error}: name a file of lines name=value") from None
+    found: dict[str, Any] = {}
+    for line in filter(None, (line.strip() for line in lines)):
+        if line.startswith("#"):
+            continue
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if not equals or not name:
+            raise SetupError(f"OUTBOX_KAFKA_CONFIG: {path} has the line {line!r}: write name=value")
+        if name in _FIXED:
+            raise SetupError(f"OUTBOX_KAFKA_CONFIG: the relay sets {name} itself: remove it from {path}")
+        found[name] = value
+    return found

@@ -1,0 +1,58 @@
+"""Tells people of a dead letter: an error in the log, and the command that the operator named.
+
+Invariants:
+- Nothing here holds the relay up, or fails it: the table has the dead letter in any case.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import threading
+from typing import Final
+
+from outbox_pipelines.relay.retries import DeadLetter
+from outbox_pipelines.settings import Settings
+
+_LOG = logging.getLogger(__name__)
+_COMMAND_SECONDS: Final = 30.0
+# Commands at once: a thousand dead letters must not start a thousand processes.
+_slots = threading.BoundedSemaphore(4)
+
+
+def dead_letter(settings: Settings, letter: DeadLetter) -> None:
+    """Reports it; returns at once."""
+    _LOG.error("dead letter: %s, after %d attempts: %s", letter.event, letter.attempts, letter.error)
+    if settings.dead_letter_command:
+        arguments = (settings.dead_letter_command, describe(letter))
+        # Not a daemon: a relay that ends lets its last alarm go out.
+        threading.Thread(target=_run, args=arguments, name="outbox-hook").start()
+
+
+def describe(letter: DeadLetter) -> str:
+    """A dead letter as one JSON object, without its payload."""
+    event = letter.event
+    return json.dumps(
+        {
+            "kind": "dead-letter",
+            "id": event.id,
+            "seq": event.seq,
+            "aggregate_type": event.aggregate_type,
+            "aggregate_id": event.aggregate_id,
+            "event_type": event.event_type,
+            "attempts": letter.attempts,
+            "error": letter.error,
+            "help": f"outbox dead-letters show {event.id}",
+        }
+    )
+
+
+def _run(command: str, description: str) -> None:
+    with _slots:
+        try:
+            subprocess.run(
+                command, shell=True, input=description, text=True, check=True, timeout=_COMMAND_SECONDS
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            _LOG.error("OUTBOX_DEAD_LETTER_COMMAND failed: %s", error)

@@ -1,0 +1,241 @@
+"""Tries suspected events alone, beside the flow of all others.
+
+Invariants:
+- Each event is a batch of its own, so that a refusal names it; at most one event of an aggregate is tried at
+  a time, so that one refused is not overtaken.
+- A verdict is Kafka's word on that event. Without one (an outage, a missing topic) nothing is counted.
+- The last verdict on an event is spoken after its copy is in the dead letter topic, where there is one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from outbox_pipelines.errors import AwayError
+from outbox_pipelines.event import Event
+from outbox_pipelines.relay import client, failures
+from outbox_pipelines.relay.encoding import Encode, Encoder, Headers
+from outbox_pipelines.relay.failures import Kind
+from outbox_pipelines.relay.routing import IllegalTopicError, Router
+from outbox_pipelines.relay.topics import Topics, TopicUnavailableError
+from outbox_pipelines.settings import Settings
+
+_LOG = logging.getLogger(__name__)
+Report = Callable[[KafkaError | None, Message], None]
+# How long Kafka may take for a handful of events; longer is an outage.
+_PATIENCE_SECONDS: Final = 15.0
+
+
+class Verdict(Enum):
+    """What came of an attempt."""
+
+    PUBLISHED = "Kafka has it"
+    REFUSED = "refused alone: counts"
+    UNAVAILABLE = "its topic is not as it must be: does not count"
+    UNKNOWN = "no answer: does not count"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A parked event that is to be tried."""
+
+    event: Event
+    attempts: int
+    """How often it was refused before."""
+    is_last: bool
+    """Whether a refusal makes it a dead letter."""
+    is_replay: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """An attempt, and what came of it."""
+
+    attempt: Attempt
+    verdict: Verdict
+    reason: str = ""
+
+
+class Prober:
+    """A thread that tries events, a handful at a time; started by the first."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._encode = Encoder(settings).encode
+        self._router = Router(settings)
+        self._tried: deque[Tried] = deque()
+        self._batch: list[Attempt] = []
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._end = False
+        self._topics: Topics | None = None
+        self._producer: Producer | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch is being tried, or its verdicts are not fetched."""
+        return bool(self._batch or self._tried)
+
+    def submit(self, batch: list[Attempt]) -> None:
+        """Tries these, each of another aggregate; while it is not busy."""
+        with self._wake:
+            self._batch = batch
+            self._wake.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="outbox-prober", daemon=True)
+            self._thread.start()
+
+    def verdicts(self) -> list[Tried]:
+        """The verdicts since the last call."""
+        return [self._tried.popleft() for _ in range(len(self._tried))]
+
+    def close(self) -> None:
+        """Ends the thread; what is being tried is tried again by whoever comes next."""
+        with self._wake:
+            self._end = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._batch or self._end)
+                if self._end:
+                    return
+            tried = self._try(self._batch)
+            self._tried.extend(self._copied(one) for one in tried)
+            self._batch = []
+
+    def _try(self, batch: list[Attempt]) -> list[Tried]:
+        """Sends all, each in a batch of its own, and waits for the verdicts."""
+        verdicts: dict[str, Tried] = {}
+        for attempt in batch:
+            event = attempt.event
+            try:
+                topic = self._topic(event)
+                value, headers = self._encode(event)
+                self._produce(topic, event.aggregate_id, value, headers, partial(_report, attempt, verdicts))
+            except Exception as error:  # noqa: BLE001 - whatever an event's content makes the encoder raise
+                verdicts[event.id] = _judge(attempt, error)
+        self._flush()
+        unknown = "Kafka does not answer"
+        return [verdicts.get(a.event.id) or Tried(a, Verdict.UNKNOWN, unknown) for a in batch]
+
+    def _copied(self, tried: Tried) -> Tried:
+        """The same, after a dead letter's copy is in its topic; the table has it in any case."""
+        attempt, event = tried.attempt, tried.attempt.event
+        if not (self._settings.dead_letter_topics and tried.verdict is Verdict.REFUSED and attempt.is_last):
+            return tried
+        try:
+            topic = self._router.topic(event.aggregate_type, event.event_type)
+            copy = dead_letter(event, self._encode, topic, tried.reason, attempt.attempts + 1)
+            dead_letter_topic = self._topics_of_broker().find(f"{topic}.dlq").name
+            verdicts: dict[str, Tried] = {}
+            problem = ""
+            # What was too large there is too large here: then the headers alone.
+            for value in (copy[0], None):
+                self._produce(
+                    dead_letter_topic, event.aggregate_id, value, copy[1], partial(_report, attempt, verdicts)
+                )
+                self._flush()
+                copied = verdicts.pop(event.id, None)
+                if copied is None or copied.verdict is Verdict.UNKNOWN:
+                    return Tried(attempt, Verdict.UNKNOWN, "no answer for the copy in the dead letter topic")
+                if copied.verdict is Verdict.PUBLISHED:
+                    return tried
+                problem = copied.reason
+        except (IllegalTopicError, TopicUnavailableError, KafkaException) as error:
+            problem = str(error)
+        except AwayError as error:
+            return Tried(attempt, Verdict.UNKNOWN, str(error))
+        _LOG.warning("%s has no copy in a dead letter topic: %s", event, problem)
+        return tried
+
+    def _topic(self, event: Event) -> str:
+        topic = self._router.topic(event.aggregate_type, event.event_type)
+        return self._topics_of_broker().find(topic).name
+
+    def _topics_of_broker(self) -> Topics:
+        if self._topics is None:
+            self._topics = Topics(self._settings)
+        return self._topics
+
+    def _produce(self, topic: str, key: str, value: str | None, headers: Headers, report: Report) -> None:
+        if self._producer is None:
+            # Not gapless: what is refused must not take the others with it; each is of another aggregate.
+            self._producer = client.producer(
+                self._settings,
+                self._on_error,
+                batch_num_messages=1,
+                linger_ms=0,
+                enable_gapless_guarantee=False,
+            )
+        self._producer.produce(topic, value, key, headers=headers, on_delivery=report)
+
+    def _flush(self) -> None:
+        """Waits for the reports; without them, gives the producer up."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while self._producer is not None and len(self._producer) and not self._end:
+            try:
+                self._producer.flush(0.2)
+            except KafkaException:
+                deadline = 0.0
+            if time.monotonic() > deadline:
+                break
+        else:
+            return
+        self._producer.purge()
+        self._producer.flush(1.0)
+        self._producer = None
+
+    def _on_error(self, error: KafkaError) -> None:
+        _LOG.debug("prober: %s", error.str())
+
+
+def dead_letter(
+    event: Event, encode: Encode, topic: str, reason: str, attempts: int
+) -> tuple[str | None, Headers]:
+    """Value and headers of a dead letter's copy: the message itself, and why, how often, from where."""
+    try:
+        value, headers = encode(event)
+    except Exception:  # noqa: BLE001 - that may be why it is a dead letter
+        value, headers = event.payload, [("id", event.id), ("event-type", event.event_type)]
+    return value, [
+        *headers,
+        ("dead-letter-reason", reason),
+        ("dead-letter-attempts", str(attempts)),
+        ("dead-letter-topic", topic),
+        ("dead-letter-seq", str(event.seq)),
+    ]
+
+
+def _report(attempt: Attempt, verdicts: dict[str, Tried], error: KafkaError | None, message: Message) -> None:
+    if error is None:
+        verdicts[attempt.event.id] = Tried(attempt, Verdict.PUBLISHED)
+    else:
+        verdicts[attempt.event.id] = _judge(attempt, KafkaException(error))
+
+
+def _judge(attempt: Attempt, error: Exception) -> Tried:
+    if isinstance(error, AwayError):
+        return Tried(attempt, Verdict.UNKNOWN, str(error))
+    if isinstance(error, TopicUnavailableError):
+        return Tried(attempt, Verdict.UNAVAILABLE, str(error))
+    if isinstance(error, BufferError):
+        return Tried(attempt, Verdict.UNKNOWN, str(error))
+    if not isinstance(error, KafkaException):
+        return Tried(attempt, Verdict.REFUSED, f"{type(error).__name__}: {error}")
+    reason: KafkaError = error.args[0]
+    verdict = {Kind.EVENT: Verdict.REFUSED, Kind.TOPIC: Verdict.UNAVAILABLE}.get(failures.kind(reason))
+    return Tried(attempt, verdict or Verdict.UNKNOWN, failures.describe(reason))

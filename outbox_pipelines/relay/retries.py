@@ -1,0 +1,286 @@
+"""What becomes of parked events: tried alone, released behind one that went, or dead letters.
+
+Invariants:
+- Everything here runs in the thread, and the session, that settles the shard: who has lost the shard can
+  change nothing.
+- Of an aggregate one thing is under way at a time: its first event tried alone, or a run behind it released.
+- A verdict is written before anything else is done for the aggregate.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from outbox_pipelines.event import Event, Released
+from outbox_pipelines.relay import queries
+from outbox_pipelines.relay.parking import Aggregate, ParkingLot
+from outbox_pipelines.relay.prober import Attempt, Prober, Tried, Verdict
+from outbox_pipelines.relay.publisher import Delivery
+from outbox_pipelines.relay.shards import Shard
+from outbox_pipelines.settings import Settings
+
+LONGEST_PAUSE: Final = 300.0
+DEATHS: Final = 3
+_AT_ONCE: Final = 500
+_RELEASE: Final = 5000
+_MOST_RELEASES: Final = 2
+# A topic that is missing, or a Kafka that is away, is asked again after so long.
+_TOPIC_SECONDS: Final = 10.0
+_OUTAGE_SECONDS: Final = 1.0
+_NEWS_SECONDS: Final = 1.0
+# While something is under way.
+_ATTENTION_SECONDS: Final = 0.02
+
+# The columns of `Event` come first in every row.
+_EVENT: Final = len(Event._fields)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """An event that was given up."""
+
+    event: Event
+    attempts: int
+    error: str
+
+
+class Retries:
+    """Looks after the parked events of a shard that has been taken."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        shard: Shard,
+        lot: ParkingLot,
+        *,
+        on_dead_letter: Callable[[DeadLetter], None],
+    ) -> None:
+        self._settings = settings
+        self._shard = shard
+        self._lot = lot
+        self._prober = Prober(settings)
+        self._on_dead_letter = on_dead_letter
+        self._news = -1
+        self._news_at = 0.0
+        self._replay_at: float | None = None
+        self._flying = 0
+        self._blocking = ["waiting", "retrying"]
+        if settings.on_dead_letter == "block":
+            self._blocking += ["failed", "replaying"]
+        self.published = 0
+        """How many parked events have been published since."""
+        self.released: deque[Released] = deque()
+        """For the publishing thread to take."""
+
+    def begin(self, *, died: bool) -> None:
+        """Takes up what the predecessor left; to be called before anything is published.
+
+        Args:
+            died: whether it ended without giving the shard back.
+        """
+        error = "the relay died while this event was being published"
+        with self._shard.transaction():
+            rows = self._shard.execute(queries.WAS_TRYING, {"died": died, "most": DEATHS, "error": error})
+            if died and (runs := [row for row in rows if row[_EVENT] == "waiting"]):
+                names = _names((row[2], row[3]) for row in runs)
+                self._shard.execute(queries.ALONE, names | {"error": error})
+        for row in rows:
+            if died and row[_EVENT + 1] == "failed":
+                self._on_dead_letter(DeadLetter(Event._make(row[:_EVENT]), row[_EVENT + 2], error))
+        self._hear_news(time.monotonic())
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is under way, and nothing is due now."""
+        return (
+            not (self._flying or self._prober.is_busy)
+            and (self._replay_at is None or self._replay_at > time.monotonic())
+            and self._lot.is_settled
+        )
+
+    @property
+    def pause(self) -> float:
+        """How long until something may want attention, in seconds."""
+        if self._prober.is_busy or self._flying:
+            return _ATTENTION_SECONDS
+        due = min(self._news_at, self._lot.next_due, self._replay_at or self._news_at)
+        return max(due - time.monotonic(), 0.001)
+
+    def look_after(self, *, may_try: bool) -> None:
+        """One round: verdicts, news, what is due.
+
+        Args:
+            may_try: whether Kafka takes events.
+        """
+        self._record(self._prober.verdicts())
+        now = time.monotonic()
+        if now >= self._news_at:
+            self._hear_news(now)
+        if not may_try or self._prober.is_busy:
+            return
+        if aggregates := self._lot.due(_AT_ONCE):
+            self._attend(aggregates)
+        if self._replay_at is not None and self._replay_at <= now and not self._prober.is_busy:
+            self._replay(now)
+
+    def settled(self, delivery: Delivery) -> None:
+        """A released run is complete: what Kafka has is no longer parked."""
+        aggregates = {(event.aggregate_type, event.aggregate_id) for event in delivery.piece.events}
+        with self._shard.transaction():
+            published = [event.id for event in delivery.published()]
+            self._shard.execute(queries.RELEASED, {"ids": published})
+            if delivery.suspects:
+                ids, errors = zip(*[(e.id, why) for e, why in delivery.suspects.values()], strict=True)
+                self._shard.execute(queries.SUSPECTED, {"ids": list(ids), "errors": list(errors)})
+        self._shard.count(len(published))
+        self.published += len(published)
+        self._flying -= 1
+        for aggregate in aggregates:
+            self._lot.look_again(aggregate)
+
+    def close(self) -> None:
+        """Stops trying; what is under way is tried again by whoever comes next."""
+        self._prober.close()
+
+    def _hear_news(self, now: float) -> None:
+        """After somebody has replayed or discarded, and at the beginning: what is parked, from the table."""
+        ((news,),) = self._shard.execute(queries.NEWS, {})
+        self._news_at = now + _NEWS_SECONDS
+        if news != self._news:
+            self._news = news
+            self._lot.load(self._shard.execute(queries.BLOCKED, {"blocking": self._blocking}))
+            self._replay_at = now
+
+    def _attend(self, aggregates: list[Aggregate]) -> None:
+        rows = self._shard.execute(queries.HEADS, _names(aggregates) | {"blocking": self._blocking})
+        heads = {(row[2], row[3]): row for row in rows}
+        attempts, free = [], []
+        for aggregate in aggregates:
+            head = heads.get(aggregate)
+            if head is None:
+                self._lot.free(aggregate)
+                continue
+            state, _, due_in, _ = head[_EVENT:]
+            if state == "waiting":
+                free.append(aggregate)
+            elif state != "retrying":
+                self._lot.look_again(aggregate, None)
+            elif due_in is not None and due_in > 0:
+                self._lot.look_again(aggregate, due_in)
+            else:
+                attempts.append(head)
+        self._try(attempts)
+        self._release(free)
+
+    def _try(self, rows: list[tuple[Any, ...]]) -> None:
+        """Submits those that are due. What a relay died of goes by itself, for the next death to name it."""
+        deadly = [row for row in rows if row[_EVENT + 3]]
+        chosen = [] if self._prober.is_busy else deadly[:1] or rows
+        for row in rows:
+            if row not in chosen and row[_EVENT] == "retrying":
+                self._lot.look_again((row[2], row[3]), _ATTENTION_SECONDS)
+        if not chosen:
+            return
+        self._shard.execute(queries.TRYING, {"ids": [row[1] for row in chosen]})
+        most = self._settings.max_attempts
+        self._prober.submit(
+            [
+                Attempt(
+                    Event._make(row[:_EVENT]),
+                    row[_EVENT + 1],
+                    is_last=row[_EVENT] == "replaying" or row[_EVENT + 1] + 1 >= most,
+                    is_replay=row[_EVENT] == "replaying",
+                )
+                for row in chosen
+            ]
+        )
+
+    def _release(self, aggregates: list[Aggregate]) -> None:
+        if not aggregates:
+            return
+        events: list[Event] = []
+        if self._flying < _MOST_RELEASES:
+            limit = {"limit": max(1, _RELEASE // len(aggregates)), "blocking": self._blocking}
+            rows = self._shard.stream(queries.FREE, _names(aggregates) | limit)
+            events = _bounded(map(Event._make, rows), self._settings.piece_bytes)
+        released = {(event.aggregate_type, event.aggregate_id) for event in events}
+        for aggregate in aggregates:
+            if aggregate not in released:
+                self._lot.look_again(aggregate, _ATTENTION_SECONDS)
+        if events:
+            events.sort()
+            first: dict[tuple[str, str], str] = {}
+            for event in events:
+                first.setdefault((event.aggregate_type, event.aggregate_id), event.id)
+            self._shard.execute(queries.TRYING, {"ids": list(first.values())})
+            self._flying += 1
+            self.released.append(Released(events, sum(len(event.payload) for event in events)))
+
+    def _replay(self, now: float) -> None:
+        rows = self._shard.execute(queries.REPLAYS, {"limit": _AT_ONCE})
+        if rows:
+            self._try(rows)
+        else:
+            ((some,),) = self._shard.execute(queries.ANY_REPLAYS, {})
+            self._replay_at = now + _NEWS_SECONDS if some else None
+
+    def _record(self, tried: list[Tried]) -> None:
+        """Writes verdicts, then lets the aggregates be looked after again."""
+        if not tried:
+            return
+        published = [t.attempt.event.id for t in tried if t.verdict is Verdict.PUBLISHED]
+        refused = [t for t in tried if t.verdict is Verdict.REFUSED]
+        postponed = [t for t in tried if t.verdict in (Verdict.UNAVAILABLE, Verdict.UNKNOWN)]
+        with self._shard.transaction():
+            self._shard.execute(queries.RELEASED, {"ids": published})
+            rows = self._shard.execute(
+                queries.REFUSED, self._columns(refused) | {"most": self._settings.max_attempts}
+            )
+            self._shard.execute(queries.POSTPONED, self._columns(postponed))
+        self._shard.count(len(published))
+        self.published += len(published)
+        for one in tried:
+            event = one.attempt.event
+            if not one.attempt.is_replay:
+                self._lot.look_again((event.aggregate_type, event.aggregate_id))
+        events = {t.attempt.event.id: t for t in refused}
+        for name, state, attempts in rows:
+            if state == "failed":
+                self._on_dead_letter(DeadLetter(events[name].attempt.event, attempts, events[name].reason))
+
+    def _columns(self, tried: list[Tried]) -> dict[str, Any]:
+        return {
+            "ids": [t.attempt.event.id for t in tried],
+            "errors": [None if t.verdict is Verdict.UNKNOWN else t.reason for t in tried],
+            "pauses": [self._pause(t) for t in tried],
+        }
+
+    def _pause(self, tried: Tried) -> float:
+        """Until the next attempt; with jitter, so that what was refused together does not stay together."""
+        if tried.verdict is Verdict.UNKNOWN:
+            return _OUTAGE_SECONDS
+        if tried.verdict is Verdict.UNAVAILABLE:
+            return _TOPIC_SECONDS
+        pause = min(LONGEST_PAUSE, self._settings.retry_seconds * 2.0**tried.attempt.attempts)
+        return pause * random.uniform(0.8, 1.2)
+
+
+def _names(aggregates: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    types, ids = zip(*aggregates, strict=True)
+    return {"types": list(types), "ids": list(ids)}
+
+
+def _bounded(events: Iterable[Event], size: int) -> list[Event]:
+    """The first of them, up to so many characters of payload, but one at least."""
+    found: list[Event] = []
+    for event in events:
+        found.append(event)
+        size -= len(event.payload)
+        if size < 0:
+            break
+    return found

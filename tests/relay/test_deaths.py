@@ -1,0 +1,122 @@
+"""Events that kill the process: found, and given up, without a commit for each event (G3)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from outbox_pipelines.relay import service
+from tests.conftest import Outbox, clean_environment
+from tests.relay.test_parking import _numbers, _parked, _write
+
+# A relay whose encoder crashes the process at a payload with "deadly" in it, as a fault in a C library would.
+RELAY = """
+import os, signal, sys
+from outbox_pipelines.relay import encoding
+plain = encoding._plain
+def deadly(names):
+    encode = plain(names)
+    def crashing(event):
+        if '"deadly"' in event.payload:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return encode(event)
+    return crashing
+encoding._plain = deadly
+from outbox_pipelines.__main__ import main
+sys.argv = ["outbox", "relay", "--until-empty"]
+main()
+"""
+
+
+def _run(outbox: Outbox, **environment: str) -> int:
+    given = clean_environment() | outbox.environment | environment
+    command = [sys.executable, "-c", RELAY]
+    return subprocess.run(command, env=given, capture_output=True, timeout=60).returncode
+
+
+def _run_until_it_lives(outbox: Outbox, **environment: str) -> int:
+    deaths = 0
+    while (code := _run(outbox, **environment)) == -signal.SIGKILL:
+        deaths += 1
+        assert deaths < 12, "the relay dies for ever"
+    assert code in (0, 1)
+    return deaths
+
+
+@pytest.mark.parametrize(("events", "at"), [(1, 0), (3000, 1234)])
+def test_an_event_that_kills_is_found_and_given_up(outbox: Outbox, events: int, at: int) -> None:
+    """Guards against a crash loop for ever, and against blaming an innocent."""
+    payloads: list[tuple[str, Any]] = [(str(n % 50), {"n": n}) for n in range(events)]
+    payloads[at] = ("guilty", {"n": at, "deadly": True})
+    ids = _write(outbox, *payloads, ("guilty", {"n": events}))
+    assert _run_until_it_lives(outbox) <= 6
+    assert _parked(outbox) == [("guilty", ids[at], "failed", 0)]
+    assert len({message.headers["id"] for message in outbox.messages()}) == events
+    assert _numbers(outbox, "guilty") == [events]
+    with outbox.connect() as connection:
+        row = connection.execute(
+            "SELECT s.deaths, suspect, suspect_deaths, last_error FROM outbox_shards s, outbox_parked"
+        ).fetchone()
+    assert row is not None
+    assert row[:3] == (0, None, 0)
+    assert "died 3 times" in row[3]
+
+
+def test_a_replayed_event_that_kills_is_given_up_again(outbox: Outbox) -> None:
+    """Guards against an operator's replay that brings the crash loop back."""
+    ids = _write(outbox, ("guilty", {"n": 0, "deadly": True}), ("other", {"n": 0}))
+    _run_until_it_lives(outbox)
+    with outbox.connect() as connection:
+        connection.execute("UPDATE outbox_parked SET state = 'replaying', next_attempt_at = NULL")
+    assert _run_until_it_lives(outbox) <= 4
+    assert _parked(outbox)[0][:3] == ("guilty", ids[0], "failed")
+
+
+def test_a_run_of_released_events_with_a_killer_in_it(outbox: Outbox) -> None:
+    """Guards against a crash loop among events that waited behind another one."""
+    ids = _write(outbox, *[("a", {"n": n}) for n in range(20)])
+    with outbox.connect() as connection:
+        # As after a refusal: the first is to be tried, the others wait; one of those kills.
+        service.relay(outbox.settings, until_empty=True)
+        connection.execute(
+            "INSERT INTO outbox_parked SELECT *, CASE WHEN seq = (SELECT min(seq) FROM outbox) "
+            "THEN 'retrying' ELSE 'waiting' END, 0, now(), NULL FROM outbox"
+        )
+        connection.execute(
+            "UPDATE outbox_parked SET payload = payload || '{\"deadly\": 1}' WHERE id = %s", [ids[12]]
+        )
+    _run_until_it_lives(outbox)
+    assert _parked(outbox) == [("a", ids[12], "failed", 0)]
+    # Once by the first drain, once as a parked event; of a run that was on its way at the death, again.
+    again = _numbers(outbox, "a")[20:]
+    first = list(dict.fromkeys(again))
+    assert first == [n for n in range(20) if n != 12]
+
+
+def test_kills_from_outside_blame_nobody(outbox: Outbox) -> None:
+    """Guards against dead letters made by an operator's kill -9, or by an orchestrator in an outage."""
+    outbox.fill(20_000)
+    for n in range(12):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "outbox_pipelines", "relay"],
+            env=clean_environment() | outbox.environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "taken" in line:
+                break
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.002 * n)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+    service.relay(outbox.settings, until_empty=True)
+    assert _parked(outbox) == []
+    assert len({message.headers["id"] for message in outbox.messages()}) == 20_000

@@ -1,0 +1,136 @@
+"""Servers that go away and come back: nothing is lost, nothing is counted against an event (G1, G4)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import psycopg
+
+from outbox_pipelines.local.kafka import Kafka
+from outbox_pipelines.local.postgres import Postgres
+from outbox_pipelines.relay import status
+from tests.conftest import Outbox, wait_until
+from tests.relay import faults
+
+
+def _breaker(outbox: Outbox) -> str:
+    return status.read(outbox.settings).shards[0].breaker
+
+
+def _wait_until_relayed(outbox: Outbox) -> None:
+    wait_until(lambda: status.read(outbox.settings).shards[0].backlog == 0, seconds=60, what="no backlog")
+
+
+def _assert_all_arrived(outbox: Outbox, events: int) -> None:
+    _wait_until_relayed(outbox)
+    assert len({message.headers["id"] for message in outbox.messages()}) == events
+    with outbox.connect() as connection:
+        assert connection.execute("SELECT count(*) FROM outbox_parked").fetchone() == (0,)
+
+
+def test_kafka_goes_away_and_comes_back(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
+    """Guards against attempts burnt by an outage, a relay that spins or grows, a transaction held open."""
+    _, kafka, outbox = own_servers
+    outbox.write(*range(20))
+    with faults.relay(outbox, OUTBOX_BREAKER_SECONDS="1") as relay:
+        _wait_until_relayed(outbox)
+        kafka.kill()
+        outbox.fill(60_000)
+        wait_until(lambda: _breaker(outbox) == "open", what="the breaker to open")
+        cpu, rss = _cpu_seconds(relay.pid), _rss_mb(relay.pid)
+        at = time.monotonic()
+        wait_until(lambda: time.monotonic() - at > 4)
+        assert _cpu_seconds(relay.pid) - cpu < 1.2
+        assert _rss_mb(relay.pid) < rss + 20 < 250
+        assert _oldest_transaction(outbox) < 1
+        kafka.start()
+        wait_until(lambda: _breaker(outbox) == "closed", seconds=60, what="the breaker to close")
+        _assert_all_arrived(outbox, 60_020)
+        assert relay.poll() is None
+
+
+def test_kafka_is_frozen_for_a_while(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
+    """Guards against a broker whose connections stay open while nothing is answered."""
+    _, kafka, outbox = own_servers
+    with faults.relay(outbox, OUTBOX_BREAKER_SECONDS="1"):
+        outbox.write(1)
+        _wait_until_relayed(outbox)
+        kafka.freeze()
+        outbox.write(*range(10))
+        wait_until(lambda: _breaker(outbox) == "open", what="the breaker to open")
+        kafka.thaw()
+        wait_until(lambda: _breaker(outbox) == "closed", seconds=60, what="the breaker to close")
+        _assert_all_arrived(outbox, 11)
+
+
+def test_the_database_restarts(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
+    """Guards against a relay that must be started again by hand."""
+    postgres, _, outbox = own_servers
+    with faults.relay(outbox) as relay:
+        for n in range(3):
+            outbox.write(n)
+            _wait_until_relayed(outbox)
+            postgres.stop()
+            postgres.start()
+        outbox.write(3)
+        _assert_all_arrived(outbox, 4)
+        assert relay.poll() is None
+        os.kill(relay.pid, signal.SIGTERM)
+        assert relay.wait(20) == 0
+
+
+def test_both_go_away(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
+    """Guards against a relay that waits for one while the other one comes back."""
+    postgres, kafka, outbox = own_servers
+    with faults.relay(outbox, OUTBOX_BREAKER_SECONDS="1") as relay:
+        outbox.write(1)
+        _wait_until_relayed(outbox)
+        kafka.kill()
+        outbox.write(2)
+        postgres.kill()
+        postgres.start()
+        outbox.write(3)
+        kafka.start()
+        _assert_all_arrived(outbox, 3)
+        assert relay.poll() is None
+
+
+def test_a_relay_that_waits_for_the_database_can_be_stopped(
+    own_servers: tuple[Postgres, Kafka, Outbox],
+) -> None:
+    """Guards against a service that ignores SIGTERM in an outage."""
+    postgres, _, outbox = own_servers
+    with faults.relay(outbox) as relay:
+        outbox.write(1)
+        _wait_until_relayed(outbox)
+        postgres.stop()
+        at = time.monotonic()
+        wait_until(lambda: time.monotonic() - at > 2)
+        assert relay.poll() is None
+        os.kill(relay.pid, signal.SIGTERM)
+        assert relay.wait(20) in (0, 2)
+
+
+def _oldest_transaction(outbox: Outbox) -> float:
+    """Age of the oldest open transaction of the relay, in seconds."""
+    with psycopg.connect(outbox.settings.dsn) as connection:
+        row = connection.execute(
+            "SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8 "
+            "FROM pg_stat_activity WHERE application_name LIKE 'outbox relay%'"
+        ).fetchone()
+    assert row is not None
+    return float(row[0])
+
+
+def _cpu_seconds(pid: int) -> float:
+    with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
+        fields = stat.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _rss_mb(pid: int) -> float:
+    with open(f"/proc/{pid}/status") as lines:  # noqa: PTH123
+        (line,) = [line for line in lines if line.startswith("VmRSS:")]
+    return int(line.split()[1]) / 1024
