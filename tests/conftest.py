@@ -34,7 +34,7 @@ class Message(NamedTuple):
     offset: int
     key: str
     value: str | None
-    headers: dict[str, str]
+    headers: dict[str, str | None]
 
 
 @dataclass(frozen=True)
@@ -136,13 +136,17 @@ def read_topic(kafka: str, topic: str) -> list[Message]:
                         message.partition(),
                         message.offset(),
                         message.key().decode(),
-                        None if message.value() is None else message.value().decode(),
-                        {name: value.decode() for name, value in message.headers()},
+                        _text(message.value()),
+                        {name: _text(value) for name, value in message.headers()},
                     )
                 )
         return found
     finally:
         consumer.close()
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()
 
 
 def wait_until(condition: Callable[[], object], *, seconds: float = 20.0, what: str = "condition") -> None:
