@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import pytest
 from cloudevents.core.bindings.kafka import KafkaMessage, from_kafka
 from cloudevents.core.formats.json import JSONFormat
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.event import Event
@@ -114,6 +115,19 @@ def test_a_body_that_does_not_fit_is_parked_and_says_why(outbox: Outbox) -> None
         )
     assert (parked, attempts) == (guilty.id, 1)
     assert "needs a payload that is a JSON object" in error
+
+
+@pytest.mark.parametrize("value", ["flat", "envelope", "cloudevents"])
+def test_an_event_too_large_in_its_shape_is_named(outbox: Outbox, value: str) -> None:
+    """Guards against a report of the broker's that finds no event, since it shows the shape."""
+    admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
+    topic = NewTopic(outbox.topic(), 1, 1, config={"max.message.bytes": "2000"})
+    admin.create_topics([topic])[outbox.topic()].result(10)
+    noise = [f"{n * 7919 % 100_003:05d}" for n in range(20_000)]
+    with outbox.connect(autocommit=False) as connection:
+        guilty = emit(connection, "order", 1, "order.placed", {"noise": noise})
+    with pytest.raises(RejectedError, match=rf"event {guilty.id} .*too large"):
+        service.relay(_shaped(outbox, value=value).settings, until_empty=True)
 
 
 def test_an_envelope_has_all_that_identifies_the_event(outbox: Outbox) -> None:
