@@ -322,7 +322,7 @@ class Publisher:
     def _narrow(self, event: Event) -> None:
         """A batch was refused for its size. Where the topic's limit is not to be had, it is approached."""
         topic = self._router.topic(event.aggregate_type, event.event_type)
-        if self._topics.find(topic).largest is None:
+        if not self._topics.knows_limit(topic):
             self._wanted_batch_bytes = max(_LEAST_BATCH_BYTES, self._batch_bytes // 4)
 
     def _new_producer(self) -> Producer:

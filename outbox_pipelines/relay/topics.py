@@ -138,6 +138,10 @@ class Topics:
             self._topics[name] = topic
         return topic
 
+    def knows_limit(self, name: str) -> bool:
+        """Whether the size that a topic takes is known."""
+        return name in self._topics and self._topics[name].largest is not None
+
     def refresh(self) -> bool:
         """Asks about all known topics again, once a minute; whether an answer has brought news."""
         if self._awaited:
