@@ -17,6 +17,7 @@ import click
 from outbox_pipelines import __version__
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.commands import local
+from outbox_pipelines.relay.dead_letter_commands import dead_letters
 from outbox_pipelines.settings import Settings, load_settings
 
 
@@ -148,4 +149,5 @@ def status(settings: Settings, as_json: bool) -> None:
         click.echo(relay_status.render(found))
 
 
+cli.add_command(dead_letters)
 cli.add_command(local)

@@ -107,4 +107,14 @@ BEGIN
     EXECUTE format('GRANT INSERT, SELECT ON outbox_released TO %s', relay);
 END $$;
 
+-- Everything that a person needs who looks after the outbox: SELECT outbox_grant_operator('alice').
+CREATE FUNCTION outbox_grant_operator(operator regrole) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    EXECUTE format('GRANT USAGE ON SCHEMA %I TO %s', current_schema(), operator);
+    EXECUTE format('GRANT SELECT ON outbox, outbox_shards, outbox_progress, outbox_parked, outbox_released, '
+                   'outbox_audit, outbox_days, outbox_migrations, outbox_events TO %s', operator);
+    EXECUTE format('GRANT UPDATE ON outbox_parked TO %s', operator);
+    EXECUTE format('GRANT INSERT ON outbox_audit TO %s', operator);
+END $$;
+
 INSERT INTO outbox_migrations (name) VALUES ('0003_guards');

@@ -112,6 +112,13 @@ class ParkingLot:
             entry.due = None if seconds is None else time.monotonic() + seconds
             self._next = min(self._next, entry.due or math.inf)
 
+    def wake(self, aggregate: tuple[str, str]) -> None:
+        """Something has been done for it, if it is blocked."""
+        with self._lock:
+            entry = self.blocked.get(aggregate)
+            if entry is not None and entry.due is None:
+                entry.due = self._next = 0.0
+
     def free(self, aggregate: tuple[str, str]) -> None:
         """The table has nothing more of it: it may go, unless something is on the way there."""
         with self._lock:

@@ -325,8 +325,45 @@ WHERE p.aggregate_type = a.type AND p.aggregate_id = a.name AND p.state = 'waiti
 
 ANY_REPLAYS: Final = "SELECT EXISTS (SELECT FROM outbox_parked WHERE state = 'replaying')"
 
-# Whether somebody has replayed or discarded since.
-NEWS: Final = "SELECT coalesce(max(number), 0) FROM outbox_audit"
+# Whether somebody has replayed or discarded since. The highest number alone would miss one that commits late.
+NEWS: Final = "SELECT count(*) FROM outbox_audit"
+
+# --- dead letters ---------------------------------------------------------------------------------------
+
+_MEANT: Final[LiteralString] = """
+    (%(ids)s::uuid[] IS NULL OR id = ANY (%(ids)s::uuid[]))
+    AND (%(event_type)s::text IS NULL OR event_type = %(event_type)s)
+    AND (%(aggregate_type)s::text IS NULL OR aggregate_type = %(aggregate_type)s)
+    AND (%(aggregate_id)s::text IS NULL OR aggregate_id = %(aggregate_id)s)
+    AND (%(error)s::text IS NULL OR strpos(last_error, %(error)s) > 0)
+    AND (%(since)s::timestamptz IS NULL OR failed_at >= %(since)s)
+    AND (%(until)s::timestamptz IS NULL OR failed_at <= %(until)s)"""
+
+COUNT_DEAD_LETTERS: Final[LiteralString] = f"""
+SELECT coalesce(last_error, ''), count(*) FROM outbox_parked WHERE state = %(state)s AND {_MEANT}
+GROUP BY 1 ORDER BY 2 DESC"""
+LIST_DEAD_LETTERS: Final[LiteralString] = f"""
+SELECT id::text, seq, aggregate_type, aggregate_id, event_type, state, attempts, failed_at, created_at,
+       coalesce(last_error, '')
+FROM outbox_parked WHERE state = %(state)s AND {_MEANT}
+ORDER BY failed_at DESC, seq DESC LIMIT %(limit)s"""
+
+SHOW_PARKED: Final = """
+SELECT to_jsonb(p) || jsonb_build_object('actions', (
+    SELECT coalesce(jsonb_agg(to_jsonb(a) - 'events' - 'filter' ORDER BY a.number), '[]'::jsonb)
+    FROM outbox_audit a WHERE a.events @> ARRAY[p.id]))
+FROM outbox_parked p WHERE p.id = %(id)s"""
+
+REPLAY: Final[LiteralString] = f"""
+UPDATE outbox_parked SET state = 'replaying', next_attempt_at = NULL, deaths = 0
+WHERE state = 'failed' AND {_MEANT} RETURNING id"""
+DISCARD: Final[LiteralString] = f"""
+UPDATE outbox_parked SET state = 'discarded', failed_at = coalesce(failed_at, clock_timestamp())
+WHERE state = 'failed' AND {_MEANT} RETURNING id"""
+
+AUDIT: Final = """
+INSERT INTO outbox_audit (actor, action, reason, filter, events)
+VALUES (%(actor)s, %(action)s, %(reason)s, %(filter)s, %(events)s)"""
 
 # --- rebase ---------------------------------------------------------------------------------------------
 

@@ -246,8 +246,11 @@ class Retries:
         self.published += len(published)
         for one in tried:
             event = one.attempt.event
-            if not one.attempt.is_replay:
-                self._lot.look_again((event.aggregate_type, event.aggregate_id))
+            aggregate = (event.aggregate_type, event.aggregate_id)
+            if one.attempt.is_replay:
+                self._lot.wake(aggregate)
+            else:
+                self._lot.look_again(aggregate)
         events = {t.attempt.event.id: t for t in refused}
         for name, state, attempts in rows:
             if state == "failed":

@@ -1,0 +1,134 @@
+"""Dead letters: found, shown, replayed, discarded.
+
+Invariants:
+- Nothing is lost: a discarded dead letter keeps its content, a published one is in the outbox's own table.
+- Each replay and each discard leaves a row in `outbox_audit`, in its own transaction: who, when, why, which.
+- The relay hears of it within a second. A replayed event is tried once: refused again, it is a dead letter
+  again, with the new reason.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any, Final, Literal, LiteralString
+from uuid import UUID
+
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay import queries
+from outbox_pipelines.settings import Settings
+
+Action = Literal["replay", "discard"]
+_ACT: Final[dict[Action, LiteralString]] = {"replay": queries.REPLAY, "discard": queries.DISCARD}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which dead letters are meant: those for which all that is given holds."""
+
+    ids: tuple[UUID, ...] = ()
+    event_type: str | None = None
+    aggregate_type: str | None = None
+    aggregate_id: str | None = None
+    error: str | None = None
+    """A part of the reason."""
+    since: datetime | None = None
+    until: datetime | None = None
+    """When they failed; an aware time."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every dead letter is meant."""
+        return self == Filter()
+
+    def parameters(self) -> dict[str, Any]:
+        """For the queries."""
+        return asdict(self) | {"ids": list(self.ids) or None}
+
+    def told(self) -> dict[str, Any]:
+        """What was given, for the audit."""
+        given = {name: value for name, value in asdict(self).items() if value}
+        return json.loads(json.dumps(given, default=str))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRow:
+    """A dead letter, without its content."""
+
+    id: str
+    seq: int
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    state: str
+    attempts: int
+    failed_at: datetime
+    created_at: datetime
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Dead letters, the newest first, and how many there are of each reason."""
+
+    total: int
+    by_error: dict[str, int] = field(default_factory=dict)
+    rows: list[DeadLetterRow] = field(default_factory=list)
+
+
+def find(settings: Settings, which: Filter, *, limit: int = 50, discarded: bool = False) -> Found:
+    """Those that are meant.
+
+    Args:
+        limit: rows at most; the counts are of all.
+        discarded: those that were given up, instead.
+    """
+    parameters = which.parameters() | {"limit": limit, "state": "discarded" if discarded else "failed"}
+    with connect(settings, name="outbox dead-letters") as connection:
+        counts = connection.execute(queries.COUNT_DEAD_LETTERS, parameters).fetchall()
+        rows = connection.execute(queries.LIST_DEAD_LETTERS, parameters).fetchall()
+    by_error: dict[str, int] = dict(counts)
+    return Found(sum(by_error.values()), by_error, [DeadLetterRow(*row) for row in rows])
+
+
+def show(settings: Settings, event_id: UUID) -> dict[str, Any] | None:
+    """All that is known of a parked event or dead letter, and what was done to it; None if it is neither."""
+    with connect(settings, name="outbox dead-letters") as connection:
+        row = connection.execute(queries.SHOW_PARKED, {"id": event_id}).fetchone()
+    return None if row is None else dict(row[0])
+
+
+def act(settings: Settings, action: Action, which: Filter, *, actor: str, reason: str) -> int:
+    """Replays or discards those that are meant; how many they were.
+
+    Args:
+        actor: who does it, for the audit.
+        reason: why, for the audit.
+
+    Raises:
+        SetupError: no reason is given, or this role may not.
+    """
+    if not reason.strip():
+        raise SetupError("say why, with --reason: it stands in the audit")
+    with connect(settings, name=f"outbox dead-letters {action}") as connection, connection.transaction():
+        ids = [row[0] for row in connection.execute(_ACT[action], which.parameters()).fetchall()]
+        if ids:
+            _audit(connection, action, which, ids, actor=actor, reason=reason)
+    return len(ids)
+
+
+def _audit(
+    connection: Connection, action: Action, which: Filter, ids: list[UUID], *, actor: str, reason: str
+) -> None:
+    connection.execute(
+        queries.AUDIT,
+        {
+            "actor": actor,
+            "action": action,
+            "reason": reason.strip(),
+            "filter": json.dumps(which.told()),
+            "events": ids,
+        },
+    )

@@ -1,0 +1,97 @@
+"""The job `dead_letters`: what an operator does in the launchpad."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from outbox_pipelines.defs.relay.dead_letters import dead_letters_job
+from outbox_pipelines.relay import service
+from outbox_pipelines.writer import emit
+from tests.conftest import Outbox
+from tests.defs.conftest import resource_of
+
+
+@pytest.fixture
+def letter(outbox: Outbox) -> str:
+    """A dead letter: its type makes no topic name."""
+    with outbox.connect(autocommit=False) as connection:
+        written = emit(connection, "or/der", 1, "order.placed", {})
+    service.relay(outbox.settings.model_copy(update={"max_attempts": 1}), until_empty=True)
+    return str(written.id)
+
+
+def _run(outbox: Outbox, instance: dg.DagsterInstance, **config: Any) -> dg.ExecuteInProcessResult:
+    return dead_letters_job.execute_in_process(
+        run_config={"ops": {"dead_letters": {"config": config}}},
+        resources={"outbox": resource_of(outbox)},
+        instance=instance,
+        raise_on_error=False,
+    )
+
+
+def _state(outbox: Outbox) -> str:
+    with outbox.connect() as connection:
+        ((state,),) = connection.execute("SELECT state FROM outbox_parked")
+    return str(state)
+
+
+def _failure(result: dg.ExecuteInProcessResult) -> str:
+    (failed,) = [e for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_FAILURE]
+    return str(failed.step_failure_data.user_failure_data.description)
+
+
+def test_by_itself_it_lists_and_changes_nothing(
+    outbox: Outbox, instance: dg.DagsterInstance, letter: str
+) -> None:
+    """Guards against a launch without configuration that does something."""
+    result = _run(outbox, instance)
+    assert result.success
+    (output,) = result.get_step_success_events()
+    (handled,) = [e for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_OUTPUT]
+    metadata = handled.step_output_data.metadata
+    assert output.is_step_success
+    assert metadata["found"].value == 1
+    assert metadata["done"].value == 0
+    assert letter in metadata["table"].value
+    assert _state(outbox) == "failed"
+
+
+def test_it_replays_and_discards_and_leaves_a_trace(
+    outbox: Outbox, instance: dg.DagsterInstance, letter: str
+) -> None:
+    """Guards against an action that nobody can trace to its run."""
+    replayed = _run(outbox, instance, action="replay", ids=[letter], reason="mended")
+    assert replayed.success
+    assert _state(outbox) == "replaying"
+    service.relay(outbox.settings.model_copy(update={"max_attempts": 1}), until_empty=True)
+    assert _state(outbox) == "failed"
+    discarded = _run(outbox, instance, action="discard", everything=True, reason="nobody needs it")
+    assert discarded.success
+    assert _state(outbox) == "discarded"
+    with outbox.connect() as connection:
+        rows = connection.execute("SELECT actor, action, reason FROM outbox_audit ORDER BY number").fetchall()
+    assert rows == [
+        (f"Dagster run {replayed.run_id[:8]}", "replay", "mended"),
+        (f"Dagster run {discarded.run_id[:8]}", "discard", "nobody needs it"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"action": "replay", "reason": "x"}, "name ids, or give a filter, or set everything"),
+        ({"action": "discard", "everything": True}, "say why, with reason"),
+        ({"action": "discard", "ids": ["17"], "reason": "x"}, "ids are those that `list` shows"),
+    ],
+)
+def test_wrong_input(
+    outbox: Outbox, instance: dg.DagsterInstance, letter: str, config: dict[str, Any], says: str
+) -> None:
+    """Guards against an action that nobody meant, and a failure that does not help."""
+    result = _run(outbox, instance, **config)
+    assert not result.success
+    assert says in _failure(result)
+    assert _state(outbox) == "failed"

@@ -1,0 +1,222 @@
+"""Dead letters in an operator's hands: found, shown, replayed, discarded, and written down."""
+
+from __future__ import annotations
+
+import json
+import pty
+import subprocess
+import uuid
+from os import fdopen
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from outbox_pipelines.relay import service, status
+from outbox_pipelines.writer import emit
+from tests.conftest import Outbox, clean_environment, command, wait_until
+from tests.relay.test_parking import NOISE, _change, _keys, _numbers, _parked, _quick, _running
+
+
+@pytest.fixture
+def letters(outbox: Outbox) -> list[str]:
+    """Three dead letters of two aggregates and types; their ids."""
+    admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
+    topic = NewTopic(outbox.topic(), 1, 1, config={"max.message.bytes": "2000"})
+    admin.create_topics([topic])[outbox.topic()].result(10)
+    with outbox.connect(autocommit=False) as connection:
+        ids = [
+            str(emit(connection, "order", key, kind, {"n": n, "noise": NOISE}).id)
+            for n, (key, kind) in enumerate([("a", "order.placed"), ("a", "order.paid"), ("b", "order.paid")])
+        ]
+        emit(connection, "order", "b", "order.shipped", {"n": 3})
+    settings = _quick(outbox, max_attempts=1)
+    with _running(settings):
+        wait_until(lambda: [row[2] for row in _parked(outbox)] == ["failed"] * 3)
+        wait_until(lambda: _numbers(outbox, "b") == [3])
+    return ids
+
+
+def test_they_are_listed_and_counted(outbox: Outbox, letters: list[str]) -> None:
+    """Guards against dead letters that an operator cannot find."""
+    done = outbox.outbox("dead-letters", "list")
+    assert done.returncode == 0, done.stderr
+    assert all(one in done.stdout for one in letters)
+    assert "3 × MSG_SIZE_TOO_LARGE" in done.stdout
+    found = json.loads(outbox.outbox("dead-letters", "list", "--json", "--limit", "1").stdout)
+    assert (found["total"], len(found["rows"])) == (3, 1)
+    assert status.read(outbox.settings).dead_letters == 3
+    assert "dead letters  3" in outbox.outbox("status").stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--event-type", "order.paid"), {1, 2}),
+        (("--aggregate-type", "order", "--aggregate-id", "a"), {0, 1}),
+        (("--error", "TOO_LARGE"), {0, 1, 2}),
+        (("--error", "no such reason"), set()),
+        (("--since", "1h"), {0, 1, 2}),
+        (("--until", "1h"), set()),
+        (("--since", "2020-01-01T00:00", "--until", "2020-01-02"), set()),
+    ],
+)
+def test_filters(outbox: Outbox, letters: list[str], options: tuple[str, ...], expected: set[int]) -> None:
+    """Guards against an action on others than those that were meant."""
+    found = json.loads(outbox.outbox("dead-letters", "list", "--json", *options).stdout)
+    assert {row["id"] for row in found["rows"]} == {letters[n] for n in expected}
+
+
+def test_one_is_shown_whole(outbox: Outbox, letters: list[str]) -> None:
+    """Guards against an operator who must read the table by hand."""
+    shown = json.loads(outbox.outbox("dead-letters", "show", letters[1]).stdout)
+    assert shown["payload"]["n"] == 1
+    assert shown["event_type"] == "order.paid"
+    assert shown["attempts"] == 1
+    assert shown["actions"] == []
+    none = outbox.outbox("dead-letters", "show", str(uuid.uuid4()))
+    assert none.returncode == 1
+    assert "neither parked nor a dead letter" in none.stderr
+
+
+def test_a_dry_run_changes_nothing(outbox: Outbox, letters: list[str]) -> None:
+    """Guards against a rehearsal that is none."""
+    done = outbox.outbox("dead-letters", "replay", "--all", "--reason", "topic mended", "--dry-run")
+    assert done.stdout == "3 dead letters would be replayed\n"
+    assert [row[2] for row in _parked(outbox)] == ["failed"] * 3
+    assert _audit(outbox) == []
+
+
+def test_replay_after_the_topic_was_mended(outbox: Outbox, letters: list[str]) -> None:
+    """Guards against a replay that the running relay does not hear of."""
+    with _running(_quick(outbox, max_attempts=1)):
+        _change(outbox, **{"max.message.bytes": "2000000"})
+        done = outbox.outbox(
+            "dead-letters", "replay", "--aggregate-id", "a", "--reason", "topic mended", "--yes"
+        )
+        assert done.stdout == "2 dead letters replayed\n", done.stderr
+        wait_until(lambda: _numbers(outbox, "a") == [0, 1], what="both, in order")
+        wait_until(lambda: [row[1] for row in _parked(outbox)] == [letters[2]])
+    ((actor, action, reason, which, events),) = _audit(outbox)
+    assert "@" in actor
+    assert (action, reason, which) == ("replay", "topic mended", {"aggregate_id": "a"})
+    assert {str(one) for one in events} == set(letters[:2])
+
+
+def test_a_replay_that_is_refused_is_a_dead_letter_again(outbox: Outbox, letters: list[str]) -> None:
+    """Guards against a replay that blocks the aggregate, or is tried for ever."""
+    with _running(_quick(outbox, max_attempts=5)):
+        outbox.outbox("dead-letters", "replay", letters[2], "--reason", "let us see", "--yes")
+        wait_until(lambda: _parked(outbox)[2][2:] == ("failed", 2))
+        with outbox.connect(autocommit=False) as connection:
+            emit(connection, "order", "b", "order.paid", {"n": 4})
+        wait_until(lambda: _numbers(outbox, "b") == [3, 4])
+    shown = json.loads(outbox.outbox("dead-letters", "show", letters[2]).stdout)
+    assert [one["reason"] for one in shown["actions"]] == ["let us see"]
+
+
+def test_discard_lets_a_blocked_aggregate_go(outbox: Outbox, letters: list[str]) -> None:
+    """Guards against an aggregate that stays blocked by what was given up."""
+    with _running(_quick(outbox, max_attempts=1, on_dead_letter="block")):
+        with outbox.connect(autocommit=False) as connection:
+            emit(connection, "order", "a", "order.paid", {"n": 5})
+            emit(connection, "order", "c", "order.paid", {"n": 6})
+        wait_until(lambda: "c" in _keys(outbox))
+        assert _numbers(outbox, "a") == []
+        done = outbox.outbox(
+            "dead-letters", "discard", *letters[:2], "--reason", "nobody needs them", "--yes", "--json"
+        )
+        assert json.loads(done.stdout) == {"action": "discard", "dry_run": False, "found": 2, "done": 2}
+        wait_until(lambda: _numbers(outbox, "a") == [5])
+    assert [row[2] for row in _parked(outbox)] == ["discarded", "discarded", "failed"]
+    assert status.read(outbox.settings).dead_letters == 1
+    listed = json.loads(outbox.outbox("dead-letters", "list", "--discarded", "--json").stdout)
+    assert listed["total"] == 2
+    with outbox.connect() as connection:
+        rows = connection.execute("SELECT status FROM outbox_events ORDER BY seq").fetchall()
+    assert [row[0] for row in rows] == [
+        "DISCARDED",
+        "DISCARDED",
+        "FAILED",
+        "PROCESSED",
+        "PROCESSED",
+        "PROCESSED",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("replay", "--reason", "x", "--yes"), "name ids, or give a filter, or say --all"),
+        (("discard", "--all", "--error", "x", "--reason", "x", "--yes"), "say --all (and nothing else)"),
+        (("discard", "--all", "--yes"), "--reason"),
+        (("discard", "--all", "--yes", "--reason", " "), "--reason is empty"),
+        (("discard", "--all", "--reason", "x"), "Say --yes where nobody can be asked"),
+        (("show", "17"), "'17' is not a valid UUID"),
+        (("list", "--since", "yesterday"), "write 2026-11-21T14:00 (UTC), or 30m, 2h, 7d"),
+        (("list", "--limit", "0"), "--limit"),
+    ],
+)
+def test_wrong_input(outbox: Outbox, letters: list[str], arguments: tuple[str, ...], says: str) -> None:
+    """Guards against an action that nobody meant, and a message that does not help."""
+    done = outbox.outbox("dead-letters", *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert [row[2] for row in _parked(outbox)] == ["failed"] * 3
+
+
+def test_nothing_found_is_said(outbox: Outbox) -> None:
+    """Guards against a script that believes it has replayed something."""
+    assert outbox.outbox("dead-letters", "list").stdout == "none\n"
+    done = outbox.outbox("dead-letters", "replay", "--all", "--reason", "x", "--yes")
+    assert (done.returncode, done.stdout) == (1, "0 dead letters replayed\n")
+
+
+def test_it_asks_before_it_acts(outbox: Outbox, letters: list[str]) -> None:
+    """Guards against a slip of the finger."""
+    ours, theirs = pty.openpty()
+    with fdopen(ours, "wb", buffering=0) as terminal:
+        process = subprocess.Popen(
+            command("dead-letters", "discard", "--all", "--reason", "x"),
+            env=clean_environment() | outbox.environment,
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        terminal.write(b"n\n")
+        _, asked = process.communicate(timeout=30)
+    assert "discard 3 dead letters? [y/N]" in asked
+    assert process.returncode == 1
+    assert [row[2] for row in _parked(outbox)] == ["failed"] * 3
+
+
+def test_a_reader_may_not_act(outbox: Outbox, letters: list[str]) -> None:
+    """Guards against a traceback where grants are missing."""
+    import psycopg
+
+    role = f"relay_{uuid.uuid4().hex[:8]}"
+    with outbox.connect() as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN".encode())
+        try:
+            connection.execute("SELECT outbox_grant_relay(%s::regrole)", [role])
+            dsn = psycopg.conninfo.make_conninfo(outbox.settings.dsn, user=role)
+            done = outbox.outbox("dead-letters", "discard", "--all", "--reason", "x", "--yes", OUTBOX_DSN=dsn)
+            assert done.returncode == 2
+            assert "permission denied" in done.stderr
+            connection.execute("SELECT outbox_grant_operator(%s::regrole)", [role])
+            given = {"OUTBOX_DSN": dsn}
+            assert outbox.outbox("status", **given).returncode == 0
+            done = outbox.outbox("dead-letters", "discard", letters[2], "--reason", "x", "--yes", **given)
+            assert done.stdout == "1 dead letters discarded\n", done.stderr
+            modest = Outbox(outbox.settings.model_copy(update={"dsn": dsn}))
+            with outbox.connect() as other:
+                other.execute("UPDATE outbox_parked SET state = 'replaying' WHERE aggregate_id = 'a'")
+            service.relay(_quick(modest, max_attempts=1), until_empty=True)
+            assert [row[2] for row in _parked(outbox)] == ["failed", "failed", "discarded"]
+        finally:
+            connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+def _audit(outbox: Outbox) -> list[tuple[str, str, str, dict[str, str], list[uuid.UUID]]]:
+    with outbox.connect() as connection:
+        return connection.execute("SELECT actor, action, reason, filter, events FROM outbox_audit").fetchall()
