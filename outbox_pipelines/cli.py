@@ -77,7 +77,7 @@ def migrate(settings: Settings, check: bool) -> None:
 
 @cli.command()
 @click.option("--until-empty", is_flag=True, help="Publish what is committed when it starts, then exit 0.")
-@click.option("--shard", default=0, show_default=True, help="Which shard to relay.")
+@click.option("--shard", type=click.IntRange(0), help="Which shard to relay; else whichever is free.")
 @click.option(
     "--rebase",
     is_flag=True,
@@ -85,7 +85,7 @@ def migrate(settings: Settings, check: bool) -> None:
     "Run it before any writer starts.",
 )
 @click.pass_obj
-def relay(settings: Settings, until_empty: bool, shard: int, rebase: bool) -> None:
+def relay(settings: Settings, until_empty: bool, shard: int | None, rebase: bool) -> None:
     """Relay committed events to Kafka, until stopped by Ctrl-C or SIGTERM.
 
     While another relay holds the shard this one waits as its standby; with --until-empty it says who holds it
@@ -100,7 +100,7 @@ def relay(settings: Settings, until_empty: bool, shard: int, rebase: bool) -> No
         stop.set()
 
     if rebase:
-        _rebase(settings, shard)
+        _rebase(settings)
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     totals = service.relay(
@@ -109,7 +109,7 @@ def relay(settings: Settings, until_empty: bool, shard: int, rebase: bool) -> No
         stop=stop,
         until_empty=until_empty,
         standby=service.Standby.REFUSE if until_empty else service.Standby.ANY,
-        on_take=lambda: click.echo(f"shard {shard} taken", err=True),
+        on_take=lambda taken: click.echo(f"shard {taken} taken", err=True),
     )
     click.echo(f"published {totals.events} events in {totals.seconds:.1f} s", err=True)
     if until_empty and totals.held:
@@ -120,10 +120,53 @@ def relay(settings: Settings, until_empty: bool, shard: int, rebase: bool) -> No
         sys.exit(1)
 
 
-def _rebase(settings: Settings, shard: int) -> None:
+@cli.group(invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@click.pass_context
+def shards(context: click.Context, as_json: bool) -> None:
+    """Show who holds which shard since when; `outbox shards set N` changes their number."""
+    from outbox_pipelines.relay import status as relay_status
+
+    if context.invoked_subcommand is not None:
+        return
+    found = relay_status.read(context.obj).shards
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(shard) for shard in found], indent=2))
+    else:
+        click.echo("\n".join(f"shard {one.shard}  {relay_status.holder(one)}" for one in found))
+
+
+@shards.command("set")
+@click.argument("number", type=click.IntRange(1))
+@click.option(
+    "--seconds", default=60.0, show_default=True, help="Give up after so long; nothing is changed then."
+)
+@click.pass_obj
+def set_shards(settings: Settings, /, number: int, seconds: float) -> None:
+    """Make it so many shards, while writers and relays go on.
+
+    All relays settle what they have read, meet at one point, and the new shards start from it: no event is
+    lost, doubled or reordered. Every shard of now must have a relay. Events wait for a second or two.
+    """
+    from outbox_pipelines.relay.resharding import NotAllThereError, change
+
+    try:
+        changed = change(
+            settings,
+            number,
+            seconds=seconds,
+            on_wait=lambda what: click.echo(f"waiting for {what}", err=True),
+        )
+    except NotAllThereError as error:
+        click.echo(f"outbox: {error}", err=True)
+        sys.exit(1)
+    click.echo(f"{number} shards" + ("" if changed else ": nothing to change"))
+
+
+def _rebase(settings: Settings) -> None:
     from outbox_pipelines.relay.rebase import rebase
 
-    found = rebase(settings, shard)
+    found = rebase(settings)
     if found is None:
         click.echo("the position was made in this database: nothing to rebase", err=True)
         return

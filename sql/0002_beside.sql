@@ -8,10 +8,18 @@ RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
         OR coalesce(seq <= last_seq AND pg_visible_in_snapshot(tx, target), false)
 $$;
 
+-- Which of so many shards an aggregate belongs to.
+CREATE FUNCTION outbox_shard_of(aggregate_type text, aggregate_id text, shards int)
+RETURNS int LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT ((hashtextextended(aggregate_type || chr(31) || aggregate_id, 0) & 9223372036854775807) % shards)::int
+$$;
+
 -- One row a shard: who relays it, and how far. Updated all the time, hence the free space for HOT updates
 -- and an autovacuum that does not wait for a share of the table.
 CREATE TABLE outbox_shards (
     shard             int PRIMARY KEY CHECK (shard >= 0),
+    -- How many there are; the same in all rows.
+    shards            int         NOT NULL DEFAULT 1 CHECK (shards > shard),
     owner             text,
     epoch             bigint      NOT NULL DEFAULT 0,
     held_since        timestamptz,
@@ -19,6 +27,13 @@ CREATE TABLE outbox_shards (
     done              pg_snapshot NOT NULL,
     target            pg_snapshot,
     last_seq          bigint,
+    -- A change of their number: how many are wanted, and when whoever wants it was last heard of; this one has
+    -- settled all it had read and waits; where all are to meet; this one is there.
+    wanted            int         CHECK (wanted > 0),
+    wanted_at         timestamptz,
+    is_held           boolean     NOT NULL DEFAULT false,
+    barrier           pg_snapshot,
+    is_there          boolean     NOT NULL DEFAULT false,
     -- What the relay sees of Kafka, and why.
     breaker           text        NOT NULL DEFAULT 'closed' CHECK (breaker IN ('closed', 'open', 'half-open')),
     breaker_reason    text,
@@ -41,6 +56,7 @@ FROM pg_control_system() c, pg_database d WHERE d.datname = current_database();
 -- for every event to a second, and the rows plot rate and lag.
 CREATE TABLE outbox_progress (
     shard     int         NOT NULL,
+    shards    int         NOT NULL DEFAULT 1,
     at        timestamptz NOT NULL DEFAULT clock_timestamp(),
     done      pg_snapshot NOT NULL,
     target    pg_snapshot,

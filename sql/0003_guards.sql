@@ -114,6 +114,7 @@ BEGIN
     EXECUTE format('GRANT SELECT ON outbox, outbox_shards, outbox_progress, outbox_parked, outbox_released, '
                    'outbox_audit, outbox_days, outbox_migrations, outbox_events TO %s', operator);
     EXECUTE format('GRANT UPDATE ON outbox_parked TO %s', operator);
+    EXECUTE format('GRANT INSERT, UPDATE, DELETE ON outbox_shards TO %s', operator);
     EXECUTE format('GRANT INSERT ON outbox_audit TO %s', operator);
 END $$;
 

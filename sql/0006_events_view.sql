@@ -23,7 +23,7 @@ SELECT e.id,
        CASE WHEN p.id IS NULL THEN coalesce(r.published_at, (
            SELECT g.at
            FROM outbox_progress g
-           WHERE g.shard = s.shard
+           WHERE g.shard = outbox_shard_of(e.aggregate_type, e.aggregate_id, g.shards)
              AND g.at >= e.created_at
              AND outbox_covers(g.done, g.target, g.last_seq, e.tx, e.seq)
            ORDER BY g.at
@@ -32,9 +32,8 @@ SELECT e.id,
        coalesce(p.attempts, r.attempts, 0) AS retry_count,
        p.last_error
 FROM outbox e
-CROSS JOIN outbox_shards s
+JOIN outbox_shards s ON s.shard = outbox_shard_of(e.aggregate_type, e.aggregate_id, s.shards)
 LEFT JOIN outbox_parked p ON p.id = e.id
-LEFT JOIN outbox_released r ON r.id = e.id
-WHERE s.shard = 0;
+LEFT JOIN outbox_released r ON r.id = e.id;
 
 INSERT INTO outbox_migrations (name) VALUES ('0006_events_view');

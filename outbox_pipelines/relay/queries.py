@@ -27,6 +27,10 @@ COLUMNS_WITH_TIME: Final[LiteralString] = f"""
          'created-at', to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')))
      || jsonb_build_object('headers', coalesce(headers, '{{}}'::jsonb)))::text"""
 
+# Of this shard. With one shard the planner drops it.
+_MINE: Final[LiteralString] = """
+    (%(shards)s = 1 OR outbox_shard_of(aggregate_type, aggregate_id, %(shards)s) = %(shard)s)"""
+
 _RANGE: Final[LiteralString] = """
     tx >= %(first)s::xid8 AND tx < %(end)s::xid8 AND pg_visible_in_snapshot(tx, %(target)s::pg_snapshot)
     AND seq > %(last_seq)s"""
@@ -71,18 +75,18 @@ class Reading(NamedTuple):
 def _reading(columns: LiteralString) -> Reading:
     small: LiteralString = f"""
 WITH tick AS MATERIALIZED (
-    SELECT * FROM outbox WHERE {_RANGE} LIMIT %(limit)s + 1
+    SELECT * FROM outbox WHERE {_RANGE} AND {_MINE} LIMIT %(limit)s + 1
 )
 SELECT {columns} FROM tick WHERE (SELECT count(*) FROM tick) <= %(limit)s
 UNION ALL
 SELECT -1, '', '', '', '', '', NULL WHERE (SELECT count(*) FROM tick) > %(limit)s
 ORDER BY 1"""
-    with_late = f"UNION ALL SELECT * FROM outbox WHERE {_LATE} LIMIT %(limit)s + 1"
+    with_late = f"UNION ALL SELECT * FROM outbox WHERE {_LATE} AND {_MINE} LIMIT %(limit)s + 1"
     window: LiteralString = f"""
 SELECT {columns} FROM outbox
 WHERE created_at >= %(start)s AND created_at < %(stop)s AND seq > %(last_seq)s AND seq <= %(to)s
   AND pg_visible_in_snapshot(tx, %(target)s::pg_snapshot)
-  AND NOT pg_visible_in_snapshot(tx, %(done)s::pg_snapshot)
+  AND NOT pg_visible_in_snapshot(tx, %(done)s::pg_snapshot) AND {_MINE}
 ORDER BY seq"""
     return Reading(small, small.replace("LIMIT %(limit)s + 1", with_late), window)
 
@@ -113,7 +117,7 @@ SELECT system_identifier, (SELECT oid FROM pg_database WHERE datname = current_d
        pg_is_in_recovery()
 FROM pg_control_system()"""
 
-SHARD_IDENTITY: Final = "SELECT system_identifier, database FROM outbox_shards WHERE shard = %(shard)s"
+SHARD_IDENTITY: Final = "SELECT system_identifier, database FROM outbox_shards LIMIT 1"
 
 HOLDER: Final = """
 SELECT owner, to_char(held_since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
@@ -124,13 +128,13 @@ FROM outbox_shards WHERE shard = %(shard)s"""
 TAKE: Final = """
 UPDATE outbox_shards
 SET owner = %(owner)s, epoch = epoch + 1, held_since = clock_timestamp(), heartbeat = clock_timestamp(),
-    breaker = 'closed', breaker_reason = NULL,
+    breaker = 'closed', breaker_reason = NULL, is_held = false, is_there = false,
     deaths = CASE WHEN coalesce(owner, %(owner)s) = %(owner)s THEN 0 ELSE deaths + 1 END,
     suspect = CASE WHEN coalesce(owner, %(owner)s) = %(owner)s THEN NULL ELSE suspect END,
     suspect_deaths = CASE WHEN coalesce(owner, %(owner)s) = %(owner)s OR suspect IS NULL THEN 0
                           ELSE suspect_deaths + 1 END
 WHERE shard = %(shard)s
-RETURNING epoch, ctid::text, done::text, target::text, last_seq, deaths, suspect, suspect_deaths"""
+RETURNING epoch, ctid::text, done::text, target::text, last_seq, shards, deaths, suspect, suspect_deaths"""
 
 # Before an event is handed over alone, because relays have died here. Another event begins its own count.
 SUSPECT: Final = """
@@ -158,15 +162,15 @@ SETTLE: Final[LiteralString] = _MOVE
 # The progress row rides on the settle: no commit of its own.
 SETTLE_WITH_PROGRESS: Final[LiteralString] = f"""
 WITH moved AS ({_MOVE}), written AS (
-    INSERT INTO outbox_progress (shard, done, target, last_seq, events, lag)
-    SELECT %(shard)s, %(done)s, %(target)s, %(last_seq)s, %(events)s,
+    INSERT INTO outbox_progress (shard, shards, done, target, last_seq, events, lag)
+    SELECT %(shard)s, %(shards)s, %(done)s, %(target)s, %(last_seq)s, %(events)s,
            (SELECT extract(epoch FROM clock_timestamp() - created_at) FROM outbox WHERE seq = %(newest)s)
     FROM moved
     RETURNING lag
 )
 SELECT moved.ctid, (SELECT lag FROM written) FROM moved"""
 
-# After VACUUM FULL or a dump the row has moved: look it up again, once.
+# The row has moved: look it up again.
 FIND_AGAIN: Final = "SELECT ctid::text FROM outbox_shards WHERE shard = %(shard)s AND epoch = %(epoch)s"
 
 RELEASE: Final = """
@@ -180,29 +184,31 @@ WITH locks AS (
     WHERE locktype = 'advisory' AND objsubid = 2 AND granted
       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 )
-SELECT s.shard, h.owner, extract(epoch FROM clock_timestamp() - h.held_since)::float8,
+SELECT s.shard, s.shards, h.owner, extract(epoch FROM clock_timestamp() - h.held_since)::float8,
        extract(epoch FROM clock_timestamp() - s.heartbeat)::float8,
        EXISTS (SELECT FROM locks WHERE objid = s.shard
                AND classid = hashtext(%(waiting)s)::bigint & 4294967295),
-       coalesce(h.breaker, 'closed'), h.breaker_reason
+       coalesce(h.breaker, 'closed'), h.breaker_reason, s.wanted
 FROM outbox_shards s
 LEFT JOIN outbox_shards h ON h.shard = s.shard AND EXISTS (
     SELECT FROM locks WHERE objid = s.shard AND classid = hashtext(%(lock)s)::bigint & 4294967295)
 ORDER BY s.shard"""
 
+SHARD_NUMBERS: Final = "SELECT shard FROM outbox_shards ORDER BY shard"
+
 # In tx order, up to a cap: exact counting of 5.6 million takes 0.7 s. The oldest event is among the lowest
 # transaction ids, so the cap does not touch the age.
-BACKLOG: Final = """
+BACKLOG: Final[LiteralString] = f"""
 WITH position AS MATERIALIZED (SELECT done, target, last_seq FROM outbox_shards WHERE shard = %(shard)s),
 waiting AS (
     (SELECT o.created_at FROM outbox o, unnest(ARRAY(
          SELECT pg_snapshot_xip(done) FROM position)) AS late
-     WHERE o.tx = late
+     WHERE o.tx = late AND {_MINE}
        AND NOT (SELECT outbox_covers(done, target, last_seq, o.tx, o.seq) FROM position)
      LIMIT %(cap)s)
     UNION ALL
     (SELECT o.created_at FROM outbox o
-     WHERE o.tx >= (SELECT pg_snapshot_xmax(done) FROM position)
+     WHERE o.tx >= (SELECT pg_snapshot_xmax(done) FROM position) AND {_MINE}
        AND NOT (SELECT outbox_covers(done, target, last_seq, o.tx, o.seq) FROM position)
      ORDER BY o.tx LIMIT %(cap)s)
 )
@@ -223,6 +229,49 @@ DAYS_AHEAD: Final = """
 SELECT count(*) FROM outbox_days
 WHERE state = 'open' AND day > (clock_timestamp() AT TIME ZONE 'UTC')::date"""
 
+# --- shards ---------------------------------------------------------------------------------------------
+
+LOCK_SHARDS: Final = """
+SELECT shard, shards, wanted, is_held, barrier IS NOT NULL,
+       is_there AND done::text = barrier::text AND target IS NULL
+FROM outbox_shards ORDER BY shard FOR UPDATE"""
+
+WANT: Final = """
+UPDATE outbox_shards
+SET wanted = %(wanted)s, wanted_at = clock_timestamp(), is_held = false, is_there = false, barrier = NULL"""
+WANT_STILL: Final = "UPDATE outbox_shards SET wanted_at = clock_timestamp() WHERE wanted IS NOT NULL"
+UNWANT: Final = """
+UPDATE outbox_shards
+SET wanted = NULL, wanted_at = NULL, is_held = false, is_there = false, barrier = NULL
+WHERE wanted IS NOT NULL"""
+# Whoever wanted it has died: the relays go on by themselves.
+UNWANT_FORGOTTEN: Final[LiteralString] = f"{UNWANT} AND wanted_at < clock_timestamp() - interval '10 seconds'"
+
+# Everybody has stopped somewhere: here all meet.
+MEET: Final = "UPDATE outbox_shards SET barrier = pg_current_snapshot()"
+
+CHANGE: Final = """
+SELECT epoch, wanted, barrier::text, is_held, is_there FROM outbox_shards WHERE shard = %(shard)s"""
+HELD: Final = """
+UPDATE outbox_shards SET is_held = true
+WHERE shard = %(shard)s AND epoch = %(epoch)s AND wanted IS NOT NULL
+  AND target IS NULL AND done::text = %(done)s"""
+THERE: Final = """
+UPDATE outbox_shards SET is_there = true
+WHERE shard = %(shard)s AND epoch = %(epoch)s AND target IS NULL AND done::text = barrier::text"""
+
+# All stand at the barrier: from there the new ones start. The epoch ends the old ones.
+FEWER: Final = "DELETE FROM outbox_shards WHERE shard >= %(wanted)s"
+MORE: Final = """
+INSERT INTO outbox_shards (shard, shards, done, system_identifier, database)
+SELECT n, %(wanted)s, s.done, s.system_identifier, s.database
+FROM outbox_shards s, generate_series(0, %(wanted)s - 1) n
+WHERE s.shard = 0 AND NOT EXISTS (SELECT FROM outbox_shards o WHERE o.shard = n)"""
+CHANGED: Final = """
+UPDATE outbox_shards
+SET shards = %(wanted)s, epoch = epoch + 1, owner = NULL, held_since = NULL,
+    wanted = NULL, wanted_at = NULL, is_held = false, is_there = false, barrier = NULL"""
+
 # --- parking --------------------------------------------------------------------------------------------
 
 # With the whole content, from the table: the day that holds the rows may be dropped later. The range of seq
@@ -240,8 +289,9 @@ JOIN outbox o ON o.seq = p.seq
 WHERE o.created_at >= %(start)s AND o.created_at < %(stop)s AND o.seq >= %(from)s AND o.seq <= %(to)s
 ON CONFLICT (id) DO NOTHING"""
 
-BLOCKED: Final = """
-SELECT DISTINCT aggregate_type, aggregate_id FROM outbox_parked WHERE state = ANY (%(blocking)s)"""
+BLOCKED: Final[LiteralString] = f"""
+SELECT DISTINCT aggregate_type, aggregate_id FROM outbox_parked
+WHERE state = ANY (%(blocking)s) AND {_MINE}"""
 
 # The first event of each aggregate that blocks it.
 HEADS: Final[LiteralString] = f"""
@@ -270,7 +320,7 @@ CROSS JOIN LATERAL (
 REPLAYS: Final[LiteralString] = f"""
 SELECT DISTINCT ON (aggregate_type, aggregate_id) {COLUMNS_WITH_TIME}, state, attempts, 0::float8, deaths
 FROM outbox_parked
-WHERE state = 'replaying' AND (next_attempt_at IS NULL OR next_attempt_at <= clock_timestamp())
+WHERE state = 'replaying' AND (next_attempt_at IS NULL OR next_attempt_at <= clock_timestamp()) AND {_MINE}
 ORDER BY aggregate_type, aggregate_id, seq LIMIT %(limit)s"""
 
 TRYING: Final = "UPDATE outbox_parked SET trying = true WHERE id = ANY (%(ids)s::uuid[])"
@@ -313,7 +363,7 @@ SET trying = false, next_attempt_at = clock_timestamp(), deaths = deaths + %(die
                  WHEN %(died)s AND state = 'waiting' THEN 'retrying' ELSE state END,
     failed_at = CASE WHEN %(died)s AND deaths + 1 >= %(most)s THEN clock_timestamp() END,
     last_error = CASE WHEN %(died)s THEN %(error)s ELSE last_error END
-FROM (SELECT id AS tried, state AS was FROM outbox_parked WHERE trying FOR UPDATE) t
+FROM (SELECT id AS tried, state AS was FROM outbox_parked WHERE trying AND {_MINE} FOR UPDATE) t
 WHERE id = tried
 RETURNING {COLUMNS_WITH_TIME}, was, state, attempts"""
 
@@ -323,7 +373,8 @@ UPDATE outbox_parked p SET state = 'retrying', next_attempt_at = clock_timestamp
 FROM unnest(%(types)s::text[], %(ids)s::text[]) AS a (type, name)
 WHERE p.aggregate_type = a.type AND p.aggregate_id = a.name AND p.state = 'waiting'"""
 
-ANY_REPLAYS: Final = "SELECT EXISTS (SELECT FROM outbox_parked WHERE state = 'replaying')"
+ANY_REPLAYS: Final[LiteralString] = f"""
+SELECT EXISTS (SELECT FROM outbox_parked WHERE state = 'replaying' AND {_MINE})"""
 
 # Whether somebody has replayed or discarded since. The highest number alone would miss one that commits late.
 NEWS: Final = "SELECT count(*) FROM outbox_audit"
@@ -379,16 +430,16 @@ NOW: Final = "SELECT pg_current_xact_id()::text::bigint, pg_current_snapshot()::
 # A published row then keeps an id below every snapshot (3 is the lowest an ordinary transaction ever had).
 REBASE_ROWS: Final = """
 WITH restored AS (
-    SELECT done, target, last_seq,
+    SELECT shard, shards, done, target, last_seq,
            CASE WHEN (n.own & ~4294967295) + xmin::text::bigint > n.own
                 THEN (n.own & ~4294967295) + xmin::text::bigint - 4294967296
                 ELSE (n.own & ~4294967295) + xmin::text::bigint END AS at
-    FROM outbox_shards, (SELECT %(own)s::bigint AS own) n WHERE shard = %(shard)s
+    FROM outbox_shards, (SELECT %(own)s::bigint AS own) n
 ), rows AS (
     SELECT o.id, o.created_at, o.tx,
            outbox_covers(r.done, r.target, r.last_seq, o.tx, o.seq)
            AND NOT (o.tx >= r.at::text::xid8 AND o.tx <= %(own)s::text::xid8) AS published
-    FROM outbox o CROSS JOIN restored r
+    FROM outbox o JOIN restored r ON r.shard = outbox_shard_of(o.aggregate_type, o.aggregate_id, r.shards)
 ), moved AS (
     UPDATE outbox o SET tx = CASE WHEN rows.published THEN '3' ELSE %(own)s::text END::xid8
     FROM rows
@@ -397,12 +448,11 @@ WITH restored AS (
 )
 SELECT count(*) FILTER (WHERE published), count(*) FILTER (WHERE NOT published) FROM rows"""
 
-REBASE_SHARD: Final = """
+REBASE_SHARDS: Final = """
 UPDATE outbox_shards
 SET done = %(done)s, target = NULL, last_seq = NULL, epoch = epoch + 1, owner = NULL,
     system_identifier = (SELECT system_identifier FROM pg_control_system()),
-    database = (SELECT oid FROM pg_database WHERE datname = current_database())
-WHERE shard = %(shard)s"""
+    database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
 # Its positions speak of the old database.
-FORGET_PROGRESS: Final = "DELETE FROM outbox_progress WHERE shard = %(shard)s"
+FORGET_PROGRESS: Final = "DELETE FROM outbox_progress"

@@ -29,15 +29,15 @@ class Rebased:
     waiting: int
 
 
-def rebase(settings: Settings, shard: int) -> Rebased | None:
-    """Makes the position one of this database; None where it is already.
+def rebase(settings: Settings) -> Rebased | None:
+    """Makes the positions of all shards some of this database; None where it is already.
 
     Raises:
         SetupError: the table is busy, or belongs to another role.
     """
     with connect(settings, name="outbox relay: rebase") as connection:
         identity = connection.execute(queries.IDENTITY).fetchone()
-        saved = connection.execute(queries.SHARD_IDENTITY, {"shard": shard}).fetchone()
+        saved = connection.execute(queries.SHARD_IDENTITY).fetchone()
         if identity is None or saved is None or saved == identity[:2]:
             return None
         connection.autocommit = False
@@ -45,9 +45,9 @@ def rebase(settings: Settings, shard: int) -> Rebased | None:
             connection.execute(queries.LOCK_OUTBOX)
             connection.execute(queries.DECLARE_REBASE)
             own, now = _one(connection.execute(queries.NOW))
-            counts = _one(connection.execute(queries.REBASE_ROWS, {"own": own, "now": now, "shard": shard}))
-            connection.execute(queries.REBASE_SHARD, {"done": now, "shard": shard})
-            connection.execute(queries.FORGET_PROGRESS, {"shard": shard})
+            counts = _one(connection.execute(queries.REBASE_ROWS, {"own": own, "now": now}))
+            connection.execute(queries.REBASE_SHARDS, {"done": now})
+            connection.execute(queries.FORGET_PROGRESS)
         except psycopg.errors.LockNotAvailable:
             raise SetupError("the outbox is being written: stop the writers, rebase, start them") from None
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported) as error:

@@ -104,6 +104,11 @@ class Retries:
         )
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is under way."""
+        return not (self._flying or self._prober.is_busy)
+
+    @property
     def pause(self) -> float:
         """How long until something may want attention, in seconds."""
         if self._prober.is_busy or self._flying:

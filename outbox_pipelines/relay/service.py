@@ -19,12 +19,12 @@ from functools import partial
 
 import psycopg
 
-from outbox_pipelines.database import first_line
+from outbox_pipelines.database import connect, first_line
 from outbox_pipelines.errors import AwayError
-from outbox_pipelines.relay import hooks
+from outbox_pipelines.relay import hooks, queries
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.publisher import Publisher
-from outbox_pipelines.relay.shards import Settled, Shard, ShardLostError
+from outbox_pipelines.relay.shards import NoSuchShardError, Settled, Shard, ShardLostError
 from outbox_pipelines.relay.worker import Totals, Worker
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
@@ -54,21 +54,22 @@ def default_owner() -> str:
 def relay(
     settings: Settings,
     *,
-    shard: int = 0,
+    shard: int | None = None,
     owner: str | None = None,
     stop: threading.Event | None = None,
     standby: Standby = Standby.ANY,
     until_empty: bool = False,
     hand_over_after: float | None = None,
-    on_take: Callable[[], None] | None = None,
+    on_take: Callable[[int], None] | None = None,
     on_progress: Callable[[Settled], None] | None = None,
 ) -> Totals:
     """Relays one shard until `stop` is set, in the calling thread.
 
     Args:
+        shard: which one; None for whichever is free, with `until_empty` for all of them in turn.
         until_empty: publish what is committed at the start, then return.
         hand_over_after: seconds after which the shard goes to a successor, as soon as one waits.
-        on_take: called when the shard has been taken.
+        on_take: called with the shard when it has been taken.
         on_progress: called about once a second while events are settled.
 
     Raises:
@@ -77,6 +78,20 @@ def relay(
     """
     stop = stop or threading.Event()
     owner = owner or default_owner()
+    if until_empty and shard is None:
+        totals = Totals()
+        for number in _numbers(settings):
+            totals += relay(
+                settings,
+                shard=number,
+                owner=owner,
+                stop=stop,
+                standby=standby,
+                until_empty=True,
+                on_take=on_take,
+                on_progress=on_progress,
+            )
+        return totals
     has_worked = False
     pauses = _pauses()
     while True:
@@ -90,7 +105,7 @@ def relay(
             if not _take(place, standby, stop):
                 return Totals()
             if on_take is not None:
-                on_take()
+                on_take(place.shard)
             has_worked, pauses = True, _pauses()
             return Worker(
                 settings,
@@ -103,9 +118,18 @@ def relay(
                 on_progress=on_progress,
                 on_dead_letter=partial(hooks.dead_letter, settings),
             ).run()
+        except NoSuchShardError:
+            # Their number has changed: others serve what it had.
+            if not has_worked:
+                raise
+            return Totals()
         except (ShardLostError, AwayError, psycopg.OperationalError) as error:
+            if stop.is_set() and has_worked:
+                # What was on its way is read again by whoever comes next.
+                _LOG.warning("stopped while %s", first_line(error))
+                return Totals()
             # Whoever waits for a run until empty is told; a service waits.
-            if stop.is_set() or (until_empty and not isinstance(error, ShardLostError)):
+            if until_empty and not isinstance(error, ShardLostError):
                 raise
             if not has_worked and not isinstance(error, ShardLostError):
                 raise
@@ -114,6 +138,12 @@ def relay(
             if place is not None:
                 place.release()
         stop.wait(next(pauses))
+
+
+def _numbers(settings: Settings) -> list[int]:
+    require_schema(settings)
+    with connect(settings, name="outbox relay") as connection:
+        return [row[0] for row in connection.execute(queries.SHARD_NUMBERS).fetchall()]
 
 
 def _pauses() -> Iterator[float]:

@@ -10,6 +10,8 @@ Invariants:
 
 from __future__ import annotations
 
+import math
+import random
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -20,12 +22,16 @@ import psycopg
 
 from outbox_pipelines.database import connect, first_line
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import queries
+from outbox_pipelines.relay import pooler, queries
 from outbox_pipelines.relay.position import Position, Snapshot
 from outbox_pipelines.settings import Settings
 
 # Events to put aside, by their seq: the state, and why.
 Parked = Mapping[int, tuple[str, str | None]]
+
+
+class NoSuchShardError(SetupError):
+    """The shard that was named is none, or none any more."""
 
 
 class ShardLostError(Exception):
@@ -42,14 +48,22 @@ class Settled:
 
 
 class Shard:
-    """The right to relay one shard: wait for it, settle, keep it alive, give it back. For one thread."""
+    """The right to relay one shard: wait for it, settle, keep it alive, give it back. For one thread.
 
-    def __init__(self, settings: Settings, shard: int, owner: str) -> None:
-        self._shard = shard
-        self._lock = {"lock": f"{settings.db_schema}.outbox_shards", "shard": shard}
-        self._waiting = {"lock": f"{settings.db_schema}.outbox_shards.next", "shard": shard}
+    Args:
+        shard: which one; None for whichever is free.
+    """
+
+    def __init__(self, settings: Settings, shard: int | None, owner: str) -> None:
+        self._given = shard
+        self._schema = settings.db_schema
         self._owner = owner
-        self._connection = connect(settings, name=f"outbox relay {shard}: {owner}")
+        self._connection = connect(settings, name=f"outbox relay: {owner}")
+        self.shard = shard or 0
+        self.shards = 1
+        self._waits_for: set[int] = set()
+        self._candidates: list[int] = []
+        self._candidates_at = -math.inf
         self._epoch = 0
         self.deaths = 0
         """How often in a row a relay of this shard has died without giving it back."""
@@ -68,22 +82,58 @@ class Shard:
             [f"{int(settings.lease_seconds * 1000)}ms"],
         )
         self._check_database()
+        pooler.refuse(self._connection, settings)
 
     def try_wait(self) -> bool:
         """Becomes the one that waits for the shard; False where another one does already."""
-        return self._ask(queries.TRY_LOCK, self._waiting)
+        for shard in set(self._shards()) - self._waits_for:
+            if self._ask(queries.TRY_LOCK, self._waiting(shard)):
+                self._waits_for.add(shard)
+        return bool(self._waits_for)
 
     def try_take(self) -> bool:
         """Takes the shard if nobody holds it."""
-        if not self._ask(queries.TRY_LOCK, self._lock):
+        for shard in self._shards():
+            if self._ask(queries.TRY_LOCK, self._lock(shard)):
+                for waiting in self._waits_for:
+                    self._ask(queries.UNLOCK, self._waiting(waiting))
+                self._waits_for.clear()
+                if self._begin(shard):
+                    return True
+                # It was there a moment ago: their number has changed.
+                self._ask(queries.UNLOCK, self._lock(shard))
+                self._candidates_at = -math.inf
+        return False
+
+    def _begin(self, shard: int) -> bool:
+        rows = self.execute(queries.TAKE, {"shard": shard, "owner": self._owner})
+        if not rows:
             return False
-        self._ask(queries.UNLOCK, self._waiting)
-        row = self._connection.execute(queries.TAKE, {"shard": self._shard, "owner": self._owner}).fetchone()
-        if row is None:
-            raise SetupError(f"shard {self._shard} does not exist: `outbox migrate` makes shard 0")
-        self._epoch, self._ctid, done, target, last_seq, self.deaths, self.suspect, self.suspect_deaths = row
+        self.shard = shard
+        self._epoch, self._ctid, done, target, last_seq, self.shards, *deaths = rows[0]
+        self.deaths, self.suspect, self.suspect_deaths = deaths
         self._position = Position(Snapshot.parse(done), Snapshot.parse(target) if target else None, last_seq)
         return True
+
+    def _shards(self) -> list[int]:
+        """Those that may be taken, in an order of one's own: standbys do not queue at the first."""
+        now = time.monotonic()
+        if now - self._candidates_at > 1.0:
+            self._candidates_at = now
+            found = [row[0] for row in self.execute(queries.SHARD_NUMBERS, {})]
+            if self._given is not None and self._given not in found:
+                raise NoSuchShardError(
+                    f"shard {self._given} does not exist, there are {len(found)}: see `outbox shards`"
+                )
+            self._candidates = [self._given] if self._given is not None else found
+            random.shuffle(self._candidates)
+        return self._candidates
+
+    def _lock(self, shard: int) -> dict[str, Any]:
+        return {"lock": f"{self._schema}.outbox_shards", "shard": shard}
+
+    def _waiting(self, shard: int) -> dict[str, Any]:
+        return {"lock": f"{self._schema}.outbox_shards.next", "shard": shard}
 
     @property
     def position(self) -> Position:
@@ -93,13 +143,13 @@ class Shard:
 
     def is_awaited(self) -> bool:
         """Whether another relay waits for this shard."""
-        return self._ask(queries.LOCK_IS_HELD, self._waiting)
+        return self._ask(queries.LOCK_IS_HELD, self._waiting(self.shard))
 
     def holder(self) -> str:
         """Who holds the shard since when, for people."""
-        row = self._connection.execute(queries.HOLDER, {"shard": self._shard}).fetchone()
+        row = self._connection.execute(queries.HOLDER, {"shard": self.shard}).fetchone()
         owner, since = row if row and row[0] else ("another relay", None)
-        return f"shard {self._shard} is held by {owner}" + (f" since {since}" if since else "")
+        return f"shard {self.shard} is held by {owner}" + (f" since {since}" if since else "")
 
     def settle(
         self,
@@ -147,8 +197,8 @@ class Shard:
 
     @property
     def key(self) -> dict[str, int]:
-        """Shard and epoch, for statements that only the holder may make."""
-        return {"shard": self._shard, "epoch": self._epoch}
+        """Shard, number of shards and epoch, for statements that only the holder may make."""
+        return {"shard": self.shard, "shards": self.shards, "epoch": self._epoch}
 
     def calm(self) -> None:
         """Nothing that was on its way at the last death kills."""
@@ -201,16 +251,18 @@ class Shard:
         # which a successor waits.
         if self._epoch:
             with suppress(psycopg.OperationalError):
-                self._connection.execute(queries.RELEASE, {"shard": self._shard, "epoch": self._epoch})
-                self._connection.execute(queries.UNLOCK, self._lock)
+                self._connection.execute(queries.RELEASE, self.key)
+                self._connection.execute(queries.UNLOCK, self._lock(self.shard))
         self._connection.close()
 
     def _move(self, query: LiteralString, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
-        rows = self.execute(query, {**parameters, "ctid": self._ctid})
-        if not rows and (found := self.execute(queries.FIND_AGAIN, {})):
-            rows = self.execute(query, {**parameters, "ctid": found[0][0]})
-        if not rows:
-            raise ShardLostError(f"another relay has taken shard {self._shard}")
+        ctid = self._ctid
+        while not (rows := self.execute(query, {**parameters, "ctid": ctid})):
+            # Moved by VACUUM FULL, or by somebody who changes the number of shards.
+            found = self.execute(queries.FIND_AGAIN, {})
+            if not found:
+                raise ShardLostError(f"another relay has taken shard {self.shard}")
+            ctid = found[0][0]
         return rows[0]
 
     def _park(self, parked: Parked) -> None:
@@ -226,7 +278,7 @@ class Shard:
         system_identifier, database, is_standby = row
         if is_standby:
             raise SetupError("OUTBOX_DSN leads to a standby, which cannot be relayed: name the primary")
-        saved = self._connection.execute(queries.SHARD_IDENTITY, {"shard": self._shard}).fetchone()
+        saved = self._connection.execute(queries.SHARD_IDENTITY).fetchone()
         if saved is not None and saved != (system_identifier, database):
             raise SetupError(
                 "the relay's position was made in another database (a restored dump, a copy): "
@@ -241,4 +293,4 @@ class Shard:
         return bool(row and row[0])
 
     def _lost(self, error: Exception) -> ShardLostError:
-        return ShardLostError(f"the session at shard {self._shard} has ended: {first_line(error)}")
+        return ShardLostError(f"the session at shard {self.shard} has ended: {first_line(error)}")

@@ -33,20 +33,29 @@ class SnapshotSource:
         piece_events: int,
         piece_bytes: int,
         with_time: bool = False,
+        shard: int = 0,
+        shards: int = 1,
     ) -> None:
         """
         Args:
             with_time: each event's metadata has its time, as `created-at`.
+            shard: events of this shard, of so many.
         """
         self._connection = connection
         self._done = position.done
         self._piece_events = piece_events
         self._piece_bytes = piece_bytes
         self._queries = queries.EVENTS_WITH_TIME if with_time else queries.EVENTS
+        self._mine = {"shard": shard, "shards": shards}
         self._tick: Iterator[Piece] = iter(())
         connection.execute(queries.TUNE)
         if position.target is not None:
             self._tick = self._pieces(position.target, position.last_seq or 0)
+
+    @property
+    def done(self) -> Snapshot:
+        """What has been read, but for the rest of the tick at hand."""
+        return self._done
 
     def now(self) -> Snapshot:
         """What has committed by now."""
@@ -70,11 +79,19 @@ class SnapshotSource:
             self._done = piece.target
         return piece
 
+    def rest(self) -> Piece | None:
+        """The next piece of the tick at hand; None at its end."""
+        piece = next(self._tick, None)
+        if piece is not None and piece.ends_tick:
+            self._done = piece.target
+        return piece
+
     def _pieces(self, target: Snapshot, last_seq: int) -> Iterator[Piece]:
         """One tick, after `last_seq`."""
         late = self._done.late(target)
         query = self._queries.small_tick_with_late if late else self._queries.small_tick
         tick = {
+            **self._mine,
             "first": str(self._done.xmax),
             "end": str(target.xmax),
             "target": str(target),

@@ -25,6 +25,8 @@ class ShardStatus:
     """One shard: who relays it, and how it is doing."""
 
     shard: int
+    shards: int
+    """How many there are."""
     owner: str | None
     """The holder; None while nobody holds the shard."""
     held_seconds: float | None
@@ -34,6 +36,8 @@ class ShardStatus:
     breaker: str
     """What the holder sees of Kafka: closed (all is well), open, half-open."""
     breaker_reason: str | None
+    wanted: int | None
+    """How many shards there are to be, while that is being changed."""
     backlog: int
     """Committed events that are not published, counted up to `BACKLOG_CAP`."""
     oldest_seconds: float
@@ -86,7 +90,7 @@ def render(status: Status) -> str:
         backlog = f"{shard.backlog:,}" if shard.backlog < BACKLOG_CAP else f"at least {BACKLOG_CAP:,}"
         lines += [
             f"shard {shard.shard}",
-            f"  holder      {_holder(shard)}",
+            f"  holder      {holder(shard)}",
             f"  kafka       {_kafka(shard)}",
             f"  backlog     {backlog} events"
             + (f", the oldest {_age(shard.oldest_seconds)} old" if shard.backlog else ""),
@@ -108,12 +112,24 @@ def _shards(connection: Connection, settings: Settings) -> list[ShardStatus]:
     lock = f"{settings.db_schema}.outbox_shards"
     rows = connection.execute(queries.SHARDS, {"lock": lock, "waiting": f"{lock}.next"}).fetchall()
     shards = []
-    for shard, owner, held_seconds, heartbeat_seconds, successor_waits, breaker, breaker_reason in rows:
-        backlog, oldest_seconds = _backlog(connection, shard)
+    for (
+        shard,
+        of,
+        owner,
+        held_seconds,
+        heartbeat_seconds,
+        successor_waits,
+        breaker,
+        breaker_reason,
+        wanted,
+    ) in rows:
+        backlog, oldest_seconds = _backlog(connection, shard, of)
         events_per_second, lag_seconds = _rate(connection, shard)
         shards.append(
             ShardStatus(
                 shard=shard,
+                shards=of,
+                wanted=wanted,
                 owner=owner,
                 held_seconds=held_seconds,
                 heartbeat_seconds=heartbeat_seconds,
@@ -129,8 +145,9 @@ def _shards(connection: Connection, settings: Settings) -> list[ShardStatus]:
     return shards
 
 
-def _backlog(connection: Connection, shard: int) -> tuple[int, float]:
-    row = connection.execute(queries.BACKLOG, {"shard": shard, "cap": BACKLOG_CAP}).fetchone()
+def _backlog(connection: Connection, shard: int, shards: int) -> tuple[int, float]:
+    given = {"shard": shard, "shards": shards, "cap": BACKLOG_CAP}
+    row = connection.execute(queries.BACKLOG, given).fetchone()
     assert row is not None
     return row[0], row[1] or 0.0
 
@@ -147,7 +164,8 @@ def _number(connection: Connection, query: str) -> int:
     return int(row[0])
 
 
-def _holder(shard: ShardStatus) -> str:
+def holder(shard: ShardStatus) -> str:
+    """Who relays a shard since when, for people."""
     if shard.owner is None:
         seen = shard.heartbeat_seconds
         return "nobody: start `outbox relay`" + ("" if seen is None else f"; last seen {_age(seen)} ago")

@@ -30,6 +30,7 @@ from outbox_pipelines.relay.encoding import needs_time
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.position import Position, Snapshot
 from outbox_pipelines.relay.publisher import Delivery, Publisher
+from outbox_pipelines.relay.resharding import Change
 from outbox_pipelines.relay.retries import DeadLetter, Retries
 from outbox_pipelines.relay.shards import Settled, Shard, ShardLostError
 from outbox_pipelines.relay.source import SnapshotSource
@@ -56,6 +57,9 @@ _MANY_EVENTS: Final = 200
 _REPORT_POLL: Final = 0.001
 # A relay that runs for months keeps days ahead of itself, where it may.
 _PARTITIONS_EVERY: Final = 3600.0
+# How often a relay looks whether the number of shards is to change; and while it does, what the others do.
+_CHANGE_EVERY: Final = 0.5
+_CHANGE_POLL: Final = 0.02
 # Between two settles: each is a commit, and duplicates after a crash are bounded by it.
 _SETTLE_PAUSE: Final = 0.01
 _FAST_FOR: Final = 1.0
@@ -70,6 +74,9 @@ class Totals:
     held: int = 0
     """Put aside by now, parked or as dead letters."""
     seconds: float = 0.0
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(self.events + other.events, self.held + other.held, self.seconds + other.seconds)
 
 
 class Worker:
@@ -107,6 +114,9 @@ class Worker:
         self._settled: deque[Settled] = deque()
         self._outcome = threading.Condition()
         self._completed: list[Delivery] = []
+        self._is_holding = False
+        """Nothing new is tried: the number of shards changes."""
+        self._is_quiet = False
         self._aside = 0
         self._unsettled = 0
         """Complete pieces with events that the settler has not dealt with."""
@@ -156,13 +166,21 @@ class Worker:
                 piece_events=self._settings.piece_events,
                 piece_bytes=self._settings.piece_bytes,
                 with_time=needs_time(self._settings),
+                shard=self._shard.shard,
+                shards=self._shard.shards,
             )
+            change = Change(connection, self._shard.key)
             now = source.now()
             self._caution.until(now)
             upto: Snapshot | None = now if self._until_empty else None
             pause = _Pause()
             partitions_due = time.monotonic()
+            change_due = 0.0
             while not self._ending():
+                if time.monotonic() >= change_due and not self._until_empty:
+                    change_due = time.monotonic() + _CHANGE_EVERY
+                    if change.look() or change.is_over:
+                        self._take_part(change, source)
                 if time.monotonic() >= partitions_due:
                     ensure_partitions(connection)
                     partitions_due += _PARTITIONS_EVERY
@@ -177,6 +195,25 @@ class Worker:
                     break
                 self._end.wait(pause.next())
         self._put(None)
+
+    def _take_part(self, change: Change, source: SnapshotSource) -> None:
+        """In a change of the number of shards: settles all that was read, meets the others at the barrier."""
+        while (rest := source.rest()) is not None:
+            self._put(rest)
+        self._is_holding = True
+        while not self._ending() and change.look():
+            if change.barrier is None:
+                if self._is_quiet and not change.is_held:
+                    change.hold(source.done)
+            elif (piece := source.read(change.barrier)) is not None:
+                self._put(piece)
+                continue
+            elif not change.is_there:
+                change.arrive()
+            self._end.wait(_CHANGE_POLL)
+        if change.is_over:
+            raise ShardLostError("the number of shards has changed")
+        self._is_holding = self._is_quiet = False
 
     def _publish(self) -> None:
         reading = True
@@ -274,6 +311,7 @@ class Worker:
             if finished:
                 return
             self._retries.look_after(may_try=self._may_try())
+            self._is_quiet = self._is_holding and self._retries.is_quiet
             if self._is_time_to_hand_over():
                 self._stop.set()
             if deliveries and events < _MANY_EVENTS:
@@ -303,11 +341,14 @@ class Worker:
         """How long the settler may sleep."""
         until_beat = beat_at + self._heartbeat - time.monotonic()
         # With Kafka away nothing is tried, however due it is.
-        pause = self._retries.pause if self._may_try() else self._heartbeat
+        pause = (
+            self._retries.pause if self._may_try() else _CHANGE_POLL if self._is_holding else self._heartbeat
+        )
         return max(0.0, min(until_beat, pause))
 
     def _may_try(self) -> bool:
-        return self._publisher.breaker.state is State.CLOSED and not self._stop.is_set()
+        away = self._publisher.breaker.state is not State.CLOSED
+        return not (away or self._stop.is_set() or self._is_holding)
 
     def _tell(self) -> None:
         """What people should see in the database, when it has changed."""

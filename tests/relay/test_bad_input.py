@@ -193,4 +193,4 @@ def test_a_held_shard_is_named(outbox: Outbox) -> None:
     _refuses(outbox, "relay", "--until-empty", says="shard 0 is held by the-other-host:1 since", code=1)
     place.release()
     assert outbox.outbox("relay", "--until-empty").returncode == 0
-    _refuses(outbox, "relay", "--shard", "7", says="shard 7 does not exist")
+    _refuses(outbox, "relay", "--shard", "7", says="shard 7 does not exist, there are 1")

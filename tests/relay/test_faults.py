@@ -44,7 +44,9 @@ def test_kill_9_of_the_writing_application(outbox: Outbox) -> None:
     with outbox.connect() as connection:
         history.prepare(connection)
         stop, taken = threading.Event(), threading.Event()
-        relay = threading.Thread(target=lambda: service.relay(outbox.settings, stop=stop, on_take=taken.set))
+        relay = threading.Thread(
+            target=lambda: service.relay(outbox.settings, stop=stop, on_take=lambda _: taken.set())
+        )
         relay.start()
         assert taken.wait(10)
         arguments = [sys.executable, "-m", "tests.relay.history", outbox.settings.dsn]

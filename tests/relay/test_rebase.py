@@ -61,10 +61,10 @@ def test_a_restored_dump_publishes_what_was_waiting_and_nothing_more(
     service.relay(outbox.settings, until_empty=True)
     outbox.write("waiting")
     with _restored(outbox, other_server) as restored:
-        rebase(restored.settings, 0)
+        rebase(restored.settings)
         restored.write("new")
         service.relay(restored.settings, until_empty=True)
-        assert rebase(restored.settings, 0) is None
+        assert rebase(restored.settings) is None
         service.relay(restored.settings, until_empty=True)
     keys = [message.key for message in outbox.messages()]
     assert {"waiting", "new"} <= set(keys)
@@ -80,7 +80,7 @@ def test_a_hasty_writer_loses_nothing(outbox: Outbox, other_server: str) -> None
     service.relay(outbox.settings, until_empty=True)
     with _restored(outbox, other_server) as restored:
         restored.write("hasty")
-        assert rebase(restored.settings, 0) == Rebased(published=1, waiting=1)
+        assert rebase(restored.settings) == Rebased(published=1, waiting=1)
         service.relay(restored.settings, until_empty=True)
     assert sorted(message.key for message in outbox.messages()) == ["hasty", "published"]
 
@@ -92,7 +92,7 @@ def test_a_rebase_under_writers_loses_nothing(outbox: Outbox) -> None:
         outbox.write("a", "b")
         with outbox.connect() as connection:
             connection.execute("UPDATE outbox_shards SET system_identifier = 1")
-        assert rebase(outbox.settings, 0) is not None
+        assert rebase(outbox.settings) is not None
         late.execute(_INSERT, ["late"])
         late.commit()
     service.relay(outbox.settings, until_empty=True)
@@ -106,7 +106,7 @@ def test_a_busy_table_is_left_alone(outbox: Outbox) -> None:
     with outbox.connect(autocommit=False) as writer:
         writer.execute(_INSERT, ["a"])
         with pytest.raises(SetupError, match="stop the writers"):
-            rebase(outbox.settings, 0)
+            rebase(outbox.settings)
 
 
 def test_the_owner_alone_may(outbox: Outbox) -> None:

@@ -102,7 +102,7 @@ def test_a_running_relay_publishes_what_commits_and_stops_when_told(outbox: Outb
     stop, taken = threading.Event(), threading.Event()
     totals: list[service.Totals] = []
     relay = threading.Thread(
-        target=lambda: totals.append(service.relay(outbox.settings, stop=stop, on_take=taken.set))
+        target=lambda: totals.append(service.relay(outbox.settings, stop=stop, on_take=lambda _: taken.set()))
     )
     relay.start()
     assert taken.wait(10)
@@ -119,7 +119,9 @@ def test_a_running_relay_publishes_what_commits_and_stops_when_told(outbox: Outb
 def test_an_idle_relay_leaves_no_trace_but_its_heartbeat(outbox: Outbox) -> None:
     """Guards against a relay that feeds on itself: each settle makes a transaction, so a new snapshot."""
     stop, taken = threading.Event(), threading.Event()
-    relay = threading.Thread(target=lambda: service.relay(outbox.settings, stop=stop, on_take=taken.set))
+    relay = threading.Thread(
+        target=lambda: service.relay(outbox.settings, stop=stop, on_take=lambda _: taken.set())
+    )
     relay.start()
     assert taken.wait(10)
     with outbox.connect() as connection:

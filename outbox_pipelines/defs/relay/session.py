@@ -103,7 +103,7 @@ class Session:
             self._finished = time.monotonic()
             self._ended.set()
 
-    def _on_take(self) -> None:
+    def _on_take(self, shard: int) -> None:
         # Once: a relay that lost its shard and took it again is the same session.
         self._taken = self._taken or time.monotonic()
 

@@ -1,0 +1,140 @@
+"""Changes the number of shards while writers and relays go on: at a barrier.
+
+Invariants:
+- Every relay first settles all that it has read and stops; then all publish exactly up to one snapshot; then
+  the new shards start from it. So no event is published by an old shard after a new one has begun.
+- The one who changes says all the time that it lives. Without a word for ten seconds the relays go on as
+  before; a change that is given up leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay import queries
+from outbox_pipelines.relay.position import Snapshot
+from outbox_pipelines.settings import Settings
+
+MOST_SHARDS = 64
+_POLL_SECONDS = 0.05
+
+
+class NotAllThereError(Exception):
+    """Some shards did not come to the barrier in time; the message says which."""
+
+
+def change(
+    settings: Settings,
+    wanted: int,
+    *,
+    seconds: float = 60.0,
+    on_wait: Callable[[str], None] = lambda text: None,
+) -> bool:
+    """Makes so many shards; False where there are as many already. A change under way to so many is joined.
+
+    Args:
+        on_wait: told what is waited for, when that changes.
+
+    Raises:
+        SetupError: there can be no such number.
+        NotAllThereError: not all relays came; everything goes on as before.
+    """
+    if not 1 <= wanted <= MOST_SHARDS:
+        raise SetupError(f"{wanted} shards: choose 1 to {MOST_SHARDS}")
+    with connect(settings, name="outbox shards set") as connection:
+        deadline = time.monotonic() + seconds
+        started = False
+        waiting = ""
+        try:
+            while True:
+                with connection.transaction():
+                    rows = connection.execute(queries.LOCK_SHARDS).fetchall()
+                    step, missing = _step(connection, rows, wanted, started=started)
+                if step is not _Step.WAIT:
+                    return step is _Step.DONE
+                started = True
+                if missing != waiting:
+                    waiting = missing
+                    on_wait(missing)
+                if time.monotonic() > deadline:
+                    raise NotAllThereError(f"{missing}; nothing was changed")
+                time.sleep(_POLL_SECONDS)
+        except BaseException:
+            if started:
+                connection.execute(queries.UNWANT)
+            raise
+
+
+class _Step(Enum):
+    WAIT = 1
+    NOTHING_TO_DO = 2
+    DONE = 3
+
+
+def _step(connection: Connection, rows: list[Any], wanted: int, *, started: bool) -> tuple[_Step, str]:
+    """What can be done now; and for what is to be waited. In a transaction that holds all rows."""
+    shards, under_way = rows[0][1], rows[0][2]
+    if under_way is None:
+        if shards == wanted:
+            return _Step.NOTHING_TO_DO, ""
+        if started:
+            raise NotAllThereError("somebody has given the change up")
+        connection.execute(queries.WANT, {"wanted": wanted})
+        return _Step.WAIT, "the relays to settle what they have read"
+    if under_way != wanted:
+        raise SetupError(f"a change to {under_way} shards is under way: wait for its end")
+    connection.execute(queries.WANT_STILL)
+    if not rows[0][4]:
+        if late := [str(shard) for shard, _, _, is_held, _, _ in rows if not is_held]:
+            return _Step.WAIT, f"no answer from the relay of shard {', '.join(late)} yet (is there one?)"
+        connection.execute(queries.MEET)
+        return _Step.WAIT, "the relays to meet"
+    if late := [str(shard) for shard, _, _, _, _, is_there in rows if not is_there]:
+        return _Step.WAIT, f"shard {', '.join(late)} to publish what is committed"
+    connection.execute(queries.FEWER, {"wanted": wanted})
+    connection.execute(queries.MORE, {"wanted": wanted})
+    connection.execute(queries.CHANGED, {"wanted": wanted})
+    return _Step.DONE, ""
+
+
+class Change:
+    """A change as a relay sees it, through the connection of its reader.
+
+    Args:
+        key: the shard, and the epoch in which the relay holds it.
+    """
+
+    def __init__(self, connection: Connection, key: dict[str, int]) -> None:
+        self._connection = connection
+        self._key = key
+        self.is_wanted = False
+        self.is_over = False
+        """Whether the new shards have begun: this relay is none of them."""
+        self.is_held = False
+        self.is_there = False
+        self.barrier: Snapshot | None = None
+
+    def look(self) -> bool:
+        """Whether a change is wanted, as of now."""
+        row = self._connection.execute(queries.CHANGE, self._key, prepare=True).fetchone()
+        self.is_over = row is None or row[0] != self._key["epoch"]
+        self.is_wanted = row is not None and row[1] is not None and not self.is_over
+        if row is not None:
+            self.is_held, self.is_there = row[3], row[4]
+        self.barrier = Snapshot.parse(row[2]) if row is not None and row[2] is not None else None
+        if self.is_wanted:
+            self._connection.execute(queries.UNWANT_FORGOTTEN)
+        return self.is_wanted
+
+    def hold(self, done: Snapshot) -> None:
+        """Says, once it is so, that all is settled up to here; nothing more is read."""
+        self._connection.execute(queries.HELD, {**self._key, "done": str(done)})
+
+    def arrive(self) -> None:
+        """Says, once it is so, that all is settled up to the barrier."""
+        self._connection.execute(queries.THERE, self._key)

@@ -1,0 +1,223 @@
+"""Several shards, and a change of their number while writers and relays go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay import resharding, service, status
+from tests.conftest import Outbox, wait_until
+from tests.relay import faults, history
+from tests.relay.test_parking import NOISE, _numbers, _parked, _quick, _topic, _write
+
+
+@contextmanager
+def _relays(outbox: Outbox, count: int, **more: object) -> Iterator[None]:
+    """So many relays, each taking whichever shard is free."""
+    stop = threading.Event()
+    failures: list[BaseException] = []
+    settings = _quick(outbox, **more)
+
+    def run(owner: str) -> None:
+        try:
+            service.relay(settings, owner=owner, stop=stop)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(f"relay {n}",)) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+    assert failures == []
+
+
+class _Changing(threading.Thread):
+    def __init__(self, outbox: Outbox, wanted: int) -> None:
+        super().__init__()
+        self._outbox = outbox
+        self._wanted = wanted
+        self.changed = False
+
+    def run(self) -> None:
+        self.changed = resharding.change(self._outbox.settings, self._wanted)
+
+
+def _holders(outbox: Outbox) -> list[str | None]:
+    return [shard.owner for shard in status.read(outbox.settings).shards]
+
+
+def _wait_for_holders(outbox: Outbox, count: int) -> None:
+    def held() -> bool:
+        holders = _holders(outbox)
+        return len(holders) == count and None not in holders and len(set(holders)) == count
+
+    wait_until(held, seconds=30, what=f"{count} shards with a relay each")
+
+
+def _wait_until_relayed(outbox: Outbox) -> None:
+    wait_until(
+        lambda: not any(shard.backlog for shard in status.read(outbox.settings).shards),
+        seconds=60,
+        what="no backlog",
+    )
+
+
+def test_shards_share_the_work_and_miss_nothing(outbox: Outbox) -> None:
+    """Guards against an event that belongs to no shard, or to two."""
+    with _relays(outbox, 4):
+        _wait_for_holders(outbox, 1)
+        assert resharding.change(outbox.settings, 3)
+        _wait_for_holders(outbox, 3)
+        outbox.fill(12_000, aggregates=50)
+        _wait_until_relayed(outbox)
+    messages = outbox.messages()
+    assert len(messages) == len({message.headers["id"] for message in messages}) == 12_000
+    for key in range(50):
+        numbers = _numbers(outbox, str(key))
+        assert numbers == sorted(numbers)
+    with outbox.connect() as connection:
+        rows = connection.execute(
+            "SELECT shard, sum(events)::int FROM outbox_progress WHERE shards = 3 GROUP BY 1 ORDER BY 1"
+        ).fetchall()
+        view = connection.execute(
+            "SELECT status, count(*), count(processed_at) FROM outbox_events GROUP BY 1"
+        ).fetchall()
+    assert [shard for shard, _ in rows] == [0, 1, 2]
+    assert sum(events for _, events in rows) == 12_000
+    assert min(events for _, events in rows) > 1_000
+    assert view == [("PROCESSED", 12_000, 12_000)]
+
+
+def test_the_number_changes_again_and_again_under_load(outbox: Outbox) -> None:
+    """Guards against a change that loses, doubles or reorders (G1, G2): no fault, so no duplicate either."""
+    seed = faults.seed()
+    chance = random.Random(seed)
+    with outbox.connect() as connection:
+        history.prepare(connection)
+    with _relays(outbox, 4):
+        writers = history.Writers(outbox.settings.dsn, seed, 4)
+        for _ in range(6):
+            wanted = chance.choice([1, 2, 3, 4])
+            resharding.change(outbox.settings, wanted)
+            _wait_for_holders(outbox, wanted)
+            faults.wait_for_more(faults.published(outbox), 20)
+        writers.stop()
+        _wait_until_relayed(outbox)
+    findings = faults.verify(outbox)
+    assert findings.duplicates == 0
+
+
+def test_relays_that_are_killed_while_the_number_changes(outbox: Outbox) -> None:
+    """Guards against a barrier that is passed by a relay's successor (G1, G2)."""
+    seed = faults.seed()
+    with outbox.connect() as connection:
+        history.prepare(connection)
+    writers = history.Writers(outbox.settings.dsn, seed, 3)
+    with ExitStack() as stack:
+        relays = [stack.enter_context(faults.relay(outbox, OUTBOX_LEASE_SECONDS="2")) for _ in range(3)]
+        _wait_for_holders(outbox, 1)
+        for wanted in (2, 3, 1, 2):
+            changing = _Changing(outbox, wanted)
+            changing.start()
+            victim = relays.pop(0)
+            os.kill(victim.pid, signal.SIGKILL)
+            relays.append(stack.enter_context(faults.relay(outbox, OUTBOX_LEASE_SECONDS="2")))
+            changing.join(60)
+            assert changing.changed
+            _wait_for_holders(outbox, wanted)
+            faults.wait_for_more(faults.published(outbox), 20)
+        writers.stop()
+        _wait_until_relayed(outbox)
+    faults.verify(outbox)
+
+
+def test_a_shard_without_a_relay_stops_the_change_and_nothing_else(outbox: Outbox) -> None:
+    """Guards against a change that waits for ever, or leaves the relays waiting."""
+    with _relays(outbox, 1):
+        _wait_for_holders(outbox, 1)
+        waited: list[str] = []
+        with outbox.connect() as connection:
+            connection.execute(
+                "INSERT INTO outbox_shards (shard, shards, done, system_identifier, database) "
+                "SELECT 1, 2, done, system_identifier, database FROM outbox_shards"
+            )
+            with pytest.raises(resharding.NotAllThereError, match=r"no answer from the relay of shard 1"):
+                resharding.change(outbox.settings, 3, seconds=2, on_wait=waited.append)
+            assert any("shard 1" in text for text in waited)
+            rows = connection.execute("SELECT wanted, is_held, barrier FROM outbox_shards").fetchall()
+            assert rows == [(None, False, None)] * 2
+            connection.execute("DELETE FROM outbox_shards WHERE shard = 1")
+        outbox.write(1, 2, 3)
+        _wait_until_relayed(outbox)
+
+
+def test_a_change_whose_author_died_is_given_up(outbox: Outbox) -> None:
+    """Guards against a relay that waits for ever for somebody who is gone."""
+    with _relays(outbox, 1):
+        _wait_for_holders(outbox, 1)
+        with outbox.connect() as connection:
+            connection.execute(
+                "UPDATE outbox_shards SET wanted = 2, wanted_at = clock_timestamp() - interval '9 seconds'"
+            )
+            outbox.write(1, 2, 3)
+            wait_until(
+                lambda: connection.execute("SELECT wanted FROM outbox_shards").fetchone() == (None,),
+                what="the relay to give the change up",
+            )
+            _wait_until_relayed(outbox)
+
+
+def test_parked_events_go_to_their_new_shard(outbox: Outbox) -> None:
+    """Guards against parked events that nobody looks after once the number has changed."""
+    _topic(outbox, **{"max.message.bytes": "2000"})
+    _write(outbox, *[(str(n), {"n": 0, "noise": NOISE}) for n in range(6)])
+    _write(outbox, *[(str(n), {"n": 1}) for n in range(6)])
+    with _relays(outbox, 3, retry_seconds=0.1, max_attempts=6):
+        wait_until(lambda: len(_parked(outbox)) == 12)
+        assert resharding.change(outbox.settings, 3)
+        wait_until(lambda: [row[2] for row in _parked(outbox)] == ["failed"] * 6, seconds=60)
+        wait_until(lambda: all(_numbers(outbox, str(n)) == [1] for n in range(6)))
+        assert all(row[3] == 6 for row in _parked(outbox))
+
+
+def test_the_command(outbox: Outbox) -> None:
+    """Guards against a command that does not say what it waits for, or what came of it."""
+    assert outbox.outbox("shards").stdout.startswith("shard 0  nobody: start `outbox relay`")
+    none = outbox.outbox("shards", "set", "2", "--seconds", "1")
+    assert none.returncode == 1
+    assert "no answer from the relay of shard 0 yet (is there one?); nothing was changed" in none.stderr
+    with _relays(outbox, 2):
+        _wait_for_holders(outbox, 1)
+        done = outbox.outbox("shards", "set", "2")
+        assert (done.returncode, done.stdout) == (0, "2 shards\n"), done.stderr
+        assert outbox.outbox("shards", "set", "2").stdout == "2 shards: nothing to change\n"
+        _wait_for_holders(outbox, 2)
+        listed = json.loads(outbox.outbox("shards", "--json").stdout)
+        assert [(shard["shard"], shard["shards"]) for shard in listed] == [(0, 2), (1, 2)]
+    for wrong, code in (("0", 2), ("65", 2), ("two", 2)):
+        assert outbox.outbox("shards", "set", wrong).returncode == code
+    with pytest.raises(SetupError, match="choose 1 to 64"):
+        resharding.change(outbox.settings, 65)
+
+
+def test_until_empty_publishes_all_shards(outbox: Outbox) -> None:
+    """Guards against a drain that forgets all shards but one."""
+    with _relays(outbox, 1):
+        _wait_for_holders(outbox, 1)
+        resharding.change(outbox.settings, 4)
+    outbox.fill(400)
+    assert service.relay(outbox.settings, until_empty=True).events == 400
+    assert len(outbox.messages()) == 400
