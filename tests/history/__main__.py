@@ -1,0 +1,90 @@
+"""Soaks and saved histories: ``python -m tests.history run`` and ``python -m tests.history check FILE``.
+
+Invariants:
+- Exit 0: all guarantees held; 1: they did not, and what was found is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.history import nemesis
+from tests.history.judge import Verdict, judge
+from tests.history.record import History, load, save
+from tests.history.relays import RELAYS
+from tests.history.run import Run
+from tests.history.servers import Servers, own_servers
+
+# A round has its own database and topics, so that a night's soak stays small in memory.
+_ROUND_SECONDS = 300.0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.history", description="Judge relays by histories.")
+    commands = parser.add_subparsers(required=True, dest="command")
+    run = commands.add_parser("run", help="faults drawn from a seed, on servers of their own")
+    run.add_argument("--seconds", type=float, default=600.0)
+    run.add_argument("--seed", type=int, default=random.randrange(1 << 30))
+    run.add_argument("--relay", choices=RELAYS, default="at_least_once")
+    run.add_argument("--calm", action="store_true", help="without faults: then nothing excuses a duplicate")
+    check = commands.add_parser("check", help="judge a saved history again")
+    check.add_argument("file", type=Path)
+    arguments = parser.parse_args(words)
+    if arguments.command == "check":
+        verdict = judge(load(arguments.file))
+        print(verdict)
+        return 1 if verdict.wrong else 0
+    return _soak(arguments.relay, arguments.seed, arguments.seconds, calm=arguments.calm)
+
+
+def report(history: History) -> Verdict:
+    """Judges; keeps the history where something is wrong, and says where."""
+    verdict = judge(history)
+    print(f"SEED {history.seed} of {history.relay}: {verdict}", flush=True)
+    if verdict.wrong:
+        directory = Path(os.environ.get("HISTORIES", "histories"))
+        path = directory / f"{history.relay}-{history.seed}-{time.time():.0f}.jsonl"
+        save(history, path)
+        print(f"kept: python -m tests.history check {path}", flush=True)
+    return verdict
+
+
+def _soak(relay: str, seed: int, seconds: float, *, calm: bool) -> int:
+    until = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory(prefix="history-") as directory, own_servers(Path(directory)) as servers:
+        while (left := until - time.monotonic()) > 0:
+            print(f"SEED {seed}", flush=True)
+            if not _round(servers, relay, seed, min(left, _ROUND_SECONDS), Path(directory), calm=calm):
+                return 1
+            seed += 1
+    return 0
+
+
+def _round(servers: Servers, relay: str, seed: int, seconds: float, directory: Path, *, calm: bool) -> bool:
+    chance = random.Random(seed)
+    until = time.monotonic() + seconds
+    run = Run(servers, relay, RELAYS[relay], seed, directory)
+    try:
+        run.start()
+        while time.monotonic() < until and not run.history.stuck:
+            if calm:
+                run.wait(until - time.monotonic())
+                continue
+            kinds = nemesis.draw(chance)
+            print(f"{run.arrived:8}  {' + '.join(kinds)}", flush=True)
+            run.disturb(kinds, chance, chance.uniform(0.1, 5))
+            run.wait(chance.uniform(0, 2))
+        return not report(run.finish()).wrong
+    finally:
+        run.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
