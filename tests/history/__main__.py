@@ -7,6 +7,7 @@ Invariants:
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import sys
@@ -20,7 +21,7 @@ from tests.history.judge import Verdict, judge
 from tests.history.record import History, load, save
 from tests.history.relays import RELAYS
 from tests.history.run import Run
-from tests.history.servers import Servers, own_servers
+from tests.history.servers import own_servers
 
 # A round has its own database and topics, so that a night's soak stays small in memory.
 _ROUND_SECONDS = 300.0
@@ -33,6 +34,7 @@ def main(words: Sequence[str] | None = None) -> int:
     run.add_argument("--seconds", type=float, default=600.0)
     run.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     run.add_argument("--relay", choices=RELAYS, default="at_least_once")
+    run.add_argument("--fault", action="append", choices=nemesis.KINDS, help="only these; may be repeated")
     run.add_argument("--calm", action="store_true", help="without faults: then nothing excuses a duplicate")
     check = commands.add_parser("check", help="judge a saved history again")
     check.add_argument("file", type=Path)
@@ -41,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> int:
         verdict = judge(load(arguments.file))
         print(verdict)
         return 1 if verdict.wrong else 0
-    return _soak(arguments.relay, arguments.seed, arguments.seconds, calm=arguments.calm)
+    return _soak(arguments)
 
 
 def report(history: History) -> Verdict:
@@ -56,34 +58,35 @@ def report(history: History) -> Verdict:
     return verdict
 
 
-def _soak(relay: str, seed: int, seconds: float, *, calm: bool) -> int:
-    until = time.monotonic() + seconds
+def _soak(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="history-") as directory, own_servers(Path(directory)) as servers:
-        while (left := until - time.monotonic()) > 0:
+        until = time.monotonic() + arguments.seconds
+        for seed in itertools.count(arguments.seed):
+            left = until - time.monotonic()
+            if left <= 0:
+                return 0
             print(f"SEED {seed}", flush=True)
-            if not _round(servers, relay, seed, min(left, _ROUND_SECONDS), Path(directory), calm=calm):
-                return 1
-            seed += 1
+            run = Run(servers, arguments.relay, RELAYS[arguments.relay], seed, Path(directory))
+            try:
+                run.start()
+                _round(run, seed, min(left, _ROUND_SECONDS), arguments.fault or (), calm=arguments.calm)
+                if report(run.finish()).wrong:
+                    return 1
+            finally:
+                run.close()
     return 0
 
 
-def _round(servers: Servers, relay: str, seed: int, seconds: float, directory: Path, *, calm: bool) -> bool:
+def _round(run: Run, seed: int, seconds: float, names: Sequence[str], *, calm: bool) -> None:
     chance = random.Random(seed)
     until = time.monotonic() + seconds
-    run = Run(servers, relay, RELAYS[relay], seed, directory)
-    try:
-        run.start()
-        while time.monotonic() < until and not run.history.stuck:
-            if calm:
-                run.wait(until - time.monotonic())
-                continue
-            kinds = nemesis.draw(chance)
-            print(f"{run.arrived:8}  {' + '.join(kinds)}", flush=True)
-            run.disturb(kinds, chance, chance.uniform(0.1, 5))
-            run.wait(chance.uniform(0, 2))
-        return not report(run.finish()).wrong
-    finally:
-        run.close()
+    if calm:
+        run.wait(seconds)
+    while not calm and time.monotonic() < until and not run.history.stuck:
+        kinds = nemesis.draw(chance, names)
+        print(f"{run.arrived:8}  {' + '.join(kinds)}", flush=True)
+        run.disturb(kinds, chance, chance.uniform(0.1, 5))
+        run.wait(chance.uniform(0, 2))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,9 +31,9 @@ class Kind:
     """Whether the relay may deliver again, or exit, because of it."""
 
 
-def draw(chance: random.Random) -> Mapping[str, Kind]:
-    """One fault, or two at the same time."""
-    first, second = chance.choice(list(KINDS)), chance.choice(list(KINDS))
+def draw(chance: random.Random, names: Sequence[str] = ()) -> Mapping[str, Kind]:
+    """One fault, or two at the same time, of all or of those named."""
+    first, second = chance.choices(list(names or KINDS), k=2)
     alone = chance.random() < 0.7 or KINDS[first].target == KINDS[second].target
     return {name: KINDS[name] for name in ([first] if alone else [first, second])}
 
@@ -107,12 +107,17 @@ def _restart(server: Callable[[Run], Server]) -> Make:
     return fault
 
 
-def _network(proxy: Callable[[Run], Proxy], begin: Callable[[Proxy, random.Random], object]) -> Make:
+def _network(proxies: Callable[[Run], list[Proxy]], begin: Callable[[Proxy, random.Random], object]) -> Make:
     @contextmanager
     def fault(run: Run, chance: random.Random) -> Iterator[None]:
-        begin(proxy(run), chance)
+        everyones = proxies(run)
+        # Of one relay only: the others go on, and it becomes a zombie.
+        hurt = everyones if chance.random() < 0.5 else [chance.choice(everyones)]
+        for proxy in hurt:
+            begin(proxy, chance)
         yield
-        proxy(run).heal()
+        for proxy in hurt:
+            proxy.heal()
 
     return fault
 
@@ -139,19 +144,19 @@ def _delay(proxy: Proxy, chance: random.Random) -> None:
 
 
 def _of_servers() -> Iterator[tuple[str, Kind]]:
-    servers: list[tuple[str, Callable[[Run], Server], Callable[[Run], Proxy]]] = [
-        ("database", lambda run: run.servers.postgres, lambda run: run.servers.postgres_proxy),
-        ("broker", lambda run: run.servers.kafka, lambda run: run.servers.kafka_proxy),
+    servers: list[tuple[str, Callable[[Run], Server], Callable[[Run], list[Proxy]]]] = [
+        ("database", lambda run: run.servers.postgres, lambda run: run.proxies),
+        ("broker", lambda run: run.servers.kafka, lambda run: [run.servers.kafka_proxy]),
     ]
-    for name, server, proxy in servers:
+    for name, server, proxies in servers:
         yield f"kill {name}", Kind(name, _kill(server))
         yield f"restart {name}", Kind(name, _restart(server))
         network = f"network of {name}"
-        yield f"cut {network}", Kind(network, _network(proxy, _cut))
-        yield f"cut one connection in {network}", Kind(network, _network(proxy, _cut_one))
-        yield f"cut off {network}", Kind(network, _network(proxy, _cut_off))
-        yield f"black hole in {network}", Kind(network, _network(proxy, _swallow))
-        yield f"delay in {network}", Kind(network, _network(proxy, _delay))
+        yield f"cut {network}", Kind(network, _network(proxies, _cut))
+        yield f"cut one connection in {network}", Kind(network, _network(proxies, _cut_one))
+        yield f"cut off {network}", Kind(network, _network(proxies, _cut_off))
+        yield f"black hole in {network}", Kind(network, _network(proxies, _swallow))
+        yield f"delay in {network}", Kind(network, _network(proxies, _delay))
 
 
 KINDS: Mapping[str, Kind] = {

@@ -1,6 +1,7 @@
 """One run: writers and a relay on servers of their own, faults, and the history that is left.
 
 Invariants:
+- Each relay has a way to the database of its own, a proxy; all have one way to Kafka.
 - One thread does everything: starts, faults, restarts and reading. So each fault's times are true.
 - A fault is over when it is healed and events flow again; one that does not end in time is recorded.
 - The end: no writer lives, all that was committed has arrived or nothing comes any more, no relay lives;
@@ -25,6 +26,7 @@ from outbox_pipelines.settings import load_settings
 from tests.history import business, reader
 from tests.history.nemesis import Kind
 from tests.history.processes import Process
+from tests.history.proxy import Proxy
 from tests.history.record import Exit, Fault, History
 from tests.history.relays import Relay
 from tests.history.servers import Servers
@@ -70,15 +72,20 @@ class Run:
         self.topics = {kind: template.format(aggregate_type=kind) for kind in business.KINDS}
         reader.create(servers.kafka.bootstrap, self.topics)
         self._reader = reader.Reader(servers.kafka.bootstrap, self.topics)
-        environment = {
-            "OUTBOX_DSN": psycopg.conninfo.make_conninfo(self.dsn, port=servers.postgres_proxy.port),
-            "OUTBOX_KAFKA": f"127.0.0.1:{servers.kafka_proxy.port}",
-            "OUTBOX_TOPIC": template,
-            **relay.environment,
-        }
+        self.proxies = [Proxy(servers.postgres.port) for _ in relay.programs]
         self.relays = [
-            Process(f"{database} relay {n}", program, environment, directory)
-            for n, program in enumerate(relay.programs, 1)
+            Process(
+                f"{database} relay {n}",
+                program,
+                {
+                    "OUTBOX_DSN": psycopg.conninfo.make_conninfo(self.dsn, port=proxy.port),
+                    "OUTBOX_KAFKA": f"127.0.0.1:{servers.kafka_proxy.port}",
+                    "OUTBOX_TOPIC": template,
+                    **relay.environment,
+                },
+                directory,
+            )
+            for n, (program, proxy) in enumerate(zip(relay.programs, self.proxies, strict=True), 1)
         ]
         self.writers = [
             Process(
@@ -124,6 +131,9 @@ class Run:
 
     def end(self, relay: Process) -> None:
         """Asks a relay to end, and takes down if it did not do so in peace."""
+        self._tend()
+        if relay.exit_code is not None:
+            return
         words, code = relay.last_words, relay.terminate()
         # A program that does not care for the signal ends by it.
         if code not in (0, -15):
@@ -152,6 +162,8 @@ class Run:
         """Ends whatever still runs."""
         for process in (*self.writers, *self.relays):
             process.kill()
+        for proxy in self.proxies:
+            proxy.close()
         self._reader.close()
 
     def _tend(self) -> None:
@@ -159,6 +171,7 @@ class Run:
         for process in (*self.relays, *self.writers):
             code = process.exit_code
             if code is None:
+                # It runs, or it was ended on purpose.
                 self._starts.pop(process, None)
             elif process not in self._starts:
                 self.history.exits.append(Exit(process.name, time.time(), code, process.last_words))
@@ -167,6 +180,7 @@ class Run:
                 self._relay.restarts or process in self.writers
             ):
                 process.start()
+                del self._starts[process]
 
     def _expect_events(self, after: str) -> None:
         goal = self.arrived + _FLOWING

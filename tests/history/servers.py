@@ -1,7 +1,7 @@
-"""A PostgreSQL and a Kafka that may be killed, each with a proxy before it that the relays go through.
+"""A PostgreSQL and a Kafka that may be killed, and a proxy before Kafka that the relays go through.
 
 Invariants:
-- Relays see the proxies only; writers and the judge's reader go straight to the servers.
+- Whoever comes by the proxy is kept on it by the broker; writers and the judge's reader go straight.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from tests.history.proxy import Proxy
 
 @dataclass(frozen=True)
 class Servers:
-    """Both, and the ways to them."""
+    """Both, and the relays' way to Kafka."""
 
     postgres: Postgres
     kafka: Kafka
-    postgres_proxy: Proxy
     kafka_proxy: Proxy
 
 
@@ -33,7 +32,6 @@ def own_servers(directory: Path) -> Iterator[Servers]:
     """Starts them for the length of the block."""
     with ExitStack() as stack:
         postgres = Postgres(directory / "postgres", bin_dir=load_settings().local_postgres)
-        postgres_proxy = stack.enter_context(Proxy(postgres.port))
         # A broker tells its clients where to go: those that come by its second door are sent to the proxy.
         front, door, controller = free_port(), free_port(), free_port()
         kafka_proxy = stack.enter_context(Proxy(door))
@@ -60,4 +58,4 @@ def own_servers(directory: Path) -> Iterator[Servers]:
         kafka.launch()
         postgres.start()
         kafka.wait()
-        yield Servers(postgres, kafka, postgres_proxy, kafka_proxy)
+        yield Servers(postgres, kafka, kafka_proxy)

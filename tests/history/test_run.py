@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.history import __main__ as program
 from tests.history import nemesis, verify
 from tests.history.__main__ import report
-from tests.history.relays import RELAYS
+from tests.history.relays import RELAYS, Relay
 from tests.history.run import Run
 from tests.history.servers import Servers
 
@@ -70,3 +72,29 @@ def test_a_broken_relay_is_found_without_any_fault(
     assert verdict.lost
     assert verdict.duplicated
     assert not verdict.phantom
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_a_relay_that_ends_by_itself(
+    servers: Servers, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    """Guards against a relay that falls over unseen, and a harness that forgives where it should not."""
+    monkeypatch.setenv("HISTORIES", str(tmp_path))
+    falls = Relay(((sys.executable, "-c", "raise SystemExit('cannot')"),), restarts=restarts)
+    run = Run(servers, "falls", falls, seed, tmp_path, patience=2)
+    try:
+        run.start()
+        verdict = report(run.finish())
+    finally:
+        run.close()
+    assert (len(verdict.exited) > 1) is restarts
+    assert verdict.exited[0].endswith("relay 1 with 1: cannot")
+    assert verdict.stuck == ["no events for 2 s after the start"]
+
+
+def test_the_soak_as_a_command(capfd: pytest.CaptureFixture[str]) -> None:
+    """Guards against a soak that is found broken on the night it was meant for."""
+    assert program.main(["run", "--seconds", "2", "--seed", "7", "--fault", "kill relay"]) == 0
+    printed = capfd.readouterr().out
+    assert "SEED 7\n" in printed
+    assert "kill relay" in printed
