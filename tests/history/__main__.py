@@ -35,6 +35,7 @@ def main(words: Sequence[str] | None = None) -> int:
     run.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     run.add_argument("--relay", choices=RELAYS, default="at_least_once")
     run.add_argument("--fault", action="append", choices=nemesis.KINDS, help="only these; may be repeated")
+    run.add_argument("--patience", type=float, default=60.0, help="seconds until missing events are lost")
     run.add_argument("--calm", action="store_true", help="without faults: then nothing excuses a duplicate")
     check = commands.add_parser("check", help="judge a saved history again")
     check.add_argument("file", type=Path)
@@ -66,7 +67,8 @@ def _soak(arguments: argparse.Namespace) -> int:
             if left <= 0:
                 return 0
             print(f"SEED {seed}", flush=True)
-            run = Run(servers, arguments.relay, RELAYS[arguments.relay], seed, Path(directory))
+            relay = RELAYS[arguments.relay]
+            run = Run(servers, arguments.relay, relay, seed, Path(directory), patience=arguments.patience)
             try:
                 run.start()
                 _round(run, seed, min(left, _ROUND_SECONDS), arguments.fault or (), calm=arguments.calm)

@@ -56,6 +56,26 @@ def _kill_relays(run: Run, chance: random.Random) -> Iterator[None]:
 
 
 @contextmanager
+def _kill_catching_up(run: Run, chance: random.Random) -> Iterator[None]:
+    """Kills in the midst of a long tick, whose rest is a successor's: elsewhere ticks are over in no time."""
+    for relay in run.relays:
+        relay.kill()
+    yield
+    for _ in range(4):
+        run.relays[0].start()
+        _wait_for_one(run)
+        run.wait(chance.uniform(0, 0.1), pace=0.005)
+        run.relays[0].kill()
+    for relay in run.relays:
+        relay.start()
+
+
+def _wait_for_one(run: Run) -> None:
+    before = run.arrived
+    run.wait(10, lambda: run.arrived > before, pace=0.005)
+
+
+@contextmanager
 def _terminate_relay(run: Run, chance: random.Random) -> Iterator[None]:
     relay = chance.choice(run.relays)
     run.end(relay)
@@ -162,6 +182,7 @@ def _of_servers() -> Iterator[tuple[str, Kind]]:
 KINDS: Mapping[str, Kind] = {
     "kill relay": Kind("relay", _kill_relay),
     "kill all relays": Kind("relay", _kill_relays),
+    "kill relays catching up": Kind("relay", _kill_catching_up),
     # Ends in good order: nothing is on its way that a successor would send again.
     "terminate relay": Kind("relay", _terminate_relay, disturbs=False),
     "freeze relay": Kind("relay", _freeze_relay),

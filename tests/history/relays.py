@@ -13,7 +13,7 @@ from tests.history import broken
 from tests.history.record import Delivery
 
 # A short lease, so that a successor comes soon; small pieces, so that faults meet unfinished ticks.
-_QUICK = {"OUTBOX_LEASE_SECONDS": "2", "OUTBOX_PIECE_EVENTS": "20"}
+_QUICK = {"OUTBOX_LEASE_SECONDS": "2", "OUTBOX_PIECE_EVENTS": "5"}
 
 
 @dataclass(frozen=True)

@@ -109,13 +109,17 @@ class Run:
             process.start()
         self._expect_events("the start")
 
-    def wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Goes on with everything for so long, or until a condition holds; whether it does."""
+    def wait(self, seconds: float, until: Callable[[], bool] = lambda: False, *, pace: float = 0.05) -> bool:
+        """Goes on with everything for so long, or until a condition holds; whether it does.
+
+        Args:
+            pace: how often the condition is looked at.
+        """
         deadline = time.monotonic() + seconds
         while not until():
             if time.monotonic() > deadline:
                 return False
-            self._reader.poll(0.05)
+            self._reader.poll(pace)
             self._tend()
         return True
 
