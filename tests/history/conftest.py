@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import Outbox
-from tests.history import business
+from tests.history import business, verify
 from tests.history.servers import Servers, own_servers
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """Servers that may be killed."""
     with own_servers(tmp_path_factory.mktemp("servers")) as servers:
         yield servers
 
@@ -23,3 +24,9 @@ def shop(outbox: Outbox) -> Outbox:
     with outbox.connect() as connection:
         business.prepare(connection)
     return outbox
+
+
+@pytest.fixture(scope="session")
+def seed() -> int:
+    """One for all, so that the halves of the faults are halves of the same."""
+    return verify.seed()

@@ -11,17 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.history import __main__ as program
-from tests.history import nemesis, verify
+from tests.history import nemesis
 from tests.history.__main__ import report
 from tests.history.relays import RELAYS, Relay
 from tests.history.run import Run
 from tests.history.servers import Servers
-
-
-@pytest.fixture(scope="module")
-def seed() -> int:
-    """One for all, so that the halves of the faults are halves of the same."""
-    return verify.seed()
 
 
 @contextmanager
