@@ -53,8 +53,12 @@ def count(connection: psycopg.Connection[Any], kind: str, account: int) -> int:
     return int(n)
 
 
-def transact(connection: psycopg.Connection[Any], chance: random.Random) -> None:
-    """One transaction as applications have them: short or long, with savepoints, given up or committed."""
+def transact(connection: psycopg.Connection[Any], chance: random.Random, name: str = "") -> None:
+    """One transaction as applications have them: short or long, with savepoints, given up or committed.
+
+    Args:
+        name: what the caller's transactions are prepared under, where some are to commit in two phases.
+    """
     try:
         _begin(connection, chance)
         # In one order everywhere, so that writers wait for one another but never in a circle.
@@ -70,10 +74,37 @@ def transact(connection: psycopg.Connection[Any], chance: random.Random) -> None
             time.sleep(chance.uniform(0.5, 3))
         if chance.random() < 0.1:
             connection.rollback()
+        elif name and chance.random() < 0.05:
+            _prepare(connection, name)
+            time.sleep(chance.uniform(0, 0.2))
+            commit_prepared(connection, name)
         else:
             connection.commit()
     except (psycopg.errors.LockNotAvailable, psycopg.errors.SerializationFailure):
         connection.rollback()
+
+
+def _prepare(connection: psycopg.Connection[Any], name: str) -> None:
+    try:
+        connection.execute(f"PREPARE TRANSACTION '{name}'".encode())
+    except psycopg.errors.DuplicateObject:
+        # The last words of a killed writer, which the server heard after `commit_prepared` had looked.
+        connection.rollback()
+
+
+def commit_prepared(connection: psycopg.Connection[Any], name: str) -> None:
+    """Commits what is prepared under a name: by the caller, or by a writer that was killed then."""
+    connection.autocommit = True
+    if connection.execute("SELECT FROM pg_prepared_xacts WHERE gid = %s", [name]).fetchone() is not None:
+        connection.execute(f"COMMIT PREPARED '{name}'".encode())
+    connection.autocommit = False
+
+
+def give_up_prepared(connection: psycopg.Connection[Any]) -> None:
+    """Rolls back what killed writers have prepared in this database."""
+    query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+    for (name,) in connection.execute(query).fetchall():
+        connection.execute(f"ROLLBACK PREPARED '{name}'".encode())
 
 
 def _begin(connection: psycopg.Connection[Any], chance: random.Random) -> None:

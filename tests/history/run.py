@@ -87,12 +87,10 @@ class Run:
             )
             for n, (program, proxy) in enumerate(zip(relay.programs, self.proxies, strict=True), 1)
         ]
+        write = (sys.executable, "-m", "tests.history.writers", self.dsn)
         self.writers = [
             Process(
-                f"{database} writer {n}",
-                (sys.executable, "-m", "tests.history.writers", self.dsn, str(seed + n), str(_THREADS)),
-                {},
-                directory,
+                f"{database} writer {n}", (*write, str(seed + n), str(_THREADS), "two-phases"), {}, directory
             )
             for n in range(_WRITERS)
         ]
@@ -151,6 +149,7 @@ class Run:
             # The server finishes what a killed writer has sent.
             if not self.wait(self._patience, lambda: _writing(connection) == 0):
                 self.history.stuck.append("transactions of killed writers go on")
+            business.give_up_prepared(connection)
             self.history.committed = business.committed(connection)
         everything = {event.token for event in self.history.committed}
         before = -1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
+import pytest
+
 from tests.conftest import Outbox, wait_until
 from tests.history import business
 from tests.history.writers import Writers
@@ -37,3 +39,21 @@ def test_writers_keep_their_books_and_are_not_tame(shop: Outbox, seed: int) -> N
     for _, of_account in groupby(committed, key=lambda event: (event.kind, event.account)):
         numbers = [event.n for event in of_account]
         assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_a_writer_ends_what_a_killed_one_has_prepared(shop: Outbox) -> None:
+    """Guards against accounts that stay locked for the rest of a run, and late commits that never come."""
+    with shop.connect(autocommit=False) as killed:
+        if killed.execute("SHOW max_prepared_transactions").fetchone() == ("0",):
+            pytest.skip("this server prepares no transactions")
+        business.count(killed, "order", 1)
+        name = f"{killed.info.dbname} 1 0"
+        killed.execute(f"PREPARE TRANSACTION '{name}'".encode())
+    with shop.connect() as connection:
+        assert business.committed(connection) == []
+        writers = Writers(shop.settings.dsn, 1, 1, two_phases=True)
+        wait_until(
+            lambda: any(e[:3] == ("order", "1", 1) for e in business.committed(connection)), what="its commit"
+        )
+        writers.stop()
+        assert connection.execute("SELECT FROM pg_prepared_xacts WHERE gid = %s", [name]).fetchone() is None
