@@ -133,11 +133,14 @@ def _network(proxies: Callable[[Run], list[Proxy]], begin: Callable[[Proxy, rand
         everyones = proxies(run)
         # Of one relay only: the others go on, and it becomes a zombie.
         hurt = everyones if chance.random() < 0.5 else [chance.choice(everyones)]
-        for proxy in hurt:
-            begin(proxy, chance)
-        yield
-        for proxy in hurt:
-            proxy.heal()
+        try:
+            for proxy in hurt:
+                begin(proxy, chance)
+            yield
+        finally:
+            # Other runs use them too.
+            for proxy in hurt:
+                proxy.heal()
 
     return fault
 
