@@ -23,6 +23,8 @@ class Verdict:
     messages: int
     duplicates: int = 0
     """All of them, excused or not."""
+    exits: int = 0
+    """Of programs that nobody had ended; excused or not."""
     lost: list[str] = field(default_factory=list)
     phantom: list[str] = field(default_factory=list)
     reordered: list[str] = field(default_factory=list)
@@ -40,6 +42,7 @@ class Verdict:
 
     def __str__(self) -> str:
         counted = f"{self.committed} committed, {self.messages} messages, {self.duplicates} duplicates"
+        counted += f", {self.exits} exits"
         return "\n".join([counted, *self.wrong])
 
 
@@ -73,6 +76,7 @@ def judge(history: History) -> Verdict:
             else:
                 newest[message.kind, message.key] = message
     verdict.lost = [f"{e.kind}/{e.account}/{e.n}" for e in history.committed if e.token not in seen]
+    verdict.exits = len(history.exits)
     verdict.exited = [
         f"{exit.name} with {exit.code}: {exit.words}"
         for exit in history.exits
