@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FLIGHTS ?=
+SOAK_SECONDS ?= 600
+RELAY ?= at_least_once
+SEED ?=
 PORT ?=
 
 .PHONY: demo ui test soak lint bench clean
@@ -18,7 +21,7 @@ test: $(VENV)/ready
 	$(BIN)/python -m pytest
 
 soak: $(VENV)/ready
-	$(BIN)/python -m pytest -m soak -s
+	@$(BIN)/python -m tests.history run --seconds $(SOAK_SECONDS) --relay $(RELAY) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -25,6 +25,8 @@ from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
 _ANSWER_SECONDS = 10.0
+# It spares trouble, no more: the flow of all events does not wait long for it.
+_LIMIT_SECONDS = 2.0
 # A broker that creates topics itself needs a moment for it.
 _CREATION_SECONDS = 3.0
 # A topic that was not there is not asked for again at each of its events.
@@ -244,14 +246,14 @@ class Topics:
 
     def _ask_limit(self, name: str) -> Future[Any]:
         resource = ConfigResource(ConfigResource.Type.TOPIC, name)
-        return self._admin.describe_configs([resource], request_timeout=_ANSWER_SECONDS)[resource]
+        return self._admin.describe_configs([resource], request_timeout=_LIMIT_SECONDS)[resource]
 
     def _on_error(self, error: KafkaError) -> None:
         self._trouble = error.str()
 
 
 def _limit(answer: Future[Any], otherwise: int | None) -> int | None:
-    """The topic's `max.message.bytes`. It spares trouble, no more: without an answer the relay goes on."""
+    """The topic's `max.message.bytes`; without an answer the relay goes on."""
     if answer.exception() is not None:
         return otherwise
     return int(answer.result()["max.message.bytes"].value)

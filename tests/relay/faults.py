@@ -1,9 +1,8 @@
-"""What the fault tests and the soak share: processes that are killed, and the verdict of the history."""
+"""What the fault tests share: relays that are killed, and the verdict of the history."""
 
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -11,7 +10,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 
 from outbox_pipelines.relay import service, status
 from tests.conftest import Outbox, clean_environment, command, wait_until
-from tests.relay import history
+from tests.history.judge import Verdict
+from tests.history.verify import seed as seed
+from tests.history.verify import verdict
 
 
 @contextmanager
@@ -60,17 +61,11 @@ def holder(outbox: Outbox) -> str | None:
     return status.read(outbox.settings).shards[0].owner
 
 
-def verify(outbox: Outbox) -> history.Findings:
+def verify(outbox: Outbox) -> Verdict:
+    """Publishes what is left, and judges."""
     service.relay(outbox.settings, until_empty=True)
-    with outbox.connect() as connection:
-        findings = history.check(connection, outbox.messages())
-    print(f"{findings.committed} committed, {findings.duplicates} duplicates")
-    assert findings.wrong == []
-    assert findings.committed > 0
-    return findings
-
-
-def seed() -> int:
-    seed = int(os.environ.get("SEED", random.randrange(1 << 30)))
-    print("SEED", seed)
-    return seed
+    found = verdict(outbox)
+    print(found)
+    assert found.wrong == []
+    assert found.committed > 0
+    return found

@@ -15,7 +15,10 @@ import pytest
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import resharding, service, status
 from tests.conftest import Outbox, wait_until
-from tests.relay import faults, history
+from tests.history import business
+from tests.history.verify import verdict
+from tests.history.writers import Writers
+from tests.relay import faults
 from tests.relay.test_parking import NOISE, _numbers, _parked, _quick, _topic, _write
 
 
@@ -106,9 +109,9 @@ def test_the_number_changes_again_and_again_under_load(outbox: Outbox) -> None:
     seed = faults.seed()
     chance = random.Random(seed)
     with outbox.connect() as connection:
-        history.prepare(connection)
+        business.prepare(connection)
     with _relays(outbox, 4):
-        writers = history.Writers(outbox.settings.dsn, seed, 4)
+        writers = Writers(outbox.settings.dsn, seed, 4)
         for _ in range(6):
             wanted = chance.choice([1, 2, 3, 4])
             resharding.change(outbox.settings, wanted)
@@ -116,16 +119,17 @@ def test_the_number_changes_again_and_again_under_load(outbox: Outbox) -> None:
             faults.wait_for_more(faults.published(outbox), 20)
         writers.stop()
         _wait_until_relayed(outbox)
-    findings = faults.verify(outbox)
-    assert findings.duplicates == 0
+    found = verdict(outbox, calm=True)
+    assert found.wrong == []
+    assert found.committed > 0
 
 
 def test_relays_that_are_killed_while_the_number_changes(outbox: Outbox) -> None:
     """Guards against a barrier that is passed by a relay's successor (G1, G2)."""
     seed = faults.seed()
     with outbox.connect() as connection:
-        history.prepare(connection)
-    writers = history.Writers(outbox.settings.dsn, seed, 3)
+        business.prepare(connection)
+    writers = Writers(outbox.settings.dsn, seed, 3)
     with ExitStack() as stack:
         relays = [stack.enter_context(faults.relay(outbox, OUTBOX_LEASE_SECONDS="2")) for _ in range(3)]
         _wait_for_holders(outbox, 1)

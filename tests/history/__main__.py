@@ -1,0 +1,95 @@
+"""Soaks and saved histories: ``python -m tests.history run`` and ``python -m tests.history check FILE``.
+
+Invariants:
+- Exit 0: all guarantees held; 1: they did not, and what was found is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.history import nemesis
+from tests.history.judge import Verdict, judge
+from tests.history.record import History, load, save
+from tests.history.relays import RELAYS
+from tests.history.run import Run
+from tests.history.servers import own_servers
+
+# A round has its own database and topics, so that a night's soak stays small in memory.
+_ROUND_SECONDS = 300.0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.history", description="Judge relays by histories.")
+    commands = parser.add_subparsers(required=True, dest="command")
+    run = commands.add_parser("run", help="faults drawn from a seed, on servers of their own")
+    run.add_argument("--seconds", type=float, default=600.0)
+    run.add_argument("--seed", type=int, default=random.randrange(1 << 30))
+    run.add_argument("--relay", choices=RELAYS, default="at_least_once")
+    run.add_argument("--fault", action="append", choices=nemesis.KINDS, help="only these; may be repeated")
+    run.add_argument("--patience", type=float, default=60.0, help="seconds until missing events are lost")
+    run.add_argument("--calm", action="store_true", help="without faults: then nothing excuses a duplicate")
+    check = commands.add_parser("check", help="judge a saved history again")
+    check.add_argument("file", type=Path)
+    arguments = parser.parse_args(words)
+    if arguments.command == "check":
+        verdict = judge(load(arguments.file))
+        print(verdict)
+        return 1 if verdict.wrong else 0
+    return _soak(arguments)
+
+
+def report(history: History) -> Verdict:
+    """Judges; keeps the history where something is wrong, and says where."""
+    verdict = judge(history)
+    print(f"SEED {history.seed} of {history.relay}: {verdict}", flush=True)
+    if verdict.wrong:
+        directory = Path(os.environ.get("HISTORIES", "histories"))
+        path = directory / f"{history.relay}-{history.seed}-{time.time():.0f}.jsonl"
+        save(history, path)
+        print(f"kept: python -m tests.history check {path}", flush=True)
+    return verdict
+
+
+def _soak(arguments: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory(prefix="history-") as directory, own_servers(Path(directory)) as servers:
+        until = time.monotonic() + arguments.seconds
+        for seed in itertools.count(arguments.seed):
+            left = until - time.monotonic()
+            if left <= 0:
+                return 0
+            print(f"SEED {seed}", flush=True)
+            relay = RELAYS[arguments.relay]
+            run = Run(servers, arguments.relay, relay, seed, Path(directory), patience=arguments.patience)
+            try:
+                run.start()
+                _round(run, seed, min(left, _ROUND_SECONDS), arguments.fault or (), calm=arguments.calm)
+                if report(run.finish()).wrong:
+                    return 1
+            finally:
+                run.close()
+    return 0
+
+
+def _round(run: Run, seed: int, seconds: float, names: Sequence[str], *, calm: bool) -> None:
+    chance = random.Random(seed)
+    until = time.monotonic() + seconds
+    if calm:
+        run.wait(seconds)
+    while not calm and time.monotonic() < until and not run.history.stuck:
+        kinds = nemesis.draw(chance, names)
+        print(f"{run.arrived:8}  {' + '.join(kinds)}", flush=True)
+        run.disturb(kinds, chance, chance.uniform(0.1, 5))
+        run.wait(chance.uniform(0, 2))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

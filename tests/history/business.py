@@ -1,0 +1,118 @@
+"""The business whose events are relayed: accounts that count up, each locked before its event is written.
+
+Invariants:
+- The truth are the business's own tables: `account.n` counts, `entry` has one row an event, and both are
+  written in the event's transaction. Nothing about the outbox or a relay is believed.
+- Event n of an account carries n and a token of its own, so that no other event can pass for it, not even
+  the twin that was rolled back before it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import psycopg
+
+from outbox_pipelines.writer import emit
+from tests.history.record import Committed
+
+KINDS = ("order", "payment", "shipment")
+ACCOUNTS = tuple((kind, account) for kind in KINDS for account in range(20))
+
+_TABLES = """
+CREATE TABLE account (kind text, id int, n int NOT NULL DEFAULT 0, PRIMARY KEY (kind, id));
+CREATE TABLE entry (token text PRIMARY KEY, kind text NOT NULL, account int NOT NULL, n int NOT NULL,
+                    UNIQUE (kind, account, n))"""
+_COUNT = """
+WITH counted AS (
+    UPDATE account SET n = n + 1 WHERE kind = %s AND id = %s RETURNING kind, id, n
+)
+INSERT INTO entry SELECT gen_random_uuid()::text, kind, id, n FROM counted RETURNING n, token"""
+
+
+def prepare(connection: psycopg.Connection[Any]) -> None:
+    """Makes the tables, with every account at 0."""
+    connection.execute(_TABLES.encode())
+    connection.cursor().executemany("INSERT INTO account (kind, id) VALUES (%s, %s)", ACCOUNTS)
+
+
+def committed(connection: psycopg.Connection[Any]) -> list[Committed]:
+    """Every event that was committed."""
+    rows = connection.execute("SELECT kind, account::text, n, token FROM entry ORDER BY 1, 2, 3")
+    return [Committed(*row) for row in rows]
+
+
+def count(connection: psycopg.Connection[Any], kind: str, account: int) -> int:
+    """One more event of an account, in the caller's transaction: locks the account first."""
+    row = connection.execute(_COUNT, [kind, account]).fetchone()
+    assert row is not None
+    n, token = row
+    emit(connection, kind, account, f"{kind}.counted", {"n": n, "token": token})
+    return int(n)
+
+
+def transact(connection: psycopg.Connection[Any], chance: random.Random, name: str = "") -> None:
+    """One transaction as applications have them: short or long, with savepoints, given up or committed.
+
+    Args:
+        name: what the caller's transactions are prepared under, where some are to commit in two phases.
+    """
+    try:
+        _begin(connection, chance)
+        # In one order everywhere, so that writers wait for one another but never in a circle.
+        for kind, account in sorted(chance.sample(ACCOUNTS, chance.choice([1, 1, 1, 3]))):
+            if chance.random() < 0.1:
+                with connection.transaction(force_rollback=True):
+                    count(connection, kind, account)
+            for _ in range(30 if chance.random() < 0.02 else 1):
+                count(connection, kind, account)
+            if chance.random() < 0.05:
+                time.sleep(chance.uniform(0, 0.05))
+        if chance.random() < 0.01:
+            time.sleep(chance.uniform(0.5, 3))
+        if chance.random() < 0.1:
+            connection.rollback()
+        elif name and chance.random() < 0.05:
+            _prepare(connection, name)
+            time.sleep(chance.uniform(0, 0.2))
+            commit_prepared(connection, name)
+        else:
+            connection.commit()
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.SerializationFailure):
+        connection.rollback()
+
+
+def _prepare(connection: psycopg.Connection[Any], name: str) -> None:
+    try:
+        connection.execute(f"PREPARE TRANSACTION '{name}'".encode())
+    except psycopg.errors.DuplicateObject:
+        # The last words of a killed writer, which the server heard after `commit_prepared` had looked.
+        connection.rollback()
+
+
+def commit_prepared(connection: psycopg.Connection[Any], name: str) -> None:
+    """Commits what is prepared under a name: by the caller, or by a writer that was killed then."""
+    connection.autocommit = True
+    if connection.execute("SELECT FROM pg_prepared_xacts WHERE gid = %s", [name]).fetchone() is not None:
+        connection.execute(f"COMMIT PREPARED '{name}'".encode())
+    connection.autocommit = False
+
+
+def give_up_prepared(connection: psycopg.Connection[Any]) -> None:
+    """Rolls back what killed writers have prepared in this database."""
+    query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+    for (name,) in connection.execute(query).fetchall():
+        connection.execute(f"ROLLBACK PREPARED '{name}'".encode())
+
+
+def _begin(connection: psycopg.Connection[Any], chance: random.Random) -> None:
+    # Whoever waits long for an account gives up: one late commit would else stop all writers.
+    connection.execute("SET LOCAL lock_timeout = '200ms'")
+    if chance.random() < 0.1:
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    if chance.random() < 0.2:
+        # An id before the lock: the lower id then often commits second.
+        connection.execute("SELECT pg_current_xact_id()")
+        time.sleep(chance.uniform(0, 0.02))

@@ -1,0 +1,91 @@
+"""The judge: what was committed beside what the topics hold.
+
+Invariants:
+- Looks at the history alone: the same file gets the same verdict.
+- First deliveries count for the order; a message seen before is a duplicate, and never out of order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tests.history.record import Committed, Fault, History, Message
+
+# What a fault has caused may show this long after it is over: a lease runs out, a buffer empties.
+_AFTERMATH_SECONDS = 10.0
+
+
+@dataclass
+class Verdict:
+    """What is wrong with a history; `wrong` is empty when every guarantee held."""
+
+    committed: int
+    messages: int
+    duplicates: int = 0
+    """All of them, excused or not."""
+    exits: int = 0
+    """Of programs that nobody had ended; excused or not."""
+    lost: list[str] = field(default_factory=list)
+    phantom: list[str] = field(default_factory=list)
+    reordered: list[str] = field(default_factory=list)
+    duplicated: list[str] = field(default_factory=list)
+    """Those that nothing excuses."""
+    exited: list[str] = field(default_factory=list)
+    stuck: list[str] = field(default_factory=list)
+
+    @property
+    def wrong(self) -> list[str]:
+        """A line for each kind of damage, with the first events that have it."""
+        kinds = ("lost", "phantom", "reordered", "duplicated", "exited", "stuck")
+        found = {kind: getattr(self, kind) for kind in kinds}
+        return [f"{kind} ({len(some)}): {', '.join(some[:5])}" for kind, some in found.items() if some]
+
+    def __str__(self) -> str:
+        counted = f"{self.committed} committed, {self.messages} messages, {self.duplicates} duplicates"
+        counted += f", {self.exits} exits"
+        return "\n".join([counted, *self.wrong])
+
+
+def judge(history: History) -> Verdict:
+    """Compares (G1, G2, G5); also counts processes that ended or stood still for no reason."""
+    verdict = Verdict(len(history.committed), len(history.messages), stuck=list(history.stuck))
+    events = {event.token: event for event in history.committed}
+    seen: dict[str, Message] = {}
+    newest: dict[tuple[str, str], Message] = {}
+    # Partitions one after the other: the order that consumers see is each partition's own.
+    for message in sorted(history.messages, key=lambda m: (m.kind, m.partition, m.offset)):
+        event = events.get(message.token)
+        name = f"{message.kind}/{message.key}/{message.n}"
+        if event is None or event != Committed(message.kind, message.key, message.n, message.token):
+            verdict.phantom.append(name)
+        elif (first := seen.setdefault(message.token, message)) is not message:
+            verdict.duplicates += 1
+            if first.id != message.id:
+                # Under another id no consumer could tell that it is one.
+                verdict.phantom.append(f"{name} as {first.id} and as {message.id}")
+            elif history.delivery == "exactly_once" or not _excused(
+                history.faults, *sorted((first.at, message.at))
+            ):
+                verdict.duplicated.append(name)
+        else:
+            before = newest.setdefault((message.kind, message.key), message)
+            if before.partition != message.partition:
+                verdict.reordered.append(f"{name} in another partition than {before.n}")
+            elif before.n > message.n:
+                verdict.reordered.append(f"{name} after {before.n}")
+            else:
+                newest[message.kind, message.key] = message
+    verdict.lost = [f"{e.kind}/{e.account}/{e.n}" for e in history.committed if e.token not in seen]
+    verdict.exits = len(history.exits)
+    verdict.exited = [
+        f"{exit.name} with {exit.code}: {exit.words}"
+        for exit in history.exits
+        if not _excused(history.faults, exit.at, exit.at)
+    ]
+    return verdict
+
+
+def _excused(faults: list[Fault], start: float, end: float) -> bool:
+    return any(
+        fault.disturbs and fault.at <= end and start <= fault.until + _AFTERMATH_SECONDS for fault in faults
+    )

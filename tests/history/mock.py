@@ -1,0 +1,91 @@
+"""librdkafka's mock cluster: a broker that loses acknowledgements on demand.
+
+It lives in the client's own library, and its controls are reached by ctypes. Unlike Kafka it stores again
+what a client sends again, so it is a proof of nothing but what happens when an acknowledgement is lost.
+
+Invariants:
+- The cluster lives in this process, as long as the block.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import confluent_kafka
+
+_PRODUCER = 0
+_PRODUCE_REQUEST = 0
+_BROKER = 1
+
+
+class Mock:
+    """A running mock cluster of one broker."""
+
+    def __init__(self, cluster: ctypes.c_void_p) -> None:
+        self._cluster = cluster
+
+    @property
+    def bootstrap(self) -> str:
+        """The bootstrap servers, host:port."""
+        address: bytes = _library().rd_kafka_mock_cluster_bootstraps(self._cluster)
+        return address.decode()
+
+    def create(self, topics: Mapping[str, str], partitions: int) -> None:
+        """Makes the topics."""
+        for topic in topics.values():
+            _check(_library().rd_kafka_mock_topic_create(self._cluster, topic.encode(), partitions, 1))
+
+    def lose_acknowledgements(self, count: int, seconds: float) -> None:
+        """The next so many batches are stored and answered so late that the client has given them up."""
+        late = (ctypes.c_int(0), ctypes.c_int(int(seconds * 1000)))
+        push = _library().rd_kafka_mock_broker_push_request_error_rtts
+        _check(push(self._cluster, _BROKER, _PRODUCE_REQUEST, count, *(late * count)))
+
+
+@contextmanager
+def running() -> Iterator[Mock]:
+    """A mock cluster for the length of the block."""
+    library = _library()
+    message = ctypes.create_string_buffer(512)
+    client = library.rd_kafka_new(_PRODUCER, None, message, len(message))
+    assert client, message.value.decode()
+    cluster = library.rd_kafka_mock_cluster_new(client, 1)
+    assert cluster
+    try:
+        yield Mock(cluster)
+    finally:
+        library.rd_kafka_mock_cluster_destroy(cluster)
+        library.rd_kafka_destroy(client)
+
+
+def _check(code: int) -> None:
+    assert code == 0, f"the mock cluster answers {code}"
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    # The wheel's own, by its path: another one on this machine would not know the client's structures.
+    beside = Path(confluent_kafka.__file__).parent.with_name("confluent_kafka.libs")
+    (path,) = beside.glob("librdkafka*")
+    library = ctypes.CDLL(str(path))
+    pointer, text, size, number = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int
+    library.rd_kafka_new.argtypes = [number, pointer, text, size]
+    library.rd_kafka_new.restype = pointer
+    library.rd_kafka_destroy.argtypes = [pointer]
+    library.rd_kafka_destroy.restype = None
+    library.rd_kafka_mock_cluster_new.argtypes = [pointer, number]
+    library.rd_kafka_mock_cluster_new.restype = pointer
+    library.rd_kafka_mock_cluster_destroy.argtypes = [pointer]
+    library.rd_kafka_mock_cluster_destroy.restype = None
+    library.rd_kafka_mock_cluster_bootstraps.argtypes = [pointer]
+    library.rd_kafka_mock_cluster_bootstraps.restype = text
+    library.rd_kafka_mock_topic_create.argtypes = [pointer, text, number, number]
+    library.rd_kafka_mock_topic_create.restype = number
+    # Pairs of an error and a delay follow.
+    library.rd_kafka_mock_broker_push_request_error_rtts.argtypes = [pointer, number, ctypes.c_int16, size]
+    library.rd_kafka_mock_broker_push_request_error_rtts.restype = number
+    return library

@@ -1,0 +1,84 @@
+"""Programs that a test kills, freezes and starts again.
+
+Invariants:
+- A program ends with the process that started it, and is signalled by its own pid alone.
+- What it prints is kept in one file over all its lives.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from outbox_pipelines.local.server import bound, last_lines
+from tests.conftest import clean_environment
+
+
+class Process:
+    """One program; `start` it first."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], directory: Path
+    ) -> None:
+        self.name = name
+        self.log = directory / f"{name.replace(' ', '-')}.log"
+        self._command = bound(command, signal.SIGKILL)
+        self._environment = {**clean_environment(), **environment}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended by itself; None while it runs, or after we have ended it."""
+        return self._process.poll() if self._process is not None else None
+
+    @property
+    def last_words(self) -> str:
+        """The end of what it printed in this life."""
+        return last_lines(self.log.read_bytes()[self._log_start :].decode(errors="replace"), 2)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._end(signal.SIGKILL)
+
+    def terminate(self) -> int:
+        """Asks it to end; its exit code."""
+        return self._end(signal.SIGTERM)
+
+    def freeze(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def _end(self, number: signal.Signals) -> int:
+        if self._process is None:
+            return 0
+        # A frozen program would take the signal when it is thawed.
+        self.thaw()
+        self._signal(number)
+        try:
+            code = self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._process = None
+        return code

@@ -1,0 +1,153 @@
+"""A TCP proxy on 127.0.0.1 that plays a broken network between two programs.
+
+Invariants:
+- Bytes that were taken are passed on in order or not at all: a connection is cut, never garbled.
+- A black hole keeps what it swallowed and passes it on when it is healed, as a network that comes back does.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from outbox_pipelines.local.server import free_port
+
+# A connection that is closed with this says "reset" instead of "end".
+_RESET = struct.pack("ii", 1, 0)
+
+
+class Proxy:
+    """Passes connections on to a port, until it is told to do worse."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._flows = threading.Event()
+        self._refuses = False
+        self._delay = 0.0
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._pairs: list[_Pair] = []
+        self._threads: list[threading.Thread] = []
+        self.port = free_port()
+        self._listener = socket.create_server(("127.0.0.1", self.port), backlog=64)
+        self._listener.settimeout(0.2)
+        self.heal()
+        self._start(self._accept)
+
+    def heal(self) -> None:
+        """Passes everything on at once, from now on."""
+        self._refuses, self._delay = False, 0.0
+        self._flows.set()
+
+    def refuse(self) -> None:
+        """Resets every new connection; those that are open go on."""
+        self._refuses = True
+
+    def swallow(self) -> None:
+        """A black hole: accepts connections and bytes, and passes nothing on."""
+        self._flows.clear()
+
+    def delay(self, seconds: float) -> None:
+        """Passes whatever comes on so much later."""
+        self._delay = seconds
+
+    def cut(self, chance: random.Random | None = None) -> int:
+        """Resets all connections, or one that chance chooses; returns how many."""
+        with self._lock:
+            pairs = [chance.choice(self._pairs)] if chance and self._pairs else list(self._pairs)
+        for pair in pairs:
+            self._drop(pair)
+        return len(pairs)
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._pairs)
+
+    def close(self) -> None:
+        """Ends it, with everything in it."""
+        self._closed.set()
+        self._flows.set()
+        self.cut()
+        for thread in self._threads:
+            thread.join(10)
+        self._listener.close()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self, run: Callable[..., None], *arguments: object) -> None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._threads.append(threading.Thread(target=run, args=arguments, daemon=True))
+        self._threads[-1].start()
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            try:
+                if self._refuses:
+                    raise ConnectionRefusedError
+                server = socket.create_connection(("127.0.0.1", self._target), timeout=5)
+            except OSError:
+                _reset(client)
+                continue
+            for end in (client, server):
+                end.settimeout(None)
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            pair = _Pair(client, server)
+            with self._lock:
+                self._pairs.append(pair)
+            self._start(self._pump, pair, client, server)
+            self._start(self._pump, pair, server, client)
+
+    def _pump(self, pair: _Pair, source: socket.socket, to: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                self._closed.wait(self._delay)
+                self._flows.wait()
+                to.sendall(data)
+            # Last words go on: a server says why it closes, and the other direction ends by itself.
+            to.shutdown(socket.SHUT_WR)
+            pair.half_closed.append(source)
+            if len(pair.half_closed) < 2:
+                return
+        self._drop(pair)
+
+    def _drop(self, pair: _Pair) -> None:
+        with self._lock:
+            if pair not in self._pairs:
+                return
+            self._pairs.remove(pair)
+        for end in (pair.client, pair.server):
+            _reset(end)
+
+
+@dataclass(eq=False)
+class _Pair:
+    """One connection: its two ends, and those of them that said that they are done."""
+
+    client: socket.socket
+    server: socket.socket
+    half_closed: list[socket.socket] = field(default_factory=list)
+
+
+def _reset(end: socket.socket) -> None:
+    with suppress(OSError):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        # The thread that reads from it wakes up by this, not by `close`.
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()

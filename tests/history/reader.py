@@ -1,0 +1,109 @@
+"""Reads the topics of a run: what a `read_committed` consumer sees, with the time of each message.
+
+Invariants:
+- For one thread. A broker that is away is waited for, without an error.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from tests.history.record import Message
+
+PARTITIONS = 4
+# Brokers come and go here; the client's complaints are no news.
+_SILENT = logging.getLogger(__name__)
+_SILENT.addHandler(logging.NullHandler())
+_SILENT.propagate = False
+
+
+class Reader:
+    """Follows topics from their beginning; give each kind's topic."""
+
+    def __init__(self, kafka: str, topics: Mapping[str, str]) -> None:
+        self.messages: list[Message] = []
+        self.tokens: set[str] = set()
+        self._kinds = {topic: kind for kind, topic in topics.items()}
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": kafka,
+                "group.id": uuid.uuid4().hex,
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+                "reconnect.backoff.max.ms": 500,
+            },
+            logger=_SILENT,
+        )
+        found = self._consumer.list_topics(timeout=10).topics
+        partitions = [
+            TopicPartition(topic, partition, 0)
+            for topic in topics.values()
+            if topic in found
+            for partition in found[topic].partitions
+        ]
+        self._unread = {(place.topic, place.partition) for place in partitions}
+        self._consumer.assign(partitions)
+
+    def poll(self, seconds: float) -> None:
+        """Takes what there is; waits up to so long for something."""
+        for message in self._consumer.consume(2000, seconds):
+            error = message.error()
+            if error is None:
+                self._take(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._unread.discard((message.topic(), message.partition()))
+
+    def _take(self, message: Any) -> None:
+        body = json.loads(message.value())
+        self.tokens.add(body["token"])
+        self.messages.append(
+            Message(
+                self._kinds[message.topic()],
+                message.partition(),
+                message.offset(),
+                message.key().decode(),
+                body["n"],
+                body["token"],
+                dict(message.headers())["id"].decode(),
+                message.timestamp()[1] / 1000,
+            )
+        )
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def read_to_end(self) -> None:
+        """Returns when the end of every partition was reached once."""
+        deadline = time.monotonic() + 60
+        while self._unread:
+            assert time.monotonic() < deadline, f"no end of {sorted(self._unread)} within a minute"
+            self.poll(0.1)
+
+
+def read(kafka: str, topics: Mapping[str, str]) -> list[Message]:
+    """Everything in the topics now; nothing from one that does not exist."""
+    reader = Reader(kafka, topics)
+    try:
+        reader.read_to_end()
+    finally:
+        reader.close()
+    return reader.messages
+
+
+def create(kafka: str, topics: Mapping[str, str]) -> None:
+    """Makes them, with the broker's clock for the messages' times: a client's says when it buffered them."""
+    clock = {"message.timestamp.type": "LogAppendTime"}
+    client = AdminClient({"bootstrap.servers": kafka})
+    for made in client.create_topics(
+        [NewTopic(topic, PARTITIONS, 1, config=clock) for topic in topics.values()]
+    ).values():
+        made.result(30)

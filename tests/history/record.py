@@ -1,0 +1,100 @@
+"""What a run leaves behind, in memory and as a file of JSON lines: all that the judge needs, no more.
+
+Invariants:
+- A file that was saved loads as the same history.
+- Times are seconds since the epoch, by this machine's clock: messages', faults' and exits' alike.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+Delivery = Literal["at_least_once", "exactly_once"]
+
+
+class Committed(NamedTuple):
+    """An event that was committed: the n-th of an account."""
+
+    kind: str
+    account: str
+    n: int
+    token: str
+
+
+class Message(NamedTuple):
+    """What a `read_committed` consumer saw, in the order of its partition."""
+
+    kind: str
+    partition: int
+    offset: int
+    key: str
+    n: int
+    token: str
+    id: str
+    at: float
+
+
+class Fault(NamedTuple):
+    """What was done to the system, from when to when."""
+
+    name: str
+    at: float
+    until: float
+    disturbs: bool
+    """Whether it excuses duplicates and exits: a killed relay does, a killed writer does not."""
+
+
+class Exit(NamedTuple):
+    """A process that ended though nobody had ended it."""
+
+    name: str
+    at: float
+    code: int
+    words: str
+
+
+@dataclass
+class History:
+    """One run."""
+
+    relay: str
+    seed: int
+    delivery: Delivery
+    committed: list[Committed] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    exits: list[Exit] = field(default_factory=list)
+    stuck: list[str] = field(default_factory=list)
+    """What did not go on in time after a fault was over."""
+
+
+def save(history: History, path: Path) -> None:
+    """One line a fact, its kind first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        head = {"relay": history.relay, "seed": history.seed, "delivery": history.delivery}
+        print(json.dumps(["run", head]), file=file)
+        for name in ("faults", "exits", "stuck", "committed", "messages"):
+            for fact in getattr(history, name):
+                print(json.dumps([name, fact]), file=file)
+
+
+def load(path: Path) -> History:
+    """What `save` wrote."""
+    with path.open() as file:
+        history = History(**json.loads(next(file))[1])
+        for line in file:
+            name, fact = json.loads(line)
+            getattr(history, name).append(_KINDS[name](*fact) if name in _KINDS else fact)
+    return history
+
+
+_KINDS: dict[str, type[Committed] | type[Message] | type[Fault] | type[Exit]] = {
+    "committed": Committed,
+    "messages": Message,
+    "faults": Fault,
+    "exits": Exit,
+}

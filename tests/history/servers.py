@@ -1,0 +1,61 @@
+"""A PostgreSQL and a Kafka that may be killed, and a proxy before Kafka that the relays go through.
+
+Invariants:
+- Whoever comes by the proxy is kept on it by the broker; writers and the judge's reader go straight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from outbox_pipelines.local.kafka import Kafka
+from outbox_pipelines.local.postgres import Postgres
+from outbox_pipelines.local.server import free_port
+from outbox_pipelines.settings import load_settings
+from tests.history.proxy import Proxy
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Both, and the relays' way to Kafka."""
+
+    postgres: Postgres
+    kafka: Kafka
+    kafka_proxy: Proxy
+
+
+@contextmanager
+def own_servers(directory: Path) -> Iterator[Servers]:
+    """Starts them for the length of the block."""
+    with ExitStack() as stack:
+        postgres = Postgres(directory / "postgres", bin_dir=load_settings().local_postgres)
+        # A broker tells its clients where to go: those that come by its second door are sent to the proxy.
+        front, door, controller = free_port(), free_port(), free_port()
+        kafka_proxy = stack.enter_context(Proxy(door))
+        kafka = Kafka(
+            directory / "kafka",
+            {
+                "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+                "listeners": f"PLAINTEXT://127.0.0.1:{front},PROXIED://127.0.0.1:{door},"
+                f"CONTROLLER://127.0.0.1:{controller}",
+                "advertised.listeners": f"PLAINTEXT://127.0.0.1:{front},"
+                f"PROXIED://127.0.0.1:{kafka_proxy.port}",
+                "listener.security.protocol.map": ",".join(
+                    f"{name}:PLAINTEXT" for name in ("PLAINTEXT", "PROXIED", "CONTROLLER")
+                ),
+                "inter.broker.listener.name": "PLAINTEXT",
+            },
+            port=front,
+            jar_cache=load_settings().local_jars,
+        )
+        stack.callback(postgres.stop)
+        stack.callback(kafka.stop)
+        kafka.prepare()
+        postgres.prepare()
+        kafka.launch()
+        postgres.start()
+        kafka.wait()
+        yield Servers(postgres, kafka, kafka_proxy)

@@ -1,0 +1,133 @@
+"""The judge must find what it is for, and accuse nobody else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.history import __main__ as program
+from tests.history.judge import judge
+from tests.history.record import Committed, Delivery, Exit, Fault, History, Message, load, save
+
+_COMMITTED = [Committed("order", "1", n, f"token-{n}") for n in (1, 2, 3)]
+
+
+def _message(number: int, offset: int, **changes: object) -> Message:
+    token, name = f"token-{number}", f"id-{number}"
+    message = Message("order", 0, offset, "1", number, token, name, 100.0 + offset)
+    return message._replace(**changes)  # type: ignore[arg-type]
+
+
+def _history(
+    *numbers: int, delivery: Delivery = "at_least_once", faults: list[Fault] | None = None
+) -> History:
+    messages = [_message(n, offset) for offset, n in enumerate(numbers)]
+    return History("test", 0, delivery, list(_COMMITTED), messages, faults or [])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "wrong"),
+    [
+        ((1, 2, 3), []),
+        ((1, 3), ["lost (1): order/1/2"]),
+        ((), ["lost (3): order/1/1, order/1/2, order/1/3"]),
+        ((1, 2, 3, 4), ["phantom (1): order/1/4"]),
+        ((1, 3, 2), ["reordered (1): order/1/2 after 3"]),
+        ((3, 1, 2), ["reordered (2): order/1/1 after 3, order/1/2 after 3"]),
+        ((1, 2, 1, 2, 3), ["duplicated (2): order/1/1, order/1/2"]),
+    ],
+)
+def test_each_kind_of_damage_is_found(numbers: tuple[int, ...], wrong: list[str]) -> None:
+    """Guards against a judge that cannot find anything."""
+    assert judge(_history(*numbers)).wrong == wrong
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"token": "another"}, {"key": "2"}, {"kind": "payment"}, {"n": 3}],
+    ids=["its twin that was rolled back", "another key", "another topic", "another number"],
+)
+def test_what_was_not_committed_so_is_a_phantom(changes: dict[str, object]) -> None:
+    """Guards against taking an event for another one that was committed."""
+    history = _history(1, 3)
+    history.messages.append(_message(2, 9, **changes))
+    verdict = judge(history)
+    assert len(verdict.phantom) == 1
+    assert verdict.lost == ["order/1/2"]
+
+
+def test_one_event_under_two_ids_is_a_phantom() -> None:
+    """Guards against a relay that draws ids: no consumer could tell its duplicates."""
+    history = _history(1, 2, 3, 2, faults=[Fault("kill", 0, 200, disturbs=True)])
+    history.messages[-1] = history.messages[-1]._replace(id="another")
+    assert judge(history).wrong == ["phantom (1): order/1/2 as id-2 and as another"]
+
+
+def test_one_account_in_two_partitions_is_reordered() -> None:
+    """Guards against a partitioner that does not keep an aggregate together."""
+    history = _history(1, 2)
+    history.messages.append(_message(3, 0, partition=1))
+    assert judge(history).wrong == ["reordered (1): order/1/3 in another partition than 2"]
+
+
+def test_other_accounts_are_not_waited_for() -> None:
+    """Guards against an order over all accounts, which nobody promises."""
+    history = _history(2, 3)
+    history.committed[0] = Committed("order", "2", 1, "token-1")
+    history.messages.append(_message(1, 9, key="2"))
+    assert judge(history).wrong == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "excused"),
+    [
+        (Fault("kill relay", 102, 103, disturbs=True), True),
+        (Fault("black hole", 50, 95, disturbs=True), True),
+        (Fault("kill relay", 50, 60, disturbs=True), False),
+        (Fault("kill relay", 150, 160, disturbs=True), False),
+        (Fault("kill writer", 102, 103, disturbs=False), False),
+    ],
+    ids=["between", "just over", "long over", "later", "of a writer"],
+)
+def test_a_duplicate_needs_a_fault_that_explains_it(fault: Fault, excused: bool) -> None:
+    """Guards against a relay that delivers twice as it likes, and against blaming one that was killed."""
+    verdict = judge(_history(1, 2, 3, 1, faults=[fault]))
+    assert verdict.duplicates == 1
+    assert verdict.duplicated == ([] if excused else ["order/1/1"])
+
+
+def test_exactly_once_has_no_excuse() -> None:
+    """Guards against duplicates that `read_committed` should not see, whatever happened."""
+    always = Fault("kill relay", 0, 1000, disturbs=True)
+    history = _history(1, 2, 3, 1, delivery="exactly_once", faults=[always])
+    assert judge(history).wrong == ["duplicated (1): order/1/1"]
+
+
+def test_a_relay_that_ends_for_no_reason() -> None:
+    """Guards against restarts that hide a relay which falls over by itself."""
+    history = _history(1, 2, 3, faults=[Fault("kill database", 10, 20, disturbs=True)])
+    history.exits = [Exit("relay 1", 15, 2, "no entry"), Exit("relay 2", 99, 1, "oh")]
+    assert judge(history).wrong == ["exited (1): relay 2 with 1: oh"]
+
+
+def test_a_history_is_kept_and_judged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guards against a failure that cannot be looked at again."""
+    monkeypatch.setenv("HISTORIES", str(tmp_path))
+    history = _history(1, 3, faults=[Fault("kill relay", 1, 2, disturbs=True)])
+    history.exits.append(Exit("relay 1", 1.5, 2, "no entry"))
+    history.stuck.append("no events")
+    program.report(history)
+    (path,) = tmp_path.iterdir()
+    assert load(path) == history
+    assert str(path) in capsys.readouterr().out
+    assert program.main(["check", str(path)]) == 1
+    assert "lost (1): order/1/2" in capsys.readouterr().out
+
+
+def test_a_good_history_passes_the_command(tmp_path: Path) -> None:
+    """Guards against a check that fails whatever it is given."""
+    save(_history(1, 2, 3), tmp_path / "good.jsonl")
+    assert program.main(["check", str(tmp_path / "good.jsonl")]) == 0

@@ -1,0 +1,94 @@
+"""Relays judged by whole runs: calm, under every kind of fault, and broken ones that chance must undo."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.history import __main__ as program
+from tests.history import nemesis
+from tests.history.__main__ import report
+from tests.history.relays import RELAYS, Relay
+from tests.history.run import Run
+from tests.history.servers import Servers
+
+
+@contextmanager
+def _run(servers: Servers, name: str, seed: int, directory: Path, patience: float = 60.0) -> Iterator[Run]:
+    """Under way; ended with the block."""
+    run = Run(servers, name, RELAYS[name], seed, directory, patience=patience)
+    try:
+        run.start()
+        yield run
+    finally:
+        run.close()
+
+
+def test_a_calm_run_has_no_duplicate(servers: Servers, seed: int, tmp_path: Path) -> None:
+    """Guards G5: without a fault each event comes once, and no relay ends."""
+    with _run(servers, "at_least_once", seed, tmp_path) as run:
+        run.wait(5)
+        verdict = report(run.finish())
+    assert verdict.wrong == []
+    assert verdict.duplicates == 0
+    assert verdict.committed > 100
+
+
+# In two halves, so that one can fail by itself and both stay short.
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("half", [0, 1])
+def test_every_kind_of_fault(servers: Servers, seed: int, tmp_path: Path, half: int) -> None:
+    """Guards G1, G2 and G5 against what hurts relay, writers, servers and the networks between them."""
+    chance = random.Random(seed)
+    kinds = list(nemesis.KINDS)
+    chance.shuffle(kinds)
+    with _run(servers, "at_least_once", seed, tmp_path) as run:
+        for name in kinds[half::2]:
+            print(f"{run.arrived:8}  {name}")
+            run.disturb({name: nemesis.KINDS[name]}, chance, chance.uniform(0.1, 3))
+        verdict = report(run.finish())
+    assert verdict.wrong == []
+
+
+def test_a_broken_relay_is_found_without_any_fault(
+    servers: Servers, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against writers and runs too tame to undo a broken relay, twice started at that."""
+    monkeypatch.setenv("HISTORIES", str(tmp_path))
+    with _run(servers, "broken.polls_by_seq", seed, tmp_path, patience=3) as run:
+        run.wait(5)
+        verdict = report(run.finish())
+    assert verdict.lost
+    assert verdict.duplicated
+    assert not verdict.phantom
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_a_relay_that_ends_by_itself(
+    servers: Servers, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    """Guards against a relay that falls over unseen, and a harness that forgives where it should not."""
+    monkeypatch.setenv("HISTORIES", str(tmp_path))
+    falls = Relay(((sys.executable, "-c", "raise SystemExit('cannot')"),), restarts=restarts)
+    run = Run(servers, "falls", falls, seed, tmp_path, patience=2)
+    try:
+        run.start()
+        verdict = report(run.finish())
+    finally:
+        run.close()
+    assert (len(verdict.exited) > 1) is restarts
+    assert verdict.exited[0].endswith("relay 1 with 1: cannot")
+    assert verdict.stuck == ["no events for 2 s after the start"]
+
+
+def test_the_soak_as_a_command(capfd: pytest.CaptureFixture[str]) -> None:
+    """Guards against a soak that is found broken on the night it was meant for."""
+    assert program.main(["run", "--seconds", "2", "--seed", "7", "--fault", "kill relay"]) == 0
+    printed = capfd.readouterr().out
+    assert "SEED 7\n" in printed
+    assert "kill relay" in printed

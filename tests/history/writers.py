@@ -1,0 +1,76 @@
+"""Writers: threads that do business until they are stopped, here or in a process that can be killed.
+
+As a program: ``python -m tests.history.writers DSN SEED THREADS [two-phases]`` prints ``writing`` and writes
+until it is killed.
+
+Invariants:
+- Their choices follow the seed. A database that is away is waited for; any other failure ends them.
+- Where some commit in two phases, a writer of the same seed ends what a killed one has prepared.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from contextlib import suppress
+
+import psycopg
+
+from tests.history.business import commit_prepared, transact
+
+APPLICATION = "history"
+
+
+class Writers:
+    """Threads that write."""
+
+    def __init__(self, dsn: str, seed: int, count: int, *, two_phases: bool = False) -> None:
+        self._dsn = dsn
+        self._two_phases = two_phases
+        self._stop = threading.Event()
+        self._failed = threading.Event()
+        self._failure: Exception | None = None
+        self._threads = [
+            threading.Thread(target=self._run, args=(f"{seed} {n}",), daemon=True) for n in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Ends them, each after its transaction; raises what went wrong in one of them."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(30)
+        if self._failure is not None:
+            raise self._failure
+
+    def wait(self) -> None:
+        """Returns when one of them has failed."""
+        self._failed.wait()
+
+    def _run(self, seed: str) -> None:
+        chance = random.Random(seed)
+        try:
+            while not self._stop.wait(0.05):
+                with (
+                    suppress(psycopg.OperationalError),
+                    psycopg.connect(self._dsn, application_name=APPLICATION, connect_timeout=5) as connection,
+                ):
+                    # Known to the whole server, hence the database in it.
+                    name = f"{connection.info.dbname} {seed}" if self._two_phases else ""
+                    if name:
+                        commit_prepared(connection, name)
+                    while not self._stop.wait(chance.uniform(0, 0.04)):
+                        transact(connection, chance, name)
+        except Exception as error:  # noqa: BLE001 - raised by `stop`, in the thread that asks
+            self._failure = error
+            self._failed.set()
+
+
+if __name__ == "__main__":
+    dsn, seed, threads, *more = sys.argv[1:]
+    writers = Writers(dsn, int(seed), int(threads), two_phases=more == ["two-phases"])
+    print("writing", flush=True)
+    writers.wait()
+    writers.stop()
