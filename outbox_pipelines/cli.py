@@ -79,13 +79,20 @@ def migrate(settings: Settings, check: bool) -> None:
 @click.option("--until-empty", is_flag=True, help="Publish what is committed when it starts, then exit 0.")
 @click.option("--shard", type=click.IntRange(0), help="Which shard to relay; else whichever is free.")
 @click.option(
+    "--delivery",
+    type=click.Choice(["at_least_once", "exactly_once"]),
+    help="Instead of OUTBOX_DELIVERY: exactly_once publishes in Kafka transactions.",
+)
+@click.option(
     "--rebase",
     is_flag=True,
     help="First adopt an outbox that was restored from a dump or copied: never loses, may duplicate. "
     "Run it before any writer starts.",
 )
 @click.pass_obj
-def relay(settings: Settings, until_empty: bool, shard: int | None, rebase: bool) -> None:
+def relay(
+    settings: Settings, until_empty: bool, shard: int | None, delivery: str | None, rebase: bool
+) -> None:
     """Relay committed events to Kafka, until stopped by Ctrl-C or SIGTERM.
 
     While another relay holds the shard this one waits as its standby; with --until-empty it says who holds it
@@ -94,6 +101,8 @@ def relay(settings: Settings, until_empty: bool, shard: int | None, rebase: bool
     """
     from outbox_pipelines.relay import service
 
+    if delivery is not None:
+        settings = settings.model_copy(update={"delivery": delivery})
     stop = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:

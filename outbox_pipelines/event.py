@@ -42,6 +42,7 @@ class Piece:
     done: Snapshot
     target: Snapshot
     ends_tick: bool
+    starts_tick: bool = True
 
     @property
     def position(self) -> Position:
@@ -57,9 +58,21 @@ class Piece:
         first, rest = self.events[:events], self.events[events:]
         size = sum(len(event.payload) for event in first)
         return (
-            Piece(first, size, self.done, self.target, ends_tick=False),
-            Piece(rest, self.size - size, self.done, self.target, self.ends_tick),
+            Piece(first, size, self.done, self.target, ends_tick=False, starts_tick=self.starts_tick),
+            Piece(rest, self.size - size, self.done, self.target, self.ends_tick, starts_tick=False),
         )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a tick."""
+        return self.starts_tick and self.ends_tick
+
+    def followed_by(self, piece: Piece) -> Piece:
+        """Two ticks as one: what the second's target sees, and the first's `done` did not."""
+        assert self.is_whole
+        assert piece.is_whole
+        events = sorted(self.events + piece.events)
+        return Piece(events, self.size + piece.size, self.done, piece.target, ends_tick=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,12 @@ class Settings(BaseSettings):
     lease_seconds: float = Field(
         default=5.0, ge=1.0, le=300.0, description="a relay silent for so long loses its shard"
     )
+    delivery: Literal["at_least_once", "exactly_once"] = Field(
+        default="at_least_once", description="exactly_once: Kafka transactions, for read_committed consumers"
+    )
+    transaction_seconds: float = Field(
+        default=10.0, ge=1.0, description="how long the broker keeps the transaction of a relay that died"
+    )
     breaker_seconds: float = Field(
         default=5.0, ge=0.5, description="Kafka is away when it acknowledges nothing for so long"
     )

@@ -27,6 +27,8 @@ CREATE TABLE outbox_shards (
     done              pg_snapshot NOT NULL,
     target            pg_snapshot,
     last_seq          bigint,
+    -- In exactly_once: what Kafka's own record of the progress must carry to be believed.
+    tick_id           uuid,
     -- A change of their number: how many are wanted, and when whoever wants it was last heard of; this one has
     -- settled all it had read and waits; where all are to meet; this one is there.
     wanted            int         CHECK (wanted > 0),

@@ -38,6 +38,16 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "reconnect.backoff.max.ms": 1_000,
     "socket.keepalive.enable": True,
 }
+_CONNECTION: Final = (
+    "security.",
+    "sasl.",
+    "ssl.",
+    "enable.ssl",
+    "broker.",
+    "client.",
+    "socket.",
+    "reconnect.",
+)
 # What the client logs is for people who ask for it; what they must know is raised.
 LOG: Final = logging.getLogger("outbox_pipelines.librdkafka")
 LOG.addHandler(logging.NullHandler())
@@ -56,6 +66,13 @@ def config(settings: Settings, **own: Any) -> dict[str, Any]:
         "bootstrap.servers": settings.require_kafka(),
         **own,
     }
+
+
+def consumer_config(settings: Settings) -> dict[str, Any]:
+    """What a consumer is made with: of the user's file that which leads to the brokers."""
+    given = read_config(settings.kafka_config)
+    ours = {name: value for name, value in given.items() if name.startswith(_CONNECTION)}
+    return {**ours, "bootstrap.servers": settings.require_kafka()}
 
 
 def producer(settings: Settings, on_error: Callable[[KafkaError], None], **own: Any) -> Producer:

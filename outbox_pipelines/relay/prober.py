@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -40,6 +40,7 @@ class Verdict(Enum):
     """What came of an attempt."""
 
     PUBLISHED = "Kafka has it"
+    ACCEPTED = "Kafka would take it: tried in a transaction that was aborted"
     REFUSED = "refused alone: counts"
     UNAVAILABLE = "its topic is not as it must be: does not count"
     UNKNOWN = "no answer: does not count"
@@ -67,10 +68,15 @@ class Tried:
 
 
 class Prober:
-    """A thread that tries events, a handful at a time; started by the first."""
+    """A thread that tries events, a handful at a time; started by the first.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        transactional_id: in exactly_once: tries within transactions, and publishes nothing.
+    """
+
+    def __init__(self, settings: Settings, transactional_id: str | None = None) -> None:
         self._settings = settings
+        self._transactional_id = transactional_id
         self._encode = Encoder(settings).encode
         self._router = Router(settings)
         self._tried: deque[Tried] = deque()
@@ -80,6 +86,8 @@ class Prober:
         self._end = False
         self._topics: Topics | None = None
         self._producer: Producer | None = None
+        self._is_open = False
+        """Whether a transaction has begun."""
 
     @property
     def is_busy(self) -> bool:
@@ -113,7 +121,7 @@ class Prober:
                 self._wake.wait_for(lambda: self._batch or self._end)
                 if self._end:
                     return
-            tried = self._try(self._batch)
+            tried = self._try(self._batch) if self._transactional_id is None else self._rehearse(self._batch)
             self._tried.extend(self._copied(one) for one in tried)
             self._batch = []
 
@@ -132,6 +140,23 @@ class Prober:
         unknown = "Kafka does not answer"
         return [verdicts.get(a.event.id) or Tried(a, Verdict.UNKNOWN, unknown) for a in batch]
 
+    def _rehearse(self, batch: list[Attempt]) -> list[Tried]:
+        """Tries each in a transaction of its own, which is aborted: nothing is published."""
+        found = []
+        for attempt in batch:
+            (tried,) = self._try([attempt])
+            if self._producer is not None and self._is_open:
+                self._is_open = False
+                try:
+                    self._producer.abort_transaction(_PATIENCE_SECONDS)
+                except KafkaException as error:
+                    _LOG.debug("prober: %s", error.args[0].str())
+                    self._producer = None
+            if tried.verdict is Verdict.PUBLISHED:
+                tried = Tried(attempt, Verdict.ACCEPTED)
+            found.append(tried)
+        return found
+
     def _copied(self, tried: Tried) -> Tried:
         """The same, after a dead letter's copy is in its topic; the table has it in any case."""
         attempt, event = tried.attempt, tried.attempt.event
@@ -149,6 +174,7 @@ class Prober:
                     dead_letter_topic, event.aggregate_id, value, copy[1], partial(_report, attempt, verdicts)
                 )
                 self._flush()
+                self._commit()
                 copied = verdicts.pop(event.id, None)
                 if copied is None or copied.verdict is Verdict.UNKNOWN:
                     return Tried(attempt, Verdict.UNKNOWN, "no answer for the copy in the dead letter topic")
@@ -162,6 +188,15 @@ class Prober:
         _LOG.warning("%s has no copy in a dead letter topic: %s", event, problem)
         return tried
 
+    def _commit(self) -> None:
+        """In exactly_once: makes a copy in a dead letter topic visible."""
+        if self._producer is not None and self._is_open:
+            self._is_open = False
+            try:
+                self._producer.commit_transaction(_PATIENCE_SECONDS)
+            except KafkaException:
+                self._producer.abort_transaction(_PATIENCE_SECONDS)
+
     def _topic(self, event: Event) -> str:
         topic = self._router.topic(event.aggregate_type, event.event_type)
         return self._topics_of_broker().find(topic).name
@@ -173,15 +208,21 @@ class Prober:
 
     def _produce(self, topic: str, key: str, value: str | None, headers: Headers, report: Report) -> None:
         if self._producer is None:
-            # Not gapless: what is refused must not take the others with it; each is of another aggregate.
-            self._producer = client.producer(
-                self._settings,
-                self._on_error,
-                batch_num_messages=1,
-                linger_ms=0,
-                enable_gapless_guarantee=False,
-            )
+            self._producer = self._new_producer()
+        if self._transactional_id is not None and not self._is_open:
+            self._producer.begin_transaction()
+            self._is_open = True
         self._producer.produce(topic, value, key, headers=headers, on_delivery=report)
+
+    def _new_producer(self) -> Producer:
+        # Not gapless: what is refused must not take the others with it; each is of another aggregate.
+        own: dict[str, Any] = {"batch_num_messages": 1, "linger_ms": 0, "enable_gapless_guarantee": False}
+        if self._transactional_id is None:
+            return client.producer(self._settings, self._on_error, **own)
+        own |= {"transactional_id": self._transactional_id, "message_timeout_ms": 10_000}
+        producer = client.producer(self._settings, self._on_error, transaction_timeout_ms=10_000, **own)
+        producer.init_transactions(_PATIENCE_SECONDS)
+        return producer
 
     def _flush(self) -> None:
         """Waits for the reports; without them, gives the producer up."""
@@ -197,7 +238,7 @@ class Prober:
             return
         self._producer.purge()
         self._producer.flush(1.0)
-        self._producer = None
+        self._producer, self._is_open = None, False
 
     def _on_error(self, error: KafkaError) -> None:
         _LOG.debug("prober: %s", error.str())

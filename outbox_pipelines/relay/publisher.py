@@ -30,8 +30,6 @@ from outbox_pipelines.relay.shards import ShardLostError
 from outbox_pipelines.relay.topics import Topics, TopicUnavailableError
 from outbox_pipelines.settings import Settings
 
-# On their way at once: enough that the broker never waits, few enough that memory stays small.
-_MOST_EVENTS: Final = 30_000
 _MOST_CHARACTERS: Final = 32_000_000
 # Until the last reports of a producer that has failed are in.
 _LAST_REPORTS_SECONDS: Final = 5.0
@@ -59,6 +57,7 @@ class Delivery:
         "failed",
         "flying",
         "halted",
+        "is_aside",
         "parked",
         "piece",
         "suspects",
@@ -79,6 +78,8 @@ class Delivery:
         """By seq: held back for what is said of them; to be tried alone."""
         self.dead: dict[int, tuple[Event, str]] = {}
         """By seq: not even to be tried."""
+        self.is_aside = False
+        """What it holds back is in the table already."""
         self.halted: set[tuple[str, str]] = set()
         """Aggregates of released events that cannot go on."""
 
@@ -115,6 +116,13 @@ class Delivery:
         else:
             self.failed.append((message, error))
 
+    def restart(self) -> None:
+        """Nothing of it is out: all that is not held back is to be sent again."""
+        held = self.aside()
+        self.unsent = [event for event in self.piece.events if event.seq not in held]
+        self.flying, self.failed = [], []
+        self.acknowledged = self._acknowledged_before = 0
+
     def reclaim(self, identify: Identify) -> list[tuple[Event, KafkaError]] | None:
         """Takes back what the producer of now did not publish; None if it did not say of each event."""
         if len(self.flying) != self.acknowledged - self._acknowledged_before + len(self.failed):
@@ -131,6 +139,11 @@ class Publisher:
     Args:
         lot: the blocked aggregates, which it asks and adds to.
     """
+
+    # On their way at once: enough that the broker never waits, few enough that memory stays small.
+    most_events = 30_000
+    # Whether released events may be larger than their topic takes, by what is known of it.
+    doubts_released = True
 
     def __init__(self, settings: Settings, lot: ParkingLot) -> None:
         self._settings = settings
@@ -168,10 +181,14 @@ class Publisher:
     def has_room(self) -> bool:
         """Whether Kafka takes events, and little enough is on its way for another piece."""
         return (
-            self._pending_events < _MOST_EVENTS
+            self._pending_events < self.most_events
             and self._pending_size < _MOST_CHARACTERS
             and self.breaker.state is State.CLOSED
         )
+
+    def takes(self, piece: Piece | Released) -> bool:
+        """Whether this piece can be published now; else `poll` brings it about."""
+        return True
 
     def publish(self, piece: Piece | Released) -> None:
         """Hands a piece to the producer; returns before it is acknowledged.
@@ -220,11 +237,14 @@ class Publisher:
         complete = []
         while self._deliveries and self._deliveries[0].is_complete:
             delivery = self._deliveries.popleft()
-            self._pending_events -= len(delivery.piece.events)
-            self._pending_size -= delivery.piece.size
-            self._completed += 1
+            self._count_out(delivery)
             complete.append(delivery)
         return complete
+
+    def _count_out(self, delivery: Delivery) -> None:
+        self._pending_events -= len(delivery.piece.events)
+        self._pending_size -= delivery.piece.size
+        self._completed += 1
 
     def flush(self, seconds: float) -> None:
         """Waits until nothing is on its way, at most `seconds`."""
@@ -241,11 +261,8 @@ class Publisher:
 
     def _pump(self, deliveries: Iterable[Delivery]) -> None:
         """Hands over what is not sent yet, piece by piece."""
-        if self._wanted_batch_bytes < self._batch_bytes:
-            # Two producers at once would not keep the order: what the old one has comes first.
-            if len(self._producer):
-                return
-            self._producer = self._new_producer()
+        if self._wanted_batch_bytes < self._batch_bytes and not self._renew():
+            return
         for delivery in deliveries:
             while delivery.unsent:
                 some, delivery.unsent = delivery.unsent[:_POLL_EVERY], delivery.unsent[_POLL_EVERY:]
@@ -275,7 +292,11 @@ class Publisher:
                 if self._wanted_batch_bytes < self._batch_bytes:
                     return events[n:]
                 value, headers = encode(event)
-                if len(event.payload) > usual and self._is_too_large(topic, event, value, headers):
+                if (
+                    len(event.payload) > usual
+                    and (tick or self.doubts_released)
+                    and self._is_too_large(topic, event, value, headers)
+                ):
                     self._suspect(delivery, event, "larger than its topic takes, unless it compresses well")
                     continue
                 while True:
@@ -324,6 +345,14 @@ class Publisher:
         topic = self._router.topic(event.aggregate_type, event.event_type)
         if not self._topics.knows_limit(topic):
             self._wanted_batch_bytes = max(_LEAST_BATCH_BYTES, self._batch_bytes // 4)
+
+    def _renew(self) -> bool:
+        """Takes a new producer with smaller batches; False while the old one has something."""
+        # Two producers at once would not keep the order: what the old one has comes first.
+        if len(self._producer):
+            return False
+        self._producer = self._new_producer()
+        return True
 
     def _new_producer(self) -> Producer:
         self._batch_bytes = self._wanted_batch_bytes

@@ -22,6 +22,7 @@ from outbox_pipelines.relay.parking import Aggregate, ParkingLot
 from outbox_pipelines.relay.prober import Attempt, Prober, Tried, Verdict
 from outbox_pipelines.relay.publisher import Delivery
 from outbox_pipelines.relay.shards import Shard
+from outbox_pipelines.relay.transactions import place
 from outbox_pipelines.settings import Settings
 
 LONGEST_PAUSE: Final = 300.0
@@ -63,7 +64,9 @@ class Retries:
         self._settings = settings
         self._shard = shard
         self._lot = lot
-        self._prober = Prober(settings)
+        rehearses = settings.delivery == "exactly_once"
+        name = f"{place(settings, shard).transactional_id}-prober" if rehearses else None
+        self._prober = Prober(settings, name)
         self._on_dead_letter = on_dead_letter
         self._news = -1
         self._news_at = 0.0
@@ -241,8 +244,10 @@ class Retries:
         published = [t.attempt.event.id for t in tried if t.verdict is Verdict.PUBLISHED]
         refused = [t for t in tried if t.verdict is Verdict.REFUSED]
         postponed = [t for t in tried if t.verdict in (Verdict.UNAVAILABLE, Verdict.UNKNOWN)]
+        accepted = [t.attempt.event for t in tried if t.verdict is Verdict.ACCEPTED]
         with self._shard.transaction():
             self._shard.execute(queries.RELEASED, {"ids": published})
+            self._shard.execute(queries.ACCEPTED, {"ids": [event.id for event in accepted]})
             rows = self._shard.execute(
                 queries.REFUSED, self._columns(refused) | {"most": self._settings.max_attempts}
             )
@@ -252,7 +257,9 @@ class Retries:
         for one in tried:
             event = one.attempt.event
             aggregate = (event.aggregate_type, event.aggregate_id)
-            if one.attempt.is_replay:
+            if one.attempt.is_replay and one.verdict is Verdict.ACCEPTED:
+                self._lot.load([aggregate])
+            elif one.attempt.is_replay:
                 self._lot.wake(aggregate)
             else:
                 self._lot.look_again(aggregate)

@@ -21,7 +21,7 @@ import psycopg
 
 from outbox_pipelines.database import connect, first_line
 from outbox_pipelines.errors import AwayError
-from outbox_pipelines.relay import hooks, queries
+from outbox_pipelines.relay import hooks, queries, transactions
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.publisher import Publisher
 from outbox_pipelines.relay.shards import NoSuchShardError, Settled, Shard, ShardLostError
@@ -104,6 +104,8 @@ def relay(
             place = Shard(settings, shard, owner)
             if not _take(place, standby, stop):
                 return Totals()
+            if settings.delivery == "exactly_once" or place.tick_id is not None:
+                publisher = _transactional(settings, place, lot) or publisher
             if on_take is not None:
                 on_take(place.shard)
             has_worked, pauses = True, _pauses()
@@ -138,6 +140,15 @@ def relay(
             if place is not None:
                 place.release()
         stop.wait(next(pauses))
+
+
+def _transactional(settings: Settings, place: Shard, lot: ParkingLot) -> Publisher | None:
+    """A publisher for exactly_once; None in at_least_once, after believing what the other mode has left."""
+    producer = transactions.recover(settings, place, lambda error: None)
+    if settings.delivery == "exactly_once":
+        return transactions.TransactionalPublisher(settings, lot, place, producer)
+    place.forget_tick()
+    return None
 
 
 def _numbers(settings: Settings) -> list[int]:

@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 import time
@@ -65,6 +66,10 @@ class Shard:
         self._candidates: list[int] = []
         self._candidates_at = -math.inf
         self._epoch = 0
+        self.identity = ""
+        """Of database and schema, in Kafka's names."""
+        self.tick_id: str | None = None
+        """Of the tick at hand, or the last one, in exactly_once."""
         self.deaths = 0
         """How often in a row a relay of this shard has died without giving it back."""
         self.suspect: int | None = None
@@ -110,7 +115,7 @@ class Shard:
         if not rows:
             return False
         self.shard = shard
-        self._epoch, self._ctid, done, target, last_seq, self.shards, *deaths = rows[0]
+        self._epoch, self._ctid, done, target, last_seq, self.tick_id, self.shards, *deaths = rows[0]
         self.deaths, self.suspect, self.suspect_deaths = deaths
         self._position = Position(Snapshot.parse(done), Snapshot.parse(target) if target else None, last_seq)
         return True
@@ -141,6 +146,10 @@ class Shard:
         assert self._position is not None, "take the shard first"
         return self._position
 
+    def is_held(self) -> bool:
+        """Whether this relay still holds the shard."""
+        return bool(self.execute(queries.FIND_AGAIN, {}))
+
     def is_awaited(self) -> bool:
         """Whether another relay waits for this shard."""
         return self._ask(queries.LOCK_IS_HELD, self._waiting(self.shard))
@@ -158,12 +167,14 @@ class Shard:
         newest: int | None = None,
         *,
         parked: Sequence[Parked] = (),
+        tick_id: str | None = None,
         last: bool = False,
     ) -> Settled | None:
         """Moves the position over so many events, of which `newest` has the last `seq`; a heartbeat too.
 
         Args:
             parked: what is put aside in the same transaction.
+            tick_id: of the tick that is opened with this position, in exactly_once.
 
         Returns what was written as progress: at most once a second, and at the last settle; else None.
 
@@ -180,6 +191,7 @@ class Shard:
             "last_seq": position.last_seq,
             "events": self._events,
             "newest": self._newest,
+            "tick": tick_id,
         }
         if parked:
             with self.transaction():
@@ -189,6 +201,7 @@ class Shard:
         else:
             row = self._move(query, parameters)
         self._ctid, self._position = row[0], position
+        self.tick_id = tick_id or self.tick_id
         if not progress:
             return None
         settled = Settled(self._events, row[1])
@@ -225,7 +238,7 @@ class Shard:
         """The rows of a statement, one after the other: whoever has enough of them stops."""
         try:
             with self._connection.cursor() as cursor:
-                rows = cursor.stream(query, parameters)
+                rows = cursor.stream(query, {**self.key, **parameters})
                 assert isinstance(rows, Generator)
                 with closing(rows):
                     yield from rows
@@ -265,6 +278,23 @@ class Shard:
             ctid = found[0][0]
         return rows[0]
 
+    def park(self, parked: Sequence[Parked]) -> None:
+        """Puts aside ahead of the position: before the Kafka transaction that passes over these events."""
+        with self.transaction():
+            if not self.execute(queries.FIND_AGAIN, {}):
+                raise ShardLostError(f"another relay has taken shard {self.shard}")
+            for some in parked:
+                self._park(some)
+
+    def released(self, ids: list[str]) -> None:
+        """These parked events are published."""
+        self.execute(queries.RELEASED, {"ids": ids})
+
+    def forget_tick(self) -> None:
+        """From here on the database alone counts."""
+        self.execute(queries.FORGET_TICK, {})
+        self.tick_id = None
+
     def _park(self, parked: Parked) -> None:
         ends = {"from": min(parked), "to": max(parked)}
         ((start, stop),) = self.execute(queries.DAYS, ends)
@@ -278,6 +308,8 @@ class Shard:
         system_identifier, database, is_standby = row
         if is_standby:
             raise SetupError("OUTBOX_DSN leads to a standby, which cannot be relayed: name the primary")
+        schema = hashlib.sha256(self._schema.encode()).hexdigest()[:8]
+        self.identity = f"{system_identifier:x}-{database}-{schema}"
         saved = self._connection.execute(queries.SHARD_IDENTITY).fetchone()
         if saved is not None and saved != (system_identifier, database):
             raise SetupError(

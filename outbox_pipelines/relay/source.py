@@ -104,14 +104,14 @@ class SnapshotSource:
             if events and events[0].seq < 0:
                 yield from self._windows(tick, target, last_seq)
                 return
+            starts, last_seq = last_seq == 0, events[-1].seq if events else last_seq
+            yield Piece(events, size, self._done, target, complete, starts)
             if complete:
-                yield Piece(events, size, self._done, target, ends_tick=True)
                 return
-            last_seq = events[-1].seq
-            yield Piece(events, size, self._done, target, ends_tick=False)
 
     def _windows(self, tick: dict[str, Any], target: Snapshot, last_seq: int) -> Iterator[Piece]:
         """A big tick: by windows of `seq` over the spans in which it has rows."""
+        starts = last_seq == 0
         spans = self._connection.execute(queries.SPANS, tick | {"last_seq": last_seq}).fetchall()
         for first, end in _merge(spans):
             last_seq = max(last_seq, first - 1)
@@ -123,10 +123,11 @@ class SnapshotSource:
                 )
                 last_seq = to if complete else events[-1].seq
                 if events:
-                    yield Piece(events, size, self._done, target, ends_tick=False)
+                    yield Piece(events, size, self._done, target, ends_tick=False, starts_tick=starts)
+                    starts = False
                 else:
                     last_seq = self._before_next(window, last_seq, end)
-        yield Piece([], 0, self._done, target, ends_tick=True)
+        yield Piece([], 0, self._done, target, ends_tick=True, starts_tick=starts)
 
     def _days(self, first: int, end: int) -> dict[str, Any]:
         """The first and the last day that have a seq in a span."""

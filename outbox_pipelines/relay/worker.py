@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, Full, Queue
 from typing import Final
 
@@ -32,8 +32,9 @@ from outbox_pipelines.relay.position import Position, Snapshot
 from outbox_pipelines.relay.publisher import Delivery, Publisher
 from outbox_pipelines.relay.resharding import Change
 from outbox_pipelines.relay.retries import DeadLetter, Retries
-from outbox_pipelines.relay.shards import Settled, Shard, ShardLostError
+from outbox_pipelines.relay.shards import Parked, Settled, Shard, ShardLostError
 from outbox_pipelines.relay.source import SnapshotSource
+from outbox_pipelines.relay.transactions import TransactionalPublisher
 from outbox_pipelines.schema import ensure_partitions
 from outbox_pipelines.settings import Settings
 
@@ -117,6 +118,12 @@ class Worker:
         self._is_holding = False
         """Nothing new is tried: the number of shards changes."""
         self._is_quiet = False
+        self._is_exactly_once = isinstance(publisher, TransactionalPublisher)
+        if isinstance(publisher, TransactionalPublisher):
+            publisher.ledger = self
+        self._waiting: deque[Piece | Released | None] = deque()
+        """Taken from the reader, and not published yet."""
+        self._orders: list[_Order] = []
         self._aside = 0
         self._unsettled = 0
         """Complete pieces with events that the settler has not dealt with."""
@@ -145,7 +152,7 @@ class Worker:
             reader.join()
             with self._outcome:
                 self._finished = True
-                self._outcome.notify()
+                self._outcome.notify_all()
             settler.join()
             self._retries.close()
             self._caution.close()
@@ -221,10 +228,13 @@ class Worker:
             room = self._publisher.has_room and self._unsettled < _MOST_UNSETTLED
             try:
                 piece = self._next(reading, room)
+                if piece is not None and not self._publisher.takes(piece):
+                    self._waiting.appendleft(piece)
+                    raise Empty
             except Empty:
                 idle = reading and room and not self._publisher.pending
                 wait = 0.0 if idle else _REPORT_POLL if reading and room else 0.05
-                self._publisher.poll(wait, linger=not room)
+                self._publisher.poll(wait, linger=not room and not self._waiting)
             else:
                 if piece is None:
                     reading = False
@@ -238,12 +248,48 @@ class Worker:
 
     def _next(self, reading: bool, room: bool) -> Piece | Released | None:
         """What to publish next, None at the end of what is to be read; `Empty` where there is nothing now."""
+        if room and self._waiting:
+            return self._waiting.popleft()
         if room and self._retries.released:
             return self._retries.released.popleft()
         if not (reading and room):
             raise Empty
         patience = 0.05 if self._lot.blocked else 0.2
-        return self._pieces.get(timeout=0.0 if self._publisher.pending else patience)
+        piece = self._pieces.get(timeout=0.0 if self._publisher.pending else patience)
+        return self._gathered(piece) if piece is not None and self._is_exactly_once else piece
+
+    def _gathered(self, piece: Piece) -> Piece:
+        """With the small ticks that wait behind it: each transaction has its price."""
+        while piece.is_whole and len(piece.events) < _MANY_EVENTS:
+            try:
+                following = self._pieces.get_nowait()
+            except Empty:
+                break
+            if following is None or not following.is_whole:
+                self._waiting.append(following)
+                break
+            piece = piece.followed_by(following)
+        return piece
+
+    def open_tick(self, position: Position | None, tick_id: str) -> None:
+        self._order(_Order(position, tick_id))
+
+    def park(self, deliveries: list[Delivery]) -> None:
+        self._order(_Order(parked=[delivery.aside() for delivery in deliveries]))
+
+    def settle_all(self) -> None:
+        self._order(_Order())
+
+    def _order(self, order: _Order) -> None:
+        """Has something written by the settler, after all that is complete; waits for it."""
+        self._hand_to_settler(self._publisher.acknowledged())
+        with self._outcome:
+            self._orders.append(order)
+            self._outcome.notify()
+            while not (order.is_done or self._failure is not None):
+                self._outcome.wait(0.1)
+        if not order.is_done:
+            raise ShardLostError("the shard was lost within a transaction")
 
     def _is_done(self, reading: bool) -> bool:
         if self._stop.is_set() and not reading:
@@ -292,6 +338,7 @@ class Worker:
             with self._outcome:
                 self._outcome.wait_for(self._has_work, timeout=self._rest(beat_at))
                 deliveries, self._completed = self._completed, []
+                orders, self._orders = self._orders, []
                 finished = self._finished
             ticks = [delivery for delivery in deliveries if isinstance(delivery.piece, Piece)]
             for delivery in ticks:
@@ -299,14 +346,24 @@ class Worker:
                 position = delivery.piece.position
             events = 0
             is_due = time.monotonic() - beat_at >= self._heartbeat
-            if is_due or finished or any(delivery.piece.events for delivery in ticks):
-                events = self._settle_ticks(position, ticks, last=finished)
+            tick_id = None
+            for order in orders:
+                position, tick_id = order.position or position, order.tick_id or tick_id
+            if is_due or finished or tick_id or any(delivery.piece.events for delivery in ticks):
+                events = self._settle_ticks(position, ticks, tick_id=tick_id, last=finished)
                 beat_at = time.monotonic()
             for delivery in deliveries:
                 if delivery not in ticks:
                     self._retries.settled(delivery)
             with self._outcome:
                 self._unsettled -= sum(1 for delivery in deliveries if delivery.piece.events)
+            for order in orders:
+                if order.parked:
+                    self._shard.park(order.parked)
+            with self._outcome:
+                for order in orders:
+                    order.is_done = True
+                self._outcome.notify_all()
             self._tell()
             if finished:
                 return
@@ -314,18 +371,21 @@ class Worker:
             self._is_quiet = self._is_holding and self._retries.is_quiet
             if self._is_time_to_hand_over():
                 self._stop.set()
-            if deliveries and events < _MANY_EVENTS:
+            if deliveries and events < _MANY_EVENTS and not self._is_exactly_once:
                 self._end.wait(_SETTLE_PAUSE)
 
-    def _settle_ticks(self, position: Position, ticks: list[Delivery], *, last: bool) -> int:
+    def _settle_ticks(
+        self, position: Position, ticks: list[Delivery], *, tick_id: str | None, last: bool
+    ) -> int:
         """Moves the position over these, and puts aside what is held back; how many events Kafka has."""
-        aside = [rows for delivery in ticks if (rows := delivery.aside())]
-        parked = sum(map(len, aside))
+        held = [(delivery, rows) for delivery in ticks if (rows := delivery.aside())]
+        parked = sum(len(rows) for _, rows in held)
+        aside = [rows for delivery, rows in held if not delivery.is_aside]
         events = sum(len(delivery.piece.events) for delivery in ticks) - parked
         newest = max(
             (delivery.piece.events[-1].seq for delivery in ticks if delivery.piece.events), default=None
         )
-        settled = self._shard.settle(position, events, newest, parked=aside, last=last)
+        settled = self._shard.settle(position, events, newest, parked=aside, tick_id=tick_id, last=last)
         self.totals.events += events
         self._aside += parked
         if settled is not None:
@@ -367,7 +427,9 @@ class Worker:
     def _has_work(self) -> bool:
         # A position without events can wait for the heartbeat: settling it takes a transaction id, which
         # would make the next snapshot differ, and so on for ever.
-        return self._finished or any(delivery.piece.events for delivery in self._completed)
+        return bool(
+            self._finished or self._orders or any(delivery.piece.events for delivery in self._completed)
+        )
 
     def _hand_to_settler(self, deliveries: list[Delivery]) -> None:
         if deliveries:
@@ -415,6 +477,16 @@ class Worker:
         thread = threading.Thread(target=guarded, name=name, daemon=True)
         thread.start()
         return thread
+
+
+@dataclass(slots=True)
+class _Order:
+    """What the settler is to write for the publishing thread."""
+
+    position: Position | None = None
+    tick_id: str | None = None
+    parked: list[Parked] = field(default_factory=list)
+    is_done: bool = False
 
 
 class _Pause:

@@ -16,6 +16,7 @@ from tests.history.record import Delivery
 _QUICK = {"OUTBOX_LEASE_SECONDS": "2", "OUTBOX_PIECE_EVENTS": "5"}
 
 
+_EXACTLY_ONCE = {"OUTBOX_DELIVERY": "exactly_once", "OUTBOX_TRANSACTION_SECONDS": "4"}
 _TWO_SHARDS = """
 INSERT INTO outbox_shards (shard, shards, done, system_identifier, database)
 SELECT 1, 2, done, system_identifier, database FROM outbox_shards;
@@ -37,6 +38,7 @@ class Relay:
 
 RELAYS: Mapping[str, Relay] = {
     "at_least_once": Relay((tuple(command("relay")),) * 2, _QUICK),
+    "exactly_once": Relay((tuple(command("relay")),) * 2, _QUICK | _EXACTLY_ONCE, delivery="exactly_once"),
     "two_shards": Relay((tuple(command("relay")),) * 3, _QUICK, prepare=_TWO_SHARDS),
     **{
         f"broken.{name}": Relay((broken.command(name),) * 2, prepare=kind.prepare)

@@ -1,0 +1,143 @@
+"""What Kafka knows of how far a shard is: the last record of its partition in the progress topic.
+
+Invariants:
+- Written in the transaction that publishes the events, so it is true exactly when they are out.
+- Believed only if the database's row has the same tick id: a restored database, or one that crashed, has
+  another, and then it alone counts.
+- One partition per shard, so that nobody's open transaction holds back another's reader.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.relay import client
+from outbox_pipelines.relay.resharding import MOST_SHARDS
+from outbox_pipelines.settings import Settings
+
+_SECONDS: Final = 30.0
+# Offsets to look back for a record at first: control records and aborted ones take some.
+_LOOK_BACK: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """How far a tick is published, and which parked events went with it."""
+
+    tick: str
+    last_seq: int
+    finished: bool
+    released: list[str] = field(default_factory=list)
+
+    def encode(self) -> bytes:
+        """As the value of a message."""
+        return json.dumps(
+            {
+                "tick": self.tick,
+                "last_seq": self.last_seq,
+                "finished": self.finished,
+                "released": self.released,
+            }
+        ).encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Record:
+        """From the value of a message."""
+        return cls(**json.loads(value))
+
+
+def create_topic(settings: Settings, name: str) -> None:
+    """Makes the progress topic, if it is missing.
+
+    Raises:
+        SetupError: it may not be made.
+        AwayError: no broker answers.
+    """
+    admin = AdminClient(client.config(settings), logger=client.LOG)
+    topic = NewTopic(name, MOST_SHARDS, settings.topic_replication, config={"cleanup.policy": "compact"})
+    try:
+        admin.create_topics([topic], request_timeout=_SECONDS)[name].result(_SECONDS)
+    except KafkaException as error:
+        reason = error.args[0]
+        if reason.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+            return
+        if reason.retriable() or reason.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
+            raise AwayError(f"the progress topic {name} cannot be made: {reason.str()}") from None
+        raise SetupError(
+            f"exactly_once needs the topic {name}, which cannot be made ({reason.str()}): make it with "
+            f"{MOST_SHARDS} partitions and cleanup.policy=compact, or allow the relay to"
+        ) from None
+
+
+def read_last(settings: Settings, topic: str, shard: int) -> Record | None:
+    """The last committed record of a shard; None where there is none.
+
+    Raises:
+        AwayError: Kafka does not answer.
+    """
+    consumer = Consumer(
+        {
+            **client.consumer_config(settings),
+            "group.id": f"outbox-progress-{uuid.uuid4().hex}",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        },
+        logger=client.LOG,
+    )
+    try:
+        low, high = _ends(consumer, TopicPartition(topic, shard))
+        back = _LOOK_BACK
+        while True:
+            start = max(low, high - back)
+            found = _last_from(consumer, TopicPartition(topic, shard, start))
+            if found is not None or start == low:
+                return None if found is None else Record.decode(found)
+            back *= 10
+    except KafkaException as error:
+        raise AwayError(f"the progress topic {topic} cannot be read: {error.args[0].str()}") from None
+    finally:
+        consumer.close()
+
+
+def _ends(consumer: Any, partition: TopicPartition) -> tuple[int, int]:
+    """Its first offset, and the one behind its last; a topic just made has no leaders for a moment."""
+    deadline = time.monotonic() + _SECONDS
+    while True:
+        try:
+            low, high = consumer.get_watermark_offsets(partition, timeout=_SECONDS)
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+            consumer.poll(0.1)
+        else:
+            return low, high
+
+
+def _last_from(consumer: Any, start: TopicPartition) -> bytes | None:
+    """The value of the last record from an offset on. Its end is told, not computed: control records and
+    aborted messages take offsets too."""
+    consumer.assign([start])
+    found: bytes | None = None
+    deadline = time.monotonic() + _SECONDS
+    while time.monotonic() < deadline:
+        message = consumer.poll(0.5)
+        if message is None:
+            continue
+        error = message.error()
+        if error is None:
+            found = message.value()
+        elif error.code() == KafkaError._PARTITION_EOF:
+            return found
+        elif not error.retriable():
+            raise KafkaException(error)
+    raise AwayError(f"the progress topic {start.topic} gives no answer within {_SECONDS:.0f} s")

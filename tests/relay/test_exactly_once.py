@@ -1,0 +1,280 @@
+"""exactly_once: a consumer of committed messages sees each event once, in order (G5)."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from outbox_pipelines.local.kafka import Kafka
+from outbox_pipelines.local.postgres import Postgres
+from outbox_pipelines.relay import resharding, service
+from outbox_pipelines.relay.shards import Shard
+from outbox_pipelines.relay.transactions import TransactionalPublisher
+from outbox_pipelines.relay.worker import Totals
+from tests.conftest import Outbox, wait_until
+from tests.history import business
+from tests.history.verify import verdict
+from tests.history.writers import Writers
+from tests.relay import faults
+from tests.relay.test_parking import (
+    NOISE,
+    _change,
+    _keys,
+    _numbers,
+    _parked,
+    _quick,
+    _running,
+    _topic,
+    _write,
+)
+from tests.relay.test_resharding import _relays, _wait_for_holders, _wait_until_relayed
+
+ONCE = {"delivery": "exactly_once", "transaction_seconds": 4.0}
+ENVIRONMENT = {
+    "OUTBOX_DELIVERY": "exactly_once",
+    "OUTBOX_TRANSACTION_SECONDS": "4",
+    "OUTBOX_LEASE_SECONDS": "2",
+}
+
+
+def _drain(outbox: Outbox, **more: object) -> Totals:
+    return service.relay(_quick(outbox, **ONCE | more), until_empty=True)
+
+
+def _assert_once(outbox: Outbox, events: int) -> None:
+    messages = outbox.messages()
+    assert len({message.headers["id"] for message in messages}) == events
+    assert len(messages) == events
+
+
+def test_small_and_big_ticks(outbox: Outbox) -> None:
+    """Guards against transactions that leave something out, or that nobody ever sees."""
+    outbox.write(1, 2, 3)
+    assert _drain(outbox).events == 3
+    outbox.fill(120_000)
+    assert _drain(outbox).events == 120_000
+    outbox.write(4)
+    assert _drain(outbox).events == 1
+    _assert_once(outbox, 120_004)
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for message in outbox.messages():
+        numbers[message.key].append(json.loads(message.value or "")["n"])
+    for key in range(5, 100):
+        assert numbers[str(key)] == list(range(key, 120_001, 100))
+
+
+def test_a_running_relay_takes_what_waits_into_one_transaction(outbox: Outbox) -> None:
+    """Guards against a transaction for each event, which would queue up behind each other."""
+    with _running(_quick(outbox, **ONCE)):
+        for n in range(50):
+            outbox.write(n)
+        _wait_until_relayed(outbox)
+    _assert_once(outbox, 50)
+
+
+@pytest.mark.parametrize("when", ["before the commit", "after the commit", "after the settle"])
+def test_a_death_around_the_commit(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """Guards against a successor that does not ask Kafka how far its predecessor was."""
+    outbox.fill(9_000, aggregates=10)
+    commit = TransactionalPublisher._commit
+    calls = []
+
+    def dying(self: TransactionalPublisher) -> None:
+        calls.append(1)
+        if when == "before the commit" and len(calls) == 2:
+            self._prepare()
+            self._producer.flush(10)
+            raise SystemExit("dead")
+        commit(self)
+        if when == "after the commit":
+            raise SystemExit("dead")
+        if when == "after the settle" and self._began is None:
+            assert self.ledger is not None
+            self.ledger.settle_all()
+            raise SystemExit("dead")
+
+    # A process that dies gives nothing back, aborts nothing and settles nothing.
+    monkeypatch.setattr(TransactionalPublisher, "_commit", dying)
+    monkeypatch.setattr(TransactionalPublisher, "_is_full", lambda self: self._pending_events >= 4_000)
+    monkeypatch.setattr(TransactionalPublisher, "discard", lambda self: None)
+    settle = Shard.settle
+    monkeypatch.setattr(
+        Shard, "settle", lambda self, *a, **k: None if k.get("last") else settle(self, *a, **k)
+    )
+    with pytest.raises(SystemExit, match="dead"):
+        _drain(outbox, piece_events=1000)
+    monkeypatch.undo()
+    _drain(outbox)
+    _assert_once(outbox, 9_000)
+    for key in range(10):
+        numbers = _numbers(outbox, str(key))
+        assert numbers == sorted(numbers)
+
+
+def test_a_rejected_event_is_parked_and_its_batch_is_not(outbox: Outbox) -> None:
+    """Guards against a refusal that aborts for ever, or loses what was in the transaction."""
+    _topic(outbox, **{"max.message.bytes": "2000"})
+    events: list[tuple[str, Any]] = [(str(n % 7), {"n": n}) for n in range(300)]
+    events.insert(150, ("guilty", {"n": -1, "noise": NOISE}))
+    events.append(("guilty", {"n": -2}))
+    _write(outbox, *events)
+    with _running(_quick(outbox, max_attempts=3, **ONCE)):
+        wait_until(lambda: [row[2:] for row in _parked(outbox)] == [("failed", 3)], seconds=60)
+        wait_until(lambda: _numbers(outbox, "guilty") == [-2], what="the aggregate to go on")
+    _assert_once(outbox, 301)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_mended_topic_lets_parked_events_through_once(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    """Guards against a retry outside of the transactions: a crash would double it."""
+    if not asked:
+        monkeypatch.setattr("outbox_pipelines.relay.topics._limit", lambda answer, otherwise: None)
+    _topic(outbox, **{"max.message.bytes": "2000"})
+    _write(outbox, ("a", {"n": 0}), ("a", {"n": 1, "noise": NOISE}), ("a", {"n": 2}), ("b", {"n": 0}))
+    with _running(_quick(outbox, max_attempts=1000, **ONCE)):
+        wait_until(lambda: len(_parked(outbox)) == 2 and _parked(outbox)[0][3] > 1, seconds=60)
+        _change(outbox, **{"max.message.bytes": "2000000"})
+        wait_until(
+            lambda: _numbers(outbox, "a") == [0, 1, 2], seconds=60, what="the event and those behind it"
+        )
+        _write(outbox, ("a", {"n": 3}))
+        wait_until(lambda: _numbers(outbox, "a") == [0, 1, 2, 3])
+        wait_until(lambda: _parked(outbox) == [])
+    _assert_once(outbox, 5)
+
+
+def test_a_replayed_dead_letter_comes_once(outbox: Outbox) -> None:
+    """Guards against a replay that is published twice, or never."""
+    _topic(outbox, **{"max.message.bytes": "2000"})
+    _write(outbox, ("a", {"n": 0, "noise": NOISE}), ("a", {"n": 1}))
+    with _running(_quick(outbox, max_attempts=1, **ONCE)):
+        wait_until(lambda: [row[2] for row in _parked(outbox)] == ["failed"])
+        _change(outbox, **{"max.message.bytes": "2000000"})
+        assert outbox.outbox("dead-letters", "replay", "--all", "--reason", "mended", "--yes").returncode == 0
+        wait_until(lambda: _numbers(outbox, "a") == [1, 0], what="the late one")
+        wait_until(lambda: _parked(outbox) == [])
+    _assert_once(outbox, 2)
+
+
+def test_from_at_least_once_and_back(outbox: Outbox) -> None:
+    """Guards against a change of the mode that loses or doubles, also within a tick."""
+    outbox.fill(3_000)
+    service.relay(outbox.settings, until_empty=True)
+    for _ in range(3):
+        outbox.fill(3_000)
+        _drain(outbox)
+        outbox.write(1)
+        service.relay(outbox.settings, until_empty=True)
+    _assert_once(outbox, 12_003)
+
+
+def test_shards_change_without_a_duplicate(outbox: Outbox) -> None:
+    """Guards against a record of an old shard that a new one believes, or misses."""
+    seed = faults.seed()
+    with outbox.connect() as connection:
+        business.prepare(connection)
+    with _relays(outbox, 3, **ONCE):
+        writers = Writers(outbox.settings.dsn, seed, 3)
+        for wanted in (2, 3, 1, 2):
+            resharding.change(outbox.settings, wanted)
+            _wait_for_holders(outbox, wanted)
+            faults.wait_for_more(faults.published(outbox), 20)
+        writers.stop()
+        _wait_until_relayed(outbox)
+    found = verdict(outbox, calm=True)
+    assert found.wrong == []
+    assert found.committed > 0
+
+
+def test_kill_9_fifty_times_under_load(outbox: Outbox) -> None:
+    """Guards G5: at no instant does a death lose, double or reorder what a consumer sees."""
+    seed = faults.seed()
+    chance = random.Random(seed)
+    with outbox.connect() as connection:
+        business.prepare(connection)
+    writers = Writers(outbox.settings.dsn, seed, 3)
+    published = faults.published(outbox)
+    for _ in range(50):
+        before = published()
+        with faults.relay(outbox, **ENVIRONMENT) as relay:
+            if chance.random() < 0.7:
+                wait_until(lambda before=before: published() > before, seconds=60)  # type: ignore[misc]
+            with pytest.raises(Exception, match="timed out"):
+                relay.wait(chance.random() * 0.2)
+            os.kill(relay.pid, signal.SIGKILL)
+    writers.stop()
+    _drain(outbox)
+    found = verdict(outbox, calm=True)
+    assert found.wrong == []
+    assert found.committed > 100
+
+
+def test_a_frozen_relay_is_fenced(outbox: Outbox) -> None:
+    """Guards against a relay that wakes up and publishes beside its successor."""
+    seed = faults.seed()
+    with outbox.connect() as connection:
+        business.prepare(connection)
+    writers = Writers(outbox.settings.dsn, seed, 3)
+    with faults.relay(outbox, **ENVIRONMENT) as frozen:
+        faults.wait_for_more(faults.published(outbox), 20)
+        with faults.relay(outbox, **ENVIRONMENT):
+            os.kill(frozen.pid, signal.SIGSTOP)
+            faults.wait_for_more(faults.published(outbox), 200, seconds=60)
+            os.kill(frozen.pid, signal.SIGCONT)
+            faults.wait_for_more(faults.published(outbox), 100, seconds=60)
+    writers.stop()
+    _drain(outbox)
+    assert verdict(outbox, calm=True).wrong == []
+
+
+def test_the_database_restarts_between_kafkas_commit_and_the_settle(
+    own_servers: tuple[Postgres, Kafka, Outbox],
+) -> None:
+    """Guards against a position that is believed although Kafka is further."""
+    postgres, _, outbox = own_servers
+    seed = faults.seed()
+    with outbox.connect() as connection:
+        business.prepare(connection)
+    with faults.relay(outbox, **ENVIRONMENT) as relay:
+        writers = Writers(outbox.settings.dsn, seed, 3)
+        for n in range(3):
+            faults.wait_for_more(faults.published(outbox), 20, seconds=60)
+            (postgres.kill if n % 2 else postgres.stop)()
+            postgres.start()
+        faults.wait_for_more(faults.published(outbox), 20, seconds=60)
+        writers.stop()
+        _wait_until_relayed(outbox)
+        assert relay.poll() is None
+    assert verdict(outbox, calm=True).wrong == []
+
+
+def test_a_restored_position_doubles_and_never_loses(outbox: Outbox) -> None:
+    """Guards against Kafka's record being believed by a database that is older."""
+    outbox.fill(1_000)
+    _drain(outbox)
+    with outbox.connect() as connection:
+        old = connection.execute("SELECT done::text, tick_id FROM outbox_shards").fetchone()
+        outbox.fill(1_000)
+        _drain(outbox)
+        assert old is not None
+        connection.execute("UPDATE outbox_shards SET done = %s, tick_id = %s", old)
+    outbox.fill(500)
+    _drain(outbox)
+    messages = outbox.messages()
+    assert len({message.headers["id"] for message in messages}) == 2_500
+    assert len(messages) == 3_500
+
+
+def test_aborted_events_are_not_seen(outbox: Outbox) -> None:
+    """Guards against a reader of these tests that would not notice a transaction."""
+    outbox.write("x")
+    _drain(outbox)
+    assert _keys(outbox) == ["x"]
