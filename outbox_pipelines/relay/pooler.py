@@ -22,7 +22,7 @@ def refuse(connection: Connection, settings: Settings) -> None:
     with connect(settings, name="outbox relay: pooler?") as other:
         pids: tuple[set[int], set[int]] = (set(), set())
         for n in _ORDER:
-            row = (connection, other)[n].execute(_PID).fetchone()
+            row = (connection, other)[n].execute(_PID, prepare=False).fetchone()
             assert row is not None
             pids[n].add(row[0])
     if len(pids[0]) > 1 or len(pids[1]) > 1 or pids[0] & pids[1]:

@@ -80,6 +80,8 @@ class Shard:
         self._progress_at = 0.0
         self._events = 0
         self._newest: int | None = None
+        # Before anything is said to a session that may be another one next time.
+        pooler.refuse(self._connection, settings)
         self._connection.execute("SET synchronous_commit = on")
         # Silence costs the place, at the shard or behind it: a stopped process would else keep it for ever.
         self._connection.execute(
@@ -87,7 +89,6 @@ class Shard:
             [f"{int(settings.lease_seconds * 1000)}ms"],
         )
         self._check_database()
-        pooler.refuse(self._connection, settings)
 
     def try_wait(self) -> bool:
         """Becomes the one that waits for the shard; False where another one does already."""

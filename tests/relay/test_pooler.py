@@ -1,0 +1,107 @@
+"""A pooler between the relay and its database: refused where it would make the lock worthless."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from outbox_pipelines.relay import service
+from tests.conftest import Outbox, wait_until
+
+PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+Pooled = Callable[..., Outbox]
+
+if PGBOUNCER is None and os.environ.get("CI") != "true":
+    pytest.skip("pgbouncer is not installed", allow_module_level=True)
+
+
+@pytest.fixture
+def pooled(outbox: Outbox, tmp_path: Path) -> Iterator[Pooled]:
+    """The outbox behind a pgbouncer with these settings."""
+    assert PGBOUNCER is not None
+    server = psycopg.conninfo.conninfo_to_dict(outbox.settings.dsn)
+    with ExitStack() as cleanup:
+
+        def start(**settings: object) -> Outbox:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            given = {
+                "listen_addr": "127.0.0.1",
+                "listen_port": port,
+                "unix_socket_dir": "",
+                "auth_type": "any",
+                "pidfile": "",
+                **settings,
+            }
+            if os.geteuid() == 0:
+                given["user"] = "nobody"
+            lines = [
+                "[databases]",
+                f"* = host={server['host']} port={server['port']} user=postgres",
+                "[pgbouncer]",
+                *(f"{name} = {value}" for name, value in given.items()),
+            ]
+            config = tmp_path / f"{port}.ini"
+            config.write_text("\n".join(lines))
+            process = subprocess.Popen(
+                [PGBOUNCER, "-q", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+            cleanup.callback(process.wait, 10)
+            cleanup.callback(process.kill)
+            dsn = psycopg.conninfo.make_conninfo(outbox.settings.dsn, port=port)
+
+            def answers() -> bool:
+                assert process.poll() is None, "pgbouncer has ended"
+                try:
+                    psycopg.connect(dsn, connect_timeout=2).close()
+                except psycopg.OperationalError:
+                    return False
+                return True
+
+            wait_until(answers, what="pgbouncer to answer")
+            return Outbox(outbox.settings.model_copy(update={"dsn": dsn}))
+
+        yield start
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pool_mode": "transaction", "default_pool_size": 1},
+        {"pool_mode": "transaction", "default_pool_size": 20},
+        {"pool_mode": "transaction", "default_pool_size": 20, "server_round_robin": 1},
+        {"pool_mode": "statement", "default_pool_size": 5},
+    ],
+)
+def test_a_pooler_that_shares_sessions_is_refused(
+    outbox: Outbox, pooled: Pooled, settings: dict[str, object]
+) -> None:
+    """Guards against two relays that both believe to hold the shard."""
+    outbox.write(1)
+    behind = pooled(**settings)
+    # Servers that others have left behind are there to be handed out.
+    others = [behind.connect() for _ in range(3)]
+    for other in others:
+        other.close()
+    for _ in range(3):
+        done = behind.outbox("relay", "--until-empty")
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.startswith("outbox: OUTBOX_DSN leads through a pooler in transaction mode")
+        assert "name the database itself, or a pool in session mode" in done.stderr
+    assert outbox.messages() == []
+
+
+def test_a_pool_in_session_mode_will_do(outbox: Outbox, pooled: Pooled) -> None:
+    """Guards against refusing a pooler that does no harm."""
+    outbox.write(1, 2)
+    behind = pooled(pool_mode="session", default_pool_size=20)
+    assert service.relay(behind.settings, until_empty=True).events == 2
