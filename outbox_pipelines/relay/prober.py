@@ -203,7 +203,8 @@ class Prober:
 
     def _topics_of_broker(self) -> Topics:
         if self._topics is None:
-            self._topics = Topics(self._settings)
+            # Nobody waits for the prober: it gives a busy broker the time to make a topic.
+            self._topics = Topics(self._settings, patience=_PATIENCE_SECONDS)
         return self._topics
 
     def _produce(self, topic: str, key: str, value: str | None, headers: Headers, report: Report) -> None:

@@ -12,16 +12,16 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.relay import client
-from outbox_pipelines.relay.resharding import MOST_SHARDS
 from outbox_pipelines.settings import Settings
 
 _SECONDS: Final = 30.0
@@ -55,27 +55,40 @@ class Record:
         return cls(**json.loads(value))
 
 
-def create_topic(settings: Settings, name: str) -> None:
-    """Makes the progress topic, if it is missing.
+def create_topic(settings: Settings, name: str, shards: int) -> None:
+    """Makes the progress topic with a partition for each shard, or more partitions where there are too few.
 
     Raises:
         SetupError: it may not be made.
         AwayError: no broker answers.
     """
     admin = AdminClient(client.config(settings), logger=client.LOG)
-    topic = NewTopic(name, MOST_SHARDS, settings.topic_replication, config={"cleanup.policy": "compact"})
+    topic = NewTopic(name, shards, settings.topic_replication, config={"cleanup.policy": "compact"})
     try:
-        admin.create_topics([topic], request_timeout=_SECONDS)[name].result(_SECONDS)
+        if _was_made(admin.create_topics([topic], request_timeout=_SECONDS)[name]):
+            return
+        if len(admin.list_topics(name, timeout=_SECONDS).topics[name].partitions) < shards:
+            more = NewPartitions(name, shards)
+            admin.create_partitions([more], request_timeout=_SECONDS)[name].result(_SECONDS)
     except KafkaException as error:
         reason = error.args[0]
-        if reason.code() == KafkaError.TOPIC_ALREADY_EXISTS:
-            return
         if reason.retriable() or reason.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
             raise AwayError(f"the progress topic {name} cannot be made: {reason.str()}") from None
         raise SetupError(
-            f"exactly_once needs the topic {name}, which cannot be made ({reason.str()}): make it with "
-            f"{MOST_SHARDS} partitions and cleanup.policy=compact, or allow the relay to"
+            f"exactly_once needs the topic {name}, which cannot be made ({reason.str()}): make it with a "
+            "partition for each shard and cleanup.policy=compact, or allow the relay to"
         ) from None
+
+
+def _was_made(answer: Future[None]) -> bool:
+    """False where it was there before."""
+    try:
+        answer.result(_SECONDS)
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+            return False
+        raise
+    return True
 
 
 def read_last(settings: Settings, topic: str, shard: int) -> Record | None:

@@ -30,7 +30,7 @@ _LIMIT_SECONDS = 2.0
 # A broker that creates topics itself needs a moment for it.
 _CREATION_SECONDS = 3.0
 # A topic that was not there is not asked for again at each of its events.
-_UNAVAILABLE_SECONDS = 10.0
+_UNAVAILABLE_SECONDS = 2.0
 _REFRESH_SECONDS = 60.0
 _NOT_ALLOWED = "may not be written to: grant WRITE and DESCRIBE on it"
 # The broker refuses for good; anything else is its trouble, not the topic's.
@@ -77,11 +77,15 @@ class TopicUnavailableError(Exception):
 class Topics:
     """What is known of the topics, from a client of its own.
 
+    Args:
+        patience: how long the first look waits for a topic that the broker may be creating, in seconds.
+
     Attributes:
         changed: every change of a number of partitions that was noticed, in order.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, patience: float = _CREATION_SECONDS) -> None:
+        self._patience = patience
         self.changed: list[Change] = []
         self._brokers = settings.require_kafka()
         self._creates = settings.create_topics
@@ -130,7 +134,7 @@ class Topics:
             try:
                 if self._creates:
                     self._create(name)
-                partitions = self._look_up(name, patience=0 if reason else _CREATION_SECONDS)
+                partitions = self._look_up(name, patience=0 if reason else self._patience)
             except TopicUnavailableError as error:
                 self._unavailable[name] = (time.monotonic() + _UNAVAILABLE_SECONDS, error.reason)
                 raise

@@ -86,7 +86,7 @@ def recover(settings: Settings, shard: Shard, on_error: Callable[[KafkaError], N
         SetupError: the progress topic cannot be made.
     """
     where = place(settings, shard)
-    progress.create_topic(settings, where.topic)
+    progress.create_topic(settings, where.topic, shard.shards)
     producer = begin(settings, where, on_error)
     if not shard.is_held():
         raise ShardLostError(f"another relay has taken shard {shard.shard}")

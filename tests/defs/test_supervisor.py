@@ -247,3 +247,21 @@ def test_tick_fails_where_nobody_watches(
     with pytest.raises(SetupError, match=remedy) as error:
         evaluate(instance, resource_of(outbox, **overrides))
     assert "\n" not in str(error.value)
+
+
+def test_every_shard_is_served(outbox: Outbox, tick: Tick, instance: dg.DagsterInstance, hold: Hold) -> None:
+    """Guards against shards beyond the first that nobody relays."""
+    with outbox.connect() as connection:
+        connection.execute(
+            "INSERT INTO outbox_shards (shard, shards, done, system_identifier, database) "
+            "SELECT n, 3, done, system_identifier, database FROM outbox_shards, generate_series(1, 2) n"
+        )
+        try:
+            hold(owner_of("a-session", "host:1"))
+            requests = tick().run_requests or []
+            assert [request.tags[SHARD] for request in requests] == ["1", "2"]
+            assert [
+                request.run_config["ops"]["outbox__relay"]["config"]["shard"] for request in requests
+            ] == [1, 2]
+        finally:
+            connection.execute("DELETE FROM outbox_shards WHERE shard > 0")
