@@ -89,9 +89,19 @@ def migrate(settings: Settings, check: bool) -> None:
     help="First adopt an outbox that was restored from a dump or copied: never loses, may duplicate. "
     "Run it before any writer starts.",
 )
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Serve Prometheus metrics here, at OUTBOX_METRICS_ADDRESS (default 127.0.0.1); 0: any free port.",
+)
 @click.pass_obj
 def relay(
-    settings: Settings, until_empty: bool, shard: int | None, delivery: str | None, rebase: bool
+    settings: Settings,
+    until_empty: bool,
+    shard: int | None,
+    delivery: str | None,
+    rebase: bool,
+    metrics_port: int | None,
 ) -> None:
     """Relay committed events to Kafka, until stopped by Ctrl-C or SIGTERM.
 
@@ -99,7 +109,7 @@ def relay(
     and exits 1. An event that Kafka refuses is parked, with those of its aggregate behind it: see
     `outbox status` and `outbox dead-letters`.
     """
-    from outbox_pipelines.relay import service
+    from outbox_pipelines.relay import metrics, service
 
     if delivery is not None:
         settings = settings.model_copy(update={"delivery": delivery})
@@ -108,18 +118,22 @@ def relay(
     def on_signal(number: int, frame: FrameType | None) -> None:
         stop.set()
 
+    if metrics_port is not None:
+        settings = settings.model_copy(update={"metrics_port": metrics_port})
     if rebase:
         _rebase(settings)
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
-    totals = service.relay(
-        settings,
-        shard=shard,
-        stop=stop,
-        until_empty=until_empty,
-        standby=service.Standby.REFUSE if until_empty else service.Standby.ANY,
-        on_take=lambda taken: click.echo(f"shard {taken} taken", err=True),
-    )
+    with metrics.serving(settings, lambda url: click.echo(f"metrics at {url}", err=True)) as counting:
+        totals = service.relay(
+            settings,
+            shard=shard,
+            stop=stop,
+            until_empty=until_empty,
+            standby=service.Standby.REFUSE if until_empty else service.Standby.ANY,
+            on_take=lambda taken: click.echo(f"shard {taken} taken", err=True),
+            metrics=counting,
+        )
     click.echo(f"published {totals.events} events in {totals.seconds:.1f} s", err=True)
     if until_empty and totals.held:
         click.echo(

@@ -93,6 +93,15 @@ class Settings(BaseSettings):
     dead_letter_command: str = Field(
         default="", description="command run for each dead letter, with a JSON object on its standard input"
     )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="where `outbox relay` serves Prometheus metrics; 0: any free port",
+    )
+    metrics_address: str = Field(
+        default="127.0.0.1", description="address of that port; metrics are open to whoever reaches it"
+    )
     session_seconds: float = Field(
         default=600.0, ge=1.0, description="length of a relay session in Dagster before it hands over"
     )

@@ -1,4 +1,4 @@
-"""Tells people of a dead letter: an error in the log, and the command that the operator named.
+"""Tells people of a dead letter: an error in the log, a metric, and the command that the operator named.
 
 Invariants:
 - Nothing here holds the relay up, or fails it: the table has the dead letter in any case.
@@ -12,6 +12,7 @@ import subprocess
 import threading
 from typing import Final
 
+from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.retries import DeadLetter
 from outbox_pipelines.settings import Settings
 
@@ -21,8 +22,9 @@ _COMMAND_SECONDS: Final = 30.0
 _slots = threading.BoundedSemaphore(4)
 
 
-def dead_letter(settings: Settings, letter: DeadLetter) -> None:
+def dead_letter(settings: Settings, metrics: Metrics, letter: DeadLetter) -> None:
     """Reports it; returns at once."""
+    metrics.dead_lettered()
     _LOG.error("dead letter: %s, after %d attempts: %s", letter.event, letter.attempts, letter.error)
     if settings.dead_letter_command:
         arguments = (settings.dead_letter_command, describe(letter))

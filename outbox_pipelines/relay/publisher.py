@@ -53,6 +53,7 @@ class Delivery:
     __slots__ = (
         "_acknowledged_before",
         "acknowledged",
+        "begun_at",
         "dead",
         "failed",
         "flying",
@@ -66,6 +67,7 @@ class Delivery:
 
     def __init__(self, piece: Piece | Released) -> None:
         self.piece = piece
+        self.begun_at = time.monotonic()
         self.unsent: list[Event] = piece.events
         self.flying: list[Event] = []
         """Handed to the producer of now."""
