@@ -14,7 +14,7 @@ from types import FrameType
 
 import click
 
-from outbox_pipelines import __version__
+from outbox_pipelines import __version__, log
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.commands import local
 from outbox_pipelines.relay.dead_letter_commands import dead_letters
@@ -54,6 +54,7 @@ def cli(context: click.Context) -> None:
     """
     if context.invoked_subcommand is not None:
         context.obj = load_settings()
+        log.configure(context.obj)
 
 
 @cli.command()
@@ -124,17 +125,21 @@ def relay(
         _rebase(settings)
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
-    with metrics.serving(settings, lambda url: click.echo(f"metrics at {url}", err=True)) as counting:
+    with metrics.serving(settings, lambda url: log.say(f"metrics at {url}", url=url)) as counting:
         totals = service.relay(
             settings,
             shard=shard,
             stop=stop,
             until_empty=until_empty,
             standby=service.Standby.REFUSE if until_empty else service.Standby.ANY,
-            on_take=lambda taken: click.echo(f"shard {taken} taken", err=True),
+            on_take=lambda taken: log.say(f"shard {taken} taken", shard=taken),
             metrics=counting,
         )
-    click.echo(f"published {totals.events} events in {totals.seconds:.1f} s", err=True)
+    log.say(
+        f"published {totals.events} events in {totals.seconds:.1f} s",
+        events=totals.events,
+        seconds=round(totals.seconds, 3),
+    )
     if until_empty and totals.held:
         click.echo(
             f"outbox: {totals.held} events could not be published and are parked: see `outbox status`",
@@ -178,7 +183,7 @@ def set_shards(settings: Settings, /, number: int, seconds: float) -> None:
             settings,
             number,
             seconds=seconds,
-            on_wait=lambda what: click.echo(f"waiting for {what}", err=True),
+            on_wait=lambda what: log.say(f"waiting for {what}"),
         )
     except NotAllThereError as error:
         click.echo(f"outbox: {error}", err=True)
@@ -191,13 +196,14 @@ def _rebase(settings: Settings) -> None:
 
     found = rebase(settings)
     if found is None:
-        click.echo("the position was made in this database: nothing to rebase", err=True)
+        log.say("the position was made in this database: nothing to rebase")
         return
-    click.echo(
+    log.say(
         "the position was made in another database, whose transaction ids mean nothing here. By it "
         f"{found.published:,} events are published; the other {found.waiting:,} will be published now, "
         "again if they were after the dump was taken",
-        err=True,
+        published=found.published,
+        waiting=found.waiting,
     )
 
 

@@ -10,7 +10,7 @@ import json
 import logging
 import subprocess
 import threading
-from typing import Final
+from typing import Any, Final
 
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.retries import DeadLetter
@@ -25,7 +25,13 @@ _slots = threading.BoundedSemaphore(4)
 def dead_letter(settings: Settings, metrics: Metrics, letter: DeadLetter) -> None:
     """Reports it; returns at once."""
     metrics.dead_lettered()
-    _LOG.error("dead letter: %s, after %d attempts: %s", letter.event, letter.attempts, letter.error)
+    _LOG.error(
+        "dead letter: %s, after %d attempts: %s",
+        letter.event,
+        letter.attempts,
+        letter.error,
+        extra=_fields(letter),
+    )
     if settings.dead_letter_command:
         arguments = (settings.dead_letter_command, describe(letter))
         # Not a daemon: a relay that ends lets its last alarm go out.
@@ -34,20 +40,21 @@ def dead_letter(settings: Settings, metrics: Metrics, letter: DeadLetter) -> Non
 
 def describe(letter: DeadLetter) -> str:
     """A dead letter as one JSON object, without its payload."""
+    told = {"kind": "dead-letter", **_fields(letter), "help": f"outbox dead-letters show {letter.event.id}"}
+    return json.dumps(told)
+
+
+def _fields(letter: DeadLetter) -> dict[str, Any]:
     event = letter.event
-    return json.dumps(
-        {
-            "kind": "dead-letter",
-            "id": event.id,
-            "seq": event.seq,
-            "aggregate_type": event.aggregate_type,
-            "aggregate_id": event.aggregate_id,
-            "event_type": event.event_type,
-            "attempts": letter.attempts,
-            "error": letter.error,
-            "help": f"outbox dead-letters show {event.id}",
-        }
-    )
+    return {
+        "id": event.id,
+        "seq": event.seq,
+        "aggregate_type": event.aggregate_type,
+        "aggregate_id": event.aggregate_id,
+        "event_type": event.event_type,
+        "attempts": letter.attempts,
+        "error": letter.error,
+    }
 
 
 def _run(command: str, description: str) -> None:
