@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import psycopg
@@ -115,7 +115,8 @@ class Registered(Metrics):
             self._held.labels(self._shard).set(0)
             # Others know better from now on.
             for gauge in (self._breaker, self._lag):
-                gauge.remove_by_labels({"shard": self._shard})
+                with suppress(KeyError):
+                    gauge.remove(self._shard)
             self._shard = ""
 
     def acknowledged(self, deliveries: Iterable[Delivery]) -> None:

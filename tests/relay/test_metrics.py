@@ -19,8 +19,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay import metrics, prometheus, service, status
+from outbox_pipelines.relay.breaker import State
 from outbox_pipelines.relay.metrics import Metrics
+from outbox_pipelines.relay.shards import Shard
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, command, wait_until
 from tests.relay import faults
 from tests.relay.test_parking import NOISE
@@ -111,8 +114,6 @@ def test_a_relay_says_what_it_does(outbox: Outbox) -> None:
 
 def test_a_standby_knows_the_backlog_and_claims_no_shard(outbox: Outbox) -> None:
     """Guards against a backlog that only the holder would tell of, and against two holders of one shard."""
-    from outbox_pipelines.relay.shards import Shard
-
     place = Shard(outbox.settings, 0, "another")
     assert place.try_take()
     outbox.write(1, 2, 3)
@@ -129,8 +130,6 @@ def test_rejections_are_counted_by_their_reason(outbox: Outbox) -> None:
     admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
     topic = NewTopic(outbox.topic(), 1, 1, config={"max.message.bytes": "2000"})
     admin.create_topics([topic])[outbox.topic()].result(10)
-    from outbox_pipelines.writer import emit
-
     with outbox.connect(autocommit=False) as connection:
         emit(connection, "order", 1, "order.placed", {"noise": NOISE})
         emit(connection, "order", 1, "order.placed", {"n": 1})
@@ -225,6 +224,27 @@ def test_the_documented_metrics_are_those_that_are_served(outbox: Outbox) -> Non
             labels = ", ".join(family.samples[0].labels) if family.samples else "shard"
             served[name] = (family.type, labels.removeprefix("le, "), family.documentation)
     assert served == documented
+
+
+def test_a_run_until_empty_counts_and_gives_the_shard_back(outbox: Outbox) -> None:
+    """Guards against a process that claims a shard, or knows its lag, after it has given it back."""
+    outbox.fill(100)
+    with prometheus.serving(outbox.settings, 0) as (counting, url):
+        service.relay(outbox.settings, until_empty=True, metrics=counting)
+        found = _scrape(url)
+        assert (found["outbox_published_total 0"], found["outbox_shard_held 0"]) == (100, 0)
+        assert not found.keys() & {"outbox_lag_seconds 0", "outbox_breaker_state 0"}
+        service.relay(outbox.settings, until_empty=True, metrics=counting)
+        assert _scrape(url)["outbox_published_total 0"] == 100
+
+
+@pytest.mark.parametrize(("state", "number"), [("closed", 0), ("half-open", 1), ("open", 2)])
+def test_each_state_of_the_breaker_has_its_number(outbox: Outbox, state: str, number: int) -> None:
+    """Guards against an alert on a number that means something else."""
+    with prometheus.serving(outbox.settings, 0) as (counting, url):
+        counting.took(3)
+        counting.breaker(State(state))
+        assert _scrape(url)["outbox_breaker_state 3"] == number
 
 
 def test_nobody_who_does_not_ask_is_served(outbox: Outbox) -> None:
