@@ -110,7 +110,7 @@ def relay(
     and exits 1. An event that Kafka refuses is parked, with those of its aggregate behind it: see
     `outbox status` and `outbox dead-letters`.
     """
-    from outbox_pipelines.relay import metrics, service
+    from outbox_pipelines.relay import metrics, service, tracing
 
     if delivery is not None:
         settings = settings.model_copy(update={"delivery": delivery})
@@ -125,16 +125,19 @@ def relay(
         _rebase(settings)
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
-    with metrics.serving(settings, lambda url: log.say(f"metrics at {url}", url=url)) as counting:
-        totals = service.relay(
-            settings,
-            shard=shard,
-            stop=stop,
-            until_empty=until_empty,
-            standby=service.Standby.REFUSE if until_empty else service.Standby.ANY,
-            on_take=lambda taken: log.say(f"shard {taken} taken", shard=taken),
-            metrics=counting,
-        )
+    try:
+        with metrics.serving(settings, lambda url: log.say(f"metrics at {url}", url=url)) as counting:
+            totals = service.relay(
+                settings,
+                shard=shard,
+                stop=stop,
+                until_empty=until_empty,
+                standby=service.Standby.REFUSE if until_empty else service.Standby.ANY,
+                on_take=lambda taken: log.say(f"shard {taken} taken", shard=taken),
+                metrics=counting,
+            )
+    finally:
+        tracing.close()
     log.say(
         f"published {totals.events} events in {totals.seconds:.1f} s",
         events=totals.events,

@@ -109,6 +109,10 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = Field(
         default="text", description="lines for people, or one JSON object a line"
     )
+    tracing: bool = Field(
+        default=False,
+        description="whether events that carry a sampled trace get a span; OTEL_… variables say where to",
+    )
     session_seconds: float = Field(
         default=600.0, ge=1.0, description="length of a relay session in Dagster before it hands over"
     )

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from confluent_kafka import KafkaError, Message
 
 from outbox_pipelines.event import Event
+from outbox_pipelines.relay import tracing
 from outbox_pipelines.relay.encoding import Headers
 from outbox_pipelines.settings import Settings
 
@@ -24,8 +25,25 @@ Observe = Callable[[Event, str, Headers, Report], tuple[Report, Headers]]
 
 
 def observer(settings: Settings) -> Observe | None:
-    """Who is to be told of each event; None for nobody."""
-    return _log if _LOG.isEnabledFor(logging.DEBUG) else None
+    """Who is to be told of each event; None for nobody.
+
+    Raises:
+        SetupError: what the settings ask for is not installed.
+    """
+    observers: list[Observe] = []
+    if settings.tracing:
+        observers.append(tracing.observer(settings))
+    if _LOG.isEnabledFor(logging.DEBUG):
+        observers.append(_log)
+    if len(observers) < 2:
+        return observers[0] if observers else None
+
+    def all_of_them(event: Event, topic: str, headers: Headers, report: Report) -> tuple[Report, Headers]:
+        for observe in observers:
+            report, headers = observe(event, topic, headers, report)
+        return report, headers
+
+    return all_of_them
 
 
 def _log(event: Event, topic: str, headers: Headers, report: Report) -> tuple[Report, Headers]:
