@@ -239,6 +239,19 @@ def test_a_collector_that_is_away_costs_no_event(outbox: Outbox) -> None:
     assert done.stderr.splitlines()[-1].startswith("published 1 events")
 
 
+def test_the_last_line_is_the_commands_own(outbox: Outbox) -> None:
+    """Guards against a collector's trouble that hides why a command failed."""
+    with outbox.connect(autocommit=False) as connection:
+        emit(connection, "or/der", 1, "order.placed", {})
+        emit(connection, "order", 2, "order.placed", {}, traceparent=SAMPLED)
+    given = {"OUTBOX_TRACING": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+    done = outbox.outbox("relay", "--until-empty", **given)
+    assert done.returncode == 1
+    *lines, last = done.stderr.splitlines()
+    assert "export" in "".join(lines)
+    assert last.startswith("outbox: 1 events could not be published")
+
+
 def test_a_missing_extra_is_one_line(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against 'No module named', and against a relay that traces nothing in silence."""
     from outbox_pipelines.errors import SetupError
