@@ -226,15 +226,18 @@ def test_the_documented_metrics_are_those_that_are_served(outbox: Outbox) -> Non
     assert served == documented
 
 
-def test_a_run_until_empty_counts_and_gives_the_shard_back(outbox: Outbox) -> None:
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_run_until_empty_counts_and_gives_the_shard_back(outbox: Outbox, delivery: str) -> None:
     """Guards against a process that claims a shard, or knows its lag, after it has given it back."""
     outbox.fill(100)
-    with prometheus.serving(outbox.settings, 0) as (counting, url):
-        service.relay(outbox.settings, until_empty=True, metrics=counting)
+    settings = outbox.settings.model_copy(update={"delivery": delivery})
+    with prometheus.serving(settings, 0) as (counting, url):
+        service.relay(settings, until_empty=True, metrics=counting)
         found = _scrape(url)
         assert (found["outbox_published_total 0"], found["outbox_shard_held 0"]) == (100, 0)
+        assert found["outbox_batch_events_sum 0"] == 100
         assert not found.keys() & {"outbox_lag_seconds 0", "outbox_breaker_state 0"}
-        service.relay(outbox.settings, until_empty=True, metrics=counting)
+        service.relay(settings, until_empty=True, metrics=counting)
         assert _scrape(url)["outbox_published_total 0"] == 100
 
 

@@ -99,6 +99,16 @@ def test_a_span_joins_the_producers_trace_and_is_passed_on(
     }
 
 
+def test_in_a_transaction_the_span_is_passed_on_too(outbox: Outbox, spans: InMemorySpanExporter) -> None:
+    """Guards against traces that depend on how often events may be delivered."""
+    _write(outbox, SAMPLED)
+    _drain(outbox, delivery="exactly_once")
+    (message,) = outbox.messages()
+    (span,) = spans.get_finished_spans()
+    assert message.headers["traceparent"] == _passed_on(span)
+    assert span.status.status_code is StatusCode.UNSET
+
+
 def test_only_sampled_traces_have_spans(outbox: Outbox, spans: InMemorySpanExporter) -> None:
     """Guards against spans that nobody sampled, and events that fail for a header that is none."""
     given = [None, UNSAMPLED, "nonsense", SAMPLED, f"00-{'0' * 32}-{PARENT}-01"]
