@@ -14,7 +14,7 @@ from types import FrameType
 
 import click
 
-from outbox_pipelines import __version__
+from outbox_pipelines import __version__, log
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.commands import local
 from outbox_pipelines.relay.dead_letter_commands import dead_letters
@@ -54,6 +54,7 @@ def cli(context: click.Context) -> None:
     """
     if context.invoked_subcommand is not None:
         context.obj = load_settings()
+        log.configure(context.obj)
 
 
 @cli.command()
@@ -89,9 +90,19 @@ def migrate(settings: Settings, check: bool) -> None:
     help="First adopt an outbox that was restored from a dump or copied: never loses, may duplicate. "
     "Run it before any writer starts.",
 )
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Serve Prometheus metrics here, at OUTBOX_METRICS_ADDRESS (default 127.0.0.1); 0: any free port.",
+)
 @click.pass_obj
 def relay(
-    settings: Settings, until_empty: bool, shard: int | None, delivery: str | None, rebase: bool
+    settings: Settings,
+    until_empty: bool,
+    shard: int | None,
+    delivery: str | None,
+    rebase: bool,
+    metrics_port: int | None,
 ) -> None:
     """Relay committed events to Kafka, until stopped by Ctrl-C or SIGTERM.
 
@@ -99,7 +110,7 @@ def relay(
     and exits 1. An event that Kafka refuses is parked, with those of its aggregate behind it: see
     `outbox status` and `outbox dead-letters`.
     """
-    from outbox_pipelines.relay import service
+    from outbox_pipelines.relay import metrics, service, tracing
 
     if delivery is not None:
         settings = settings.model_copy(update={"delivery": delivery})
@@ -108,19 +119,30 @@ def relay(
     def on_signal(number: int, frame: FrameType | None) -> None:
         stop.set()
 
+    if metrics_port is not None:
+        settings = settings.model_copy(update={"metrics_port": metrics_port})
     if rebase:
         _rebase(settings)
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
-    totals = service.relay(
-        settings,
-        shard=shard,
-        stop=stop,
-        until_empty=until_empty,
-        standby=service.Standby.REFUSE if until_empty else service.Standby.ANY,
-        on_take=lambda taken: click.echo(f"shard {taken} taken", err=True),
+    try:
+        with metrics.serving(settings, lambda url: log.say(f"metrics at {url}", url=url)) as counting:
+            totals = service.relay(
+                settings,
+                shard=shard,
+                stop=stop,
+                until_empty=until_empty,
+                standby=service.Standby.REFUSE if until_empty else service.Standby.ANY,
+                on_take=lambda taken: log.say(f"shard {taken} taken", shard=taken),
+                metrics=counting,
+            )
+    finally:
+        tracing.close()
+    log.say(
+        f"published {totals.events} events in {totals.seconds:.1f} s",
+        events=totals.events,
+        seconds=round(totals.seconds, 3),
     )
-    click.echo(f"published {totals.events} events in {totals.seconds:.1f} s", err=True)
     if until_empty and totals.held:
         click.echo(
             f"outbox: {totals.held} events could not be published and are parked: see `outbox status`",
@@ -164,7 +186,7 @@ def set_shards(settings: Settings, /, number: int, seconds: float) -> None:
             settings,
             number,
             seconds=seconds,
-            on_wait=lambda what: click.echo(f"waiting for {what}", err=True),
+            on_wait=lambda what: log.say(f"waiting for {what}"),
         )
     except NotAllThereError as error:
         click.echo(f"outbox: {error}", err=True)
@@ -177,13 +199,14 @@ def _rebase(settings: Settings) -> None:
 
     found = rebase(settings)
     if found is None:
-        click.echo("the position was made in this database: nothing to rebase", err=True)
+        log.say("the position was made in this database: nothing to rebase")
         return
-    click.echo(
+    log.say(
         "the position was made in another database, whose transaction ids mean nothing here. By it "
         f"{found.published:,} events are published; the other {found.waiting:,} will be published now, "
         "again if they were after the dump was taken",
-        err=True,
+        published=found.published,
+        waiting=found.waiting,
     )
 
 

@@ -93,6 +93,26 @@ class Settings(BaseSettings):
     dead_letter_command: str = Field(
         default="", description="command run for each dead letter, with a JSON object on its standard input"
     )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="where `outbox relay` serves Prometheus metrics; 0: any free port",
+    )
+    metrics_address: str = Field(
+        default="127.0.0.1", description="address of that port; metrics are open to whoever reaches it"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="warning",
+        description="least level of what the commands log on stderr; debug has a line for each event",
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="lines for people, or one JSON object a line"
+    )
+    tracing: bool = Field(
+        default=False,
+        description="whether events that carry a sampled trace get a span; OTEL_… variables say where to",
+    )
     session_seconds: float = Field(
         default=600.0, ge=1.0, description="length of a relay session in Dagster before it hands over"
     )
@@ -141,6 +161,11 @@ class Settings(BaseSettings):
 
         header_names(value)
         return value
+
+    @field_validator("log_level", "log_format", mode="before")
+    @classmethod
+    def _case_does_not_matter(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
 
     @field_validator("cloudevents_source")
     @classmethod

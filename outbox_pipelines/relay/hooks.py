@@ -1,4 +1,4 @@
-"""Tells people of a dead letter: an error in the log, and the command that the operator named.
+"""Tells people of a dead letter: an error in the log, a metric, and the command that the operator named.
 
 Invariants:
 - Nothing here holds the relay up, or fails it: the table has the dead letter in any case.
@@ -10,8 +10,9 @@ import json
 import logging
 import subprocess
 import threading
-from typing import Final
+from typing import Any, Final
 
+from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.retries import DeadLetter
 from outbox_pipelines.settings import Settings
 
@@ -21,9 +22,16 @@ _COMMAND_SECONDS: Final = 30.0
 _slots = threading.BoundedSemaphore(4)
 
 
-def dead_letter(settings: Settings, letter: DeadLetter) -> None:
+def dead_letter(settings: Settings, metrics: Metrics, letter: DeadLetter) -> None:
     """Reports it; returns at once."""
-    _LOG.error("dead letter: %s, after %d attempts: %s", letter.event, letter.attempts, letter.error)
+    metrics.dead_lettered()
+    _LOG.error(
+        "dead letter: %s, after %d attempts: %s",
+        letter.event,
+        letter.attempts,
+        letter.error,
+        extra=_fields(letter),
+    )
     if settings.dead_letter_command:
         arguments = (settings.dead_letter_command, describe(letter))
         # Not a daemon: a relay that ends lets its last alarm go out.
@@ -32,20 +40,21 @@ def dead_letter(settings: Settings, letter: DeadLetter) -> None:
 
 def describe(letter: DeadLetter) -> str:
     """A dead letter as one JSON object, without its payload."""
+    told = {"kind": "dead-letter", **_fields(letter), "help": f"outbox dead-letters show {letter.event.id}"}
+    return json.dumps(told)
+
+
+def _fields(letter: DeadLetter) -> dict[str, Any]:
     event = letter.event
-    return json.dumps(
-        {
-            "kind": "dead-letter",
-            "id": event.id,
-            "seq": event.seq,
-            "aggregate_type": event.aggregate_type,
-            "aggregate_id": event.aggregate_id,
-            "event_type": event.event_type,
-            "attempts": letter.attempts,
-            "error": letter.error,
-            "help": f"outbox dead-letters show {event.id}",
-        }
-    )
+    return {
+        "id": event.id,
+        "seq": event.seq,
+        "aggregate_type": event.aggregate_type,
+        "aggregate_id": event.aggregate_id,
+        "event_type": event.event_type,
+        "attempts": letter.attempts,
+        "error": letter.error,
+    }
 
 
 def _run(command: str, description: str) -> None:

@@ -13,7 +13,6 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -26,12 +25,12 @@ from outbox_pipelines.event import Event
 from outbox_pipelines.relay import client, failures
 from outbox_pipelines.relay.encoding import Encode, Encoder, Headers
 from outbox_pipelines.relay.failures import Kind
+from outbox_pipelines.relay.observe import Report, observer
 from outbox_pipelines.relay.routing import IllegalTopicError, Router
 from outbox_pipelines.relay.topics import Topics, TopicUnavailableError
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
-Report = Callable[[KafkaError | None, Message], None]
 # How long Kafka may take for a handful of events; longer is an outage.
 _PATIENCE_SECONDS: Final = 15.0
 
@@ -79,6 +78,7 @@ class Prober:
         self._transactional_id = transactional_id
         self._encode = Encoder(settings).encode
         self._router = Router(settings)
+        self._observe = observer(settings)
         self._tried: deque[Tried] = deque()
         self._batch: list[Attempt] = []
         self._wake = threading.Condition()
@@ -133,7 +133,10 @@ class Prober:
             try:
                 topic = self._topic(event)
                 value, headers = self._encode(event)
-                self._produce(topic, event.aggregate_id, value, headers, partial(_report, attempt, verdicts))
+                report: Report = partial(_report, attempt, verdicts)
+                if self._observe is not None:
+                    report, headers = self._observe(event, topic, headers, report)
+                self._produce(topic, event.aggregate_id, value, headers, report)
             except Exception as error:  # noqa: BLE001 - whatever an event's content makes the encoder raise
                 verdicts[event.id] = _judge(attempt, error)
         self._flush()

@@ -24,6 +24,7 @@ from outbox_pipelines.relay import client, failures
 from outbox_pipelines.relay.breaker import Breaker, State
 from outbox_pipelines.relay.encoding import Encoder, Headers
 from outbox_pipelines.relay.failures import Kind
+from outbox_pipelines.relay.observe import Report, observer
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.routing import Router
 from outbox_pipelines.relay.shards import ShardLostError
@@ -53,6 +54,7 @@ class Delivery:
     __slots__ = (
         "_acknowledged_before",
         "acknowledged",
+        "begun_at",
         "dead",
         "failed",
         "flying",
@@ -66,6 +68,7 @@ class Delivery:
 
     def __init__(self, piece: Piece | Released) -> None:
         self.piece = piece
+        self.begun_at = time.monotonic()
         self.unsent: list[Event] = piece.events
         self.flying: list[Event] = []
         """Handed to the producer of now."""
@@ -150,6 +153,7 @@ class Publisher:
         self._lot = lot
         self._encode = Encoder(settings).encode
         self._router = Router(settings)
+        self._observe = observer(settings)
         self._topics = Topics(settings)
         self._routes: dict[tuple[str, str], tuple[str, int]] = {}
         self._deliveries: deque[Delivery] = deque()
@@ -275,8 +279,9 @@ class Publisher:
     def _send(self, delivery: Delivery, events: list[Event]) -> list[Event]:
         """Hands some events to the producer; returns those that it did not take, because it has failed."""
         # The hot loop: what is looked up here is looked up 200,000 times a second.
+        report: Report
         produce, report, routes, encode = self._producer.produce, delivery.report, self._routes, self._encode
-        flying = delivery.flying.append
+        flying, observe = delivery.flying.append, self._observe
         tick = isinstance(delivery.piece, Piece)
         held = self._lot.blocked if tick else delivery.halted
         for n, event in enumerate(events):
@@ -299,6 +304,8 @@ class Publisher:
                 ):
                     self._suspect(delivery, event, "larger than its topic takes, unless it compresses well")
                     continue
+                if observe is not None:
+                    report, headers = observe(event, topic, headers, delivery.report)
                 while True:
                     try:
                         produce(topic, value, event.aggregate_id, on_delivery=report, headers=headers)

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from outbox_pipelines.event import Event, Released
 from outbox_pipelines.relay import queries
+from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.parking import Aggregate, ParkingLot
 from outbox_pipelines.relay.prober import Attempt, Prober, Tried, Verdict
 from outbox_pipelines.relay.publisher import Delivery
@@ -60,6 +61,7 @@ class Retries:
         lot: ParkingLot,
         *,
         on_dead_letter: Callable[[DeadLetter], None],
+        metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._shard = shard
@@ -68,6 +70,7 @@ class Retries:
         name = f"{place(settings, shard).transactional_id}-prober" if rehearses else None
         self._prober = Prober(settings, name)
         self._on_dead_letter = on_dead_letter
+        self._metrics = metrics
         self._news = -1
         self._news_at = 0.0
         self._replay_at: float | None = None
@@ -147,6 +150,7 @@ class Retries:
                 self._shard.execute(queries.SUSPECTED, {"ids": list(ids), "errors": list(errors)})
         self._shard.count(len(published))
         self.published += len(published)
+        self._metrics.published(len(published))
         self._flying -= 1
         for aggregate in aggregates:
             self._lot.look_again(aggregate)
@@ -254,6 +258,8 @@ class Retries:
             self._shard.execute(queries.POSTPONED, self._columns(postponed))
         self._shard.count(len(published))
         self.published += len(published)
+        self._metrics.published(len(published))
+        self._metrics.rejected(one.reason for one in refused)
         for one in tried:
             event = one.attempt.event
             aggregate = (event.aggregate_type, event.aggregate_id)

@@ -22,6 +22,7 @@ import psycopg
 from outbox_pipelines.database import connect, first_line
 from outbox_pipelines.errors import AwayError
 from outbox_pipelines.relay import hooks, queries, transactions
+from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.publisher import Publisher
 from outbox_pipelines.relay.shards import NoSuchShardError, Settled, Shard, ShardLostError
@@ -62,6 +63,7 @@ def relay(
     hand_over_after: float | None = None,
     on_take: Callable[[int], None] | None = None,
     on_progress: Callable[[Settled], None] | None = None,
+    metrics: Metrics | None = None,
 ) -> Totals:
     """Relays one shard until `stop` is set, in the calling thread.
 
@@ -71,12 +73,14 @@ def relay(
         hand_over_after: seconds after which the shard goes to a successor, as soon as one waits.
         on_take: called with the shard when it has been taken.
         on_progress: called about once a second while events are settled.
+        metrics: where to count; nowhere if None.
 
     Raises:
         SetupError: database, schema or broker are not as they must be.
         ShardHeldError: another relay holds the shard (or waits for it), and `standby` says not to wait.
     """
     stop = stop or threading.Event()
+    metrics = metrics or Metrics()
     owner = owner or default_owner()
     if until_empty and shard is None:
         totals = Totals()
@@ -90,6 +94,7 @@ def relay(
                 until_empty=True,
                 on_take=on_take,
                 on_progress=on_progress,
+                metrics=metrics,
             )
         return totals
     has_worked = False
@@ -108,6 +113,7 @@ def relay(
                 publisher = _transactional(settings, place, lot) or publisher
             if on_take is not None:
                 on_take(place.shard)
+            metrics.took(place.shard)
             has_worked, pauses = True, _pauses()
             return Worker(
                 settings,
@@ -118,7 +124,8 @@ def relay(
                 until_empty=until_empty,
                 hand_over_after=hand_over_after,
                 on_progress=on_progress,
-                on_dead_letter=partial(hooks.dead_letter, settings),
+                on_dead_letter=partial(hooks.dead_letter, settings, metrics),
+                metrics=metrics,
             ).run()
         except NoSuchShardError:
             # Their number has changed: others serve what it had.
@@ -139,6 +146,7 @@ def relay(
         finally:
             if place is not None:
                 place.release()
+            metrics.released()
         stop.wait(next(pauses))
 
 

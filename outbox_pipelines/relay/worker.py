@@ -27,6 +27,7 @@ from outbox_pipelines.event import Piece, Released
 from outbox_pipelines.relay.breaker import State
 from outbox_pipelines.relay.caution import Caution
 from outbox_pipelines.relay.encoding import needs_time
+from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.position import Position, Snapshot
 from outbox_pipelines.relay.publisher import Delivery, Publisher
@@ -95,6 +96,7 @@ class Worker:
         hand_over_after: float | None = None,
         on_progress: Callable[[Settled], None] | None = None,
         on_dead_letter: Callable[[DeadLetter], None] | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._settings = settings
         self._shard = shard
@@ -105,7 +107,10 @@ class Worker:
         self._hand_over_after = hand_over_after
         self._on_progress = on_progress or (lambda settled: None)
         self._on_dead_letter = on_dead_letter or (lambda dead_letter: None)
-        self._retries = Retries(settings, shard, lot, on_dead_letter=self._on_dead_letter)
+        self._metrics = metrics or Metrics()
+        self._retries = Retries(
+            settings, shard, lot, on_dead_letter=self._on_dead_letter, metrics=self._metrics
+        )
         self._caution = Caution(settings, shard)
         self._heartbeat = settings.lease_seconds / 5
         self._started = time.monotonic()
@@ -385,7 +390,9 @@ class Worker:
         newest = max(
             (delivery.piece.events[-1].seq for delivery in ticks if delivery.piece.events), default=None
         )
+        begun = time.monotonic()
         settled = self._shard.settle(position, events, newest, parked=aside, tick_id=tick_id, last=last)
+        self._metrics.settled(events, time.monotonic() - begun, settled)
         self.totals.events += events
         self._aside += parked
         if settled is not None:
@@ -415,6 +422,7 @@ class Worker:
         breaker = self._publisher.breaker
         if breaker.state is not self._shown:
             self._shown = breaker.state
+            self._metrics.breaker(breaker.state)
             self._shard.show_breaker(breaker.state.value, breaker.reason)
             if breaker.state is State.OPEN:
                 _LOG.warning("Kafka is away: %s", breaker.reason)
@@ -433,6 +441,7 @@ class Worker:
 
     def _hand_to_settler(self, deliveries: list[Delivery]) -> None:
         if deliveries:
+            self._metrics.acknowledged(deliveries)
             with self._outcome:
                 self._completed += deliveries
                 self._unsettled += sum(1 for delivery in deliveries if delivery.piece.events)

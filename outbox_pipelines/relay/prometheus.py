@@ -1,0 +1,245 @@
+"""The metrics of a relay as Prometheus reads them, over HTTP.
+
+Invariants:
+- A registry of our own: what else the process counts is not in it.
+- A scrape succeeds whatever the database does, and waits `PATIENCE` for it at most; what cannot be read is
+  absent, never old.
+- Names, types and meanings are those of the table in docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+import psycopg
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    start_http_server,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay import status
+from outbox_pipelines.relay.breaker import State
+from outbox_pipelines.relay.metrics import Metrics
+from outbox_pipelines.relay.publisher import Delivery
+from outbox_pipelines.relay.shards import Settled
+from outbox_pipelines.relay.status import Status
+from outbox_pipelines.settings import Settings
+
+# Several scrapers, or a person who reloads, cost one read.
+FRESH: Final = 2.0
+# Prometheus gives a scrape ten seconds.
+PATIENCE: Final = 3.0
+_STATES: Final = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
+_EVENTS: Final = (1, 10, 100, 500, 1_000, 2_500, 5_000, 10_000, 20_000)
+_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Registered(Metrics):
+    """Counts what one process relays, in a registry; for one shard at a time."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._shard = ""
+        shard = ["shard"]
+        self._held = Gauge(
+            "outbox_shard_held", "1 for the shard that this process relays", shard, registry=registry
+        )
+        self._published = Counter(
+            "outbox_published_total", "Events published and settled", shard, registry=registry
+        )
+        self._rejected = Counter(
+            "outbox_rejected_total",
+            "Refusals of an event that was tried alone, each an attempt",
+            [*shard, "reason"],
+            registry=registry,
+        )
+        self._dead_lettered = Counter(
+            "outbox_dead_lettered_total", "Events given up", shard, registry=registry
+        )
+        self._batch = Histogram(
+            "outbox_batch_events",
+            "Events handed to Kafka's client together",
+            shard,
+            buckets=_EVENTS,
+            registry=registry,
+        )
+        self._publish = Histogram(
+            "outbox_publish_seconds",
+            "From handing a batch to Kafka's client until all of it was acknowledged",
+            shard,
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._settle = Histogram(
+            "outbox_settle_seconds",
+            "Moving the position in the database, heartbeats too",
+            shard,
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._lag = Gauge(
+            "outbox_lag_seconds",
+            "From commit to settled, of the newest event settled",
+            shard,
+            registry=registry,
+        )
+        self._breaker = Gauge(
+            "outbox_breaker_state",
+            "The way to Kafka: 0 closed (all is well), 1 half-open, 2 open (Kafka is away)",
+            shard,
+            registry=registry,
+        )
+
+    def took(self, shard: int) -> None:
+        self._shard = str(shard)
+        self._held.labels(self._shard).set(1)
+        # From the start, so that the first increase is one.
+        self._published.labels(self._shard)
+        self._dead_lettered.labels(self._shard)
+        self.breaker(State.CLOSED)
+
+    def released(self) -> None:
+        if self._shard:
+            self._held.labels(self._shard).set(0)
+            # Others know better from now on.
+            for gauge in (self._breaker, self._lag):
+                with suppress(KeyError):
+                    gauge.remove(self._shard)
+            self._shard = ""
+
+    def acknowledged(self, deliveries: Iterable[Delivery]) -> None:
+        now = time.monotonic()
+        for delivery in deliveries:
+            if delivery.acknowledged:
+                self._batch.labels(self._shard).observe(len(delivery.piece.events))
+                self._publish.labels(self._shard).observe(now - delivery.begun_at)
+
+    def settled(self, events: int, seconds: float, progress: Settled | None) -> None:
+        self._settle.labels(self._shard).observe(seconds)
+        self.published(events)
+        if progress is not None and progress.lag is not None:
+            self._lag.labels(self._shard).set(progress.lag)
+
+    def published(self, events: int) -> None:
+        self._published.labels(self._shard).inc(events)
+
+    def rejected(self, reasons: Iterable[str]) -> None:
+        for reason in reasons:
+            # What stands before the colon is a code of Kafka's, or the name of an exception: a few.
+            self._rejected.labels(self._shard, reason.partition(":")[0]).inc()
+
+    def dead_lettered(self) -> None:
+        self._dead_lettered.labels(self._shard).inc()
+
+    def breaker(self, state: State) -> None:
+        self._breaker.labels(self._shard).set(_STATES[state])
+
+
+class Database(Collector):
+    """What only the database knows, of all shards, read when somebody scrapes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._asked_at = -math.inf
+        self._found: Status | None = None
+
+    def describe(self) -> Iterable[Metric]:
+        return _families(None)
+
+    def collect(self) -> Iterable[Metric]:
+        return _families(self._read())
+
+    def _read(self) -> Status | None:
+        """The status, at most `FRESH` old; None if the database does not give it in time."""
+        with self._lock:
+            asking = self._thread is not None and self._thread.is_alive()
+            if not asking and time.monotonic() - self._asked_at > FRESH:
+                self._asked_at = time.monotonic()
+                # A thread, because nothing bounds how long a database takes that hangs.
+                self._thread = threading.Thread(target=self._ask, name="outbox-metrics", daemon=True)
+                self._thread.start()
+            thread = self._thread
+        assert thread is not None
+        thread.join(PATIENCE)
+        return None if thread.is_alive() else self._found
+
+    def _ask(self) -> None:
+        try:
+            self._found = status.read(self._settings)
+        except (SetupError, psycopg.Error):
+            self._found = None
+
+
+def _families(found: Status | None) -> list[Metric]:
+    up = GaugeMetricFamily("outbox_database_up", "1 if the database answered this scrape, else 0")
+    up.add_metric([], 1 if found else 0)
+    unpublished = GaugeMetricFamily(
+        "outbox_unpublished_count",
+        f"Committed events that are not published, counted up to {status.BACKLOG_CAP}",
+        labels=["shard"],
+    )
+    oldest = GaugeMetricFamily(
+        "outbox_oldest_unpublished_age_seconds", "Age of the oldest of them, 0 without any", labels=["shard"]
+    )
+    parked = GaugeMetricFamily(
+        "outbox_parked_count", "Events that wait for a retry, and those of their aggregates behind them"
+    )
+    dead_letters = GaugeMetricFamily("outbox_dead_letters_count", "Events given up and not dealt with")
+    days_ahead = GaugeMetricFamily("outbox_days_ahead", "Whole days from tomorrow that have a partition")
+    if found is not None:
+        for shard in found.shards:
+            unpublished.add_metric([str(shard.shard)], shard.backlog)
+            oldest.add_metric([str(shard.shard)], shard.oldest_seconds)
+        parked.add_metric([], found.parked)
+        dead_letters.add_metric([], found.dead_letters)
+        days_ahead.add_metric([], found.days_ahead)
+    return [up, unpublished, oldest, parked, dead_letters, days_ahead]
+
+
+@contextmanager
+def serving(settings: Settings, port: int) -> Iterator[tuple[Metrics, str]]:
+    """Metrics that are served as long as the block, and their URL.
+
+    Args:
+        port: 0 for any that is free.
+
+    Raises:
+        SetupError: the port cannot be had.
+    """
+    # Else each counter has a twin that tells when it was made.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = CollectorRegistry()
+    metrics = Registered(registry)
+    registry.register(Database(settings))
+    address = settings.metrics_address
+    try:
+        server, thread = start_http_server(port, address, registry)
+    except OSError as error:
+        raise SetupError(
+            f"OUTBOX_METRICS_PORT={port}: {address} cannot be listened at ({error.strerror}): "
+            "name a free port, and in OUTBOX_METRICS_ADDRESS an address of this machine"
+        ) from None
+    try:
+        yield metrics, f"http://{_host(address)}:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _host(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

@@ -1,0 +1,280 @@
+"""The metrics, scraped over HTTP as Prometheus does: true, and there when a server is not."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from prometheus_client.parser import text_string_to_metric_families
+
+from outbox_pipelines.local.kafka import Kafka
+from outbox_pipelines.local.postgres import Postgres
+from outbox_pipelines.relay import metrics, prometheus, service, status
+from outbox_pipelines.relay.breaker import State
+from outbox_pipelines.relay.metrics import Metrics
+from outbox_pipelines.relay.shards import Shard
+from outbox_pipelines.settings import Settings
+from outbox_pipelines.writer import emit
+from tests.conftest import Outbox, command, wait_until
+from tests.relay import faults
+from tests.relay.test_parking import NOISE
+
+# By name and labels: "outbox_published_total", "outbox_shard_held 0".
+Samples = dict[str, float]
+
+OF_THE_DATABASE = {
+    "outbox_unpublished_count 0",
+    "outbox_oldest_unpublished_age_seconds 0",
+    "outbox_parked_count",
+    "outbox_dead_letters_count",
+    "outbox_days_ahead",
+}
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        assert answer.status == 200
+        return str(answer.read().decode())
+
+
+def _scrape(url: str) -> Samples:
+    return {
+        " ".join([sample.name, *sample.labels.values()]): sample.value
+        for family in text_string_to_metric_families(_get(url))
+        for sample in family.samples
+    }
+
+
+def _wait_for(url: str, seconds: float = 30.0, **expected: float) -> Samples:
+    """Scrapes until these have these values; of shard 0, where they have a shard."""
+    found: Samples = {}
+
+    def are_there() -> bool:
+        found.clear()
+        found.update(_scrape(url))
+        return all(found.get(name, found.get(f"{name} 0")) == value for name, value in expected.items())
+
+    try:
+        wait_until(are_there, seconds=seconds, what=str(expected))
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {found}") from None
+    return found
+
+
+@contextmanager
+def _relay(outbox: Outbox, *arguments: str, **environment: str) -> Iterator[str]:
+    """A running relay's URL."""
+    given = command("relay", "--metrics-port", "0", *arguments)
+    with faults.process(given, outbox.environment | environment) as process:
+        yield _url(process)
+
+
+def _url(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert line.startswith("metrics at http://127.0.0.1:"), line
+    return line.split()[-1]
+
+
+def _elsewhere(outbox: Outbox) -> psycopg.Connection[tuple[object, ...]]:
+    """A session in another database of the same server."""
+    return psycopg.connect(outbox.settings.dsn, dbname="postgres", autocommit=True)
+
+
+def test_a_relay_says_what_it_does(outbox: Outbox) -> None:
+    """Guards against metrics that are never counted, or counted twice."""
+    outbox.fill(6_000)
+    with _relay(outbox) as url:
+        found = _wait_for(url, outbox_published_total=6_000, outbox_unpublished_count=0)
+        # Of the settle that a scrape may have come in the midst of.
+        found = _wait_for(url, outbox_batch_events_sum=6_000)
+    assert found["outbox_batch_events_count 0"] >= 2
+    assert found["outbox_publish_seconds_count 0"] == found["outbox_batch_events_count 0"]
+    assert 0 < found["outbox_publish_seconds_sum 0"] < 60
+    assert found["outbox_settle_seconds_count 0"] >= 1
+    assert found["outbox_settle_seconds_sum 0"] > 0
+    assert 0 < found["outbox_lag_seconds 0"] < 60
+    assert found["outbox_shard_held 0"] == 1
+    assert found["outbox_breaker_state 0"] == 0
+    assert found["outbox_dead_lettered_total 0"] == 0
+    assert found["outbox_database_up"] == 1
+    assert found["outbox_oldest_unpublished_age_seconds 0"] == 0
+    assert found["outbox_parked_count"] == found["outbox_dead_letters_count"] == 0
+    assert found["outbox_days_ahead"] == 14
+
+
+def test_a_standby_knows_the_backlog_and_claims_no_shard(outbox: Outbox) -> None:
+    """Guards against a backlog that only the holder would tell of, and against two holders of one shard."""
+    place = Shard(outbox.settings, 0, "another")
+    assert place.try_take()
+    outbox.write(1, 2, 3)
+    with _relay(outbox) as url:
+        found = _wait_for(url, outbox_unpublished_count=3)
+        assert found["outbox_oldest_unpublished_age_seconds 0"] > 0
+        assert "outbox_shard_held 0" not in found
+        place.release()
+        _wait_for(url, outbox_shard_held=1, outbox_published_total=3)
+
+
+def test_rejections_are_counted_by_their_reason(outbox: Outbox) -> None:
+    """Guards against poisoned events that no alert can see."""
+    admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
+    topic = NewTopic(outbox.topic(), 1, 1, config={"max.message.bytes": "2000"})
+    admin.create_topics([topic])[outbox.topic()].result(10)
+    with outbox.connect(autocommit=False) as connection:
+        emit(connection, "order", 1, "order.placed", {"noise": NOISE})
+        emit(connection, "order", 1, "order.placed", {"n": 1})
+    retry = {"OUTBOX_RETRY_SECONDS": "60"}
+    with _relay(outbox, **retry) as url:
+        found = _wait_for(url, outbox_parked_count=2)
+        found = _wait_for(url, **{"outbox_rejected_total MSG_SIZE_TOO_LARGE 0": 1})
+        assert found["outbox_dead_lettered_total 0"] == found["outbox_dead_letters_count"] == 0
+        assert found["outbox_published_total 0"] == 0
+    with outbox.connect() as connection:
+        connection.execute("UPDATE outbox_parked SET next_attempt_at = clock_timestamp()")
+    with _relay(outbox, OUTBOX_MAX_ATTEMPTS="2", **retry) as url:
+        found = _wait_for(url, outbox_dead_letters_count=1, outbox_parked_count=0, outbox_published_total=1)
+        assert found["outbox_dead_lettered_total 0"] == 1
+        assert found["outbox_rejected_total MSG_SIZE_TOO_LARGE 0"] == 1
+
+
+def test_a_database_that_is_away_fails_no_scrape(outbox: Outbox) -> None:
+    """Guards against blindness, or yesterday's backlog, just when something is wrong."""
+    name = psycopg.conninfo.conninfo_to_dict(outbox.settings.dsn)["dbname"]
+    outbox.write(1)
+    with _relay(outbox) as url, _elsewhere(outbox) as admin:
+        found = _wait_for(url, outbox_database_up=1, outbox_shard_held=1, outbox_published_total=1)
+        assert found.keys() >= OF_THE_DATABASE
+        admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false".encode())
+        admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+        found = _wait_for(url, outbox_database_up=0, outbox_shard_held=0)
+        assert not found.keys() & OF_THE_DATABASE
+        assert not found.keys() & {"outbox_lag_seconds 0", "outbox_breaker_state 0"}
+        assert found["outbox_published_total 0"] == 1
+        admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true".encode())
+        found = _wait_for(url, outbox_database_up=1, outbox_shard_held=1)
+        assert found.keys() >= OF_THE_DATABASE
+
+
+def test_a_database_that_hangs_holds_no_scrape_up(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against scrapes that time out behind somebody's lock."""
+    monkeypatch.setattr(prometheus, "PATIENCE", 0.2)
+    with prometheus.serving(outbox.settings, 0) as (_, url), outbox.connect(autocommit=False) as locking:
+        locking.execute("LOCK TABLE outbox_shards")
+        begun = time.monotonic()
+        assert _scrape(url) == {"outbox_database_up": 0}
+        assert time.monotonic() - begun < 2
+        locking.rollback()
+        _wait_for(url, outbox_database_up=1, outbox_unpublished_count=0)
+
+
+def test_many_scrapes_cost_one_read(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against dashboards that load the database."""
+    read, reads = status.read, []
+
+    def counted(settings: Settings) -> status.Status:
+        reads.append(settings)
+        return read(settings)
+
+    monkeypatch.setattr(prometheus, "FRESH", 3600.0)
+    monkeypatch.setattr(status, "read", counted)
+    with prometheus.serving(outbox.settings, 0) as (_, url):
+        for _ in range(5):
+            assert _scrape(url)["outbox_database_up"] == 1
+    assert len(reads) == 1
+
+
+def test_an_open_breaker_shows(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
+    """Guards against an outage of Kafka that looks like a relay with nothing to do."""
+    _, kafka, outbox = own_servers
+    outbox.write(1)
+    with _relay(outbox, OUTBOX_BREAKER_SECONDS="0.5") as url:
+        _wait_for(url, outbox_published_total=1, outbox_breaker_state=0)
+        kafka.kill()
+        outbox.write(2)
+        found = _wait_for(url, outbox_breaker_state=2, outbox_unpublished_count=1)
+        assert found["outbox_shard_held 0"] == 1
+        kafka.start()
+        _wait_for(url, seconds=60, outbox_breaker_state=0, outbox_published_total=2)
+
+
+def test_the_documented_metrics_are_those_that_are_served(outbox: Outbox) -> None:
+    """Guards against a table that lies: names, types, labels and meanings."""
+    table = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+    documented = {
+        name: (kind, labels, meaning)
+        for name, kind, labels, meaning in re.findall(r"\| `(\w+)` \| (\w+) \| ([^|]*?) ?\| (.+) \|\n", table)
+    }
+    with prometheus.serving(outbox.settings, 0) as (counting, url):
+        counting.took(0)
+        counting.rejected(["CODE: for some reason"])
+        counting.settled(1, 0.1, service.Settled(1, 0.5))
+        served = {}
+        for family in text_string_to_metric_families(_get(url)):
+            name = family.name + ("_total" if family.type == "counter" else "")
+            labels = ", ".join(family.samples[0].labels) if family.samples else "shard"
+            served[name] = (family.type, labels.removeprefix("le, "), family.documentation)
+    assert served == documented
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_run_until_empty_counts_and_gives_the_shard_back(outbox: Outbox, delivery: str) -> None:
+    """Guards against a process that claims a shard, or knows its lag, after it has given it back."""
+    outbox.fill(100)
+    settings = outbox.settings.model_copy(update={"delivery": delivery})
+    with prometheus.serving(settings, 0) as (counting, url):
+        service.relay(settings, until_empty=True, metrics=counting)
+        found = _scrape(url)
+        assert (found["outbox_published_total 0"], found["outbox_shard_held 0"]) == (100, 0)
+        assert found["outbox_batch_events_sum 0"] == 100
+        assert not found.keys() & {"outbox_lag_seconds 0", "outbox_breaker_state 0"}
+        service.relay(settings, until_empty=True, metrics=counting)
+        assert _scrape(url)["outbox_published_total 0"] == 100
+
+
+@pytest.mark.parametrize(("state", "number"), [("closed", 0), ("half-open", 1), ("open", 2)])
+def test_each_state_of_the_breaker_has_its_number(outbox: Outbox, state: str, number: int) -> None:
+    """Guards against an alert on a number that means something else."""
+    with prometheus.serving(outbox.settings, 0) as (counting, url):
+        counting.took(3)
+        counting.breaker(State(state))
+        assert _scrape(url)["outbox_breaker_state 3"] == number
+
+
+def test_nobody_who_does_not_ask_is_served(outbox: Outbox) -> None:
+    """Guards against a cost, and a port, that nobody wanted."""
+    with metrics.serving(outbox.settings, pytest.fail) as counting:
+        assert type(counting) is Metrics
+
+
+def test_a_port_that_is_taken_is_one_line(outbox: Outbox) -> None:
+    """Guards against a traceback, and against a relay that runs unobserved."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for arguments, environment in (
+            (("--metrics-port", port), {}),
+            ((), {"OUTBOX_METRICS_PORT": port}),
+        ):
+            done = outbox.outbox("relay", *arguments, **environment)
+            assert done.returncode == 2
+            (line,) = done.stderr.splitlines()
+            assert line.startswith(f"outbox: OUTBOX_METRICS_PORT={port}: 127.0.0.1 cannot be listened at")
+            assert "name a free port" in line
+
+
+def test_an_address_that_is_none_is_one_line(outbox: Outbox) -> None:
+    """Guards against a traceback from the resolver."""
+    done = outbox.outbox("relay", "--metrics-port", "0", OUTBOX_METRICS_ADDRESS="203.0.113.1")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "203.0.113.1 cannot be listened at" in line
+    assert "OUTBOX_METRICS_PORT=70000" in outbox.outbox("relay", OUTBOX_METRICS_PORT="70000").stderr
