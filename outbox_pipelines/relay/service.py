@@ -22,6 +22,8 @@ import psycopg
 from outbox_pipelines.database import connect, first_line
 from outbox_pipelines.errors import AwayError
 from outbox_pipelines.relay import hooks, queries, transactions
+from outbox_pipelines.relay.claims.holder import Holder
+from outbox_pipelines.relay.claims.worker import ClaimWorker
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.publisher import Publisher
 from outbox_pipelines.relay.shards import NoSuchShardError, Settled, Shard, ShardLostError
@@ -78,7 +80,7 @@ def relay(
     """
     stop = stop or threading.Event()
     owner = owner or default_owner()
-    if until_empty and shard is None:
+    if until_empty and shard is None and settings.table is None:
         totals = Totals()
         for number in _numbers(settings):
             totals += relay(
@@ -95,23 +97,26 @@ def relay(
     has_worked = False
     pauses = _pauses()
     while True:
-        place: Shard | None = None
+        place: Shard | Holder | None = None
         try:
-            require_schema(settings)
+            if settings.table is None:
+                require_schema(settings)
             lot = ParkingLot()
             publisher = Publisher(settings, lot)
             publisher.connect()
-            place = Shard(settings, shard, owner)
+            place = Shard(settings, shard, owner) if settings.table is None else Holder(settings, owner)
             if not _take(place, standby, stop):
                 return Totals()
-            if settings.delivery == "exactly_once" or place.tick_id is not None:
+            if isinstance(place, Shard) and (settings.delivery == "exactly_once" or place.tick_id is not None):
                 publisher = _transactional(settings, place, lot) or publisher
             if on_take is not None:
                 on_take(place.shard)
             has_worked, pauses = True, _pauses()
-            return Worker(
-                settings,
-                place,
+            if isinstance(place, Holder):
+                worker: Callable[..., Worker | ClaimWorker] = partial(ClaimWorker, settings, place)
+            else:
+                worker = partial(Worker, settings, place)
+            return worker(
                 publisher,
                 lot,
                 stop=stop,
@@ -166,7 +171,7 @@ def _pauses() -> Iterator[float]:
         pause = min(pause * 2, 5.0)
 
 
-def _take(place: Shard, standby: Standby, stop: threading.Event) -> bool:
+def _take(place: Shard | Holder, standby: Standby, stop: threading.Event) -> bool:
     """Waits for the shard as `standby` says; False when told to stop first."""
     if place.try_take():
         return True
