@@ -65,6 +65,11 @@ class Holder:
         if row == (True,):
             raise SetupError("OUTBOX_DSN leads to a standby, which cannot be relayed: name the primary")
         self.mapping = open_mapping(self._settings)
+        if needs_time(self._settings) and "created_at" not in self.mapping.columns:
+            raise SetupError(
+                f"OUTBOX_VALUE={self._settings.value} needs the time of an event: name the column with it as "
+                "created_at in the file of OUTBOX_TABLE"
+            )
         found = catalog.check(self._connection, self.mapping)
         for warning in found.warnings:
             _LOG.warning("%s", warning)
