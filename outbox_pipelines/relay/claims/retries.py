@@ -47,6 +47,7 @@ class _Trial:
     attempts: int = 0
     due: float = 0.0
     error: str = ""
+    """As written into its row."""
 
 
 class ClaimRetries:
@@ -112,8 +113,7 @@ class ClaimRetries:
             aggregate = (event.aggregate_type, event.aggregate_id)
             trial = self._trials.get(aggregate)
             if aggregate not in self._ended and (trial is None or event.seq < trial.seq):
-                _, error = delivery.suspects.get(event.seq, (event, ""))
-                self._trials[aggregate] = _Trial(event.seq, event.seq in delivery.suspects, error=error)
+                self._trials[aggregate] = _Trial(event.seq, event.seq in delivery.suspects)
         if held:
             self._put_back.append((self._source.claimed, held))
 
@@ -229,7 +229,8 @@ class ClaimRetries:
             self._lot.look_again(aggregate)
         else:
             trial.due = time.monotonic() + pause
-            trial.error = tried.reason
+            if tried.verdict is not Verdict.UNKNOWN:
+                trial.error = tried.reason
             self._lot.look_again(aggregate, pause)
 
     def _give_up(self, aggregate: tuple[str, str], tried: Tried) -> None:
