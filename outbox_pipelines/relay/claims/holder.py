@@ -80,7 +80,7 @@ class Holder:
             max_attempts=self._settings.max_attempts,
             with_time=needs_time(self._settings),
         )
-        self._pid = self._connection.info.backend_pid
+        self._pid = _pid(self._connection)
         # Silence costs the place: a stopped process would else keep it for ever.
         self._set("idle_session_timeout", lease(self._settings))
 
@@ -127,6 +127,11 @@ class Holder:
     def connect(self) -> Connection:
         """A further connection for claims; they too end when the relay falls silent."""
         connection = connect(self._settings, name=f"{self._name}, claims")
+        if _pid(connection) == self._pid:
+            raise SetupError(
+                "OUTBOX_DSN leads to a pooler in transaction mode, where nobody can hold a table: name the "
+                "database's own address, or a pool in session mode"
+            )
         connection.execute(TUNE)
         connection.execute(
             "SELECT set_config('idle_in_transaction_session_timeout', %s, false)", [lease(self._settings)]
@@ -134,8 +139,13 @@ class Holder:
         return connection
 
     def beat(self) -> None:
-        """A sign of life. From any thread."""
-        self.execute("SELECT 1", {})
+        """A sign of life. From any thread.
+
+        Raises:
+            ShardLostError: the session is gone, or a pooler has given it another one's.
+        """
+        if self.execute(queries.PID, {}) != [(self._pid,)]:
+            raise ShardLostError(f"the session at table {self.mapping} is not the one that took it")
 
     def show_kafka(self, breaker: Breaker) -> None:
         """Says in the log, and in the session's name, what the relay sees of Kafka."""
@@ -195,6 +205,13 @@ class Holder:
 
     def _lost(self, error: Exception) -> ShardLostError:
         return ShardLostError(f"the session at table {self.mapping} has ended: {first_line(error)}")
+
+
+def _pid(connection: Connection) -> int:
+    """The process behind a connection. Not as the driver knows it, which a pooler may have told it."""
+    row = connection.execute(queries.PID).fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 def open_mapping(settings: Settings) -> Mapping:

@@ -28,6 +28,7 @@ FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND l.classid = %(key)s::bigint >> 32 AND l.objid = %(key)s::bigint & 4294967295"""
+PID: Final = "SELECT pg_backend_pid()"
 IS_STANDBY: Final = "SELECT pg_is_in_recovery()"
 
 # A claim begins so. The shared lock is asked for first: a new owner waits until it is free, so whoever still

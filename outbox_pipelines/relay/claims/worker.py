@@ -116,13 +116,13 @@ class ClaimWorker:
                 thread.join()
             self._retries.close()
             self._publisher.discard()
-            self._count_held()
             self._source.close()
         self._report(last=True)
         self.totals.events += self._retries.published
         self.totals.seconds = time.monotonic() - self._started
         if self._failure is not None:
             raise self._failure
+        self._count_held()
         return self.totals
 
     # --- the calling thread ---
@@ -258,7 +258,7 @@ class ClaimWorker:
     def _count_held(self) -> None:
         """Those that wait, for whoever waits for a run until empty; the given up ones too."""
         self.totals.held = self._retries.dead
-        if self._until_empty and self._failure is None and self._lot.blocked:
+        if self._until_empty and self._lot.blocked:
             query = self._holder.statements(queries.HELD, queries.AMONG, queries.UP_TO)
             parameters = names(self._lot.blocked) | {"upto": self._source.upto}
             ((held,),) = self._holder.execute(query, parameters)

@@ -209,6 +209,16 @@ def test_of_two_relays_one_is_active(table: Table) -> None:
     standby.release()
 
 
+def test_a_pooler_in_transaction_mode_is_refused(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an advisory lock that belongs to a pooler's session: two relays would hold it."""
+    with table.connect() as pooled:
+        monkeypatch.setattr("outbox_pipelines.relay.claims.holder.connect", lambda *_, **__: pooled)
+        holder = Holder(table.settings, "test")
+        assert holder.try_take()
+        with pytest.raises(SetupError, match="leads to a pooler in transaction mode"):
+            ClaimSource(table.settings, holder)
+
+
 def test_what_a_claim_costs(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a statement for each event."""
     statements: list[str] = []
