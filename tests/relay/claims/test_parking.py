@@ -8,6 +8,12 @@ from typing import Any
 import pytest
 
 from outbox_pipelines.relay.claims import status
+from outbox_pipelines.relay.claims.holder import Holder
+from outbox_pipelines.relay.claims.retries import ClaimRetries
+from outbox_pipelines.relay.claims.source import ClaimSource
+from outbox_pipelines.relay.parking import ParkingLot
+from outbox_pipelines.relay.prober import Attempt, Prober
+from outbox_pipelines.relay.publisher import Delivery
 from tests.conftest import read_topic, wait_until
 from tests.relay.claims import textbook
 from tests.relay.claims.conftest import Make
@@ -182,3 +188,35 @@ def test_a_long_queue_behind_a_poisoned_row_comes_in_order(table: Table) -> None
     with table.relayed(max_attempts=3, retry_seconds=0.05, piece_events=500):
         wait_until(lambda: _unpublished(table) == [("a", 3)], seconds=60)
     assert table.numbers("a") == list(range(1, 6_001))
+
+
+def test_an_aggregate_waits_until_nothing_of_it_is_on_its_way(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a row that goes free while an earlier one of its aggregate is put back."""
+    tried: list[int] = []
+
+    def submit(self: Prober, batch: list[Attempt]) -> None:
+        tried.extend(attempt.event.seq for attempt in batch)
+
+    monkeypatch.setattr(Prober, "submit", submit)
+    first, _, _ = table.write(*[("a", {"n": n}) for n in range(3)])
+    settings = table.with_(piece_events=1).settings
+    holder = Holder(settings, "test")
+    assert holder.try_take()
+    lot, source = ParkingLot(), ClaimSource(settings, holder)
+    retries = ClaimRetries(settings, holder, source, lot, on_dead_letter=lambda letter: None)
+    for claim in [source.claim([]), source.claim([]), source.claim([])]:
+        assert claim is not None
+        assert tried == []
+        (event,) = claim.piece.events
+        delivery = Delivery(claim.piece)
+        lot.park(event, suspect=True)
+        delivery.suspects[event.seq] = (event, "refused")
+        source.settle(claim, [])
+        retries.settled(delivery)
+        assert source.claim(list(lot.blocked)) is None
+        retries.look_after(may_try=True)
+    assert tried == [first]
+    source.close()
+    holder.release()
