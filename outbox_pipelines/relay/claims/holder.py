@@ -158,7 +158,7 @@ class Holder:
         self._set("application_name", self._name if is_closed else f"Kafka is away, {self._name}")
 
     def execute(
-        self, query: LiteralString | sql.Composed, parameters: Parameters[str, Any]
+        self, query: LiteralString | bytes, parameters: Parameters[str, Any]
     ) -> list[tuple[Any, ...]]:
         """A statement in the session that holds the table; its rows.
 
@@ -168,7 +168,7 @@ class Holder:
         cursor = self._run(query, parameters)
         return cursor.fetchall() if cursor.description else []
 
-    def count(self, query: sql.Composed, parameters: Parameters[str, Any]) -> int:
+    def count(self, query: bytes, parameters: Parameters[str, Any]) -> int:
         """The same; how many rows it changed."""
         return self._run(query, parameters).rowcount
 
@@ -189,7 +189,7 @@ class Holder:
         self._connection.close()
 
     def _run(
-        self, query: LiteralString | sql.Composed, parameters: Parameters[str, Any]
+        self, query: LiteralString | bytes, parameters: Parameters[str, Any]
     ) -> psycopg.Cursor[tuple[Any, ...]]:
         try:
             return self._connection.execute(query, parameters)

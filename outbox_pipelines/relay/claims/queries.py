@@ -180,17 +180,21 @@ class Statements:
             "aggregate_id_type": sql.SQL(types.aggregate_id),
             "last_error_type": sql.SQL(types.last_error),
         }
+        self._made: dict[tuple[str, ...], bytes] = {}
         self.counts_attempts = "retry_count" in columns
         self.writes_refusals = bool(columns.keys() & {"retry_count", "last_error", "next_attempt_at"})
         self.writes_refusals |= mapping.remembers_failures
         self.writes_errors = "last_error" in columns
 
-    def __call__(self, statement: LiteralString, *conditions: LiteralString) -> sql.Composed:
+    def __call__(self, statement: LiteralString, *conditions: LiteralString) -> bytes:
         """A statement for this table; `where` in it is that a row is pending, and the conditions."""
-        where = sql.SQL(" AND ").join(
-            [self._names["pending"], *(sql.SQL(condition).format(**self._names) for condition in conditions)]
-        )
-        return sql.SQL(statement).format(**self._names, where=where)
+        made = self._made.get((statement, *conditions))
+        if made is None:
+            added = [sql.SQL(condition).format(**self._names) for condition in conditions]
+            where = sql.SQL(" AND ").join([self._names["pending"], *added])
+            made = sql.SQL(statement).format(**self._names, where=where).as_bytes()
+            self._made[statement, *conditions] = made
+        return made
 
 
 def _conditions(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,17 @@ def test_a_wrong_file_says_how_to_mend_it(tmp_path: Path, text: str, message: st
     with pytest.raises(SetupError, match=f"^OUTBOX_TABLE={file}: .*{message}") as raised:
         load_settings(table=file)
     assert "\n" not in str(raised.value)
+
+
+def test_the_examples_in_the_documentation(tmp_path: Path) -> None:
+    """Guards against files that are copied from there and refused."""
+    text = (Path(__file__).parents[3] / "docs" / "existing-tables.md").read_text()
+    file = tmp_path / "table.toml"
+    found = []
+    for example in re.findall(r"```toml\n(.*?)```", text, re.DOTALL):
+        file.write_text(example)
+        found.append(read_mapping(file))
+    assert [mapping.has_status for mapping in found] == [False, True]
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

@@ -209,6 +209,21 @@ def test_of_two_relays_one_is_active(table: Table) -> None:
     standby.release()
 
 
+def test_a_relay_past_its_time_hands_over(table: Table) -> None:
+    """Guards against a session that ends before its successor is there, or never."""
+    table.fill(100)
+    successor = Holder(table.settings, "successor")
+    relay = threading.Thread(target=lambda: service.relay(table.settings, hand_over_after=0.1))
+    relay.start()
+    wait_until(lambda: not table.pending())
+    assert not successor.try_take()
+    assert successor.try_wait()
+    wait_until(successor.try_take, what="the hand-over")
+    relay.join(20)
+    assert not relay.is_alive()
+    successor.release()
+
+
 def test_a_pooler_in_transaction_mode_is_refused(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an advisory lock that belongs to a pooler's session: two relays would hold it."""
     with table.connect() as pooled:
