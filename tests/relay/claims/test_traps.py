@@ -11,9 +11,9 @@ import pytest
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.claims import status
+from outbox_pipelines.relay.claims import queries, status
 from outbox_pipelines.relay.claims.holder import Holder
-from outbox_pipelines.relay.claims.source import Claim, ClaimSource
+from outbox_pipelines.relay.claims.source import Claim, ClaimSource, array
 from outbox_pipelines.relay.shards import ShardLostError
 from tests.conftest import wait_until
 from tests.relay.claims import textbook
@@ -232,6 +232,27 @@ def test_a_pooler_in_transaction_mode_is_refused(table: Table, monkeypatch: pyte
         assert holder.try_take()
         with pytest.raises(SetupError, match="leads to a pooler in transaction mode"):
             ClaimSource(table.settings, holder)
+
+
+@pytest.mark.parametrize("is_analyzed", [False, True])
+def test_a_claim_goes_by_the_index(table: Table, is_analyzed: bool) -> None:
+    """Guards against plans that sort the whole backlog for each claim."""
+    with table.connect() as connection:
+        connection.execute("ALTER TABLE events SET (autovacuum_enabled = off)")
+        if is_analyzed:
+            table.fill(50_000)
+            connection.execute("UPDATE events SET published_at = now()")
+            connection.execute("ANALYZE events")
+    table.fill(50_000)
+    with _holding(table) as (holder, source):
+        claim = source.claim([])
+        assert claim is not None
+        parameters = {"limit": 5000, "busy": array(_seqs(claim)), "types": ["order"], "ids": ["1"]}
+        query = holder.statements(queries.CLAIM, queries.NOT_BUSY, queries.NOT_AMONG)
+        connection = source._free[0]
+        plan = "".join(line for (line,) in connection.execute(b"EXPLAIN " + query, parameters))
+    assert "Sort" not in plan
+    assert "Index Scan using events_seq_idx" in plan
 
 
 def test_what_a_claim_costs(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
