@@ -75,8 +75,8 @@ FROM (SELECT relid FROM pg_partition_tree(%(oid)s::oid::regclass) WHERE isleaf A
 
 # In a portal, so that large payloads can be taken a few at a time from one snapshot; and because a portal is
 # planned for its first rows, by the index: a plain query of a table whose backlog has grown since it was
-# analyzed sorted all of it for each claim. NO KEY, so that a foreign key to the table locks nobody out; NOWAIT,
-# because a row that is passed over would be overtaken.
+# analyzed sorted all of it for each claim. NO KEY, so that a foreign key to the table locks nobody out;
+# NOWAIT, because a row that is passed over would be overtaken.
 CLAIM: Final = """
 DECLARE claim NO SCROLL CURSOR FOR
 SELECT {event} FROM {table} AS t WHERE {where} ORDER BY {seq} LIMIT %(limit)s
