@@ -200,7 +200,8 @@ class Publisher:
         self._deliveries.append(delivery)
         self._pending_events += len(piece.events)
         self._pending_size += piece.size
-        self._pump([delivery])
+        # With those before it: something of them may not have been sent yet, and must not be overtaken.
+        self._pump(self._deliveries)
 
     def give_up(self, piece: Piece, reason: str) -> None:
         """Takes the events of a piece for dead letters, without touching them."""
