@@ -21,6 +21,7 @@ from psycopg import sql
 
 from outbox_pipelines.database import Connection, connect, first_line
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay import pooler
 from outbox_pipelines.relay.breaker import Breaker, State
 from outbox_pipelines.relay.claims import catalog, queries
 from outbox_pipelines.relay.claims.mapping import Mapping, read_mapping
@@ -64,6 +65,7 @@ class Holder:
         row = self._connection.execute(queries.IS_STANDBY).fetchone()
         if row == (True,):
             raise SetupError("OUTBOX_DSN leads to a standby, which cannot be relayed: name the primary")
+        pooler.refuse(self._connection, self._settings)
         self.mapping = open_mapping(self._settings)
         if needs_time(self._settings) and "created_at" not in self.mapping.columns:
             raise SetupError(
@@ -127,11 +129,6 @@ class Holder:
     def connect(self) -> Connection:
         """A further connection for claims; they too end when the relay falls silent."""
         connection = connect(self._settings, name=f"{self._name}, claims")
-        if _pid(connection) == self._pid:
-            raise SetupError(
-                "OUTBOX_DSN leads to a pooler in transaction mode, where nobody can hold a table: name the "
-                "database's own address, or a pool in session mode"
-            )
         connection.execute(TUNE)
         connection.execute(
             "SELECT set_config('idle_in_transaction_session_timeout', %s, false)", [lease(self._settings)]

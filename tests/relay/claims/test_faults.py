@@ -10,22 +10,21 @@ import subprocess
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
-
-import psycopg
 
 from outbox_pipelines.relay.claims import status
 from tests.conftest import wait_until
-from tests.relay import faults, history
+from tests.history import business
+from tests.history.verify import verdict
+from tests.history.writers import Writers
+from tests.relay import faults
 from tests.relay.claims import textbook
 from tests.relay.claims.textbook import Table
 
 
-def _writers(table: Table, seed: int, count: int) -> history.Writers:
-    def emit(connection: psycopg.Connection[Any], account: int, payload: dict[str, int]) -> None:
-        textbook.insert(connection, account, payload)
-
-    return history.Writers(table.settings.dsn, seed, count, emit)
+def _prepare(table: Table) -> None:
+    textbook.copy_of_outbox(table)
+    with table.connect() as connection:
+        business.prepare(connection)
 
 
 def _published(table: Table) -> Callable[[], int]:
@@ -39,15 +38,13 @@ def _published(table: Table) -> Callable[[], int]:
     return read
 
 
-def _verify(table: Table) -> history.Findings:
+def _verify(table: Table) -> None:
     table.drain()
-    with table.connect() as connection:
-        findings = history.check(connection, table.messages())
-    print(f"{findings.committed} committed, {findings.duplicates} duplicates")
-    assert findings.wrong == []
-    assert findings.committed > 0
+    found = verdict(table.outbox)
+    print(found)
+    assert found.wrong == []
+    assert found.committed > 0
     assert table.pending() == []
-    return findings
 
 
 def _holder(table: Table) -> str | None:
@@ -58,9 +55,8 @@ def test_kill_9_of_the_relay_ten_times_under_load(table: Table) -> None:
     """Guards G1, G2, G5: rows marked that Kafka does not have, a successor that overtakes or never starts."""
     seed = faults.seed()
     chance = random.Random(seed)
-    with table.connect() as connection:
-        history.prepare(connection)
-    writers = _writers(table, seed, 4)
+    _prepare(table)
+    writers = Writers(table.settings.dsn, seed, 4)
     published = _published(table)
     for _ in range(10):
         with faults.process(faults.command("relay"), table.environment) as relay:
@@ -76,9 +72,9 @@ def test_sessions_of_the_relay_that_end_one_by_one(table: Table) -> None:
     """Guards against a relay that goes on without its lock, or a new owner that goes ahead of its claims."""
     seed = faults.seed()
     chance = random.Random(seed)
+    _prepare(table)
     with table.connect() as connection:
-        history.prepare(connection)
-        writers = _writers(table, seed, 3)
+        writers = Writers(table.settings.dsn, seed, 3)
         published = _published(table)
         with table.relayed(piece_events=20), table.relayed(is_standby=True, piece_events=20):
             for _ in range(12):
@@ -98,9 +94,8 @@ def test_sessions_of_the_relay_that_end_one_by_one(table: Table) -> None:
 def test_a_frozen_relay_is_succeeded_and_harms_nothing_when_it_wakes(table: Table) -> None:
     """Guards against a stopped holder that keeps its lock or its claims, and a zombie that claims again."""
     seed = faults.seed()
-    with table.connect() as connection:
-        history.prepare(connection)
-    writers = _writers(table, seed, 3)
+    _prepare(table)
+    writers = Writers(table.settings.dsn, seed, 3)
     published = _published(table)
     quick = table.environment | {"OUTBOX_LEASE_SECONDS": "1"}
     with faults.process(faults.command("relay"), quick) as frozen:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import psycopg
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from outbox_pipelines import schema
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings
 from tests.conftest import Message, Outbox, read_topic
@@ -74,6 +75,17 @@ pending = "new"
 processed = "sent"
 failed = "broken"
 """
+
+
+# Rows in the same transaction, right after ours.
+COPY: Final = """
+CREATE FUNCTION copy_to_events() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO events (id, aggregate_type, aggregate_id, event_type, payload)
+    VALUES (NEW.id, NEW.aggregate_type, NEW.aggregate_id, NEW.event_type, NEW.payload);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER copy_to_events AFTER INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION copy_to_events()"""
 
 
 @dataclass(frozen=True)
@@ -144,7 +156,7 @@ class Table:
 
         def run() -> None:
             try:
-                service.relay(self.with_(**settings).settings, stop=stop, on_take=taken.set)
+                service.relay(self.with_(**settings).settings, stop=stop, on_take=lambda shard: taken.set())
             except BaseException as error:  # noqa: BLE001 - raised below
                 failures.append(error)
                 taken.set()
@@ -159,6 +171,13 @@ class Table:
             relay.join(30)
         assert failures == []
         assert not relay.is_alive()
+
+
+def copy_of_outbox(table: Table) -> None:
+    """Gives the database an outbox of ours too, whose rows are copied: for writers that know nothing else."""
+    schema.migrate(table.settings)
+    with table.connect() as connection:
+        connection.execute(COPY.encode())
 
 
 def insert(connection: psycopg.Connection[Any], key: object, payload: Any) -> int:
