@@ -20,7 +20,7 @@ def _piece(*seqs: int) -> Piece:
 
 
 def test_a_piece_does_not_overtake_the_rest_of_the_one_before(outbox: Outbox) -> None:
-    """Guards against a producer made anew for a topic with a low limit, by which the next piece went first."""
+    """Guards against a new producer (for a topic with a low limit) that takes the next piece first."""
     admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
     topic = NewTopic(outbox.topic(), 1, 1, config={"max.message.bytes": "2000"})
     admin.create_topics([topic])[outbox.topic()].result(10)
