@@ -25,14 +25,15 @@ def dead_letter(settings: Settings, letter: DeadLetter) -> None:
     """Reports it; returns at once."""
     _LOG.error("dead letter: %s, after %d attempts: %s", letter.event, letter.attempts, letter.error)
     if settings.dead_letter_command:
-        arguments = (settings.dead_letter_command, describe(letter))
+        arguments = (settings.dead_letter_command, describe(settings, letter))
         # Not a daemon: a relay that ends lets its last alarm go out.
         threading.Thread(target=_run, args=arguments, name="outbox-hook").start()
 
 
-def describe(letter: DeadLetter) -> str:
+def describe(settings: Settings, letter: DeadLetter) -> str:
     """A dead letter as one JSON object, without its payload."""
     event = letter.event
+    is_ours = settings.table is None
     return json.dumps(
         {
             "kind": "dead-letter",
@@ -43,7 +44,7 @@ def describe(letter: DeadLetter) -> str:
             "event_type": event.event_type,
             "attempts": letter.attempts,
             "error": letter.error,
-            "help": f"outbox dead-letters show {event.id}",
+            "help": f"outbox dead-letters show {event.id}" if is_ours else "mend the row, make it pending",
         }
     )
 

@@ -88,7 +88,7 @@ class ClaimWorker:
         self._away_since: float | None = None
         self._shown = State.CLOSED
         self._progress_at = 0.0
-        self._progress = 0
+        self._progress: deque[int] = deque()
         self.totals = Totals()
 
     def run(self) -> Totals:
@@ -170,7 +170,7 @@ class ClaimWorker:
 
     def _report(self, *, last: bool = False) -> None:
         if self._progress and (last or time.monotonic() - self._progress_at >= _PROGRESS_EVERY):
-            events, self._progress = self._progress, 0
+            events = sum(self._progress.popleft() for _ in range(len(self._progress)))
             self._progress_at = time.monotonic()
             self._on_progress(Settled(events, None))
 
@@ -221,7 +221,7 @@ class ClaimWorker:
             self._source.settle(claim, published)
             self._retries.settled(delivery)
             self.totals.events += len(published)
-            self._progress += len(published)
+            self._progress.append(len(published))
 
     def _stop_claiming(self) -> None:
         with self._change:

@@ -177,6 +177,7 @@ def test_a_dead_letter_is_told_and_copied(table: Table, tmp_path: Any) -> None:
     wait_until(heard.exists)
     told = json.loads(heard.read_text())
     assert (told["kind"], told["aggregate_id"], told["attempts"]) == ("dead-letter", "a", 1)
+    assert told["help"] == "mend the row, make it pending"
     (copy,) = read_topic(table.settings.kafka, f"{table.outbox.topic()}.dlq")
     assert copy.headers["dead-letter-topic"] == table.outbox.topic()
 
