@@ -14,6 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
@@ -150,7 +151,9 @@ class ClaimSource:
         """A sign of life on each connection that is not busy. From any thread."""
         for connection in self._connections:
             if connection.info.transaction_status != psycopg.pq.TransactionStatus.ACTIVE:
-                connection.execute("SELECT 1")
+                # A claim that has just met a foreign lock is about to be rolled back.
+                with suppress(psycopg.errors.InFailedSqlTransaction):
+                    connection.execute("SELECT 1")
 
     def close(self) -> None:
         """Gives back what is claimed, and closes the connections."""

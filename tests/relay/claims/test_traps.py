@@ -129,6 +129,22 @@ def test_a_row_that_somebody_else_has_locked_is_not_overtaken(
         assert _seqs(source.claim([])) == [seqs[0], seqs[2]]
 
 
+def test_a_sign_of_life_just_when_a_claim_meets_a_foreign_lock(table: Table) -> None:
+    """Guards against a relay that ends because two threads share a connection in the wrong moment."""
+    (seq,) = table.write(("a", {"n": 1}))
+    with _holding(table) as (_, source), table.connect(autocommit=False) as other:
+        other.execute("SELECT FROM events WHERE seq = %s FOR UPDATE", [seq])
+        connection = source._free[0]
+        connection.execute("BEGIN")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            connection.execute("SELECT FROM events FOR UPDATE NOWAIT")
+        source.beat()
+        connection.execute("ROLLBACK")
+        assert source.claim([]) is None
+        other.rollback()
+        assert _seqs(source.claim([])) == [seq]
+
+
 def test_a_foreign_key_to_the_table_holds_nothing_up(table: Table) -> None:
     """Guards against claims that wait for whoever writes a row that refers to an event."""
     with table.connect() as connection:
