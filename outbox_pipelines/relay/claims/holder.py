@@ -141,7 +141,12 @@ class Holder:
         Raises:
             ShardLostError: the session is gone, or a pooler has given it another one's.
         """
-        if self.execute(queries.PID, {}) != [(self._pid,)]:
+        try:
+            found = self.execute(queries.PID, {})
+        except psycopg.errors.InFailedSqlTransaction:
+            # The thread that claims has just had an error, and will say so itself.
+            return
+        if found != [(self._pid,)]:
             raise ShardLostError(f"the session at table {self.mapping} is not the one that took it")
 
     def show_kafka(self, breaker: Breaker) -> None:
