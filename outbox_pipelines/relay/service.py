@@ -107,7 +107,9 @@ def relay(
             place = Shard(settings, shard, owner) if settings.table is None else Holder(settings, owner)
             if not _take(place, standby, stop):
                 return Totals()
-            if isinstance(place, Shard) and (settings.delivery == "exactly_once" or place.tick_id is not None):
+            if isinstance(place, Shard) and (
+                settings.delivery == "exactly_once" or place.tick_id is not None
+            ):
                 publisher = _transactional(settings, place, lot) or publisher
             if on_take is not None:
                 on_take(place.shard)

@@ -67,6 +67,11 @@ class Holder:
             raise SetupError("OUTBOX_DSN leads to a standby, which cannot be relayed: name the primary")
         pooler.refuse(self._connection, self._settings)
         self.mapping = open_mapping(self._settings)
+        if self._settings.delivery == "exactly_once":
+            raise SetupError(
+                f"{self.mapping} has no place for the position that exactly_once needs: leave "
+                "OUTBOX_DELIVERY at at_least_once"
+            )
         if needs_time(self._settings) and "created_at" not in self.mapping.columns:
             raise SetupError(
                 f"OUTBOX_VALUE={self._settings.value} needs the time of an event: name the column with it as "

@@ -121,6 +121,12 @@ def test_a_shape_with_the_time_needs_the_time(make_table: Make) -> None:
         make_table(textbook.PUBLISHED_AT, mapping).drain(value="envelope")
 
 
+def test_exactly_once_is_refused(table: Table) -> None:
+    """Guards against a promise that is not kept."""
+    with pytest.raises(SetupError, match="leave OUTBOX_DELIVERY at at_least_once"):
+        table.drain(delivery="exactly_once")
+
+
 def test_a_missing_index_is_named_with_the_statement_that_makes_it(
     table: Table, caplog: pytest.LogCaptureFixture
 ) -> None:
