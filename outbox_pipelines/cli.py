@@ -216,10 +216,13 @@ def _rebase(settings: Settings) -> None:
 def status(settings: Settings, as_json: bool) -> None:
     """Show backlog, lag, parked events, partitions ahead, and who holds each shard."""
     from outbox_pipelines.relay import status as relay_status
+    from outbox_pipelines.relay.claims import status as table_status
 
-    found = relay_status.read(settings)
+    found = relay_status.read(settings) if settings.table is None else table_status.read(settings)
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(found), indent=2))
+    elif isinstance(found, table_status.TableStatus):
+        click.echo(table_status.render(found))
     else:
         click.echo(relay_status.render(found))
 

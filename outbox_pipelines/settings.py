@@ -36,6 +36,10 @@ class Settings(BaseSettings):
     )
     # Not `schema`: that name belongs to pydantic.
     db_schema: str = Field(default="public", alias="OUTBOX_SCHEMA", description="schema of the outbox tables")
+    table: Path | None = Field(
+        default=None,
+        description="TOML file that describes an existing outbox table, to be relayed as it is",
+    )
     topic: str = Field(
         default="{aggregate_type}-events",
         description="topic template; may use {aggregate_type} and {event_type}, each also with :lower",
@@ -145,6 +149,15 @@ class Settings(BaseSettings):
 
         if value is not None:
             read_map(value)
+        return value
+
+    @field_validator("table")
+    @classmethod
+    def _table_is_described(cls, value: Path | None) -> Path | None:
+        from outbox_pipelines.relay.claims.mapping import read_mapping
+
+        if value is not None:
+            read_mapping(value)
         return value
 
     @field_validator("topic_replication")

@@ -33,15 +33,16 @@ def dead_letter(settings: Settings, metrics: Metrics, letter: DeadLetter) -> Non
         extra=_fields(letter),
     )
     if settings.dead_letter_command:
-        arguments = (settings.dead_letter_command, describe(letter))
+        arguments = (settings.dead_letter_command, describe(settings, letter))
         # Not a daemon: a relay that ends lets its last alarm go out.
         threading.Thread(target=_run, args=arguments, name="outbox-hook").start()
 
 
-def describe(letter: DeadLetter) -> str:
+def describe(settings: Settings, letter: DeadLetter) -> str:
     """A dead letter as one JSON object, without its payload."""
-    told = {"kind": "dead-letter", **_fields(letter), "help": f"outbox dead-letters show {letter.event.id}"}
-    return json.dumps(told)
+    is_ours = settings.table is None
+    remedy = f"outbox dead-letters show {letter.event.id}" if is_ours else "mend the row, make it pending"
+    return json.dumps({"kind": "dead-letter", **_fields(letter), "help": remedy})
 
 
 def _fields(letter: DeadLetter) -> dict[str, Any]:

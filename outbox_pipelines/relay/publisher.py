@@ -204,7 +204,8 @@ class Publisher:
         self._deliveries.append(delivery)
         self._pending_events += len(piece.events)
         self._pending_size += piece.size
-        self._pump([delivery])
+        # With those before it: something of them may not have been sent yet, and must not be overtaken.
+        self._pump(self._deliveries)
 
     def give_up(self, piece: Piece, reason: str) -> None:
         """Takes the events of a piece for dead letters, without touching them."""
@@ -440,7 +441,7 @@ class Publisher:
                 self.breaker.acknowledged()
             self.breaker.idle()
         elif (progress := (self._completed, self._deliveries[0].acknowledged)) != self._progress:
-            self._progress = progress
+            self._progress, self._trouble = progress, ""
             self.breaker.acknowledged()
         else:
             self.breaker.quiet(now, self._trouble or "Kafka acknowledges nothing")
@@ -448,7 +449,9 @@ class Publisher:
             self.breaker.probed(now, self._topics.answers())
 
     def _on_error(self, error: KafkaError) -> None:
-        self._trouble = error.str()
+        # That all brokers are down follows a reason, and says less.
+        if not (self._trouble and error.code() == KafkaError._ALL_BROKERS_DOWN):
+            self._trouble = error.str()
 
 
 def _encoded(headers: Headers) -> Iterator[tuple[str, bytes | None]]:

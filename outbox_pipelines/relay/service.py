@@ -22,6 +22,8 @@ import psycopg
 from outbox_pipelines.database import connect, first_line
 from outbox_pipelines.errors import AwayError
 from outbox_pipelines.relay import hooks, queries, transactions
+from outbox_pipelines.relay.claims.holder import Holder
+from outbox_pipelines.relay.claims.worker import ClaimWorker
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.publisher import Publisher
@@ -82,7 +84,7 @@ def relay(
     stop = stop or threading.Event()
     metrics = metrics or Metrics()
     owner = owner or default_owner()
-    if until_empty and shard is None:
+    if until_empty and shard is None and settings.table is None:
         totals = Totals()
         for number in _numbers(settings):
             totals += relay(
@@ -97,27 +99,33 @@ def relay(
                 metrics=metrics,
             )
         return totals
-    has_worked = False
+    has_worked = has_taken = False
     pauses = _pauses()
     while True:
-        place: Shard | None = None
+        place: Shard | Holder | None = None
         try:
-            require_schema(settings)
+            if settings.table is None:
+                require_schema(settings)
             lot = ParkingLot()
             publisher = Publisher(settings, lot)
             publisher.connect()
-            place = Shard(settings, shard, owner)
+            place = Shard(settings, shard, owner) if settings.table is None else Holder(settings, owner)
+            has_worked = True
             if not _take(place, standby, stop):
                 return Totals()
-            if settings.delivery == "exactly_once" or place.tick_id is not None:
+            if isinstance(place, Shard) and (
+                settings.delivery == "exactly_once" or place.tick_id is not None
+            ):
                 publisher = _transactional(settings, place, lot) or publisher
             if on_take is not None:
                 on_take(place.shard)
             metrics.took(place.shard)
-            has_worked, pauses = True, _pauses()
-            return Worker(
-                settings,
-                place,
+            has_taken, pauses = True, _pauses()
+            if isinstance(place, Holder):
+                worker: Callable[..., Worker | ClaimWorker] = partial(ClaimWorker, settings, place)
+            else:
+                worker = partial(Worker, settings, place)
+            return worker(
                 publisher,
                 lot,
                 stop=stop,
@@ -129,7 +137,7 @@ def relay(
             ).run()
         except NoSuchShardError:
             # Their number has changed: others serve what it had.
-            if not has_worked:
+            if not has_taken:
                 raise
             return Totals()
         except (ShardLostError, AwayError, psycopg.OperationalError) as error:
@@ -174,7 +182,7 @@ def _pauses() -> Iterator[float]:
         pause = min(pause * 2, 5.0)
 
 
-def _take(place: Shard, standby: Standby, stop: threading.Event) -> bool:
+def _take(place: Shard | Holder, standby: Standby, stop: threading.Event) -> bool:
     """Waits for the shard as `standby` says; False when told to stop first."""
     if place.try_take():
         return True

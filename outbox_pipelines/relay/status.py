@@ -93,7 +93,7 @@ def render(status: Status) -> str:
             f"  holder      {holder(shard)}",
             f"  kafka       {_kafka(shard)}",
             f"  backlog     {backlog} events"
-            + (f", the oldest {_age(shard.oldest_seconds)} old" if shard.backlog else ""),
+            + (f", the oldest {age(shard.oldest_seconds)} old" if shard.backlog else ""),
             f"  rate        {shard.events_per_second:,.0f} events/s over the last minute",
             f"  lag         {'-' if shard.lag_seconds is None else f'{shard.lag_seconds * 1000:,.0f} ms'}",
         ]
@@ -168,9 +168,9 @@ def holder(shard: ShardStatus) -> str:
     """Who relays a shard since when, for people."""
     if shard.owner is None:
         seen = shard.heartbeat_seconds
-        return "nobody: start `outbox relay`" + ("" if seen is None else f"; last seen {_age(seen)} ago")
+        return "nobody: start `outbox relay`" + ("" if seen is None else f"; last seen {age(seen)} ago")
     successor = ", a successor waits" if shard.successor_waits else ""
-    return f"{shard.owner} for {_age(shard.held_seconds or 0)}{successor}"
+    return f"{shard.owner} for {age(shard.held_seconds or 0)}{successor}"
 
 
 def _kafka(shard: ShardStatus) -> str:
@@ -179,7 +179,8 @@ def _kafka(shard: ShardStatus) -> str:
     return f"AWAY, breaker {shard.breaker}: {shard.breaker_reason}; events wait, nothing is to be done here"
 
 
-def _age(seconds: float) -> str:
+def age(seconds: float) -> str:
+    """For people."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

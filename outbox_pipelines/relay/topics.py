@@ -253,7 +253,9 @@ class Topics:
         return self._admin.describe_configs([resource], request_timeout=_LIMIT_SECONDS)[resource]
 
     def _on_error(self, error: KafkaError) -> None:
-        self._trouble = error.str()
+        # That all brokers are down follows a reason, and says less.
+        if not (self._trouble and error.code() == KafkaError._ALL_BROKERS_DOWN):
+            self._trouble = error.str()
 
 
 def _limit(answer: Future[Any], otherwise: int | None) -> int | None:

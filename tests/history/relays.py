@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tests.conftest import command
 from tests.history import broken
 from tests.history.record import Delivery
+from tests.relay.claims import textbook
 
 # A short lease, so that a successor comes soon; small pieces, so that faults meet unfinished ticks.
 _QUICK = {"OUTBOX_LEASE_SECONDS": "2", "OUTBOX_PIECE_EVENTS": "5"}
@@ -40,6 +42,12 @@ RELAYS: Mapping[str, Relay] = {
     "at_least_once": Relay((tuple(command("relay")),) * 2, _QUICK),
     "exactly_once": Relay((tuple(command("relay")),) * 2, _QUICK | _EXACTLY_ONCE, delivery="exactly_once"),
     "two_shards": Relay((tuple(command("relay")),) * 3, _QUICK, prepare=_TWO_SHARDS),
+    "table": Relay(
+        (tuple(command("relay")),) * 2,
+        _QUICK | {"OUTBOX_TABLE": str(Path(__file__).parent / "table.toml")},
+        # The writers know our outbox alone: its rows are copied.
+        prepare=f"{textbook.PUBLISHED_AT}; {textbook.COPY}",
+    ),
     **{
         f"broken.{name}": Relay((broken.command(name),) * 2, prepare=kind.prepare)
         for name, kind in broken.RELAYS.items()

@@ -1,0 +1,223 @@
+"""Rejections in an existing table: the guilty row is found and counted, and its aggregate alone waits."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from outbox_pipelines.relay.claims import status
+from outbox_pipelines.relay.claims.holder import Holder
+from outbox_pipelines.relay.claims.retries import ClaimRetries
+from outbox_pipelines.relay.claims.source import ClaimSource
+from outbox_pipelines.relay.parking import ParkingLot
+from outbox_pipelines.relay.prober import Attempt, Prober
+from outbox_pipelines.relay.publisher import Delivery
+from tests.conftest import read_topic, wait_until
+from tests.relay.claims import textbook
+from tests.relay.claims.conftest import Make
+from tests.relay.claims.textbook import NOISE, Table
+from tests.relay.test_parking import _change as change
+
+SMALL = {"max.message.bytes": "2000"}
+
+
+def _unpublished(table: Table) -> list[tuple[Any, ...]]:
+    rows = table.rows("aggregate_id, retry_count, published_at IS NULL")
+    return [(key, attempts) for key, attempts, is_pending in rows if is_pending]
+
+
+@pytest.fixture
+def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay that may not ask for the topics' limits: it learns of them by refusals."""
+    monkeypatch.setattr("outbox_pipelines.relay.topics._limit", lambda answer, otherwise: None)
+
+
+def test_only_the_guilty_aggregate_waits(table: Table) -> None:
+    """Guards against a rejected row that stops the relay, is skipped, or is overtaken (G3)."""
+    table.make_topic(**SMALL)
+    table.write(("a", {"n": 0}), ("b", {"n": 0}), ("a", {"n": 1, "noise": NOISE}))
+    table.write(("a", {"n": 2}), ("b", {"n": 1}), ("c", {"n": 0}))
+    totals = table.drain(retry_seconds=60)
+    assert table.keys() == ["a", "b", "b", "c"]
+    assert (totals.events, totals.held) == (4, 2)
+    assert _unpublished(table) == [("a", 1), ("a", 0)]
+    (row,) = table.rows("last_error, next_attempt_at > now() + interval '40 s'")[2:3]
+    assert "MSG_SIZE_TOO_LARGE" in row[0]
+    assert row[1]
+    # A new relay: the columns say who waits, and until when.
+    table.write(("a", {"n": 3}), ("b", {"n": 2}))
+    assert table.drain(retry_seconds=60).held == 3
+    assert table.keys() == ["a", "b", "b", "c", "b"]
+    assert _unpublished(table) == [("a", 1), ("a", 0), ("a", 0)]
+
+
+@pytest.mark.usefixtures("unasked")
+def test_several_guilty_events_among_many(table: Table) -> None:
+    """Guards against blaming a whole batch, and an isolation that loses, doubles or reorders beside it."""
+    table.make_topic(partitions=4, **SMALL)
+    guilty = {100, 1500, 1501, 2800}
+    table.write(*[(str(n % 50), {"n": n, "noise": NOISE} if n in guilty else {"n": n}) for n in range(3_000)])
+    with table.relayed(max_attempts=2, retry_seconds=0.05, piece_events=500):
+        wait_until(lambda: len(_unpublished(table)) == 4, what="all others", seconds=60)
+        wait_until(lambda: {row[1] for row in _unpublished(table)} == {2}, what="4 dead letters")
+    assert status.read(table.with_(max_attempts=2).settings).failed == 4
+    for key in range(50):
+        expected = [n for n in range(3_000) if n % 50 == key and n not in guilty]
+        assert table.numbers(str(key)) == expected
+
+
+def test_a_dead_letter_lets_its_aggregate_go_on(table: Table) -> None:
+    """Guards against an aggregate that waits for ever, and an attempt more or less than asked for."""
+    table.make_topic(**SMALL)
+    table.write(("a", {"n": 0, "noise": NOISE}), *[("a", {"n": n}) for n in range(1, 5)])
+    with table.relayed(max_attempts=3, retry_seconds=0.05):
+        wait_until(lambda: table.numbers("a") == [1, 2, 3, 4], what="the aggregate to go on")
+        assert _unpublished(table) == [("a", 3)]
+        table.write(("a", {"n": 5}))
+        wait_until(lambda: table.numbers("a") == [1, 2, 3, 4, 5], what="the aggregate to be free")
+
+
+def test_a_dead_letter_may_block_its_aggregate(table: Table) -> None:
+    """Guards against an aggregate that goes on past a dead letter although the operator said block; and
+    against one that does not go on when the row is mended."""
+    table.make_topic(**SMALL)
+    block = {"max_attempts": 1, "retry_seconds": 0.05, "on_dead_letter": "block"}
+    table.write(("a", {"n": 0, "noise": NOISE}), ("a", {"n": 1}), ("b", {"n": 0}))
+    with table.relayed(**block):
+        wait_until(lambda: _unpublished(table) == [("a", 1), ("a", 0)])
+        table.write(("a", {"n": 2}), ("b", {"n": 1}))
+        wait_until(lambda: table.numbers("b") == [0, 1])
+    with table.relayed(**block), table.connect() as connection:
+        table.write(("b", {"n": 2}))
+        wait_until(lambda: table.numbers("b") == [0, 1, 2])
+        assert table.numbers("a") == []
+        connection.execute("UPDATE events SET payload = '{\"n\": 0}', retry_count = 0 WHERE retry_count = 1")
+        wait_until(lambda: table.numbers("a") == [0, 1, 2], what="the mended aggregate")
+
+
+def test_a_mended_topic_lets_the_event_through(table: Table) -> None:
+    """Guards against a retry that never comes, or lets later events of the aggregate go first (G2)."""
+    table.make_topic(**SMALL)
+    table.write(("a", {"n": 0}), ("a", {"n": 1, "noise": NOISE}), ("a", {"n": 2}), ("b", {"n": 0}))
+    with table.relayed(max_attempts=1000, retry_seconds=0.05):
+        wait_until(lambda: len(_unpublished(table)) == 2 and _unpublished(table)[0][1] > 1)
+        change(table.outbox, **{"max.message.bytes": "2000000"})
+        wait_until(lambda: table.numbers("a") == [0, 1, 2], what="the event and those behind it")
+        table.write(("a", {"n": 3}))
+        wait_until(lambda: table.numbers("a") == [0, 1, 2, 3])
+    assert table.pending() == []
+
+
+def test_a_row_mended_or_deleted_under_the_relay(table: Table) -> None:
+    """Guards against a relay that tries what it remembers instead of what stands in the table."""
+    table.make_topic(**SMALL)
+    noisy = {"n": 0, "noise": NOISE}
+    mended, deleted, _ = table.write(("a", noisy), ("b", noisy), ("b", {"n": 1}))
+    with table.relayed(max_attempts=1000, retry_seconds=0.05), table.connect() as connection:
+        wait_until(lambda: {row[1] > 0 for row in _unpublished(table)[:2]} == {True})
+        connection.execute("UPDATE events SET payload = '{\"n\": 5}' WHERE seq = %s", [mended])
+        connection.execute("DELETE FROM events WHERE seq = %s", [deleted])
+        wait_until(lambda: (table.numbers("a"), table.numbers("b")) == ([5], [1]))
+    assert table.pending() == []
+
+
+def test_an_unavailable_topic_is_said_once_and_not_counted(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against attempts burnt on events that are innocent, and rows rewritten every few seconds."""
+    from outbox_pipelines.relay import topics
+
+    def missing(self: topics.Topics, name: str) -> topics.Topic:
+        raise topics.TopicUnavailableError(name, "does not exist")
+
+    monkeypatch.setattr("outbox_pipelines.relay.claims.retries._TOPIC_SECONDS", 0.05)
+    table.write(("a", {"n": 0}), ("a", {"n": 1}))
+    with monkeypatch.context() as patch:
+        patch.setattr(topics.Topics, "find", missing)
+        with table.relayed(max_attempts=1):
+            at = table.rows("xmin::text")
+            wait_until(lambda: table.rows("xmin::text") != at, what="the reason in the row")
+            at = table.rows("xmin::text")
+            tries = table.rows("clock_timestamp() + interval '1 s'")[0][0]
+            wait_until(lambda: table.rows("clock_timestamp()")[0][0] > tries)
+            assert table.rows("xmin::text") == at
+    assert table.rows("retry_count, published_at IS NULL") == [(0, True), (0, True)]
+    assert "does not exist" in table.rows("last_error")[0][0]
+    assert table.drain().events == 2
+    assert table.numbers("a") == [0, 1]
+
+
+def test_attempts_are_kept_over_restarts_where_there_is_a_column(make_table: Make) -> None:
+    """Guards against a poisoned event that is tried for ever because the relay forgets."""
+    table = make_table(textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING)
+    table.make_topic(**SMALL)
+    table.write(("a", {"n": 0, "noise": NOISE}), ("a", {"n": 1}))
+    pauses = []
+    for _ in range(3):
+        table.drain(max_attempts=4, retry_seconds=10)
+        pauses += table.rows("extract(epoch FROM next_attempt_at - clock_timestamp())::float8")[0]
+        with table.connect() as connection:
+            connection.execute("UPDATE events SET next_attempt_at = now() WHERE retry_count > 0")
+    for pause, expected in zip(pauses, [10, 20, 40], strict=True):
+        assert 0.75 * expected < pause < 1.2 * expected
+    table.drain(max_attempts=4)
+    assert _unpublished(table) == [("a", 4)]
+    assert table.numbers("a") == [1]
+
+
+def test_a_dead_letter_is_told_and_copied(table: Table, tmp_path: Any) -> None:
+    """Guards against a dead letter that nobody notices."""
+    table.make_topic(**SMALL)
+    table.write(("a", {"n": 0, "noise": NOISE[:2000]}))
+    heard = tmp_path / "heard"
+    command = f"cat > {heard}.new && mv {heard}.new {heard}"
+    table.drain(max_attempts=1, dead_letter_topics=True, dead_letter_command=command)
+    wait_until(heard.exists)
+    told = json.loads(heard.read_text())
+    assert (told["kind"], told["aggregate_id"], told["attempts"]) == ("dead-letter", "a", 1)
+    assert told["help"] == "mend the row, make it pending"
+    (copy,) = read_topic(table.settings.kafka, f"{table.outbox.topic()}.dlq")
+    assert copy.headers["dead-letter-topic"] == table.outbox.topic()
+
+
+def test_a_long_queue_behind_a_poisoned_row_comes_in_order(table: Table) -> None:
+    """Guards against rows that are set free while others of their aggregate are still on their way back."""
+    table.make_topic(**SMALL)
+    table.write(("a", {"n": 0, "noise": NOISE}), *[("a", {"n": n}) for n in range(1, 6_001)])
+    with table.relayed(max_attempts=3, retry_seconds=0.05, piece_events=500):
+        wait_until(lambda: _unpublished(table) == [("a", 3)], seconds=60)
+    assert table.numbers("a") == list(range(1, 6_001))
+
+
+def test_an_aggregate_waits_until_nothing_of_it_is_on_its_way(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a row that goes free while an earlier one of its aggregate is put back."""
+    tried: list[int] = []
+
+    def submit(self: Prober, batch: list[Attempt]) -> None:
+        tried.extend(attempt.event.seq for attempt in batch)
+
+    monkeypatch.setattr(Prober, "submit", submit)
+    first, _, _ = table.write(*[("a", {"n": n}) for n in range(3)])
+    settings = table.with_(piece_events=1).settings
+    holder = Holder(settings, "test")
+    assert holder.try_take()
+    lot, source = ParkingLot(), ClaimSource(settings, holder)
+    retries = ClaimRetries(settings, holder, source, lot, on_dead_letter=lambda letter: None)
+    for claim in [source.claim([]), source.claim([]), source.claim([])]:
+        assert claim is not None
+        assert tried == []
+        (event,) = claim.piece.events
+        delivery = Delivery(claim.piece)
+        lot.park(event, suspect=True)
+        delivery.suspects[event.seq] = (event, "refused")
+        source.settle(claim, [])
+        retries.settled(delivery)
+        assert source.claim(list(lot.blocked)) is None
+        retries.look_after(may_try=True)
+    assert tried == [first]
+    source.close()
+    holder.release()
