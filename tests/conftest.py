@@ -6,6 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from outbox_pipelines import schema
 from outbox_pipelines.local import Stack
@@ -163,7 +165,17 @@ def wait_until(condition: Callable[[], object], *, seconds: float = 20.0, what: 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
     with local_stack(load_settings()) as running:
-        yield running
+        admin = AdminClient({"bootstrap.servers": running.kafka})
+        before = set(admin.list_topics(timeout=30).topics)
+        try:
+            yield running
+        finally:
+            # The servers' data stays, and a broker with ten thousand partitions takes minutes to start.
+            ours = re.compile(r"t[0-9a-f]{8}-|outbox-progress-")
+            topics = [name for name in admin.list_topics(timeout=30).topics if ours.match(name)]
+            made = [name for name in topics if name not in before]
+            for deleted in (admin.delete_topics(made, operation_timeout=30) if made else {}).values():
+                deleted.result(60)
 
 
 @contextmanager
