@@ -32,6 +32,12 @@ def test_everything_is_there(loaded: dg.Definitions) -> None:
     assert supervisor.default_status is dg.DefaultSensorStatus.RUNNING
 
 
+def test_a_code_server_can_load_it(loaded: dg.Definitions) -> None:
+    """Guards against names that clash: the definitions load, the repository made of them does not."""
+    repository = loaded.get_repository_def()
+    assert {"relay_session", "relay_once", "dead_letters"} <= set(repository.job_names)
+
+
 def test_everything_says_what_it_is_for(loaded: dg.Definitions) -> None:
     """Guards against definitions that leave the operator alone: use and remedy belong where he looks."""
     described = [*loaded.resolve_all_asset_specs(), *(loaded.jobs or ()), *(loaded.sensors or ())]

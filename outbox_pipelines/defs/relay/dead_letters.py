@@ -25,7 +25,7 @@ class DeadLettersConfig(dg.Config):
     )
 
 
-@dg.op(name="dead_letters")
+@dg.op
 def act_on_dead_letters(
     context: dg.OpExecutionContext, config: DeadLettersConfig, outbox: OutboxResource
 ) -> None:
