@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -32,6 +30,7 @@ from tests.relay.test_parking import (
     _running,
     _topic,
     _write,
+    numbers_by_key,
 )
 from tests.relay.test_resharding import _relays, _wait_for_holders, _wait_until_relayed
 
@@ -62,9 +61,7 @@ def test_small_and_big_ticks(outbox: Outbox) -> None:
     outbox.write(4)
     assert _drain(outbox).events == 1
     _assert_once(outbox, 120_004)
-    numbers: dict[str, list[int]] = defaultdict(list)
-    for message in outbox.messages():
-        numbers[message.key].append(json.loads(message.value or "")["n"])
+    numbers = numbers_by_key(outbox.messages())
     for key in range(5, 100):
         assert numbers[str(key)] == list(range(key, 120_001, 100))
 
@@ -112,8 +109,7 @@ def test_a_death_around_the_commit(outbox: Outbox, monkeypatch: pytest.MonkeyPat
     monkeypatch.undo()
     _drain(outbox)
     _assert_once(outbox, 9_000)
-    for key in range(10):
-        numbers = _numbers(outbox, str(key))
+    for numbers in numbers_by_key(outbox.messages()).values():
         assert numbers == sorted(numbers)
 
 
