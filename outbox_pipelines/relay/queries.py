@@ -307,12 +307,11 @@ _COVERED: Final[LiteralString] = """(
 # The first event of each aggregate that blocks it.
 HEADS: Final[LiteralString] = f"""
 SELECT {COLUMNS_WITH_TIME}, state, attempts,
-       extract(epoch FROM next_attempt_at - clock_timestamp())::float8, deaths
+       extract(epoch FROM next_attempt_at - clock_timestamp())::float8, deaths, covered
 FROM unnest(%(types)s::text[], %(ids)s::text[]) AS a (type, name)
 CROSS JOIN LATERAL (
-    SELECT * FROM outbox_parked p
+    SELECT *, {_COVERED} AS covered FROM outbox_parked p
     WHERE p.aggregate_type = a.type AND p.aggregate_id = a.name AND p.state = ANY (%(blocking)s)
-      AND {_COVERED}
     ORDER BY p.seq LIMIT 1) AS head"""
 
 # Those behind no other: up to the next one that must be tried alone.

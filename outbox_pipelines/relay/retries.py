@@ -177,8 +177,11 @@ class Retries:
             if head is None:
                 self._lot.free(aggregate)
                 continue
-            state, _, due_in, _ = head[_EVENT:]
-            if state == "waiting":
+            state, _, due_in, _, covered = head[_EVENT:]
+            if not covered:
+                # Parked ahead of the position by a relay that died: it is read again first, and still blocks.
+                self._lot.look_again(aggregate, _ATTENTION_SECONDS)
+            elif state == "waiting":
                 free.append(aggregate)
             elif state != "retrying":
                 self._lot.look_again(aggregate, None)

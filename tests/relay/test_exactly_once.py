@@ -272,6 +272,22 @@ def test_a_restored_position_doubles_and_never_loses(outbox: Outbox, within_a_ti
     assert len(messages) == 3_500
 
 
+def test_a_death_between_parking_and_the_commit(outbox: Outbox) -> None:
+    """Guards against an event that is parked ahead of the position, read again, and published both ways."""
+    _write(outbox, ("a", {"n": 0}), ("a", {"n": 1}), ("b", {"n": 0}))
+    with outbox.connect() as connection:
+        connection.execute(
+            "INSERT INTO outbox_parked SELECT *, CASE WHEN seq = (SELECT min(seq) FROM outbox) "
+            "THEN 'retrying' ELSE 'waiting' END, 0, now(), 'its batch was refused' "
+            "FROM outbox WHERE aggregate_id = 'a'"
+        )
+    with _running(_quick(outbox, **ONCE)):
+        wait_until(lambda: _parked(outbox) == [], what="nothing parked")
+        _wait_until_relayed(outbox)
+    _assert_once(outbox, 3)
+    assert _numbers(outbox, "a") == [0, 1]
+
+
 def test_aborted_events_are_not_seen(outbox: Outbox) -> None:
     """Guards against a reader of these tests that would not notice a transaction."""
     outbox.write("x")
