@@ -1,12 +1,12 @@
 """What every test stands on: a real PostgreSQL and a real Kafka, and a fresh outbox for each test.
 
 Invariants:
-- The servers are the local stack's, shared by the whole run; each test has its own database and topics.
+- The servers are the local stack's, shared by every run on the machine; each test has its own database and
+  topics, and a run removes its own topics alone.
 """
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import time
@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import psycopg
 import pytest
@@ -162,18 +162,26 @@ def wait_until(condition: Callable[[], object], *, seconds: float = 20.0, what: 
         time.sleep(0.01)
 
 
+# What this run's topics begin with: runs side by side leave each other's alone.
+_RUN: Final = f"t{uuid.uuid4().hex[:8]}-"
+_IDENTITIES: Final[set[str]] = set()
+
+
+def topic_prefix() -> str:
+    """What a test's topics begin with; those are removed when the run ends."""
+    return f"{_RUN}{uuid.uuid4().hex[:8]}"
+
+
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
     with local_stack(load_settings()) as running:
-        admin = AdminClient({"bootstrap.servers": running.kafka})
-        before = set(admin.list_topics(timeout=30).topics)
         try:
             yield running
         finally:
             # The servers' data stays, and a broker with ten thousand partitions takes minutes to start.
-            ours = re.compile(r"t[0-9a-f]{8}-|outbox-progress-")
-            topics = [name for name in admin.list_topics(timeout=30).topics if ours.match(name)]
-            made = [name for name in topics if name not in before]
+            admin = AdminClient({"bootstrap.servers": running.kafka})
+            ours = (_RUN, *(f"outbox-progress-{identity}-" for identity in _IDENTITIES))
+            made = [name for name in admin.list_topics(timeout=30).topics if name.startswith(ours)]
             for deleted in (admin.delete_topics(made, operation_timeout=30) if made else {}).values():
                 deleted.result(60)
 
@@ -184,6 +192,10 @@ def fresh_database(dsn: str) -> Iterator[str]:
     name = f"test_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(dsn, autocommit=True) as admin:
         admin.execute(f"CREATE DATABASE {name}".encode())
+        for system, oid in admin.execute(
+            "SELECT system_identifier, oid FROM pg_control_system(), pg_database WHERE datname = %s", [name]
+        ):
+            _IDENTITIES.add(f"{system:x}-{oid}")
         try:
             yield psycopg.conninfo.make_conninfo(dsn, dbname=name)
         finally:
@@ -194,7 +206,7 @@ def fresh_database(dsn: str) -> Iterator[str]:
 def outbox(stack: Stack) -> Iterator[Outbox]:
     with fresh_database(stack.dsn) as dsn:
         settings = load_settings(
-            dsn=dsn, kafka=stack.kafka, topic=f"t{uuid.uuid4().hex[:8]}-{{aggregate_type}}-events"
+            dsn=dsn, kafka=stack.kafka, topic=f"{topic_prefix()}-{{aggregate_type}}-events"
         )
         schema.migrate(settings)
         yield Outbox(settings)

@@ -24,7 +24,7 @@ from outbox_pipelines.demo.verify import verify
 from outbox_pipelines.local import Stack
 from outbox_pipelines.relay.service import relay
 from outbox_pipelines.settings import Settings, load_settings
-from tests.conftest import Message, fresh_database, read_topic, wait_until
+from tests.conftest import Message, fresh_database, read_topic, topic_prefix, wait_until
 
 Tampering = Callable[[list[Message]], list[Message]]
 
@@ -172,7 +172,7 @@ def _verdict(published: Published, tampering: Tampering) -> Verdict:
 
 
 def _with_topics(settings: Settings) -> Settings:
-    return settings.model_copy(update={"topic": f"t{uuid.uuid4().hex[:8]}-{{aggregate_type}}"})
+    return settings.model_copy(update={"topic": f"{topic_prefix()}-{{aggregate_type}}"})
 
 
 def _event(message: Message, **changes: object) -> Message:

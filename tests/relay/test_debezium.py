@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from outbox_pipelines import schema
 from outbox_pipelines.local import Stack, postgres
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import load_settings
-from tests.conftest import Message, fresh_database, read_topic, wait_until
+from tests.conftest import Message, fresh_database, read_topic, topic_prefix, wait_until
 
 ROUTER = "transforms.outbox."
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -77,7 +76,7 @@ def test_debezium_and_the_relay_publish_the_same(
     database: str, stack: Stack, tmp_path: Path, case: Case
 ) -> None:
     """Guards against consumers that must change when the relay takes over from Debezium, or back."""
-    prefix = f"t{uuid.uuid4().hex[:8]}"
+    prefix = topic_prefix()
     topics = [case.topic.format(prefix=prefix).format(aggregate_type=name) for name in ("order", "Customer")]
     admin = AdminClient({"bootstrap.servers": stack.kafka})
     for made in admin.create_topics([NewTopic(topic, 8, 1) for topic in topics]).values():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -29,7 +28,7 @@ from outbox_pipelines.local.kafka import Kafka, running
 from outbox_pipelines.relay import service, topics
 from outbox_pipelines.relay.topics import Change, Topic, Topics, TopicUnavailableError
 from outbox_pipelines.settings import load_settings
-from tests.conftest import Outbox, wait_until
+from tests.conftest import Outbox, topic_prefix, wait_until
 
 # What a broker takes where nobody said otherwise.
 USUAL = 1_048_588
@@ -49,7 +48,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 @pytest.fixture
 def name() -> str:
-    return f"t{uuid.uuid4().hex[:8]}"
+    return topic_prefix()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from outbox_pipelines.local import Stack
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
-from tests.conftest import fresh_database
+from tests.conftest import fresh_database, topic_prefix
 from tests.relay.claims import textbook
 from tests.relay.claims.textbook import Table
 
@@ -22,7 +21,7 @@ Make = Callable[[str, str], Table]
 def make_table(stack: Stack, tmp_path: Path) -> Iterator[Make]:
     """Makes a table of statements and mapping in a fresh database."""
     with fresh_database(stack.dsn) as dsn:
-        topic = f"t{uuid.uuid4().hex[:8]}-{{aggregate_type}}-events"
+        topic = f"{topic_prefix()}-{{aggregate_type}}-events"
         yield lambda ddl, mapping: textbook.make(dsn, stack.kafka, topic, tmp_path, ddl, mapping)
 
 
