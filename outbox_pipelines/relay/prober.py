@@ -5,6 +5,7 @@ Invariants:
   a time, so that one refused is not overtaken.
 - A verdict is Kafka's word on that event. Without one (an outage, a missing topic) nothing is counted.
 - The last verdict on an event is spoken after its copy is in the dead letter topic, where there is one.
+- A failure of its own is raised to whoever fetches the verdicts.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class Prober:
         self._batch: list[Attempt] = []
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
         self._end = False
         self._topics: Topics | None = None
         self._producer: Producer | None = None
@@ -105,6 +107,8 @@ class Prober:
 
     def verdicts(self) -> list[Tried]:
         """The verdicts since the last call."""
+        if self._failure is not None:
+            raise self._failure
         return [self._tried.popleft() for _ in range(len(self._tried))]
 
     def close(self) -> None:
@@ -121,9 +125,15 @@ class Prober:
                 self._wake.wait_for(lambda: self._batch or self._end)
                 if self._end:
                     return
-            tried = self._try(self._batch) if self._transactional_id is None else self._rehearse(self._batch)
-            self._tried.extend(self._copied(one) for one in tried)
+            try:
+                self._tried.extend(self._copied(one) for one in self._verdicts_on(self._batch))
+            except BaseException as error:  # noqa: BLE001 - raised by verdicts()
+                self._failure = error
+                return
             self._batch = []
+
+    def _verdicts_on(self, batch: list[Attempt]) -> list[Tried]:
+        return self._try(batch) if self._transactional_id is None else self._rehearse(batch)
 
     def _try(self, batch: list[Attempt]) -> list[Tried]:
         """Sends all, each in a batch of its own, and waits for the verdicts."""

@@ -104,7 +104,7 @@ class Retries:
     def is_settled(self) -> bool:
         """Whether nothing is under way, and nothing is due now."""
         return (
-            not (self._flying or self._prober.is_busy)
+            self.is_quiet
             and (self._replay_at is None or self._replay_at > time.monotonic())
             and self._lot.is_settled
         )
@@ -117,7 +117,7 @@ class Retries:
     @property
     def pause(self) -> float:
         """How long until something may want attention, in seconds."""
-        if self._prober.is_busy or self._flying:
+        if not self.is_quiet:
             return _ATTENTION_SECONDS
         due = min(self._news_at, self._lot.next_due, self._replay_at or self._news_at)
         return max(due - time.monotonic(), 0.001)

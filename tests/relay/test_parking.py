@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_pipelines.relay import service
+from outbox_pipelines.relay.prober import Prober
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit
 from tests.conftest import Message, Outbox, read_topic, wait_until
@@ -289,3 +290,19 @@ def test_a_long_queue_behind_a_poisoned_event_comes_in_order(outbox: Outbox) -> 
     with _running(_quick(outbox, max_attempts=3)):
         wait_until(lambda: [row[2] for row in _parked(outbox)] == ["failed"], seconds=60)
     assert _numbers(outbox, "a") == list(range(1, 12_001))
+
+
+def test_a_defect_in_the_prober_ends_the_relay(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against parked events that nobody tries any more, and nobody hears of it."""
+    _topic(outbox, **{"max.message.bytes": "10000"})
+    _write(outbox, ("large", NOISE))
+
+    def broken(self: Prober) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(Prober, "_flush", broken)
+    with pytest.raises(ZeroDivisionError, match="a defect"):
+        _drain(outbox)
+    monkeypatch.undo()
+    _change(outbox, **{"max.message.bytes": "1000000"})
+    assert _drain(outbox).events == 1
