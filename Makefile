@@ -7,6 +7,8 @@ SOAK_SECONDS ?= 600
 RELAY ?= at_least_once
 SEED ?=
 PORT ?=
+# Each has servers of its own for the tests that kill them: some 2 GB.
+WORKERS ?= 2
 
 .PHONY: demo ui test soak lint bench clean
 .DELETE_ON_ERROR:
@@ -18,7 +20,7 @@ ui: $(VENV)/ready
 	@$(BIN)/python -m outbox_pipelines.demo ui $(if $(PORT),--port $(PORT))
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 soak: $(VENV)/ready
 	@$(BIN)/python -m tests.history run --seconds $(SOAK_SECONDS) --relay $(RELAY) $(if $(SEED),--seed $(SEED))

@@ -1,15 +1,18 @@
-"""`python -m benchmarks [drains] [latency] [writers]`: all of them, or those named."""
+"""`python -m benchmarks [NAME …]`: all of them, or those named."""
 
 from __future__ import annotations
 
 import platform
 import sys
 
-from benchmarks import drains, latency, writers
+from benchmarks import commits, drains, latency, peers, poisoned, shards, writers
 from benchmarks.servers import servers
 from benchmarks.table import Row, render
 
-_PARTS = {"drains": drains.measure, "latency": latency.measure, "writers": writers.measure}
+_PARTS = {
+    part.__name__.rpartition(".")[2]: part.measure
+    for part in (drains, peers, shards, poisoned, latency, commits, writers)
+}
 
 
 def main(names: list[str]) -> int:

@@ -18,12 +18,20 @@ from typing import Any
 import psycopg
 from confluent_kafka import Producer
 
-_PIECE = 5000
-_READ = """
+PIECE = 5000
+READ = """
 SELECT seq, id::text, aggregate_type, aggregate_id, event_type, payload::text FROM {leaf}
 WHERE seq > %s AND seq <= %s
   AND pg_visible_in_snapshot(tx, %s::pg_snapshot) AND NOT pg_visible_in_snapshot(tx, %s::pg_snapshot)
 ORDER BY seq"""
+PRODUCER: dict[str, Any] = {
+    "acks": "all",
+    "enable.idempotence": True,
+    "compression.type": "lz4",
+    "linger.ms": 5,
+    "batch.num.messages": 10_000,
+    "partitioner": "murmur2_random",
+}
 
 
 def drain(dsn: str, kafka: str, topic: str) -> tuple[int, float]:
@@ -31,26 +39,16 @@ def drain(dsn: str, kafka: str, topic: str) -> tuple[int, float]:
     connection = psycopg.connect(dsn, autocommit=True)
     done, target = _one(connection, "SELECT done::text, pg_current_snapshot()::text FROM outbox_shards")
     low, high, leaf = _one(connection, "SELECT min(seq), max(seq), max(tableoid)::regclass::text FROM outbox")
-    producer = Producer(
-        {
-            "bootstrap.servers": kafka,
-            "acks": "all",
-            "enable.idempotence": True,
-            "compression.type": "lz4",
-            "linger.ms": 5,
-            "batch.num.messages": 10_000,
-            "partitioner": "murmur2_random",
-        }
-    )
+    producer = Producer({"bootstrap.servers": kafka, **PRODUCER})
     producer.list_topics(topic, timeout=10)
     pieces: queue.Queue[list[Any] | None] = queue.Queue(2)
 
     def read() -> None:
         with psycopg.connect(dsn, autocommit=True) as reader:
             reader.execute("SET jit = off")
-            for last in range(low - 1, high, _PIECE):
+            for last in range(low - 1, high, PIECE):
                 with reader.cursor(binary=True) as cursor:
-                    cursor.execute(_READ.format(leaf=leaf).encode(), [last, last + _PIECE, target, done])
+                    cursor.execute(READ.format(leaf=leaf).encode(), [last, last + PIECE, target, done])
                     pieces.put(cursor.fetchall())
         pieces.put(None)
 

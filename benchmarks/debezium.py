@@ -8,7 +8,6 @@ Invariants:
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +36,7 @@ _END_READER = (
 _DROP_SLOT = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
 _STRING = "org.apache.kafka.connect.storage.StringConverter"
 _ROUTER = "transforms.outbox."
+ROUTED = _ROUTER + "route.topic.replacement"
 # The columns that the relay makes headers of, under its names.
 _HEADERS = (
     *("event_type", "aggregate_type", "idempotency_key", "correlation_id"),
@@ -48,7 +48,7 @@ EQUAL: Mapping[str, object] = {
     "transforms": "outbox",
     _ROUTER + "type": "io.debezium.transforms.outbox.EventRouter",
     _ROUTER + "route.by.field": "aggregate_type",
-    _ROUTER + "route.topic.replacement": "${routedByValue}-events",
+    ROUTED: "${routedByValue}-events",
     _ROUTER + "table.field.event.id": "id",
     _ROUTER + "table.field.event.key": "aggregate_id",
     _ROUTER + "table.field.event.payload": "payload",
@@ -82,7 +82,7 @@ class Debezium(Server):
         dsn: str,
         kafka: str,
         directory: Path,
-        settings: Mapping[str, object] | None = None,
+        settings: Mapping[str, object],
         *,
         heap: str = "1g",
         quick: bool = False,
@@ -90,7 +90,7 @@ class Debezium(Server):
         super().__init__(directory)
         self.dsn = dsn
         self.kafka = kafka
-        self.settings = dict(settings or {})
+        self.settings = settings
         self.heap = heap
         self.quick = quick
 
@@ -186,55 +186,27 @@ def running(
     dsn: str,
     kafka: str,
     directory: Path,
+    settings: Mapping[str, object],
     *,
     heap: str = "1g",
     quick: bool = False,
-    warm_up: int = 0,
-    **settings: object,
 ) -> Iterator[Debezium]:
     """Debezium on the outbox of `dsn` for the length of the block; see `Debezium` for the arguments.
 
-    Args:
-        warm_up: so many events of the type `warmup` are written and awaited first, so that the JVM has
-            compiled what is measured.
-
     Example:
-        >>> with running(dsn, kafka, tmp_path, **{"poll.interval.ms": 5, "producer.override.linger.ms": 0}):
+        >>> with running(dsn, kafka, tmp_path, {"poll.interval.ms": 5, "producer.override.linger.ms": 0}):
         ...     emit(connection, "order", 1, "order.placed", {})
     """
     server = Debezium(dsn, kafka, directory, settings, heap=heap, quick=quick)
     try:
         server.start()
-        if warm_up:
-            _warm_up(server, warm_up)
         yield server
     finally:
         server.stop()
         server.remove()
 
 
-def _warm_up(server: Debezium, events: int) -> None:
-    topic = str({**EQUAL, **server.settings}[_ROUTER + "route.topic.replacement"])
-    topic = topic.replace("${routedByValue}", "warmup")
-    with psycopg.connect(server.dsn) as connection:
-        connection.execute(
-            "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
-            "SELECT 'warmup', i::text, 'warmup', jsonb_build_object('number', i, 'note', md5(i::text)) "
-            "FROM generate_series(1, %s) i",
-            [events],
-        )
-    consumer = Consumer({"bootstrap.servers": server.kafka, "group.id": NAME})
-    try:
-        deadline = time.monotonic() + 120
-        while _size(consumer, topic) < events:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"Debezium did not warm up: {server.last_words()}")
-            time.sleep(0.1)
-    finally:
-        consumer.close()
-
-
-def _size(consumer: Consumer, topic: str) -> int:
+def size(consumer: Consumer, topic: str) -> int:
     """How many messages a topic has."""
     partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
     ends = [consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10) for p in partitions]

@@ -80,19 +80,23 @@ def _reference(settings: Settings) -> float:
 
 def _drain(settings: Settings, memory: list[float]) -> float:
     rewind(settings)
-    events, seconds, peak = programs.run(settings, "relay")
-    assert events >= _EVENTS, events
-    memory.append(peak)
-    return events / seconds
+    drain = programs.drain(settings)
+    assert drain.events >= _EVENTS, drain
+    memory.append(drain.peak)
+    return drain.rate
 
 
 def _long_drain(servers: Settings, relay: float) -> list[Row]:
     with fresh_outbox(servers) as settings:
         fill(settings, 2_000_000)
-        events, seconds, peak = programs.run(settings, "relay")
-        assert events == 2_000_000, events
-    rate = events / seconds
+        drain = programs.drain(settings)
+        assert drain.events == 2_000_000, drain
     return [
-        Row("drain of 2,000,000: relay", f"{rate:,.0f} events/s", f"{rate / relay:.2f} × 400,000", "flat"),
-        Row("  its peak memory", f"{peak:.0f} MB", "", "< 250 MB"),
+        Row(
+            "drain of 2,000,000: relay",
+            f"{drain.rate:,.0f} events/s",
+            f"{drain.rate / relay:.2f} × 400,000",
+            "flat",
+        ),
+        Row("  its peak memory", f"{drain.peak:.0f} MB", "", "< 250 MB"),
     ]

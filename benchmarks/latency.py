@@ -1,81 +1,122 @@
-"""From the insert to the consumer, measured by a consumer; and what an idle relay costs."""
+"""From the insert to the consumer, measured by a consumer, beside Debezium; and what an idle relay costs."""
 
 from __future__ import annotations
 
 import json
+import math
+import tempfile
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from statistics import median, quantiles
+from typing import Final
 
 from confluent_kafka import Consumer
 
-from benchmarks import programs
+from benchmarks import debezium, programs
 from benchmarks.servers import fill, fresh_outbox
 from benchmarks.table import Row
-from outbox_pipelines.relay import status
 from outbox_pipelines.settings import Settings
 
-_SECONDS = 15.0
-_IDLE_SECONDS = 15.0
+_SECONDS: Final = 15.0
+_IDLE_SECONDS: Final = 15.0
+_RATES: Final = ((100, 1), (1000, 2))
+# What makes Debezium as quick as it gets.
+_QUICK: Final[dict[str, object]] = {"poll.interval.ms": 5, "producer.override.linger.ms": 0}
+_GOALS: Final = {
+    "relay": "p50 ≤ 4, p99 ≤ 12 ms",
+    "relay, exactly_once": "p50 ≤ 15, p99 ≤ 50 ms",
+}
 
 
 def measure(servers: Settings) -> list[Row]:
     """Rows of the table."""
     rows = []
-    with fresh_outbox(servers) as settings, programs.running(settings, "outbox_pipelines", "relay") as relay:
-        # A broker in production has its code compiled; one of a minute's age competes with its compiler.
-        fill(settings, 400_000)
-        _wait_until_empty(settings)
-        with programs.running(settings, "benchmarks.load", settings.dsn, 2, 1000):
-            _listen(settings)
-        for rate, clients in ((100, 1), (1000, 2)):
-            with programs.running(settings, "benchmarks.load", settings.dsn, clients, rate):
-                found = _listen(settings)
-            p50, p99 = median(found), quantiles(found, n=100)[98]
-            rows.append(
-                Row(
-                    f"insert → consumer at {rate:,}/s ({len(found):,} events)",
-                    f"p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms",
-                    "",
-                    "p50 ≤ 6, p99 ≤ 25 ms",
-                )
-            )
-        time.sleep(3)
-        before = programs.cpu_seconds(relay)
-        time.sleep(_IDLE_SECONDS)
-        idle = (programs.cpu_seconds(relay) - before) / _IDLE_SECONDS
-        rows.append(Row("idle relay", f"{idle:.1%} of a core", "", "≤ 2 %"))
+    for name in ("relay", "relay, exactly_once", "Debezium tuned for latency"):
+        with fresh_outbox(servers) as settings, _running(settings, name) as pid:
+            # A broker in production has its code compiled; one of a minute's age competes with its compiler.
+            fill(settings, 400_000)
+            with programs.running(settings, "benchmarks.load", settings.dsn, 2, 1000):
+                _await_news(settings)
+                _listen(settings)
+            rows += [_at(settings, name, rate, clients) for rate, clients in _RATES]
+            if name == "relay":
+                rows.append(_idle(pid))
     return rows
 
 
-def _wait_until_empty(settings: Settings) -> None:
-    deadline = time.monotonic() + 60
-    while status.read(settings).shards[0].backlog:
-        assert time.monotonic() < deadline, "the relay does not publish"
-        time.sleep(0.1)
+@contextmanager
+def _running(settings: Settings, name: str) -> Iterator[int]:
+    """One of them, at work; its process."""
+    if name.startswith("relay"):
+        delivery = "exactly_once" if "exactly_once" in name else "at_least_once"
+        chosen = settings.model_copy(update={"delivery": delivery})
+        with programs.running(chosen, "outbox_pipelines", "relay") as relay:
+            yield relay.pid
+    else:
+        routed = {debezium.ROUTED: settings.topic.format(aggregate_type="${routedByValue}")}
+        with (
+            tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder,
+            debezium.running(
+                settings.dsn, settings.kafka, Path(folder) / "debezium", {**_QUICK, **routed}, heap="2g"
+            ) as server,
+        ):
+            yield server.pid
 
 
-def _listen(settings: Settings) -> list[float]:
+def _at(settings: Settings, name: str, rate: int, clients: int) -> Row:
+    with programs.running(settings, "benchmarks.load", settings.dsn, clients, rate):
+        found = _listen(settings)
+    p50, p99 = median(found), quantiles(found, n=100)[98]
+    return Row(
+        f"insert → consumer at {rate:,}/s ({len(found):,} events): {name}",
+        f"p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms",
+        "",
+        _GOALS.get(name, ""),
+    )
+
+
+def _idle(pid: int) -> Row:
+    time.sleep(3)
+    before = programs.cpu_seconds(pid)
+    time.sleep(_IDLE_SECONDS)
+    share = (programs.cpu_seconds(pid) - before) / _IDLE_SECONDS
+    return Row("idle relay", f"{share:.1%} of a core", "", "≤ 2 %")
+
+
+def _await_news(settings: Settings) -> None:
+    """Until what is written now arrives: the backlog is published."""
+    deadline = time.monotonic() + 120
+    while min(_listen(settings, warm=2, seconds=1), default=math.inf) > 1:
+        assert time.monotonic() < deadline, "nothing is published"
+
+
+def _listen(settings: Settings, *, warm: float = 4, seconds: float = _SECONDS) -> list[float]:
     """Seconds from just before each insert until a consumer had its message."""
     consumer = Consumer(
         {
             "bootstrap.servers": settings.kafka,
             "group.id": uuid.uuid4().hex,
             "auto.offset.reset": "latest",
+            "isolation.level": "read_committed",
             "fetch.wait.max.ms": 100,
         }
     )
     consumer.subscribe([settings.topic.format(aggregate_type="order")])
     found: list[float] = []
     try:
-        warm_until = time.monotonic() + 4
-        until = warm_until + _SECONDS
+        warm_until = time.monotonic() + warm
+        until = warm_until + seconds
         while (now := time.monotonic()) < until:
             # Not consume(n): it adds its timeout.
             message = consumer.poll(0.1)
             if message is None or message.error() or now < warm_until:
                 continue
-            found.append(time.time() - json.loads(message.value() or b"")["at"])
+            at = json.loads(message.value() or b"").get("at")
+            if at is not None:
+                found.append(time.time() - at)
         return found
     finally:
         consumer.close()

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from benchmarks.relay import Drain
 from outbox_pipelines.settings import Settings
 
 
@@ -18,6 +19,8 @@ def environment(settings: Settings) -> dict[str, str]:
         "OUTBOX_DSN": settings.dsn,
         "OUTBOX_KAFKA": settings.kafka,
         "OUTBOX_TOPIC": settings.topic,
+        "OUTBOX_DELIVERY": settings.delivery,
+        **({"OUTBOX_TABLE": str(settings.table)} if settings.table else {}),
     }
 
 
@@ -31,6 +34,11 @@ def run(settings: Settings, module: str, *arguments: object) -> list[float]:
         check=True,
     )
     return [float(number) for number in done.stdout.split()]
+
+
+def drain(settings: Settings, *arguments: object) -> Drain:
+    """One drain by the relay."""
+    return Drain(*run(settings, "relay", *arguments))
 
 
 @contextmanager
@@ -49,8 +57,8 @@ def running(settings: Settings, *arguments: object) -> Iterator[subprocess.Popen
         process.wait(20)
 
 
-def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
-    """CPU time of a running child, in seconds (Linux)."""
-    with open(f"/proc/{process.pid}/stat") as stat:  # noqa: PTH123
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a running process, in seconds (Linux)."""
+    with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
         fields = stat.read().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

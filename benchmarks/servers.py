@@ -28,6 +28,9 @@ _POSTGRES = {
     "shared_buffers": "1GB",
     "max_wal_size": "8GB",
     "checkpoint_timeout": "30min",
+    # For Debezium, which sleeps while others are measured.
+    "wal_level": "logical",
+    "wal_sender_timeout": "0",
 }
 
 
@@ -43,7 +46,7 @@ def servers() -> Iterator[Settings]:
 
 
 @contextmanager
-def fresh_outbox(settings: Settings) -> Iterator[Settings]:
+def fresh_outbox(settings: Settings, **topic_config: str) -> Iterator[Settings]:
     """A database of its own with a migrated outbox, and its topic `…-order` with 8 partitions."""
     name = f"bench_{uuid.uuid4().hex[:8]}"
     topic = f"{name}-order"
@@ -53,7 +56,7 @@ def fresh_outbox(settings: Settings) -> Iterator[Settings]:
         dsn = psycopg.conninfo.make_conninfo(settings.dsn, dbname=name)
         fresh = settings.model_copy(update={"dsn": dsn, "topic": name + "-{aggregate_type}"})
         schema.migrate(fresh)
-        admin.create_topics([NewTopic(topic, 8, 1)])[topic].result(30)
+        admin.create_topics([NewTopic(topic, 8, 1, config=topic_config)])[topic].result(30)
         try:
             yield fresh
         finally:

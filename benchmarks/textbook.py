@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from confluent_kafka import Producer
 
-_TABLE = """
+TABLE = """
 DROP TABLE IF EXISTS textbook_outbox;
 CREATE TABLE textbook_outbox (
     id bigserial PRIMARY KEY, aggregate_type text NOT NULL, aggregate_id text NOT NULL,
@@ -22,7 +22,7 @@ CREATE TABLE textbook_outbox (
     created_at timestamptz NOT NULL DEFAULT now(), published_at timestamptz
 );
 CREATE INDEX ON textbook_outbox (id) WHERE published_at IS NULL"""
-_FILL = """
+FILL = """
 INSERT INTO textbook_outbox (aggregate_type, aggregate_id, event_type, payload)
 SELECT 'order', (i % 20000)::text, 'order.placed',
        jsonb_build_object('number', i, 'customer', md5(i::text), 'state', 'placed',
@@ -41,8 +41,8 @@ def drain(dsn: str, kafka: str, topic: str, events: int) -> tuple[int, float]:
     )
     producer.list_topics(topic, timeout=10)
     with psycopg.connect(dsn) as connection:
-        connection.execute(_TABLE.encode())
-        connection.execute(_FILL.format(events=events).encode())
+        connection.execute(TABLE.encode())
+        connection.execute(FILL.format(events=events).encode())
         connection.commit()
         started = time.perf_counter()
         while batch := connection.execute(_CLAIM.encode()).fetchall():

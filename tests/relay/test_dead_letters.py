@@ -9,20 +9,18 @@ import uuid
 from os import fdopen
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_pipelines.relay import service, status
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, clean_environment, command, wait_until
-from tests.relay.test_parking import NOISE, _change, _keys, _numbers, _parked, _quick, _running
+from tests.relay.test_parking import _change, _keys, _numbers, _parked, _quick, _running
+from tests.relay.topic import NOISE, create_topic
 
 
 @pytest.fixture
 def letters(outbox: Outbox) -> list[str]:
     """Three dead letters of two aggregates and types; their ids."""
-    admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
-    topic = NewTopic(outbox.topic(), 1, 1, config={"max.message.bytes": "2000"})
-    admin.create_topics([topic])[outbox.topic()].result(10)
+    create_topic(outbox, **{"max.message.bytes": "2000"})
     with outbox.connect(autocommit=False) as connection:
         ids = [
             str(emit(connection, "order", key, kind, {"n": n, "noise": NOISE}).id)

@@ -9,14 +9,13 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_pipelines import log
 from outbox_pipelines.relay.observe import observer
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox
-from tests.relay.test_parking import NOISE
+from tests.relay.topic import NOISE, create_topic
 
 
 @pytest.fixture
@@ -46,9 +45,7 @@ def _objects(lines: list[str]) -> list[dict[str, Any]]:
 
 
 def _refusing_topic(outbox: Outbox) -> None:
-    admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
-    topic = NewTopic(outbox.topic(), 1, 1, config={"max.message.bytes": "2000"})
-    admin.create_topics([topic])[outbox.topic()].result(10)
+    create_topic(outbox, **{"max.message.bytes": "2000"})
 
 
 def test_a_relay_says_little(outbox: Outbox) -> None:

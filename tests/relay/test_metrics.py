@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 from prometheus_client.parser import text_string_to_metric_families
 
 from outbox_pipelines.local.kafka import Kafka
@@ -26,7 +25,7 @@ from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, command, wait_until
 from tests.relay import faults
-from tests.relay.test_parking import NOISE
+from tests.relay.topic import NOISE, create_topic
 
 # By name and labels: "outbox_published_total", "outbox_shard_held 0".
 Samples = dict[str, float]
@@ -127,9 +126,7 @@ def test_a_standby_knows_the_backlog_and_claims_no_shard(outbox: Outbox) -> None
 
 def test_rejections_are_counted_by_their_reason(outbox: Outbox) -> None:
     """Guards against poisoned events that no alert can see."""
-    admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
-    topic = NewTopic(outbox.topic(), 1, 1, config={"max.message.bytes": "2000"})
-    admin.create_topics([topic])[outbox.topic()].result(10)
+    create_topic(outbox, **{"max.message.bytes": "2000"})
     with outbox.connect(autocommit=False) as connection:
         emit(connection, "order", 1, "order.placed", {"noise": NOISE})
         emit(connection, "order", 1, "order.placed", {"n": 1})

@@ -10,22 +10,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
 
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.prober import Prober
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit
 from tests.conftest import Message, Outbox, read_topic, wait_until
-
-# Does not compress.
-NOISE = [f"{n * 7919 % 100_003:05d}" for n in range(20_000)]
-
-
-def _topic(outbox: Outbox, partitions: int = 1, **config: str) -> None:
-    admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
-    topic = NewTopic(outbox.topic(), partitions, 1, config=config)
-    admin.create_topics([topic])[outbox.topic()].result(10)
+from tests.relay.topic import NOISE, create_topic
 
 
 def _change(outbox: Outbox, **config: str) -> None:
@@ -107,7 +99,7 @@ def numbers_by_key(messages: list[Message]) -> dict[str, list[int]]:
 
 def test_only_the_guilty_aggregate_waits(outbox: Outbox) -> None:
     """Guards against a rejected event that stops the relay, is skipped, or is overtaken (G3)."""
-    _topic(outbox, **{"max.message.bytes": "2000"})
+    create_topic(outbox, **{"max.message.bytes": "2000"})
     before = [("a", {"n": 0}), ("b", {"n": 0})]
     after = [("a", {"n": 2}), ("b", {"n": 1}), ("c", {"n": 0})]
     ids = _write(outbox, *before, ("a", {"n": 1, "noise": NOISE}), *after)
@@ -124,7 +116,7 @@ def test_only_the_guilty_aggregate_waits(outbox: Outbox) -> None:
 @pytest.mark.usefixtures("unasked")
 def test_innocents_of_a_refused_batch_are_neither_counted_nor_lost(outbox: Outbox) -> None:
     """Guards against blaming all events of a batch for one (G3, G4)."""
-    _topic(outbox, **{"max.message.bytes": "2000"})
+    create_topic(outbox, **{"max.message.bytes": "2000"})
     events: list[tuple[str, Any]] = [(str(n % 7), {"n": n}) for n in range(300)]
     events.insert(150, ("guilty", {"n": -1, "noise": NOISE}))
     ids = _write(outbox, *events)
@@ -139,7 +131,7 @@ def test_innocents_of_a_refused_batch_are_neither_counted_nor_lost(outbox: Outbo
 @pytest.mark.usefixtures("unasked")
 def test_several_guilty_events_among_many(outbox: Outbox) -> None:
     """Guards against an isolation that loses, doubles or reorders what was on its way beside it."""
-    _topic(outbox, partitions=4, **{"max.message.bytes": "2000"})
+    create_topic(outbox, partitions=4, **{"max.message.bytes": "2000"})
     guilty = {100, 1500, 1501, 2800}
     events = [(str(n % 50), {"n": n, "noise": NOISE} if n in guilty else {"n": n}) for n in range(3_000)]
     _write(outbox, *events)
@@ -154,7 +146,7 @@ def test_several_guilty_events_among_many(outbox: Outbox) -> None:
 
 def test_a_dead_letter_lets_its_aggregate_go_on(outbox: Outbox) -> None:
     """Guards against an aggregate that waits for ever, and an attempt more or less than asked for."""
-    _topic(outbox, **{"max.message.bytes": "2000"})
+    create_topic(outbox, **{"max.message.bytes": "2000"})
     ids = _write(outbox, ("a", {"n": 0, "noise": NOISE}), *[("a", {"n": n}) for n in range(1, 5)])
     with _running(_quick(outbox, max_attempts=3)):
         wait_until(lambda: _numbers(outbox, "a") == [1, 2, 3, 4], what="the aggregate to go on")
@@ -170,7 +162,7 @@ def test_a_dead_letter_lets_its_aggregate_go_on(outbox: Outbox) -> None:
 
 def test_a_dead_letter_may_block_its_aggregate(outbox: Outbox) -> None:
     """Guards against an aggregate that goes on past a dead letter although the operator said block."""
-    _topic(outbox, **{"max.message.bytes": "2000"})
+    create_topic(outbox, **{"max.message.bytes": "2000"})
     settings = _quick(outbox, max_attempts=1, on_dead_letter="block")
     _write(outbox, ("a", {"n": 0, "noise": NOISE}), ("a", {"n": 1}), ("b", {"n": 0}))
     with _running(settings):
@@ -187,7 +179,7 @@ def test_a_dead_letter_may_block_its_aggregate(outbox: Outbox) -> None:
 
 def test_a_mended_topic_lets_the_event_through(outbox: Outbox) -> None:
     """Guards against a retry that never comes, or lets later events of the aggregate go first (G2)."""
-    _topic(outbox, **{"max.message.bytes": "2000"})
+    create_topic(outbox, **{"max.message.bytes": "2000"})
     _write(outbox, ("a", {"n": 0}), ("a", {"n": 1, "noise": NOISE}), ("a", {"n": 2}), ("b", {"n": 0}))
     with _running(_quick(outbox, max_attempts=1000)):
         wait_until(lambda: len(_parked(outbox)) == 2 and _parked(outbox)[0][3] > 1)
@@ -220,7 +212,7 @@ def test_a_type_that_makes_no_topic_name_is_parked(outbox: Outbox) -> None:
 
 def test_attempts_wait_longer_and_longer(outbox: Outbox) -> None:
     """Guards against a busy loop around a poisoned event."""
-    _topic(outbox, **{"max.message.bytes": "2000"})
+    create_topic(outbox, **{"max.message.bytes": "2000"})
     _write(outbox, ("a", {"n": 0, "noise": NOISE}))
     pauses = []
     for attempts in range(1, 8):
@@ -240,7 +232,7 @@ def test_attempts_wait_longer_and_longer(outbox: Outbox) -> None:
 
 def test_a_blocked_aggregate_stays_blocked_over_a_restart(outbox: Outbox) -> None:
     """Guards against a relay that forgets who waits, and lets later events pass (G2)."""
-    _topic(outbox, **{"max.message.bytes": "2000"})
+    create_topic(outbox, **{"max.message.bytes": "2000"})
     _write(outbox, ("a", {"n": 0, "noise": NOISE}), ("a", {"n": 1}))
     _drain(outbox, retry_seconds=60)
     _write(outbox, ("a", {"n": 2}), ("b", {"n": 0}))
@@ -249,9 +241,9 @@ def test_a_blocked_aggregate_stays_blocked_over_a_restart(outbox: Outbox) -> Non
     assert [row[2] for row in _parked(outbox)] == ["retrying", "waiting", "waiting"]
 
 
-def test_a_dead_letter_is_copied_to_its_topic(outbox: Outbox) -> None:
+def test_a_dead_letter_is_copied_to_itscreate_topic(outbox: Outbox) -> None:
     """Guards against consumers that never learn what they miss."""
-    _topic(outbox, **{"max.message.bytes": "2000"})
+    create_topic(outbox, **{"max.message.bytes": "2000"})
     ids = _write(outbox, ("a", {"n": 0, "noise": NOISE[:2000]}))
     _drain(outbox, max_attempts=1, dead_letter_topics=True)
     (copy,) = read_topic(outbox.settings.kafka, f"{outbox.topic()}.dlq")
@@ -265,7 +257,7 @@ def test_a_dead_letter_is_copied_to_its_topic(outbox: Outbox) -> None:
 
 def test_the_operators_command_hears_of_a_dead_letter(outbox: Outbox, tmp_path: Any) -> None:
     """Guards against a dead letter that nobody notices."""
-    _topic(outbox, **{"max.message.bytes": "2000"})
+    create_topic(outbox, **{"max.message.bytes": "2000"})
     ids = _write(outbox, ("a", {"n": 0, "noise": NOISE}))
     heard = tmp_path / "heard"
     _drain(outbox, max_attempts=1, dead_letter_command=f"cat > {heard}.new && mv {heard}.new {heard}")
@@ -276,7 +268,7 @@ def test_the_operators_command_hears_of_a_dead_letter(outbox: Outbox, tmp_path: 
 
 def test_a_command_that_fails_harms_nothing(outbox: Outbox) -> None:
     """Guards against an alarm that stops the relay."""
-    _topic(outbox, **{"max.message.bytes": "2000"})
+    create_topic(outbox, **{"max.message.bytes": "2000"})
     _write(outbox, ("a", {"n": 0, "noise": NOISE}), ("b", {"n": 0}))
     _drain(outbox, max_attempts=1, dead_letter_command="exit 3")
     assert _keys(outbox) == ["b"]
@@ -285,7 +277,7 @@ def test_a_command_that_fails_harms_nothing(outbox: Outbox) -> None:
 
 def test_a_long_queue_behind_a_poisoned_event_comes_in_order(outbox: Outbox) -> None:
     """Guards against runs of released events that overtake each other, or get lost between two runs."""
-    _topic(outbox, **{"max.message.bytes": "2000"})
+    create_topic(outbox, **{"max.message.bytes": "2000"})
     _write(outbox, ("a", {"n": 0, "noise": NOISE}), *[("a", {"n": n}) for n in range(1, 12_001)])
     with _running(_quick(outbox, max_attempts=3)):
         wait_until(lambda: [row[2] for row in _parked(outbox)] == ["failed"], seconds=60)
@@ -294,7 +286,7 @@ def test_a_long_queue_behind_a_poisoned_event_comes_in_order(outbox: Outbox) -> 
 
 def test_a_defect_in_the_prober_ends_the_relay(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against parked events that nobody tries any more, and nobody hears of it."""
-    _topic(outbox, **{"max.message.bytes": "10000"})
+    create_topic(outbox, **{"max.message.bytes": "10000"})
     _write(outbox, ("large", NOISE))
 
     def broken(self: Prober) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 
-from confluent_kafka.admin import AdminClient, NewTopic
-
 from outbox_pipelines.event import Event, Piece
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.position import Snapshot
 from outbox_pipelines.relay.publisher import Publisher
 from tests.conftest import Outbox, wait_until
+from tests.relay.topic import create_topic
 
 
 def _piece(*seqs: int) -> Piece:
@@ -21,9 +20,7 @@ def _piece(*seqs: int) -> Piece:
 
 def test_a_piece_does_not_overtake_the_rest_of_the_one_before(outbox: Outbox) -> None:
     """Guards against a new producer (for a topic with a low limit) that takes the next piece first."""
-    admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
-    topic = NewTopic(outbox.topic(), 1, 1, config={"max.message.bytes": "2000"})
-    admin.create_topics([topic])[outbox.topic()].result(10)
+    create_topic(outbox, **{"max.message.bytes": "2000"})
     publisher = Publisher(outbox.settings, ParkingLot())
     # What the client says at its start is served; else it counts as something on its way.
     wait_until(lambda: publisher.poll(0.01) or not len(publisher._producer))

@@ -11,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -22,7 +21,7 @@ from outbox_pipelines.relay import service, tracing
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit
 from tests.conftest import Message, Outbox
-from tests.relay.test_parking import NOISE
+from tests.relay.topic import NOISE, create_topic
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
@@ -165,9 +164,7 @@ def test_each_refusal_is_a_span_with_its_reason(
     """Guards against refusals that a trace does not show, and spans that never end."""
     # Without the topic's limit the event is refused by the broker: first in its batch, then alone.
     monkeypatch.setattr("outbox_pipelines.relay.topics._limit", lambda answer, otherwise: None)
-    admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
-    topic = NewTopic(outbox.topic(), 1, 1, config={"max.message.bytes": "2000"})
-    admin.create_topics([topic])[outbox.topic()].result(10)
+    create_topic(outbox, **{"max.message.bytes": "2000"})
     (event_id,) = _write(outbox, SAMPLED, payload={"noise": NOISE})
     _drain(outbox, max_attempts=1)
     finished = spans.get_finished_spans()

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 import pytest
 from cloudevents.core.bindings.kafka import KafkaMessage, from_kafka
 from cloudevents.core.formats.json import JSONFormat
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.event import Event
@@ -18,6 +17,7 @@ from outbox_pipelines.relay.encoding import Encoder, EncodingError
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit
 from tests.conftest import Message, Outbox
+from tests.relay.topic import NOISE, create_topic
 
 BODY = (
     '{"text": "gr\\u00f6\\u00dfer \\" \\\\", "exact": 0.1000, "large": 1e400, "nested": {"a": [null, true]}}'
@@ -120,12 +120,9 @@ def test_a_body_that_does_not_fit_is_parked_and_says_why(outbox: Outbox) -> None
 @pytest.mark.parametrize("value", ["flat", "envelope", "cloudevents"])
 def test_an_event_too_large_in_its_shape_is_named(outbox: Outbox, value: str) -> None:
     """Guards against a report of the broker's that finds no event, since it shows the shape."""
-    admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
-    topic = NewTopic(outbox.topic(), 1, 1, config={"max.message.bytes": "2000"})
-    admin.create_topics([topic])[outbox.topic()].result(10)
-    noise = [f"{n * 7919 % 100_003:05d}" for n in range(20_000)]
+    create_topic(outbox, **{"max.message.bytes": "2000"})
     with outbox.connect(autocommit=False) as connection:
-        guilty = emit(connection, "order", 1, "order.placed", {"noise": noise})
+        guilty = emit(connection, "order", 1, "order.placed", {"noise": NOISE})
     with pytest.MonkeyPatch.context() as unasked:
         # Else it would be held back before the broker sees it.
         unasked.setattr("outbox_pipelines.relay.topics._limit", lambda answer, otherwise: None)

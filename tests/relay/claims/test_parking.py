@@ -17,9 +17,10 @@ from outbox_pipelines.relay.publisher import Delivery
 from tests.conftest import read_topic, wait_until
 from tests.relay.claims import textbook
 from tests.relay.claims.conftest import Make
-from tests.relay.claims.textbook import NOISE, Table
+from tests.relay.claims.textbook import Table
 from tests.relay.test_parking import _change as change
 from tests.relay.test_parking import numbers_by_key
+from tests.relay.topic import NOISE
 
 SMALL = {"max.message.bytes": "2000"}
 

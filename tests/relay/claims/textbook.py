@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import psycopg
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_pipelines import schema
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings
 from tests.conftest import Message, Outbox, read_topic
-
-# Does not compress.
-NOISE: Final = [f"{n * 7919 % 100_003:05d}" for n in range(20_000)]
+from tests.relay.topic import create_topic
 
 _COLUMNS: Final = """
     seq bigint GENERATED ALWAYS AS IDENTITY, id uuid NOT NULL DEFAULT gen_random_uuid(),
@@ -144,9 +141,7 @@ class Table:
         return service.relay(self.with_(**settings).settings, until_empty=True)
 
     def make_topic(self, partitions: int = 1, **config: str) -> None:
-        admin = AdminClient({"bootstrap.servers": self.settings.kafka})
-        topic = NewTopic(self.outbox.topic(), partitions, 1, config=config)
-        admin.create_topics([topic])[self.outbox.topic()].result(10)
+        create_topic(self.outbox, partitions, **config)
 
     @contextmanager
     def relayed(self, *, is_standby: bool = False, **settings: object) -> Iterator[None]:

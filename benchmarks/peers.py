@@ -1,0 +1,239 @@
+"""The relay in all its forms beside the real Debezium, the textbook publisher, and the two limits.
+
+Invariants:
+- The same rows for all, from the same function; the same server and broker; taken in turn.
+- Debezium sleeps (SIGSTOP) while rows are written for it and while others are measured, and has passed all
+  older WAL before: it is measured on its rows alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import psycopg
+from confluent_kafka import Consumer
+
+from benchmarks import debezium, programs, textbook
+from benchmarks.debezium import Debezium
+from benchmarks.servers import fill, fresh_outbox, rewind
+from benchmarks.table import Row
+from outbox_pipelines.settings import Settings
+
+_EVENTS: Final = 400_000
+_ROUNDS: Final = 3
+_TEXTBOOK_EVENTS: Final = 20_000
+
+# As its documentation and those who measured it advise for throughput.
+TUNED: Final[dict[str, object]] = {
+    "max.batch.size": 10_000,
+    "max.queue.size": 40_000,
+    "poll.interval.ms": 5,
+    "producer.override.linger.ms": 5,
+    "producer.override.batch.size": 1_000_000,
+    "producer.override.compression.type": "lz4",
+}
+_MAPPING: Final = """
+table = "textbook_outbox"
+
+[columns]
+seq = "id"
+published_at = "published_at"
+"""
+_AGAIN: Final = "UPDATE textbook_outbox SET published_at = NULL"
+
+
+@dataclass
+class _Measured:
+    """What one way of publishing took, a value a round."""
+
+    rates: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    """Seconds per 100,000 events, of the process."""
+    machine: list[float] = field(default_factory=list)
+    """The same, of everything on the machine."""
+    memory: list[float] = field(default_factory=list)
+
+    def add(self, events: float, seconds: float, cpu: float, machine: float, memory: float) -> None:
+        self.rates.append(events / seconds)
+        self.cpu.append(cpu / events * 1e5)
+        self.machine.append(machine / events * 1e5)
+        self.memory.append(memory)
+
+    @property
+    def rate(self) -> float:
+        return median(self.rates)
+
+
+def measure(servers: Settings) -> list[Row]:
+    """Rows of the table."""
+    found: dict[str, _Measured] = {}
+    with tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder:
+        with _debezium(servers, Path(folder) / "default", {}) as theirs:
+            for jvm in ("just started", "warm"):
+                theirs.drain(found.setdefault(f"Debezium, default settings, JVM {jvm}", _Measured()))
+        with (
+            _debezium(servers, Path(folder) / "tuned", TUNED) as theirs,
+            fresh_outbox(servers) as settings,
+            _table(servers, Path(folder)) as table,
+        ):
+            fill(settings, _EVENTS)
+            theirs.drain(found.setdefault("Debezium, tuned, JVM just started", _Measured()))
+            for _ in range(_ROUNDS):
+                _limit(settings, "read", found.setdefault("limit: reading alone", _Measured()))
+                _limit(settings, "produce", found.setdefault("limit: librdkafka alone", _Measured()))
+                for delivery in ("at_least_once", "exactly_once"):
+                    rewind(settings)
+                    chosen = settings.model_copy(update={"delivery": delivery})
+                    _relay(chosen, found.setdefault(f"relay, {delivery}", _Measured()))
+                theirs.drain(found.setdefault("Debezium, tuned, JVM warm", _Measured()))
+                _mark_as_unpublished(table)
+                _relay(table, found.setdefault("relay on a textbook table", _Measured()))
+                _textbook(settings, found.setdefault("textbook publisher", _Measured()))
+    return _rows(found)
+
+
+def _rows(found: dict[str, _Measured]) -> list[Row]:
+    ours = found["relay, at_least_once"]
+    best = found["Debezium, tuned, JVM warm"]
+    alone = found["limit: librdkafka alone"]
+    exactly = found["relay, exactly_once"]
+
+    def paired(one: _Measured, other: _Measured) -> float:
+        return median(a / b for a, b in zip(one.rates, other.rates, strict=True))
+
+    ratios = {
+        "relay, at_least_once": (
+            f"{paired(ours, best):.1f} × Debezium at its best, {paired(ours, alone):.2f} × librdkafka alone",
+            "≥ 2.5 ×, ≥ 0.70 ×",
+        ),
+        "relay, exactly_once": (f"{paired(exactly, ours):.2f} × at_least_once", "≥ 0.85 ×"),
+    }
+    rows = []
+    for name, measured in found.items():
+        ratio, goal = ratios.get(name, (f"relay {ours.rate / measured.rate:.1f} × faster", ""))
+        rows.append(Row(name, f"{measured.rate:,.0f} events/s", "" if "limit" in name else ratio, goal))
+        if any(measured.memory):
+            cost = (
+                f"{median(measured.cpu):.2f} CPU-s per 100,000 (machine {median(measured.machine):.2f}), "
+                f"{max(measured.memory):,.0f} MB"
+            )
+            rows.append(Row("  its cost", cost))
+    return rows
+
+
+def _relay(settings: Settings, measured: _Measured) -> None:
+    before = _machine()
+    drain = programs.drain(settings)
+    assert drain.events == _EVENTS, drain
+    measured.add(drain.events, drain.seconds, drain.cpu, _machine() - before, drain.peak)
+
+
+def _limit(settings: Settings, which: str, measured: _Measured) -> None:
+    topic = settings.topic.format(aggregate_type="order")
+    events, seconds = programs.run(settings, "limits", which, settings.dsn, settings.kafka, topic)
+    assert events == _EVENTS, events
+    measured.add(events, seconds, 0.0, 0.0, 0.0)
+
+
+def _textbook(settings: Settings, measured: _Measured) -> None:
+    topic = settings.topic.format(aggregate_type="order")
+    arguments = (settings.dsn, settings.kafka, topic, _TEXTBOOK_EVENTS)
+    events, seconds = programs.run(settings, "textbook", *arguments)
+    measured.add(events, seconds, 0.0, 0.0, 0.0)
+
+
+@contextmanager
+def _table(servers: Settings, folder: Path) -> Iterator[Settings]:
+    """Settings for a textbook table with as many events."""
+    with fresh_outbox(servers) as settings:
+        with psycopg.connect(settings.dsn) as connection:
+            connection.execute(textbook.TABLE.encode())
+            connection.execute(textbook.FILL.format(events=_EVENTS).encode())
+        mapping = folder / "table.toml"
+        mapping.write_text(_MAPPING)
+        yield settings.model_copy(update={"table": mapping})
+
+
+def _mark_as_unpublished(settings: Settings) -> None:
+    with psycopg.connect(settings.dsn, autocommit=True) as connection:
+        connection.execute(_AGAIN)
+        # Rewritten, as a table is whose rows were never touched.
+        connection.execute("VACUUM (FULL, ANALYZE) textbook_outbox")
+        connection.execute("CHECKPOINT")
+
+
+class _Debezium:
+    """A Debezium that sleeps but for its measurements."""
+
+    def __init__(self, server: Debezium, settings: Settings) -> None:
+        self._server = server
+        self._settings = settings
+        self._topic = settings.topic.format(aggregate_type="order")
+        self._consumer = Consumer({"bootstrap.servers": settings.kafka, "group.id": "outbox-bench"})
+
+    def drain(self, measured: _Measured) -> None:
+        """Rows are written while it sleeps; then it is measured from its waking to the last message."""
+        self.wake()
+        # What is older in the WAL, of this and other databases, is passed first.
+        size = debezium.size(self._consumer, self._topic)
+        fill(self._settings, 1)
+        self._wait_for(size + 1)
+        os.kill(self._server.pid, signal.SIGSTOP)
+        fill(self._settings, _EVENTS)
+        before, machine = self._cpu(), _machine()
+        started = time.perf_counter()
+        self.wake()
+        self._wait_for(size + 1 + _EVENTS)
+        seconds = time.perf_counter() - started
+        measured.add(_EVENTS, seconds, self._cpu() - before, _machine() - machine, self._peak())
+        os.kill(self._server.pid, signal.SIGSTOP)
+
+    def wake(self) -> None:
+        os.kill(self._server.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        self.wake()
+        self._consumer.close()
+
+    def _wait_for(self, size: int) -> None:
+        deadline = time.monotonic() + 300
+        while debezium.size(self._consumer, self._topic) < size:
+            assert time.monotonic() < deadline, self._server.last_words()
+            time.sleep(0.02)
+
+    def _cpu(self) -> float:
+        return programs.cpu_seconds(self._server.pid)
+
+    def _peak(self) -> float:
+        """Resident memory of the JVM, in MB."""
+        status = Path(f"/proc/{self._server.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+@contextmanager
+def _debezium(servers: Settings, folder: Path, tuning: dict[str, object]) -> Iterator[_Debezium]:
+    with fresh_outbox(servers) as settings:
+        routed = {debezium.ROUTED: settings.topic.format(aggregate_type="${routedByValue}")}
+        own = {**tuning, **routed}
+        with debezium.running(settings.dsn, settings.kafka, folder, own, heap="2g") as server:
+            theirs = _Debezium(server, settings)
+            try:
+                yield theirs
+            finally:
+                theirs.close()
+
+
+def _machine() -> float:
+    """Seconds of CPU that everything on this machine has used (Linux)."""
+    with open("/proc/stat") as stat:  # noqa: PTH123
+        user, nice, system, _idle, _waiting, *interrupts = map(int, stat.readline().split()[1:8])
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,48 @@
+"""What more shards bring on one machine: the same drain by 1, 2 and 4 relays side by side."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from statistics import median
+from typing import Final
+
+from benchmarks import programs
+from benchmarks.servers import fill, fresh_outbox, rewind
+from benchmarks.table import Row
+from outbox_pipelines.relay import resharding
+from outbox_pipelines.settings import Settings
+
+_EVENTS: Final = 400_000
+_COUNTS: Final = (1, 2, 4)
+_ROUNDS: Final = 3
+
+
+def measure(servers: Settings) -> list[Row]:
+    """Rows of the table."""
+    rates: dict[int, list[float]] = {count: [] for count in _COUNTS}
+    with fresh_outbox(servers) as settings:
+        fill(settings, _EVENTS)
+        # A change of their number publishes what is there first.
+        programs.drain(settings)
+        for _ in range(_ROUNDS):
+            for count in _COUNTS:
+                resharding.change(settings, count)
+                rewind(settings)
+                rates[count].append(_together(settings, count))
+    one = median(rates[1])
+    return [
+        Row(
+            f"drain of {_EVENTS:,} by {count} shard{'s' * (count > 1)}",
+            f"{median(found):,.0f} events/s",
+            f"{median(found) / one:.2f} × one",
+        )
+        for count, found in rates.items()
+    ]
+
+
+def _together(settings: Settings, count: int) -> float:
+    with ThreadPoolExecutor(count) as pool:
+        drains = list(pool.map(lambda shard: programs.drain(settings, shard), range(count)))
+    assert sum(drain.events for drain in drains) == _EVENTS, drains
+    seconds = max(d.ended for d in drains) - min(d.ended - d.seconds for d in drains)
+    return _EVENTS / seconds

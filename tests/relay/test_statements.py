@@ -1,0 +1,87 @@
+"""What a piece costs the database, in statements: a slow path that creeps in shows here, on any machine."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox_pipelines.relay import service
+from outbox_pipelines.relay.position import Position, Snapshot
+from outbox_pipelines.relay.source import SnapshotSource
+from outbox_pipelines.writer import emit
+from tests.conftest import Outbox
+from tests.relay.topic import NOISE, create_topic
+
+PIECE = 500
+
+
+@contextmanager
+def _counted() -> Iterator[Counter[str]]:
+    """Statements of this process, by their first words."""
+    found: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def counting(method: Any) -> Any:
+        def counted(self: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+            with lock:
+                found[" ".join(str(query).split()[:3])] += 1
+            return method(self, query, *arguments, **options)
+
+        return counted
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("execute", "stream"):
+            patch.setattr(psycopg.Cursor, name, counting(getattr(psycopg.Cursor, name)))
+        yield found
+
+
+def _drain(outbox: Outbox, pieces: int, **more: object) -> Counter[str]:
+    """What the drain of so many pieces takes."""
+    outbox.fill(pieces * PIECE)
+    settings = outbox.settings.model_copy(update={"piece_events": PIECE, **more})
+    with _counted() as found:
+        totals = service.relay(settings, until_empty=True)
+    assert totals.events + totals.held == pieces * PIECE
+    return found
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_piece_is_one_read_and_at_most_one_settle(outbox: Outbox, delivery: str) -> None:
+    """Guards against a look-up, a lock or a commit for each piece, or each event."""
+    few, many = _drain(outbox, 10, delivery=delivery), _drain(outbox, 50, delivery=delivery)
+    assert (many - few)["SELECT seq, id::text,"] == 40
+    assert (many - few).total() <= 2 * 40
+
+
+def test_a_piece_with_a_blocked_aggregate_is_two_more(outbox: Outbox) -> None:
+    """Guards against a statement for each event that is put aside."""
+    create_topic(outbox, **{"max.message.bytes": "10000"})
+    with outbox.connect(autocommit=False) as connection:
+        emit(connection, "order", 1, "order.placed", NOISE)
+    assert service.relay(outbox.settings, until_empty=True).held == 1
+    few, many = _drain(outbox, 10), _drain(outbox, 50)
+    assert (many - few).total() <= 4 * 40
+
+
+def test_a_small_tick_is_a_snapshot_and_a_read(outbox: Outbox) -> None:
+    """Guards against more statements where events come one by one: each adds to the latency."""
+    with outbox.connect() as connection:
+        ((now,),) = connection.execute("SELECT pg_current_snapshot()::text")
+        position = Position(Snapshot.parse(now))
+        source = SnapshotSource(connection, position, piece_events=PIECE, piece_bytes=8_000_000)
+        for n in range(5):
+            outbox.write(n)
+            with _counted() as found:
+                piece = source.read()
+            assert piece is not None
+            assert len(piece.events) == 1
+            assert found.total() == 2
+        with _counted() as found:
+            assert source.read() is None
+        assert found.total() == 1

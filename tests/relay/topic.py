@@ -1,0 +1,19 @@
+"""Topics with settings of their own, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.conftest import Outbox
+
+# 140 kB that hardly compress.
+NOISE: Final = [f"{n * 7919 % 100_003:05d}" for n in range(20_000)]
+
+
+def create_topic(outbox: Outbox, partitions: int = 1, **config: str) -> None:
+    """The topic of `order`, with these settings."""
+    admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
+    topic = NewTopic(outbox.topic(), partitions, 1, config=config)
+    admin.create_topics([topic])[outbox.topic()].result(10)
