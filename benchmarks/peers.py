@@ -47,6 +47,7 @@ table = "textbook_outbox"
 [columns]
 seq = "id"
 published_at = "published_at"
+retry_count = "retry_count"
 """
 _AGAIN: Final = "UPDATE textbook_outbox SET published_at = NULL"
 

@@ -19,7 +19,8 @@ DROP TABLE IF EXISTS textbook_outbox;
 CREATE TABLE textbook_outbox (
     id bigserial PRIMARY KEY, aggregate_type text NOT NULL, aggregate_id text NOT NULL,
     event_type text NOT NULL, payload jsonb NOT NULL,
-    created_at timestamptz NOT NULL DEFAULT now(), published_at timestamptz
+    created_at timestamptz NOT NULL DEFAULT now(), published_at timestamptz,
+    retry_count int NOT NULL DEFAULT 0
 );
 CREATE INDEX ON textbook_outbox (id) WHERE published_at IS NULL"""
 FILL = """
