@@ -17,11 +17,14 @@ from uuid import UUID
 
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import queries
+from outbox_pipelines.relay import parked_queries
 from outbox_pipelines.settings import Settings
 
 Action = Literal["replay", "discard"]
-_ACT: Final[dict[Action, LiteralString]] = {"replay": queries.REPLAY, "discard": queries.DISCARD}
+_ACT: Final[dict[Action, LiteralString]] = {
+    "replay": parked_queries.REPLAY,
+    "discard": parked_queries.DISCARD,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +90,8 @@ def find(settings: Settings, which: Filter, *, limit: int = 50, discarded: bool 
     """
     parameters = which.parameters() | {"limit": limit, "state": "discarded" if discarded else "failed"}
     with connect(settings, name="outbox dead-letters") as connection:
-        counts = connection.execute(queries.COUNT_DEAD_LETTERS, parameters).fetchall()
-        rows = connection.execute(queries.LIST_DEAD_LETTERS, parameters).fetchall()
+        counts = connection.execute(parked_queries.COUNT_DEAD_LETTERS, parameters).fetchall()
+        rows = connection.execute(parked_queries.LIST_DEAD_LETTERS, parameters).fetchall()
     by_error: dict[str, int] = dict(counts)
     return Found(sum(by_error.values()), by_error, [DeadLetterRow(*row) for row in rows])
 
@@ -96,7 +99,7 @@ def find(settings: Settings, which: Filter, *, limit: int = 50, discarded: bool 
 def show(settings: Settings, event_id: UUID) -> dict[str, Any] | None:
     """All that is known of a parked event or dead letter, and what was done to it; None if it is neither."""
     with connect(settings, name="outbox dead-letters") as connection:
-        row = connection.execute(queries.SHOW_PARKED, {"id": event_id}).fetchone()
+        row = connection.execute(parked_queries.SHOW_PARKED, {"id": event_id}).fetchone()
     return None if row is None else dict(row[0])
 
 
@@ -123,7 +126,7 @@ def _audit(
     connection: Connection, action: Action, which: Filter, ids: list[UUID], *, actor: str, reason: str
 ) -> None:
     connection.execute(
-        queries.AUDIT,
+        parked_queries.AUDIT,
         {
             "actor": actor,
             "action": action,

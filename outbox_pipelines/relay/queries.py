@@ -1,4 +1,4 @@
-"""All SQL of the relay. Table names are unqualified: the connection's search_path finds them."""
+"""SQL of the relay, but for what is parked. Table names are unqualified: the search_path finds them."""
 
 from typing import Final, LiteralString, NamedTuple
 
@@ -28,7 +28,7 @@ COLUMNS_WITH_TIME: Final[LiteralString] = f"""
      || jsonb_build_object('headers', coalesce(headers, '{{}}'::jsonb)))::text"""
 
 # Of this shard. With one shard the planner drops it.
-_MINE: Final[LiteralString] = """
+MINE: Final[LiteralString] = """
     (%(shards)s = 1 OR outbox_shard_of(aggregate_type, aggregate_id, %(shards)s) = %(shard)s)"""
 
 _RANGE: Final[LiteralString] = """
@@ -75,18 +75,18 @@ class Reading(NamedTuple):
 def _reading(columns: LiteralString) -> Reading:
     small: LiteralString = f"""
 WITH tick AS MATERIALIZED (
-    SELECT * FROM outbox WHERE {_RANGE} AND {_MINE} LIMIT %(limit)s + 1
+    SELECT * FROM outbox WHERE {_RANGE} AND {MINE} LIMIT %(limit)s + 1
 )
 SELECT {columns} FROM tick WHERE (SELECT count(*) FROM tick) <= %(limit)s
 UNION ALL
 SELECT -1, '', '', '', '', '', NULL WHERE (SELECT count(*) FROM tick) > %(limit)s
 ORDER BY 1"""
-    with_late = f"UNION ALL SELECT * FROM outbox WHERE {_LATE} AND {_MINE} LIMIT %(limit)s + 1"
+    with_late = f"UNION ALL SELECT * FROM outbox WHERE {_LATE} AND {MINE} LIMIT %(limit)s + 1"
     window: LiteralString = f"""
 SELECT {columns} FROM outbox
 WHERE created_at >= %(start)s AND created_at < %(stop)s AND seq > %(last_seq)s AND seq <= %(to)s
   AND pg_visible_in_snapshot(tx, %(target)s::pg_snapshot)
-  AND NOT pg_visible_in_snapshot(tx, %(done)s::pg_snapshot) AND {_MINE}
+  AND NOT pg_visible_in_snapshot(tx, %(done)s::pg_snapshot) AND {MINE}
 ORDER BY seq"""
     return Reading(small, small.replace("LIMIT %(limit)s + 1", with_late), window)
 
@@ -208,12 +208,12 @@ WITH position AS MATERIALIZED (SELECT done, target, last_seq FROM outbox_shards 
 waiting AS (
     (SELECT o.created_at FROM outbox o, unnest(ARRAY(
          SELECT pg_snapshot_xip(done) FROM position)) AS late
-     WHERE o.tx = late AND {_MINE}
+     WHERE o.tx = late AND {MINE}
        AND NOT (SELECT outbox_covers(done, target, last_seq, o.tx, o.seq) FROM position)
      LIMIT %(cap)s)
     UNION ALL
     (SELECT o.created_at FROM outbox o
-     WHERE o.tx >= (SELECT pg_snapshot_xmax(done) FROM position) AND {_MINE}
+     WHERE o.tx >= (SELECT pg_snapshot_xmax(done) FROM position) AND {MINE}
        AND NOT (SELECT outbox_covers(done, target, last_seq, o.tx, o.seq) FROM position)
      ORDER BY o.tx LIMIT %(cap)s)
 )
@@ -276,162 +276,6 @@ CHANGED: Final = """
 UPDATE outbox_shards
 SET shards = %(wanted)s, epoch = epoch + 1, owner = NULL, held_since = NULL, tick_id = NULL,
     wanted = NULL, wanted_at = NULL, is_held = false, is_there = false, barrier = NULL"""
-
-# --- parking --------------------------------------------------------------------------------------------
-
-# With the whole content, from the table: the day that holds the rows may be dropped later. The range of seq
-# keeps the join off the rest of the day.
-PARK: Final = """
-INSERT INTO outbox_parked (id, seq, tx, aggregate_type, aggregate_id, event_type, payload, headers,
-                           idempotency_key, correlation_id, causation_id, traceparent, version, created_at,
-                           state, next_attempt_at, last_error, failed_at)
-SELECT o.id, o.seq, o.tx, o.aggregate_type, o.aggregate_id, o.event_type, o.payload, o.headers,
-       o.idempotency_key, o.correlation_id, o.causation_id, o.traceparent, o.version, o.created_at,
-       p.state, CASE WHEN p.state = 'retrying' THEN clock_timestamp() END, p.error,
-       CASE WHEN p.state = 'failed' THEN clock_timestamp() END
-FROM unnest(%(seqs)s::bigint[], %(states)s::text[], %(errors)s::text[]) AS p (seq, state, error)
-JOIN outbox o ON o.seq = p.seq
-WHERE o.created_at >= %(start)s AND o.created_at < %(stop)s AND o.seq >= %(from)s AND o.seq <= %(to)s
-ON CONFLICT (id) DO NOTHING"""
-
-BLOCKED: Final[LiteralString] = f"""
-SELECT DISTINCT aggregate_type, aggregate_id FROM outbox_parked
-WHERE state = ANY (%(blocking)s) AND {_MINE}"""
-
-# In exactly_once an event is parked ahead of the position: it is not touched before the position covers it,
-# or a crash would read it again, after it was published.
-_COVERED: Final[LiteralString] = """(
-    SELECT outbox_covers(s.done, s.target, s.last_seq, p.tx, p.seq)
-    FROM outbox_shards s WHERE s.shard = %(shard)s)"""
-
-# The first event of each aggregate that blocks it.
-HEADS: Final[LiteralString] = f"""
-SELECT {COLUMNS_WITH_TIME}, state, attempts,
-       extract(epoch FROM next_attempt_at - clock_timestamp())::float8, deaths, covered
-FROM unnest(%(types)s::text[], %(ids)s::text[]) AS a (type, name)
-CROSS JOIN LATERAL (
-    SELECT *, {_COVERED} AS covered FROM outbox_parked p
-    WHERE p.aggregate_type = a.type AND p.aggregate_id = a.name AND p.state = ANY (%(blocking)s)
-    ORDER BY p.seq LIMIT 1) AS head"""
-
-# Those behind no other: up to the next one that must be tried alone.
-FREE: Final[LiteralString] = f"""
-SELECT {COLUMNS_WITH_TIME}
-FROM unnest(%(types)s::text[], %(ids)s::text[]) AS a (type, name)
-CROSS JOIN LATERAL (
-    SELECT * FROM outbox_parked p
-    WHERE p.aggregate_type = a.type AND p.aggregate_id = a.name AND p.state = 'waiting'
-      AND {_COVERED}
-      AND p.seq < coalesce((
-          SELECT min(b.seq) FROM outbox_parked b
-          WHERE b.aggregate_type = a.type AND b.aggregate_id = a.name
-            AND b.state = ANY (%(blocking)s) AND b.state <> 'waiting'), 9223372036854775807)
-    ORDER BY p.seq LIMIT %(limit)s) AS waiting"""
-
-# Dead letters to be tried again: of each aggregate the first.
-REPLAYS: Final[LiteralString] = f"""
-SELECT DISTINCT ON (aggregate_type, aggregate_id) {COLUMNS_WITH_TIME}, state, attempts, 0::float8, deaths
-FROM outbox_parked
-WHERE state = 'replaying' AND (next_attempt_at IS NULL OR next_attempt_at <= clock_timestamp()) AND {_MINE}
-ORDER BY aggregate_type, aggregate_id, seq LIMIT %(limit)s"""
-
-TRYING: Final = "UPDATE outbox_parked SET trying = true WHERE id = ANY (%(ids)s::uuid[])"
-
-RELEASED: Final = """
-WITH gone AS (DELETE FROM outbox_parked WHERE id = ANY (%(ids)s::uuid[]) RETURNING id, attempts)
-INSERT INTO outbox_released (id, attempts) SELECT id, attempts FROM gone ON CONFLICT (id) DO NOTHING"""
-
-# Kafka takes it: it goes out with the next transaction.
-ACCEPTED: Final = """
-UPDATE outbox_parked SET state = 'waiting', trying = false, next_attempt_at = NULL
-WHERE id = ANY (%(ids)s::uuid[]) AND state IN ('retrying', 'replaying')"""
-
-# A replayed dead letter has had its attempts: refused once more, it is one again.
-REFUSED: Final = """
-UPDATE outbox_parked p
-SET attempts = attempts + 1, last_error = r.error, trying = false,
-    next_attempt_at = clock_timestamp() + make_interval(secs => r.pause),
-    state = CASE WHEN state = 'replaying' OR attempts + 1 >= %(most)s THEN 'failed' ELSE 'retrying' END,
-    failed_at = CASE WHEN state = 'replaying' OR attempts + 1 >= %(most)s THEN clock_timestamp() END
-FROM unnest(%(ids)s::uuid[], %(errors)s::text[], %(pauses)s::float8[]) AS r (id, error, pause)
-WHERE p.id = r.id AND p.state IN ('retrying', 'replaying')
-RETURNING p.id::text, p.state, p.attempts"""
-
-# Not counted: nobody has said a word about the event itself.
-POSTPONED: Final = """
-UPDATE outbox_parked p
-SET last_error = coalesce(r.error, last_error), trying = false,
-    next_attempt_at = clock_timestamp() + make_interval(secs => r.pause)
-FROM unnest(%(ids)s::uuid[], %(errors)s::text[], %(pauses)s::float8[]) AS r (id, error, pause)
-WHERE p.id = r.id"""
-
-# Events of a refused batch that were released: alone, from now on.
-SUSPECTED: Final = """
-UPDATE outbox_parked p
-SET state = 'retrying', trying = false, next_attempt_at = clock_timestamp(), last_error = s.error
-FROM unnest(%(ids)s::uuid[], %(errors)s::text[]) AS s (id, error)
-WHERE p.id = s.id AND p.state = 'waiting'"""
-
-# What a relay was trying when it ended. After a death each is tried alone, and after three a dead letter.
-WAS_TRYING: Final[LiteralString] = f"""
-UPDATE outbox_parked p
-SET trying = false, next_attempt_at = clock_timestamp(), deaths = deaths + %(died)s::int,
-    state = CASE WHEN %(died)s AND deaths + 1 >= %(most)s THEN 'failed'
-                 WHEN %(died)s AND state = 'waiting' THEN 'retrying' ELSE state END,
-    failed_at = CASE WHEN %(died)s AND deaths + 1 >= %(most)s THEN clock_timestamp() END,
-    last_error = CASE WHEN %(died)s THEN %(error)s ELSE last_error END
-FROM (SELECT id AS tried, state AS was FROM outbox_parked WHERE trying AND {_MINE} FOR UPDATE) t
-WHERE id = tried
-RETURNING {COLUMNS_WITH_TIME}, was, state, attempts"""
-
-# Of a run that was released together only the first is marked; another one of it may be what kills.
-ALONE: Final = """
-UPDATE outbox_parked p SET state = 'retrying', next_attempt_at = clock_timestamp(), last_error = %(error)s
-FROM unnest(%(types)s::text[], %(ids)s::text[]) AS a (type, name)
-WHERE p.aggregate_type = a.type AND p.aggregate_id = a.name AND p.state = 'waiting'"""
-
-ANY_REPLAYS: Final[LiteralString] = f"""
-SELECT EXISTS (SELECT FROM outbox_parked WHERE state = 'replaying' AND {_MINE})"""
-
-# Whether somebody has replayed or discarded since. The highest number alone would miss one that commits late.
-NEWS: Final = "SELECT count(*) FROM outbox_audit"
-
-# --- dead letters ---------------------------------------------------------------------------------------
-
-_MEANT: Final[LiteralString] = """
-    (%(ids)s::uuid[] IS NULL OR id = ANY (%(ids)s::uuid[]))
-    AND (%(event_type)s::text IS NULL OR event_type = %(event_type)s)
-    AND (%(aggregate_type)s::text IS NULL OR aggregate_type = %(aggregate_type)s)
-    AND (%(aggregate_id)s::text IS NULL OR aggregate_id = %(aggregate_id)s)
-    AND (%(error)s::text IS NULL OR strpos(last_error, %(error)s) > 0)
-    AND (%(since)s::timestamptz IS NULL OR failed_at >= %(since)s)
-    AND (%(until)s::timestamptz IS NULL OR failed_at <= %(until)s)"""
-
-COUNT_DEAD_LETTERS: Final[LiteralString] = f"""
-SELECT coalesce(last_error, ''), count(*) FROM outbox_parked WHERE state = %(state)s AND {_MEANT}
-GROUP BY 1 ORDER BY 2 DESC"""
-LIST_DEAD_LETTERS: Final[LiteralString] = f"""
-SELECT id::text, seq, aggregate_type, aggregate_id, event_type, state, attempts, failed_at, created_at,
-       coalesce(last_error, '')
-FROM outbox_parked WHERE state = %(state)s AND {_MEANT}
-ORDER BY failed_at DESC, seq DESC LIMIT %(limit)s"""
-
-SHOW_PARKED: Final = """
-SELECT to_jsonb(p) || jsonb_build_object('actions', (
-    SELECT coalesce(jsonb_agg(to_jsonb(a) - 'events' - 'filter' ORDER BY a.number), '[]'::jsonb)
-    FROM outbox_audit a WHERE a.events @> ARRAY[p.id]))
-FROM outbox_parked p WHERE p.id = %(id)s"""
-
-REPLAY: Final[LiteralString] = f"""
-UPDATE outbox_parked SET state = 'replaying', next_attempt_at = NULL, deaths = 0
-WHERE state = 'failed' AND {_MEANT} RETURNING id"""
-DISCARD: Final[LiteralString] = f"""
-UPDATE outbox_parked SET state = 'discarded', failed_at = coalesce(failed_at, clock_timestamp())
-WHERE state = 'failed' AND {_MEANT} RETURNING id"""
-
-AUDIT: Final = """
-INSERT INTO outbox_audit (actor, action, reason, filter, events)
-VALUES (%(actor)s, %(action)s, %(reason)s, %(filter)s, %(events)s)"""
 
 # --- rebase ---------------------------------------------------------------------------------------------
 

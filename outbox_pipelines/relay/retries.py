@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from outbox_pipelines.event import Event, Released
-from outbox_pipelines.relay import queries
+from outbox_pipelines.relay import parked_queries
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.parking import Aggregate, ParkingLot
 from outbox_pipelines.relay.prober import Attempt, Prober, Tried, Verdict
@@ -91,10 +91,12 @@ class Retries:
         """
         error = "the relay died while this event was being published"
         with self._shard.transaction():
-            rows = self._shard.execute(queries.WAS_TRYING, {"died": died, "most": DEATHS, "error": error})
+            rows = self._shard.execute(
+                parked_queries.WAS_TRYING, {"died": died, "most": DEATHS, "error": error}
+            )
             if died and (runs := [row for row in rows if row[_EVENT] == "waiting"]):
                 names = _names((row[2], row[3]) for row in runs)
-                self._shard.execute(queries.ALONE, names | {"error": error})
+                self._shard.execute(parked_queries.ALONE, names | {"error": error})
         for row in rows:
             if died and row[_EVENT + 1] == "failed":
                 self._on_dead_letter(DeadLetter(Event._make(row[:_EVENT]), row[_EVENT + 2], error))
@@ -144,10 +146,10 @@ class Retries:
         aggregates = {(event.aggregate_type, event.aggregate_id) for event in delivery.piece.events}
         with self._shard.transaction():
             published = [event.id for event in delivery.published()]
-            self._shard.execute(queries.RELEASED, {"ids": published})
+            self._shard.execute(parked_queries.RELEASED, {"ids": published})
             if delivery.suspects:
                 ids, errors = zip(*[(e.id, why) for e, why in delivery.suspects.values()], strict=True)
-                self._shard.execute(queries.SUSPECTED, {"ids": list(ids), "errors": list(errors)})
+                self._shard.execute(parked_queries.SUSPECTED, {"ids": list(ids), "errors": list(errors)})
         self._shard.count(len(published))
         self.published += len(published)
         self._metrics.published(len(published))
@@ -161,15 +163,15 @@ class Retries:
 
     def _hear_news(self, now: float) -> None:
         """After somebody has replayed or discarded, and at the beginning: what is parked, from the table."""
-        ((news,),) = self._shard.execute(queries.NEWS, {})
+        ((news,),) = self._shard.execute(parked_queries.NEWS, {})
         self._news_at = now + _NEWS_SECONDS
         if news != self._news:
             self._news = news
-            self._lot.load(self._shard.execute(queries.BLOCKED, {"blocking": self._blocking}))
+            self._lot.load(self._shard.execute(parked_queries.BLOCKED, {"blocking": self._blocking}))
             self._replay_at = now
 
     def _attend(self, aggregates: list[Aggregate]) -> None:
-        rows = self._shard.execute(queries.HEADS, _names(aggregates) | {"blocking": self._blocking})
+        rows = self._shard.execute(parked_queries.HEADS, _names(aggregates) | {"blocking": self._blocking})
         heads = {(row[2], row[3]): row for row in rows}
         attempts, free = [], []
         for aggregate in aggregates:
@@ -201,7 +203,7 @@ class Retries:
                 self._lot.look_again((row[2], row[3]), _ATTENTION_SECONDS)
         if not chosen:
             return
-        self._shard.execute(queries.TRYING, {"ids": [row[1] for row in chosen]})
+        self._shard.execute(parked_queries.TRYING, {"ids": [row[1] for row in chosen]})
         most = self._settings.max_attempts
         self._prober.submit(
             [
@@ -221,7 +223,7 @@ class Retries:
         events: list[Event] = []
         if self._flying < _MOST_RELEASES:
             limit = {"limit": max(1, _RELEASE // len(aggregates)), "blocking": self._blocking}
-            rows = self._shard.stream(queries.FREE, _names(aggregates) | limit)
+            rows = self._shard.stream(parked_queries.FREE, _names(aggregates) | limit)
             events = _bounded(map(Event._make, rows), self._settings.piece_bytes)
         released = {(event.aggregate_type, event.aggregate_id) for event in events}
         for aggregate in aggregates:
@@ -232,16 +234,16 @@ class Retries:
             first: dict[tuple[str, str], str] = {}
             for event in events:
                 first.setdefault((event.aggregate_type, event.aggregate_id), event.id)
-            self._shard.execute(queries.TRYING, {"ids": list(first.values())})
+            self._shard.execute(parked_queries.TRYING, {"ids": list(first.values())})
             self._flying += 1
             self.released.append(Released(events, sum(len(event.payload) for event in events)))
 
     def _replay(self, now: float) -> None:
-        rows = self._shard.execute(queries.REPLAYS, {"limit": _AT_ONCE})
+        rows = self._shard.execute(parked_queries.REPLAYS, {"limit": _AT_ONCE})
         if rows:
             self._try(rows)
         else:
-            ((some,),) = self._shard.execute(queries.ANY_REPLAYS, {})
+            ((some,),) = self._shard.execute(parked_queries.ANY_REPLAYS, {})
             self._replay_at = now + _NEWS_SECONDS if some else None
 
     def _record(self, tried: list[Tried]) -> None:
@@ -253,12 +255,12 @@ class Retries:
         postponed = [t for t in tried if t.verdict in (Verdict.UNAVAILABLE, Verdict.UNKNOWN)]
         accepted = [t.attempt.event for t in tried if t.verdict is Verdict.ACCEPTED]
         with self._shard.transaction():
-            self._shard.execute(queries.RELEASED, {"ids": published})
-            self._shard.execute(queries.ACCEPTED, {"ids": [event.id for event in accepted]})
+            self._shard.execute(parked_queries.RELEASED, {"ids": published})
+            self._shard.execute(parked_queries.ACCEPTED, {"ids": [event.id for event in accepted]})
             rows = self._shard.execute(
-                queries.REFUSED, self._columns(refused) | {"most": self._settings.max_attempts}
+                parked_queries.REFUSED, self._columns(refused) | {"most": self._settings.max_attempts}
             )
-            self._shard.execute(queries.POSTPONED, self._columns(postponed))
+            self._shard.execute(parked_queries.POSTPONED, self._columns(postponed))
         self._shard.count(len(published))
         self.published += len(published)
         self._metrics.published(len(published))

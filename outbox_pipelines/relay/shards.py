@@ -23,7 +23,7 @@ import psycopg
 
 from outbox_pipelines.database import connect, first_line
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import pooler, queries
+from outbox_pipelines.relay import parked_queries, pooler, queries
 from outbox_pipelines.relay.position import Position, Snapshot
 from outbox_pipelines.settings import Settings
 
@@ -289,7 +289,7 @@ class Shard:
 
     def released(self, ids: list[str]) -> None:
         """These parked events are published."""
-        self.execute(queries.RELEASED, {"ids": ids})
+        self.execute(parked_queries.RELEASED, {"ids": ids})
 
     def forget_tick(self) -> None:
         """From here on the database alone counts."""
@@ -301,7 +301,7 @@ class Shard:
         ((start, stop),) = self.execute(queries.DAYS, ends)
         states, errors = zip(*parked.values(), strict=True)
         rows = {"seqs": list(parked), "states": list(states), "errors": list(errors)}
-        self.execute(queries.PARK, {**ends, **rows, "start": start, "stop": stop})
+        self.execute(parked_queries.PARK, {**ends, **rows, "start": start, "stop": stop})
 
     def _check_database(self) -> None:
         row = self._connection.execute(queries.IDENTITY).fetchone()
