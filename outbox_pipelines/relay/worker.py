@@ -16,56 +16,38 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from queue import Empty, Full, Queue
+from queue import Empty
 from typing import Final
 
 import psycopg
 
-from outbox_pipelines.database import connect
 from outbox_pipelines.errors import AwayError
 from outbox_pipelines.event import Piece, Released
 from outbox_pipelines.relay.breaker import State
 from outbox_pipelines.relay.caution import Caution
-from outbox_pipelines.relay.encoding import needs_time
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.parking import ParkingLot
-from outbox_pipelines.relay.position import Position, Snapshot
+from outbox_pipelines.relay.position import Position
 from outbox_pipelines.relay.publisher import Delivery, Publisher
-from outbox_pipelines.relay.resharding import Change
+from outbox_pipelines.relay.reader import CHANGE_POLL, MANY_EVENTS, Reader
 from outbox_pipelines.relay.retries import DeadLetter, Retries
 from outbox_pipelines.relay.shards import Parked, Settled, Shard, ShardLostError
-from outbox_pipelines.relay.source import SnapshotSource
 from outbox_pipelines.relay.transactions import TransactionalPublisher
-from outbox_pipelines.schema import ensure_partitions
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
-_READ_AHEAD: Final = 2
 # Complete pieces that wait for the settler: a slow database must not fill the memory.
 _MOST_UNSETTLED: Final = 16
 # How long a graceful stop waits for acknowledgements: an outage must not hold it up for ever.
 _STOP_SECONDS: Final = 10.0
 # How long a run until empty waits for a Kafka that is away.
 _OUTAGE_SECONDS: Final = 60.0
-
 # An event that kills does so when it is encoded, compressed or sent.
 _INNOCENT_SECONDS: Final = 1.0
-
-# Polling: fast for a second after the last event, then slower and slower. A tick of many events is followed
-# by the next at once; few at a time would cost more in queries than they gain in latency.
-_FAST_POLL: Final = 0.002
-_MANY_EVENTS: Final = 200
 # While acknowledgements are awaited, new pieces are looked for this often.
 _REPORT_POLL: Final = 0.001
-# A relay that runs for months keeps days ahead of itself, where it may.
-_PARTITIONS_EVERY: Final = 3600.0
-# How often a relay looks whether the number of shards is to change; and while it does, what the others do.
-_CHANGE_EVERY: Final = 0.5
-_CHANGE_POLL: Final = 0.02
 # Between two settles: each is a commit, and duplicates after a crash are bounded by it.
 _SETTLE_PAUSE: Final = 0.01
-_FAST_FOR: Final = 1.0
-_SLOW_POLL: Final = 0.025
 
 
 @dataclass(slots=True)
@@ -116,13 +98,13 @@ class Worker:
         self._started = time.monotonic()
         self._end = threading.Event()
         self._failure: BaseException | None = None
-        self._pieces: Queue[Piece | None] = Queue(_READ_AHEAD)
+        self._reader = Reader(
+            settings, shard, self._caution, ending=self._ending, end=self._end, until_empty=until_empty
+        )
+        self._hold = self._reader.hold
         self._settled: deque[Settled] = deque()
         self._outcome = threading.Condition()
         self._completed: list[Delivery] = []
-        self._is_holding = False
-        """Nothing new is tried: the number of shards changes."""
-        self._is_quiet = False
         self._is_exactly_once = isinstance(publisher, TransactionalPublisher)
         if isinstance(publisher, TransactionalPublisher):
             publisher.ledger = self
@@ -146,7 +128,7 @@ class Worker:
             AwayError: with `until_empty`, Kafka has been away for too long.
         """
         self._retries.begin(died=self._shard.deaths > 0)
-        reader = self._thread(self._read, "outbox-reader")
+        reader = self._thread(self._reader.run, "outbox-reader")
         settler = self._thread(self._settle, "outbox-settler")
         try:
             self._publish()
@@ -169,63 +151,6 @@ class Worker:
         if self._failure is not None:
             raise self._failure
         return self.totals
-
-    def _read(self) -> None:
-        with connect(self._settings, name="outbox relay: reader") as connection:
-            source = SnapshotSource(
-                connection,
-                self._shard.position,
-                piece_events=self._settings.piece_events,
-                piece_bytes=self._settings.piece_bytes,
-                with_time=needs_time(self._settings),
-                shard=self._shard.shard,
-                shards=self._shard.shards,
-            )
-            change = Change(connection, self._shard.key)
-            now = source.now()
-            self._caution.until(now)
-            upto: Snapshot | None = now if self._until_empty else None
-            pause = _Pause()
-            partitions_due = time.monotonic()
-            change_due = 0.0
-            while not self._ending():
-                if time.monotonic() >= change_due and not self._until_empty:
-                    change_due = time.monotonic() + _CHANGE_EVERY
-                    if change.look() or change.is_over:
-                        self._take_part(change, source)
-                if time.monotonic() >= partitions_due:
-                    ensure_partitions(connection)
-                    partitions_due += _PARTITIONS_EVERY
-                piece = source.read(upto)
-                if piece is not None:
-                    self._put(piece)
-                    if piece.events:
-                        pause.reset()
-                    if len(piece.events) >= _MANY_EVENTS or not piece.ends_tick:
-                        continue
-                elif self._until_empty:
-                    break
-                self._end.wait(pause.next())
-        self._put(None)
-
-    def _take_part(self, change: Change, source: SnapshotSource) -> None:
-        """In a change of the number of shards: settles all that was read, meets the others at the barrier."""
-        while (rest := source.rest()) is not None:
-            self._put(rest)
-        self._is_holding = True
-        while not self._ending() and change.look():
-            if change.barrier is None:
-                if self._is_quiet and not change.is_held:
-                    change.hold(source.done)
-            elif (piece := source.read(change.barrier)) is not None:
-                self._put(piece)
-                continue
-            elif not change.is_there:
-                change.arrive()
-            self._end.wait(_CHANGE_POLL)
-        if change.is_over:
-            raise ShardLostError("the number of shards has changed")
-        self._is_holding = self._is_quiet = False
 
     def _publish(self) -> None:
         reading = True
@@ -260,14 +185,14 @@ class Worker:
         if not (reading and room):
             raise Empty
         patience = 0.05 if self._lot.blocked else 0.2
-        piece = self._pieces.get(timeout=0.0 if self._publisher.pending else patience)
+        piece = self._reader.pieces.get(timeout=0.0 if self._publisher.pending else patience)
         return self._gathered(piece) if piece is not None and self._is_exactly_once else piece
 
     def _gathered(self, piece: Piece) -> Piece:
         """With the small ticks that wait behind it: each transaction has its price."""
-        while piece.is_whole and len(piece.events) < _MANY_EVENTS:
+        while piece.is_whole and len(piece.events) < MANY_EVENTS:
             try:
-                following = self._pieces.get_nowait()
+                following = self._reader.pieces.get_nowait()
             except Empty:
                 break
             if following is None or not following.is_whole:
@@ -373,10 +298,10 @@ class Worker:
             if finished:
                 return
             self._retries.look_after(may_try=self._may_try())
-            self._is_quiet = self._is_holding and self._retries.is_quiet
+            self._hold.is_reached = self._hold.is_wanted and self._retries.is_quiet
             if self._is_time_to_hand_over():
                 self._stop.set()
-            if deliveries and events < _MANY_EVENTS and not self._is_exactly_once:
+            if deliveries and events < MANY_EVENTS and not self._is_exactly_once:
                 self._end.wait(_SETTLE_PAUSE)
 
     def _settle_ticks(
@@ -408,14 +333,14 @@ class Worker:
         """How long the settler may sleep."""
         until_beat = beat_at + self._heartbeat - time.monotonic()
         # With Kafka away nothing is tried, however due it is.
-        pause = (
-            self._retries.pause if self._may_try() else _CHANGE_POLL if self._is_holding else self._heartbeat
-        )
+        pause = self._retries.pause if self._may_try() else self._heartbeat
+        if self._hold.is_wanted:
+            pause = CHANGE_POLL
         return max(0.0, min(until_beat, pause))
 
     def _may_try(self) -> bool:
         away = self._publisher.breaker.state is not State.CLOSED
-        return not (away or self._stop.is_set() or self._is_holding)
+        return not (away or self._stop.is_set() or self._hold.is_wanted)
 
     def _tell(self) -> None:
         """What people should see in the database, when it has changed."""
@@ -462,14 +387,6 @@ class Worker:
     def _ending(self) -> bool:
         return self._stop.is_set() or self._end.is_set()
 
-    def _put(self, piece: Piece | None) -> None:
-        while not self._end.is_set():
-            try:
-                return self._pieces.put(piece, timeout=0.1)
-            except Full:
-                continue
-        return None
-
     def _fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
         self._end.set()
@@ -496,20 +413,3 @@ class _Order:
     tick_id: str | None = None
     parked: list[Parked] = field(default_factory=list)
     is_done: bool = False
-
-
-class _Pause:
-    """How long to wait before the next poll."""
-
-    def __init__(self) -> None:
-        self._active_at = 0.0
-        self._seconds = _SLOW_POLL
-
-    def reset(self) -> None:
-        self._active_at = time.monotonic()
-        self._seconds = _FAST_POLL
-
-    def next(self) -> float:
-        if time.monotonic() - self._active_at >= _FAST_FOR:
-            self._seconds = min(self._seconds * 1.5, _SLOW_POLL)
-        return self._seconds

@@ -13,8 +13,9 @@ import pytest
 from outbox_pipelines.relay import service, status
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, clean_environment, command, wait_until
-from tests.relay.test_parking import _change, _keys, _numbers, _parked, _quick, _running
-from tests.relay.topic import NOISE, create_topic
+from tests.relay.parked import keys, numbers, parked_rows
+from tests.relay.threads import quick, running
+from tests.relay.topic import NOISE, change_topic, create_topic
 
 
 @pytest.fixture
@@ -27,10 +28,10 @@ def letters(outbox: Outbox) -> list[str]:
             for n, (key, kind) in enumerate([("a", "order.placed"), ("a", "order.paid"), ("b", "order.paid")])
         ]
         emit(connection, "order", "b", "order.shipped", {"n": 3})
-    settings = _quick(outbox, max_attempts=1)
-    with _running(settings):
-        wait_until(lambda: [row[2] for row in _parked(outbox)] == ["failed"] * 3)
-        wait_until(lambda: _numbers(outbox, "b") == [3])
+    settings = quick(outbox, max_attempts=1)
+    with running(settings):
+        wait_until(lambda: [row[2] for row in parked_rows(outbox)] == ["failed"] * 3)
+        wait_until(lambda: numbers(outbox, "b") == [3])
     return ids
 
 
@@ -80,20 +81,20 @@ def test_a_dry_run_changes_nothing(outbox: Outbox, letters: list[str]) -> None:
     """Guards against a rehearsal that is none."""
     done = outbox.outbox("dead-letters", "replay", "--all", "--reason", "topic mended", "--dry-run")
     assert done.stdout == "3 dead letters would be replayed\n"
-    assert [row[2] for row in _parked(outbox)] == ["failed"] * 3
+    assert [row[2] for row in parked_rows(outbox)] == ["failed"] * 3
     assert _audit(outbox) == []
 
 
 def test_replay_after_the_topic_was_mended(outbox: Outbox, letters: list[str]) -> None:
     """Guards against a replay that the running relay does not hear of."""
-    with _running(_quick(outbox, max_attempts=1)):
-        _change(outbox, **{"max.message.bytes": "2000000"})
+    with running(quick(outbox, max_attempts=1)):
+        change_topic(outbox, **{"max.message.bytes": "2000000"})
         done = outbox.outbox(
             "dead-letters", "replay", "--aggregate-id", "a", "--reason", "topic mended", "--yes"
         )
         assert done.stdout == "2 dead letters replayed\n", done.stderr
-        wait_until(lambda: _numbers(outbox, "a") == [0, 1], what="both, in order")
-        wait_until(lambda: [row[1] for row in _parked(outbox)] == [letters[2]])
+        wait_until(lambda: numbers(outbox, "a") == [0, 1], what="both, in order")
+        wait_until(lambda: [row[1] for row in parked_rows(outbox)] == [letters[2]])
     ((actor, action, reason, which, events),) = _audit(outbox)
     assert "@" in actor
     assert (action, reason, which) == ("replay", "topic mended", {"aggregate_id": "a"})
@@ -102,30 +103,30 @@ def test_replay_after_the_topic_was_mended(outbox: Outbox, letters: list[str]) -
 
 def test_a_replay_that_is_refused_is_a_dead_letter_again(outbox: Outbox, letters: list[str]) -> None:
     """Guards against a replay that blocks the aggregate, or is tried for ever."""
-    with _running(_quick(outbox, max_attempts=5)):
+    with running(quick(outbox, max_attempts=5)):
         outbox.outbox("dead-letters", "replay", letters[2], "--reason", "let us see", "--yes")
-        wait_until(lambda: _parked(outbox)[2][2:] == ("failed", 2))
+        wait_until(lambda: parked_rows(outbox)[2][2:] == ("failed", 2))
         with outbox.connect(autocommit=False) as connection:
             emit(connection, "order", "b", "order.paid", {"n": 4})
-        wait_until(lambda: _numbers(outbox, "b") == [3, 4])
+        wait_until(lambda: numbers(outbox, "b") == [3, 4])
     shown = json.loads(outbox.outbox("dead-letters", "show", letters[2]).stdout)
     assert [one["reason"] for one in shown["actions"]] == ["let us see"]
 
 
 def test_discard_lets_a_blocked_aggregate_go(outbox: Outbox, letters: list[str]) -> None:
     """Guards against an aggregate that stays blocked by what was given up."""
-    with _running(_quick(outbox, max_attempts=1, on_dead_letter="block")):
+    with running(quick(outbox, max_attempts=1, on_dead_letter="block")):
         with outbox.connect(autocommit=False) as connection:
             emit(connection, "order", "a", "order.paid", {"n": 5})
             emit(connection, "order", "c", "order.paid", {"n": 6})
-        wait_until(lambda: "c" in _keys(outbox))
-        assert _numbers(outbox, "a") == []
+        wait_until(lambda: "c" in keys(outbox))
+        assert numbers(outbox, "a") == []
         done = outbox.outbox(
             "dead-letters", "discard", *letters[:2], "--reason", "nobody needs them", "--yes", "--json"
         )
         assert json.loads(done.stdout) == {"action": "discard", "dry_run": False, "found": 2, "done": 2}
-        wait_until(lambda: _numbers(outbox, "a") == [5])
-    assert [row[2] for row in _parked(outbox)] == ["discarded", "discarded", "failed"]
+        wait_until(lambda: numbers(outbox, "a") == [5])
+    assert [row[2] for row in parked_rows(outbox)] == ["discarded", "discarded", "failed"]
     assert status.read(outbox.settings).dead_letters == 1
     listed = json.loads(outbox.outbox("dead-letters", "list", "--discarded", "--json").stdout)
     assert listed["total"] == 2
@@ -159,7 +160,7 @@ def test_wrong_input(outbox: Outbox, letters: list[str], arguments: tuple[str, .
     done = outbox.outbox("dead-letters", *arguments)
     assert done.returncode == 2
     assert says in done.stderr
-    assert [row[2] for row in _parked(outbox)] == ["failed"] * 3
+    assert [row[2] for row in parked_rows(outbox)] == ["failed"] * 3
 
 
 def test_nothing_found_is_said(outbox: Outbox) -> None:
@@ -185,7 +186,7 @@ def test_it_asks_before_it_acts(outbox: Outbox, letters: list[str]) -> None:
         _, asked = process.communicate(timeout=30)
     assert "discard 3 dead letters? [y/N]" in asked
     assert process.returncode == 1
-    assert [row[2] for row in _parked(outbox)] == ["failed"] * 3
+    assert [row[2] for row in parked_rows(outbox)] == ["failed"] * 3
 
 
 def test_a_reader_may_not_act(outbox: Outbox, letters: list[str]) -> None:
@@ -209,8 +210,8 @@ def test_a_reader_may_not_act(outbox: Outbox, letters: list[str]) -> None:
             modest = Outbox(outbox.settings.model_copy(update={"dsn": dsn}))
             with outbox.connect() as other:
                 other.execute("UPDATE outbox_parked SET state = 'replaying' WHERE aggregate_id = 'a'")
-            service.relay(_quick(modest, max_attempts=1), until_empty=True)
-            assert [row[2] for row in _parked(outbox)] == ["failed", "failed", "discarded"]
+            service.relay(quick(modest, max_attempts=1), until_empty=True)
+            assert [row[2] for row in parked_rows(outbox)] == ["failed", "failed", "discarded"]
         finally:
             connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 

@@ -12,7 +12,7 @@ import pytest
 
 from outbox_pipelines.relay import service
 from tests.conftest import Outbox, clean_environment
-from tests.relay.test_parking import _numbers, _parked, _write
+from tests.relay.parked import numbers, parked_rows, write
 
 # A relay whose encoder crashes the process at a payload with "deadly" in it, as a fault in a C library would.
 RELAY = """
@@ -53,11 +53,11 @@ def test_an_event_that_kills_is_found_and_given_up(outbox: Outbox, events: int, 
     """Guards against a crash loop for ever, and against blaming an innocent."""
     payloads: list[tuple[str, Any]] = [(str(n % 50), {"n": n}) for n in range(events)]
     payloads[at] = ("guilty", {"n": at, "deadly": True})
-    ids = _write(outbox, *payloads, ("guilty", {"n": events}))
+    ids = write(outbox, *payloads, ("guilty", {"n": events}))
     assert _run_until_it_lives(outbox) <= 6
-    assert _parked(outbox) == [("guilty", ids[at], "failed", 0)]
+    assert parked_rows(outbox) == [("guilty", ids[at], "failed", 0)]
     assert len({message.headers["id"] for message in outbox.messages()}) == events
-    assert _numbers(outbox, "guilty") == [events]
+    assert numbers(outbox, "guilty") == [events]
     with outbox.connect() as connection:
         row = connection.execute(
             "SELECT s.deaths, suspect, suspect_deaths, last_error FROM outbox_shards s, outbox_parked"
@@ -69,17 +69,17 @@ def test_an_event_that_kills_is_found_and_given_up(outbox: Outbox, events: int, 
 
 def test_a_replayed_event_that_kills_is_given_up_again(outbox: Outbox) -> None:
     """Guards against an operator's replay that brings the crash loop back."""
-    ids = _write(outbox, ("guilty", {"n": 0, "deadly": True}), ("other", {"n": 0}))
+    ids = write(outbox, ("guilty", {"n": 0, "deadly": True}), ("other", {"n": 0}))
     _run_until_it_lives(outbox)
     with outbox.connect() as connection:
         connection.execute("UPDATE outbox_parked SET state = 'replaying', next_attempt_at = NULL")
     assert _run_until_it_lives(outbox) <= 4
-    assert _parked(outbox)[0][:3] == ("guilty", ids[0], "failed")
+    assert parked_rows(outbox)[0][:3] == ("guilty", ids[0], "failed")
 
 
 def test_a_run_of_released_events_with_a_killer_in_it(outbox: Outbox) -> None:
     """Guards against a crash loop among events that waited behind another one."""
-    ids = _write(outbox, *[("a", {"n": n}) for n in range(20)])
+    ids = write(outbox, *[("a", {"n": n}) for n in range(20)])
     with outbox.connect() as connection:
         # As after a refusal: the first is to be tried, the others wait; one of those kills.
         service.relay(outbox.settings, until_empty=True)
@@ -91,9 +91,9 @@ def test_a_run_of_released_events_with_a_killer_in_it(outbox: Outbox) -> None:
             "UPDATE outbox_parked SET payload = payload || '{\"deadly\": 1}' WHERE id = %s", [ids[12]]
         )
     _run_until_it_lives(outbox)
-    assert _parked(outbox) == [("a", ids[12], "failed", 0)]
+    assert parked_rows(outbox) == [("a", ids[12], "failed", 0)]
     # Once by the first drain, once as a parked event; of a run that was on its way at the death, again.
-    again = _numbers(outbox, "a")[20:]
+    again = numbers(outbox, "a")[20:]
     first = list(dict.fromkeys(again))
     assert first == [n for n in range(20) if n != 12]
 
@@ -118,5 +118,5 @@ def test_kills_from_outside_blame_nobody(outbox: Outbox) -> None:
         process.wait()
         process.stderr.close()
     service.relay(outbox.settings, until_empty=True)
-    assert _parked(outbox) == []
+    assert parked_rows(outbox) == []
     assert len({message.headers["id"] for message in outbox.messages()}) == 20_000

@@ -20,19 +20,9 @@ from tests.history import business
 from tests.history.verify import verdict
 from tests.history.writers import Writers
 from tests.relay import faults
-from tests.relay.test_parking import (
-    NOISE,
-    _change,
-    _keys,
-    _numbers,
-    _parked,
-    _quick,
-    _running,
-    _topic,
-    _write,
-    numbers_by_key,
-)
-from tests.relay.test_resharding import _relays, _wait_for_holders, _wait_until_relayed
+from tests.relay.parked import keys, numbers, numbers_by_key, parked_rows, write
+from tests.relay.threads import quick, relays, running, wait_for_holders, wait_until_relayed
+from tests.relay.topic import NOISE, change_topic, create_topic
 
 ONCE = {"delivery": "exactly_once", "transaction_seconds": 4.0}
 ENVIRONMENT = {
@@ -43,7 +33,7 @@ ENVIRONMENT = {
 
 
 def _drain(outbox: Outbox, **more: object) -> Totals:
-    return service.relay(_quick(outbox, **ONCE | more), until_empty=True)
+    return service.relay(quick(outbox, **ONCE | more), until_empty=True)
 
 
 def _assert_once(outbox: Outbox, events: int) -> None:
@@ -68,10 +58,10 @@ def test_small_and_big_ticks(outbox: Outbox) -> None:
 
 def test_a_running_relay_takes_what_waits_into_one_transaction(outbox: Outbox) -> None:
     """Guards against a transaction for each event, which would queue up behind each other."""
-    with _running(_quick(outbox, **ONCE)):
+    with running(quick(outbox, **ONCE)):
         for n in range(50):
             outbox.write(n)
-        _wait_until_relayed(outbox)
+        wait_until_relayed(outbox)
     _assert_once(outbox, 50)
 
 
@@ -109,20 +99,20 @@ def test_a_death_around_the_commit(outbox: Outbox, monkeypatch: pytest.MonkeyPat
     monkeypatch.undo()
     _drain(outbox)
     _assert_once(outbox, 9_000)
-    for numbers in numbers_by_key(outbox.messages()).values():
-        assert numbers == sorted(numbers)
+    for found in numbers_by_key(outbox.messages()).values():
+        assert found == sorted(found)
 
 
 def test_a_rejected_event_is_parked_and_its_batch_is_not(outbox: Outbox) -> None:
     """Guards against a refusal that aborts for ever, or loses what was in the transaction."""
-    _topic(outbox, **{"max.message.bytes": "2000"})
+    create_topic(outbox, **{"max.message.bytes": "2000"})
     events: list[tuple[str, Any]] = [(str(n % 7), {"n": n}) for n in range(300)]
     events.insert(150, ("guilty", {"n": -1, "noise": NOISE}))
     events.append(("guilty", {"n": -2}))
-    _write(outbox, *events)
-    with _running(_quick(outbox, max_attempts=3, **ONCE)):
-        wait_until(lambda: [row[2:] for row in _parked(outbox)] == [("failed", 3)], seconds=60)
-        wait_until(lambda: _numbers(outbox, "guilty") == [-2], what="the aggregate to go on")
+    write(outbox, *events)
+    with running(quick(outbox, max_attempts=3, **ONCE)):
+        wait_until(lambda: [row[2:] for row in parked_rows(outbox)] == [("failed", 3)], seconds=60)
+        wait_until(lambda: numbers(outbox, "guilty") == [-2], what="the aggregate to go on")
     _assert_once(outbox, 301)
 
 
@@ -133,30 +123,30 @@ def test_a_mended_topic_lets_parked_events_through_once(
     """Guards against a retry outside of the transactions: a crash would double it."""
     if not asked:
         monkeypatch.setattr("outbox_pipelines.relay.topics._limit", lambda answer, otherwise: None)
-    _topic(outbox, **{"max.message.bytes": "2000"})
-    _write(outbox, ("a", {"n": 0}), ("a", {"n": 1, "noise": NOISE}), ("a", {"n": 2}), ("b", {"n": 0}))
-    with _running(_quick(outbox, max_attempts=1000, **ONCE)):
-        wait_until(lambda: len(_parked(outbox)) == 2 and _parked(outbox)[0][3] > 1, seconds=60)
-        _change(outbox, **{"max.message.bytes": "2000000"})
+    create_topic(outbox, **{"max.message.bytes": "2000"})
+    write(outbox, ("a", {"n": 0}), ("a", {"n": 1, "noise": NOISE}), ("a", {"n": 2}), ("b", {"n": 0}))
+    with running(quick(outbox, max_attempts=1000, **ONCE)):
+        wait_until(lambda: len(parked_rows(outbox)) == 2 and parked_rows(outbox)[0][3] > 1, seconds=60)
+        change_topic(outbox, **{"max.message.bytes": "2000000"})
         wait_until(
-            lambda: _numbers(outbox, "a") == [0, 1, 2], seconds=60, what="the event and those behind it"
+            lambda: numbers(outbox, "a") == [0, 1, 2], seconds=60, what="the event and those behind it"
         )
-        _write(outbox, ("a", {"n": 3}))
-        wait_until(lambda: _numbers(outbox, "a") == [0, 1, 2, 3])
-        wait_until(lambda: _parked(outbox) == [])
+        write(outbox, ("a", {"n": 3}))
+        wait_until(lambda: numbers(outbox, "a") == [0, 1, 2, 3])
+        wait_until(lambda: parked_rows(outbox) == [])
     _assert_once(outbox, 5)
 
 
 def test_a_replayed_dead_letter_comes_once(outbox: Outbox) -> None:
     """Guards against a replay that is published twice, or never."""
-    _topic(outbox, **{"max.message.bytes": "2000"})
-    _write(outbox, ("a", {"n": 0, "noise": NOISE}), ("a", {"n": 1}))
-    with _running(_quick(outbox, max_attempts=1, **ONCE)):
-        wait_until(lambda: [row[2] for row in _parked(outbox)] == ["failed"])
-        _change(outbox, **{"max.message.bytes": "2000000"})
+    create_topic(outbox, **{"max.message.bytes": "2000"})
+    write(outbox, ("a", {"n": 0, "noise": NOISE}), ("a", {"n": 1}))
+    with running(quick(outbox, max_attempts=1, **ONCE)):
+        wait_until(lambda: [row[2] for row in parked_rows(outbox)] == ["failed"])
+        change_topic(outbox, **{"max.message.bytes": "2000000"})
         assert outbox.outbox("dead-letters", "replay", "--all", "--reason", "mended", "--yes").returncode == 0
-        wait_until(lambda: _numbers(outbox, "a") == [1, 0], what="the late one")
-        wait_until(lambda: _parked(outbox) == [])
+        wait_until(lambda: numbers(outbox, "a") == [1, 0], what="the late one")
+        wait_until(lambda: parked_rows(outbox) == [])
     _assert_once(outbox, 2)
 
 
@@ -177,14 +167,14 @@ def test_shards_change_without_a_duplicate(outbox: Outbox) -> None:
     seed = faults.seed()
     with outbox.connect() as connection:
         business.prepare(connection)
-    with _relays(outbox, 3, **ONCE):
+    with relays(outbox, 3, **ONCE):
         writers = Writers(outbox.settings.dsn, seed, 3)
         for wanted in (2, 3, 1, 2):
             resharding.change(outbox.settings, wanted)
-            _wait_for_holders(outbox, wanted)
+            wait_for_holders(outbox, wanted)
             faults.wait_for_more(faults.published(outbox), 20)
         writers.stop()
-        _wait_until_relayed(outbox)
+        wait_until_relayed(outbox)
     found = verdict(outbox, calm=True)
     assert found.wrong == []
     assert found.committed > 0
@@ -247,7 +237,7 @@ def test_the_database_restarts_between_kafkas_commit_and_the_settle(
             postgres.start()
         faults.wait_for_more(faults.published(outbox), 20, seconds=60)
         writers.stop()
-        _wait_until_relayed(outbox)
+        wait_until_relayed(outbox)
         assert relay.poll() is None
     assert verdict(outbox, calm=True).wrong == []
 
@@ -274,22 +264,22 @@ def test_a_restored_position_doubles_and_never_loses(outbox: Outbox, within_a_ti
 
 def test_a_death_between_parking_and_the_commit(outbox: Outbox) -> None:
     """Guards against an event that is parked ahead of the position, read again, and published both ways."""
-    _write(outbox, ("a", {"n": 0}), ("a", {"n": 1}), ("b", {"n": 0}))
+    write(outbox, ("a", {"n": 0}), ("a", {"n": 1}), ("b", {"n": 0}))
     with outbox.connect() as connection:
         connection.execute(
             "INSERT INTO outbox_parked SELECT *, CASE WHEN seq = (SELECT min(seq) FROM outbox) "
             "THEN 'retrying' ELSE 'waiting' END, 0, now(), 'its batch was refused' "
             "FROM outbox WHERE aggregate_id = 'a'"
         )
-    with _running(_quick(outbox, **ONCE)):
-        wait_until(lambda: _parked(outbox) == [], what="nothing parked")
-        _wait_until_relayed(outbox)
+    with running(quick(outbox, **ONCE)):
+        wait_until(lambda: parked_rows(outbox) == [], what="nothing parked")
+        wait_until_relayed(outbox)
     _assert_once(outbox, 3)
-    assert _numbers(outbox, "a") == [0, 1]
+    assert numbers(outbox, "a") == [0, 1]
 
 
 def test_aborted_events_are_not_seen(outbox: Outbox) -> None:
     """Guards against a reader of these tests that would not notice a transaction."""
     outbox.write("x")
     _drain(outbox)
-    assert _keys(outbox) == ["x"]
+    assert keys(outbox) == ["x"]

@@ -7,44 +7,20 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import resharding, service, status
+from outbox_pipelines.relay import resharding, service
 from tests.conftest import Outbox, wait_until
 from tests.history import business
 from tests.history.verify import verdict
 from tests.history.writers import Writers
 from tests.relay import faults
-from tests.relay.test_parking import NOISE, _numbers, _parked, _quick, _topic, _write, numbers_by_key
-
-
-@contextmanager
-def _relays(outbox: Outbox, count: int, **more: object) -> Iterator[None]:
-    """So many relays, each taking whichever shard is free."""
-    stop = threading.Event()
-    failures: list[BaseException] = []
-    settings = _quick(outbox, **more)
-
-    def run(owner: str) -> None:
-        try:
-            service.relay(settings, owner=owner, stop=stop)
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(f"relay {n}",)) for n in range(count)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(30)
-    assert failures == []
+from tests.relay.parked import numbers, numbers_by_key, parked_rows, write
+from tests.relay.threads import relays, wait_for_holders, wait_until_relayed
+from tests.relay.topic import NOISE, create_topic
 
 
 class _Changing(threading.Thread):
@@ -58,38 +34,18 @@ class _Changing(threading.Thread):
         self.changed = resharding.change(self._outbox.settings, self._wanted)
 
 
-def _holders(outbox: Outbox) -> list[str | None]:
-    return [shard.owner for shard in status.read(outbox.settings).shards]
-
-
-def _wait_for_holders(outbox: Outbox, count: int) -> None:
-    def held() -> bool:
-        holders = _holders(outbox)
-        return len(holders) == count and None not in holders and len(set(holders)) == count
-
-    wait_until(held, seconds=30, what=f"{count} shards with a relay each")
-
-
-def _wait_until_relayed(outbox: Outbox) -> None:
-    wait_until(
-        lambda: not any(shard.backlog for shard in status.read(outbox.settings).shards),
-        seconds=60,
-        what="no backlog",
-    )
-
-
 def test_shards_share_the_work_and_miss_nothing(outbox: Outbox) -> None:
     """Guards against an event that belongs to no shard, or to two."""
-    with _relays(outbox, 4):
-        _wait_for_holders(outbox, 1)
+    with relays(outbox, 4):
+        wait_for_holders(outbox, 1)
         assert resharding.change(outbox.settings, 3)
-        _wait_for_holders(outbox, 3)
+        wait_for_holders(outbox, 3)
         outbox.fill(12_000, aggregates=50)
-        _wait_until_relayed(outbox)
+        wait_until_relayed(outbox)
     messages = outbox.messages()
     assert len(messages) == len({message.headers["id"] for message in messages}) == 12_000
-    for numbers in numbers_by_key(messages).values():
-        assert numbers == sorted(numbers)
+    for found in numbers_by_key(messages).values():
+        assert found == sorted(found)
     with outbox.connect() as connection:
         rows = connection.execute(
             "SELECT shard, sum(events)::int FROM outbox_progress WHERE shards = 3 GROUP BY 1 ORDER BY 1"
@@ -109,15 +65,15 @@ def test_the_number_changes_again_and_again_under_load(outbox: Outbox) -> None:
     chance = random.Random(seed)
     with outbox.connect() as connection:
         business.prepare(connection)
-    with _relays(outbox, 4):
+    with relays(outbox, 4):
         writers = Writers(outbox.settings.dsn, seed, 4)
         for _ in range(6):
             wanted = chance.choice([1, 2, 3, 4])
             resharding.change(outbox.settings, wanted)
-            _wait_for_holders(outbox, wanted)
+            wait_for_holders(outbox, wanted)
             faults.wait_for_more(faults.published(outbox), 20)
         writers.stop()
-        _wait_until_relayed(outbox)
+        wait_until_relayed(outbox)
     found = verdict(outbox, calm=True)
     assert found.wrong == []
     assert found.committed > 0
@@ -131,7 +87,7 @@ def test_relays_that_are_killed_while_the_number_changes(outbox: Outbox) -> None
     writers = Writers(outbox.settings.dsn, seed, 3)
     with ExitStack() as stack:
         relays = [stack.enter_context(faults.relay(outbox, OUTBOX_LEASE_SECONDS="2")) for _ in range(3)]
-        _wait_for_holders(outbox, 1)
+        wait_for_holders(outbox, 1)
         for wanted in (2, 3, 1, 2):
             changing = _Changing(outbox, wanted)
             changing.start()
@@ -140,17 +96,17 @@ def test_relays_that_are_killed_while_the_number_changes(outbox: Outbox) -> None
             relays.append(stack.enter_context(faults.relay(outbox, OUTBOX_LEASE_SECONDS="2")))
             changing.join(60)
             assert changing.changed
-            _wait_for_holders(outbox, wanted)
+            wait_for_holders(outbox, wanted)
             faults.wait_for_more(faults.published(outbox), 20)
         writers.stop()
-        _wait_until_relayed(outbox)
+        wait_until_relayed(outbox)
     faults.verify(outbox)
 
 
 def test_a_shard_without_a_relay_stops_the_change_and_nothing_else(outbox: Outbox) -> None:
     """Guards against a change that waits for ever, or leaves the relays waiting."""
-    with _relays(outbox, 1):
-        _wait_for_holders(outbox, 1)
+    with relays(outbox, 1):
+        wait_for_holders(outbox, 1)
         waited: list[str] = []
         with outbox.connect() as connection:
             connection.execute(
@@ -164,13 +120,13 @@ def test_a_shard_without_a_relay_stops_the_change_and_nothing_else(outbox: Outbo
             assert rows == [(None, False, None)] * 2
             connection.execute("DELETE FROM outbox_shards WHERE shard = 1")
         outbox.write(1, 2, 3)
-        _wait_until_relayed(outbox)
+        wait_until_relayed(outbox)
 
 
 def test_a_change_whose_author_died_is_given_up(outbox: Outbox) -> None:
     """Guards against a relay that waits for ever for somebody who is gone."""
-    with _relays(outbox, 1):
-        _wait_for_holders(outbox, 1)
+    with relays(outbox, 1):
+        wait_for_holders(outbox, 1)
         with outbox.connect() as connection:
             connection.execute(
                 "UPDATE outbox_shards SET wanted = 2, wanted_at = clock_timestamp() - interval '9 seconds'"
@@ -180,20 +136,20 @@ def test_a_change_whose_author_died_is_given_up(outbox: Outbox) -> None:
                 lambda: connection.execute("SELECT wanted FROM outbox_shards").fetchone() == (None,),
                 what="the relay to give the change up",
             )
-            _wait_until_relayed(outbox)
+            wait_until_relayed(outbox)
 
 
 def test_parked_events_go_to_their_new_shard(outbox: Outbox) -> None:
     """Guards against parked events that nobody looks after once the number has changed."""
-    _topic(outbox, **{"max.message.bytes": "2000"})
-    _write(outbox, *[(str(n), {"n": 0, "noise": NOISE}) for n in range(6)])
-    _write(outbox, *[(str(n), {"n": 1}) for n in range(6)])
-    with _relays(outbox, 3, retry_seconds=0.1, max_attempts=6):
-        wait_until(lambda: len(_parked(outbox)) == 12)
+    create_topic(outbox, **{"max.message.bytes": "2000"})
+    write(outbox, *[(str(n), {"n": 0, "noise": NOISE}) for n in range(6)])
+    write(outbox, *[(str(n), {"n": 1}) for n in range(6)])
+    with relays(outbox, 3, retry_seconds=0.1, max_attempts=6):
+        wait_until(lambda: len(parked_rows(outbox)) == 12)
         assert resharding.change(outbox.settings, 3)
-        wait_until(lambda: [row[2] for row in _parked(outbox)] == ["failed"] * 6, seconds=60)
-        wait_until(lambda: all(_numbers(outbox, str(n)) == [1] for n in range(6)))
-        assert all(row[3] == 6 for row in _parked(outbox))
+        wait_until(lambda: [row[2] for row in parked_rows(outbox)] == ["failed"] * 6, seconds=60)
+        wait_until(lambda: all(numbers(outbox, str(n)) == [1] for n in range(6)))
+        assert all(row[3] == 6 for row in parked_rows(outbox))
 
 
 def test_the_command(outbox: Outbox) -> None:
@@ -202,12 +158,12 @@ def test_the_command(outbox: Outbox) -> None:
     none = outbox.outbox("shards", "set", "2", "--seconds", "1")
     assert none.returncode == 1
     assert "no answer from the relay of shard 0 yet (is there one?); nothing was changed" in none.stderr
-    with _relays(outbox, 2):
-        _wait_for_holders(outbox, 1)
+    with relays(outbox, 2):
+        wait_for_holders(outbox, 1)
         done = outbox.outbox("shards", "set", "2")
         assert (done.returncode, done.stdout) == (0, "2 shards\n"), done.stderr
         assert outbox.outbox("shards", "set", "2").stdout == "2 shards: nothing to change\n"
-        _wait_for_holders(outbox, 2)
+        wait_for_holders(outbox, 2)
         listed = json.loads(outbox.outbox("shards", "--json").stdout)
         assert [(shard["shard"], shard["shards"]) for shard in listed] == [(0, 2), (1, 2)]
     for wrong, code in (("0", 2), ("65", 2), ("two", 2)):
@@ -218,8 +174,8 @@ def test_the_command(outbox: Outbox) -> None:
 
 def test_until_empty_publishes_all_shards(outbox: Outbox) -> None:
     """Guards against a drain that forgets all shards but one."""
-    with _relays(outbox, 1):
-        _wait_for_holders(outbox, 1)
+    with relays(outbox, 1):
+        wait_for_holders(outbox, 1)
         resharding.change(outbox.settings, 4)
     outbox.fill(400)
     assert service.relay(outbox.settings, until_empty=True).events == 400

@@ -82,6 +82,3 @@ def test_a_small_tick_is_a_snapshot_and_a_read(outbox: Outbox) -> None:
             assert piece is not None
             assert len(piece.events) == 1
             assert found.total() == 2
-        with _counted() as found:
-            assert source.read() is None
-        assert found.total() == 1

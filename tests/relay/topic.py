@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 from tests.conftest import Outbox
 
@@ -17,3 +17,14 @@ def create_topic(outbox: Outbox, partitions: int = 1, **config: str) -> None:
     admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
     topic = NewTopic(outbox.topic(), partitions, 1, config=config)
     admin.create_topics([topic])[outbox.topic()].result(10)
+
+
+def change_topic(outbox: Outbox, **config: str) -> None:
+    """Other settings of the topic of `order`."""
+    admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
+    entries = [
+        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in config.items()
+    ]
+    resource = ConfigResource(ConfigResource.Type.TOPIC, outbox.topic(), incremental_configs=entries)
+    admin.incremental_alter_configs([resource])[resource].result(10)

@@ -18,9 +18,8 @@ from tests.conftest import read_topic, wait_until
 from tests.relay.claims import textbook
 from tests.relay.claims.conftest import Make
 from tests.relay.claims.textbook import Table
-from tests.relay.test_parking import _change as change
-from tests.relay.test_parking import numbers_by_key
-from tests.relay.topic import NOISE
+from tests.relay.parked import numbers_by_key
+from tests.relay.topic import NOISE, change_topic
 
 SMALL = {"max.message.bytes": "2000"}
 
@@ -106,7 +105,7 @@ def test_a_mended_topic_lets_the_event_through(table: Table) -> None:
     table.write(("a", {"n": 0}), ("a", {"n": 1, "noise": NOISE}), ("a", {"n": 2}), ("b", {"n": 0}))
     with table.relayed(max_attempts=1000, retry_seconds=0.05):
         wait_until(lambda: len(_unpublished(table)) == 2 and _unpublished(table)[0][1] > 1)
-        change(table.outbox, **{"max.message.bytes": "2000000"})
+        change_topic(table.outbox, **{"max.message.bytes": "2000000"})
         wait_until(lambda: table.numbers("a") == [0, 1, 2], what="the event and those behind it")
         table.write(("a", {"n": 3}))
         wait_until(lambda: table.numbers("a") == [0, 1, 2, 3])

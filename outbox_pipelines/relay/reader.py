@@ -1,0 +1,162 @@
+"""The thread that reads, a piece or two ahead of the one that publishes.
+
+Invariants:
+- It owns its connection; a None in the queue is the end of what is to be read.
+- While the number of shards changes it reads nothing but what the barrier asks for, and goes on when all is
+  settled.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Full, Queue
+from typing import Final
+
+from outbox_pipelines.database import connect
+from outbox_pipelines.event import Piece
+from outbox_pipelines.relay.caution import Caution
+from outbox_pipelines.relay.encoding import needs_time
+from outbox_pipelines.relay.position import Snapshot
+from outbox_pipelines.relay.resharding import Change
+from outbox_pipelines.relay.shards import Shard, ShardLostError
+from outbox_pipelines.relay.source import SnapshotSource
+from outbox_pipelines.schema import ensure_partitions
+from outbox_pipelines.settings import Settings
+
+_READ_AHEAD: Final = 2
+# Polling: fast for a second after the last event, then slower and slower. A tick of many events is followed
+# by the next at once; few at a time would cost more in queries than they gain in latency.
+_FAST_POLL: Final = 0.002
+_FAST_FOR: Final = 1.0
+_SLOW_POLL: Final = 0.025
+MANY_EVENTS: Final = 200
+# A relay that runs for months keeps days ahead of itself, where it may.
+_PARTITIONS_EVERY: Final = 3600.0
+# How often a relay looks whether the number of shards is to change; and while it does, what the others do.
+_CHANGE_EVERY: Final = 0.5
+CHANGE_POLL: Final = 0.02
+
+
+@dataclass(slots=True)
+class Hold:
+    """A stand-still, while the number of shards changes: the reader wants it, the settler reaches it."""
+
+    is_wanted: bool = False
+    """Nothing new is tried."""
+    is_reached: bool = False
+    """Nothing is under way."""
+
+
+class Reader:
+    """Reads a shard that has been taken, into `pieces`.
+
+    Args:
+        ending: whether to stop reading.
+        end: set when nobody takes pieces any more.
+        until_empty: reads what has committed by the start alone.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        shard: Shard,
+        caution: Caution,
+        *,
+        ending: Callable[[], bool],
+        end: threading.Event,
+        until_empty: bool,
+    ) -> None:
+        self._settings = settings
+        self._shard = shard
+        self._caution = caution
+        self._ending = ending
+        self._end = end
+        self._until_empty = until_empty
+        self.hold = Hold()
+        self.pieces: Queue[Piece | None] = Queue(_READ_AHEAD)
+
+    def run(self) -> None:
+        """Reads until the end, or until there is nothing more; raises whatever goes wrong."""
+        with connect(self._settings, name="outbox relay: reader") as connection:
+            source = SnapshotSource(
+                connection,
+                self._shard.position,
+                piece_events=self._settings.piece_events,
+                piece_bytes=self._settings.piece_bytes,
+                with_time=needs_time(self._settings),
+                shard=self._shard.shard,
+                shards=self._shard.shards,
+            )
+            change = Change(connection, self._shard.key)
+            now = source.now()
+            self._caution.until(now)
+            upto: Snapshot | None = now if self._until_empty else None
+            pause = _Pause()
+            partitions_due = time.monotonic()
+            change_due = 0.0
+            while not self._ending():
+                if time.monotonic() >= change_due and not self._until_empty:
+                    change_due = time.monotonic() + _CHANGE_EVERY
+                    if change.look() or change.is_over:
+                        self._take_part(change, source)
+                if time.monotonic() >= partitions_due:
+                    ensure_partitions(connection)
+                    partitions_due += _PARTITIONS_EVERY
+                piece = source.read(upto)
+                if piece is not None:
+                    self._put(piece)
+                    if piece.events:
+                        pause.reset()
+                    if len(piece.events) >= MANY_EVENTS or not piece.ends_tick:
+                        continue
+                elif self._until_empty:
+                    break
+                self._end.wait(pause.next())
+        self._put(None)
+
+    def _take_part(self, change: Change, source: SnapshotSource) -> None:
+        """In a change of the number of shards: settles all that was read, meets the others at the barrier."""
+        while (rest := source.rest()) is not None:
+            self._put(rest)
+        self.hold.is_wanted = True
+        while not self._ending() and change.look():
+            if change.barrier is None:
+                if self.hold.is_reached and not change.is_held:
+                    change.hold(source.done)
+            elif (piece := source.read(change.barrier)) is not None:
+                self._put(piece)
+                continue
+            elif not change.is_there:
+                change.arrive()
+            self._end.wait(CHANGE_POLL)
+        if change.is_over:
+            raise ShardLostError("the number of shards has changed")
+        self.hold.is_wanted = self.hold.is_reached = False
+
+    def _put(self, piece: Piece | None) -> None:
+        while not self._end.is_set():
+            try:
+                return self.pieces.put(piece, timeout=0.1)
+            except Full:
+                continue
+        return None
+
+
+class _Pause:
+    """How long to wait before the next poll."""
+
+    def __init__(self) -> None:
+        self._active_at = 0.0
+        self._seconds = _SLOW_POLL
+
+    def reset(self) -> None:
+        self._active_at = time.monotonic()
+        self._seconds = _FAST_POLL
+
+    def next(self) -> float:
+        if time.monotonic() - self._active_at >= _FAST_FOR:
+            self._seconds = min(self._seconds * 1.5, _SLOW_POLL)
+        return self._seconds

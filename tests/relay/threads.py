@@ -1,0 +1,82 @@
+"""Relays in threads of the test, and what is waited for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from outbox_pipelines.relay import service, status
+from outbox_pipelines.settings import Settings
+from tests.conftest import Outbox, wait_until
+
+
+def quick(outbox: Outbox, **more: object) -> Settings:
+    return outbox.settings.model_copy(update={"retry_seconds": 0.05, **more})
+
+
+@contextmanager
+def running(settings: Settings) -> Iterator[None]:
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            service.relay(settings, stop=stop)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+
+    relay = threading.Thread(target=run)
+    relay.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        relay.join(30)
+    assert failures == []
+    assert not relay.is_alive()
+
+
+@contextmanager
+def relays(outbox: Outbox, count: int, **more: object) -> Iterator[None]:
+    """So many relays, each taking whichever shard is free."""
+    stop = threading.Event()
+    failures: list[BaseException] = []
+    settings = quick(outbox, **more)
+
+    def run(owner: str) -> None:
+        try:
+            service.relay(settings, owner=owner, stop=stop)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(f"relay {n}",)) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+    assert failures == []
+
+
+def holders(outbox: Outbox) -> list[str | None]:
+    return [shard.owner for shard in status.read(outbox.settings).shards]
+
+
+def wait_for_holders(outbox: Outbox, count: int) -> None:
+    def held() -> bool:
+        names = holders(outbox)
+        return len(names) == count and None not in names and len(set(names)) == count
+
+    wait_until(held, seconds=30, what=f"{count} shards with a relay each")
+
+
+def wait_until_relayed(outbox: Outbox) -> None:
+    wait_until(
+        lambda: not any(shard.backlog for shard in status.read(outbox.settings).shards),
+        seconds=60,
+        what="no backlog",
+    )
