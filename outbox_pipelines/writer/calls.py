@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 from uuid import UUID
 
 from outbox_pipelines.writer import content, statements
+from outbox_pipelines.writer.context import Surroundings, surroundings
 from outbox_pipelines.writer.errors import OutboxError, PayloadTooLargeError
 from outbox_pipelines.writer.events import Emitted, NewEvent
 from outbox_pipelines.writer.statements import Query
@@ -117,7 +118,7 @@ def emit(
         traceparent,
         version,
     )
-    query = statements.one(content.row(event))
+    query = statements.one(content.row(event, surroundings()))
     if way.asynchronous:
         return _one_later(way, target, query)
     return _now(way, target, query)[0]
@@ -145,17 +146,19 @@ def emit_many(
         What became of each event, in order.
     """
     way = way_through(target)
-    queries = list(statements.many([_checked(number, event) for number, event in enumerate(events)]))
+    around = surroundings()
+    rows = [_checked(number, event, around) for number, event in enumerate(events)]
+    queries = list(statements.many(rows))
     if way.asynchronous:
         return _all_later(way, target, queries)
     return [emitted for query in queries for emitted in _now(way, target, query)]
 
 
-def _checked(number: int, event: NewEvent) -> content.Row:
+def _checked(number: int, event: NewEvent, around: Surroundings) -> content.Row:
     if not isinstance(event, NewEvent):
         raise OutboxError(f"event {number} is a {type(event).__name__}: give a NewEvent")
     try:
-        return content.row(event)
+        return content.row(event, around)
     except OutboxError as error:
         raise type(error)(f"event {number}: {error}") from error
 

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from outbox_pipelines.writer.context import current_correlation, current_trace
+from outbox_pipelines.writer.context import Surroundings
 from outbox_pipelines.writer.encoding import to_json
 from outbox_pipelines.writer.errors import OutboxError, PayloadTooLargeError
 from outbox_pipelines.writer.events import NewEvent
@@ -40,20 +40,19 @@ class Row(NamedTuple):
     version: int | None
 
 
-def row(event: NewEvent) -> Row:
-    """An event as it is sent, with what it takes from its surroundings.
+def row(event: NewEvent, around: Surroundings) -> Row:
+    """An event as it is sent, with what it does not say itself from its surroundings.
 
     Raises:
         OutboxError: it can not be written so; nothing was sent.
     """
-    around = current_correlation()
     headers, traceparent = event.headers, event.traceparent
     if headers is not None and not isinstance(headers, Mapping):
         raise OutboxError(f"headers are a {type(headers).__name__}: give a mapping from names to values")
     if traceparent is None:
-        traceparent, tracestate = current_trace()
-        if tracestate is not None:
-            headers = {"tracestate": tracestate, **(headers or {})}
+        traceparent = around.traceparent
+        if around.tracestate is not None:
+            headers = {"tracestate": around.tracestate, **(headers or {})}
     elif not _TRACEPARENT.fullmatch(_text("traceparent", traceparent)):
         raise OutboxError(
             f"traceparent {traceparent!r} is none of W3C's, which is 00-<32 hex digits>-<16 hex digits>-<2 "
@@ -91,11 +90,13 @@ def _optional(column: str, given: object, around: object) -> str | None:
 
 
 def _text(column: str, value: object, *, any_kind: bool = False) -> str:
-    if isinstance(value, Enum):
-        # Not its name, which str() and drivers write.
-        value = value.value
-    if not isinstance(value, str):
-        if not (any_kind or isinstance(value, UUID)) or isinstance(value, bytes | bytearray | memoryview):
+    if type(value) is not str:
+        if isinstance(value, Enum):
+            # Not its name, which str() and drivers write.
+            value = value.value
+        if isinstance(value, bytes | bytearray | memoryview) or not (
+            any_kind or isinstance(value, str | UUID)
+        ):
             raise OutboxError(f"{column} is of type {type(value).__qualname__}: give text")
         value = str(value)
     if "\0" in value:

@@ -15,17 +15,14 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 
-class Correlation(NamedTuple):
+class Surroundings(NamedTuple):
     correlation_id: str | UUID | None = None
     causation_id: str | UUID | None = None
-
-
-class Trace(NamedTuple):
     traceparent: str | None = None
     tracestate: str | None = None
 
 
-_NONE: Final = Correlation()
+_NONE: Final = Surroundings()
 _CURRENT: Final = ContextVar("outbox_correlation", default=_NONE)
 
 
@@ -44,7 +41,7 @@ def correlated(
     """
     around = _CURRENT.get()
     token = _CURRENT.set(
-        Correlation(
+        Surroundings(
             around.correlation_id if correlation_id is None else correlation_id,
             around.causation_id if causation_id is None else causation_id,
         )
@@ -55,21 +52,16 @@ def correlated(
         _CURRENT.reset(token)
 
 
-current_correlation: Final = _CURRENT.get
-
-
-def current_trace() -> Trace:
-    """W3C headers of OpenTelemetry's current span; none where there is no valid one."""
+def surroundings() -> Surroundings:
+    """The ids of `correlated`, and the W3C headers of OpenTelemetry's current span where that is valid."""
+    ids = _CURRENT.get()
     otel = sys.modules.get("opentelemetry.trace")
     if otel is None:
-        return _NO_TRACE
+        return ids
     span = otel.get_current_span().get_span_context()
     if not span.is_valid:
-        return _NO_TRACE
-    return Trace(
-        f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}",
-        span.trace_state.to_header() or None,
+        return ids
+    return ids._replace(
+        traceparent=f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}",
+        tracestate=span.trace_state.to_header() or None,
     )
-
-
-_NO_TRACE: Final = Trace()
