@@ -21,6 +21,7 @@ from outbox_pipelines.writer import (
     PayloadTooLargeError,
     emit,
     emit_many,
+    statements,
 )
 from tests.schema.servers import Connection, Database
 from tests.writer import targets
@@ -168,8 +169,12 @@ def test_content_is_refused_without_awaiting(shared: Database, kind: targets.Tar
         write(through.target, "order", "", "e", {})
 
 
-def test_no_event_is_sent_where_one_is_refused(connection: Connection) -> None:
-    """Half a batch, and a message that does not say which event of a thousand it is about."""
+def test_no_event_is_sent_where_one_is_refused(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a list, and a message that does not say which event of a thousand it is about."""
+    # Each event by itself, as those of a list of 64 MB.
+    monkeypatch.setattr(statements, "_PIECE", 1)
     events = [NewEvent("order", 1, "e", {})] * 2
     for wrong, error in [
         (NewEvent("order", None, "e", {}), OutboxError),
