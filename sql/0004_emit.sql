@@ -60,12 +60,12 @@ DECLARE
     claimed  uuid[] := '{}';
     owners   uuid[];
 BEGIN
-    SELECT max((event - '{aggregate_type, aggregate_id, event_type, payload, headers, idempotency_key,
-                          correlation_id, causation_id, traceparent, version}'::text[])::text),
+    SELECT max(nullif(event - '{aggregate_type, aggregate_id, event_type, payload, headers, idempotency_key,
+                                correlation_id, causation_id, traceparent, version}'::text[], '{}')::text),
            count(event ->> 'idempotency_key') > 0
     INTO stranger, has_keys
     FROM jsonb_array_elements(events) AS event;
-    IF stranger <> '{}' THEN
+    IF stranger IS NOT NULL THEN
         RAISE EXCEPTION 'outbox: members of an event that are not known: %', stranger
             USING ERRCODE = 'invalid_parameter_value';
     END IF;

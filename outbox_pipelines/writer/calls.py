@@ -167,7 +167,7 @@ def _now(way: Way, target: object, query: Query) -> list[Emitted]:
     try:
         return _read(way.run(target, query))
     except Exception as error:
-        _explain(error)
+        _refuse_as_too_large(error)
         raise
 
 
@@ -175,7 +175,7 @@ async def _later(way: Way, target: object, query: Query) -> list[Emitted]:
     try:
         return _read(await way.run(target, query))
     except Exception as error:
-        _explain(error)
+        _refuse_as_too_large(error)
         raise
 
 
@@ -195,7 +195,7 @@ def _read(rows: Iterable[Sequence[Any]]) -> list[Emitted]:
     ]
 
 
-def _explain(error: BaseException | None) -> None:
+def _refuse_as_too_large(error: BaseException | None) -> None:
     """Raises the database's refusal of a payload as ours: numbers may be longer there than here (1e300)."""
     cause = error
     while cause is not None:

@@ -127,8 +127,11 @@ def _stored_size(text: str) -> int:
 
 
 def _version(value: object) -> int | None:
-    if value is None or (isinstance(value, int) and -(2**31) <= value < 2**31):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, int) and -(2**31) <= value < 2**31:
+        # Of an enumeration or a bool the number, which not every driver sends.
+        return int(value)
     raise OutboxError(f"version is {value!r}: give an integer of 32 bits")
 
 

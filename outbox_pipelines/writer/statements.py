@@ -1,7 +1,7 @@
 """What is sent: every statement of the writer, and its values.
 
 Invariants:
-- One call is one statement, whatever the driver.
+- One call is one statement, whatever the driver; a list of more than 64 MB is several.
 - Payload and headers go as text and are parsed by PostgreSQL: numbers keep their digits, and a codec that the
   application has registered for jsonb encodes nothing twice.
 """

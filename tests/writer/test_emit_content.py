@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outbox_pipelines.writer import emit
+from outbox_pipelines.writer import NewEvent, emit, emit_many
 from tests.schema.events import one
 from tests.schema.servers import Connection
 
@@ -20,6 +20,10 @@ METADATA = "idempotency_key, correlation_id, causation_id, traceparent, version"
 class Kind(str, enum.Enum):  # noqa: UP042
     ORDER = "order"
     PLACED = "order.placed"
+
+
+class Release(int, enum.Enum):
+    TWO = 2
 
 
 class Number(enum.Enum):
@@ -113,6 +117,15 @@ def test_order_of_calls_is_order_of_seq(connection: Connection) -> None:
     seqs = [emit(connection, "order", 1, "e", {}, idempotency_key=k).seq or 0 for k in ("b", None, "a", None)]
     assert seqs == sorted(seqs)
     assert len(set(seqs)) == 4
+
+
+@pytest.mark.parametrize("version", [Release.TWO, True])
+def test_versions_that_are_more_than_numbers(connection: Connection, version: int) -> None:
+    """Names of members, or truth values, which drivers send as such."""
+    emit(connection, "order", 1, "e", {}, version=version)
+    emit_many(connection, [NewEvent("order", 1, "e", {}, version=version)])
+    found = one(connection, "SELECT array_agg(version) FROM outbox")
+    assert found == ([int(version)] * 2,)
 
 
 def test_ids_of_requests_may_be_uuids(connection: Connection) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from outbox_pipelines.writer.errors import OutboxError
+from outbox_pipelines.writer.errors import AutocommitError, OutboxError
 
 
 class Way(NamedTuple):
@@ -63,9 +63,9 @@ def _find(kind: type) -> Way:
     )
 
 
-def autocommit(instead: str) -> str:
-    """What the message of an AutocommitError says."""
-    return (
+def no_transaction(instead: str) -> AutocommitError:
+    """The refusal of a connection on which the event would be committed alone; `instead`: what to write."""
+    return AutocommitError(
         "no transaction is open, and the connection is in autocommit mode: the event would be committed "
         f"apart from your business rows. Write both in one transaction: {instead}"
     )

@@ -7,14 +7,13 @@ from typing import Any, Final
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from outbox_pipelines.writer.errors import AutocommitError
 from outbox_pipelines.writer.statements import Query
-from outbox_pipelines.writer.targets import Way, autocommit
+from outbox_pipelines.writer.targets import Way, no_transaction
 
 
 async def _on_connection(connection: Any, query: Query) -> list[Any]:
     if not connection.is_in_transaction():
-        raise AutocommitError(autocommit("`async with connection.transaction():`"))
+        raise no_transaction("`async with connection.transaction():`")
     rows: list[Any] = await connection.fetch(query.statement.numbered, *query.values)
     return rows
 

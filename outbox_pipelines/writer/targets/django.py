@@ -7,9 +7,9 @@ from typing import Any, Final
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.connection import ConnectionProxy
 
-from outbox_pipelines.writer.errors import AutocommitError, OutboxError
+from outbox_pipelines.writer.errors import OutboxError
 from outbox_pipelines.writer.statements import Query
-from outbox_pipelines.writer.targets import Way, autocommit
+from outbox_pipelines.writer.targets import Way, no_transaction
 
 
 def _on_connection(connection: Any, query: Query) -> list[tuple[Any, ...]]:
@@ -18,7 +18,7 @@ def _on_connection(connection: Any, query: Query) -> list[tuple[Any, ...]]:
     if vendor != "postgresql":
         raise OutboxError(f"this connection leads to {vendor}: the outbox is in PostgreSQL")
     if not connection.in_atomic_block and connection.get_autocommit():
-        raise AutocommitError(autocommit("`with transaction.atomic():`"))
+        raise no_transaction("`with transaction.atomic():`")
     with connection.cursor() as cursor:
         cursor.execute(query.statement.percent, query.values)
         rows: list[tuple[Any, ...]] = cursor.fetchall()

@@ -8,9 +8,8 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from outbox_pipelines.writer.errors import AutocommitError
 from outbox_pipelines.writer.statements import Query
-from outbox_pipelines.writer.targets import Way, autocommit
+from outbox_pipelines.writer.targets import Way, no_transaction
 
 
 def _on_connection(connection: psycopg.Connection[Any], query: Query) -> list[tuple[Any, ...]]:
@@ -19,7 +18,7 @@ def _on_connection(connection: psycopg.Connection[Any], query: Query) -> list[tu
             # Whether a transaction is open is known when what was sent before is answered.
             with connection.pipeline() as pipeline:
                 pipeline.sync()
-        _refuse_idle(connection.info)
+        _refuse_idle(connection.info, "`with connection.transaction():`")
     # A cursor of our own kind: the caller's may return dicts, or take other placeholders.
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
         return cursor.execute(query.statement.percent, query.values).fetchall()
@@ -32,15 +31,15 @@ async def _on_async_connection(
         if connection.info.pipeline_status:
             async with connection.pipeline() as pipeline:
                 await pipeline.sync()
-        _refuse_idle(connection.info)
+        _refuse_idle(connection.info, "`async with connection.transaction():`")
     async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
         await cursor.execute(query.statement.percent, query.values)
         return await cursor.fetchall()
 
 
-def _refuse_idle(info: psycopg.ConnectionInfo) -> None:
+def _refuse_idle(info: psycopg.ConnectionInfo, instead: str) -> None:
     if info.transaction_status == TransactionStatus.IDLE:
-        raise AutocommitError(autocommit("`with connection.transaction():`"))
+        raise no_transaction(instead)
 
 
 def _on_cursor(cursor: psycopg.Cursor[Any], query: Query) -> list[tuple[Any, ...]]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy
 
-from outbox_pipelines.writer.errors import AutocommitError, OutboxError
+from outbox_pipelines.writer.errors import OutboxError
 from outbox_pipelines.writer.statements import Query
-from outbox_pipelines.writer.targets import Way, autocommit
+from outbox_pipelines.writer.targets import Way, no_transaction
 
 if TYPE_CHECKING:
     from sqlalchemy import orm
@@ -29,7 +29,7 @@ def _refuse(connection: sqlalchemy.Connection) -> None:
     if connection.dialect.name != "postgresql":
         raise OutboxError(f"this connection leads to {connection.dialect.name}: the outbox is in PostgreSQL")
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
-        raise AutocommitError(autocommit("use an engine without isolation_level='AUTOCOMMIT'"))
+        raise no_transaction("use an engine without isolation_level='AUTOCOMMIT'")
 
 
 def _on_session(session: orm.Session, query: Query) -> Sequence[Any]:
