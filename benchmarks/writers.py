@@ -1,24 +1,38 @@
-"""What an event costs the business transaction that writes it: interleaved, medians."""
+"""What an event costs the business transaction that writes it: interleaved, medians.
+
+Invariants:
+- Two figures that are compared come from turns of one loop, so that a drift falls on both alike.
+- A bare INSERT serialises its payload and casts it, as any application must; it does not ask for id and seq.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from statistics import median
 from typing import Any
 
+import asyncpg
 import psycopg
+import sqlalchemy
+from sqlalchemy import orm
 
 from benchmarks.servers import fresh_outbox
 from benchmarks.table import Row
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.writer import emit
+from outbox_pipelines.writer import NewEvent, emit, emit_many
 
 _ROUNDS = 1500
-_BARE = """
-INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) VALUES (%s, %s, %s, %s::jsonb)"""
+_BATCHES = 60
+_BARE = "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) VALUES ({}, {}, {}, {})"
+_BARE_PSYCOPG = _BARE.format("%s", "%s", "%s", "%s::jsonb").encode()
+_BARE_ASYNCPG = _BARE.format("$1", "$2", "$3", "$4")
+_BARE_SQLALCHEMY = sqlalchemy.text(_BARE.format(":type", ":id", ":event", "CAST(:payload AS jsonb)"))
 _PAYLOAD = {"total": 5, "state": "placed"}
+
+Way = Callable[[int], object]
 
 
 def measure(servers: Settings) -> list[Row]:
@@ -27,59 +41,161 @@ def measure(servers: Settings) -> list[Row]:
         connection.execute("CREATE TABLE orders (id int PRIMARY KEY, n int NOT NULL)")
         connection.execute("INSERT INTO orders SELECT i, 0 FROM generate_series(0, 999) i")
         connection.commit()
+        return [
+            *_transactions(connection),
+            *_psycopg(connection),
+            *_sqlalchemy(settings.dsn),
+            *asyncio.run(_asyncpg(settings.dsn)),
+            *_hundreds(connection),
+        ]
 
-        def business(n: int) -> None:
-            connection.execute("UPDATE orders SET n = n + 1 WHERE id = %s", [n % 1000])
 
-        def bare(n: int) -> None:
-            connection.execute(_BARE, ["order", str(n % 1000), "order.placed", json.dumps(_PAYLOAD)])
+def _transactions(connection: psycopg.Connection[Any]) -> list[Row]:
+    def business(n: int) -> None:
+        connection.execute("UPDATE orders SET n = n + 1 WHERE id = %s", [n % 1000])
 
-        def helper(n: int) -> None:
-            emit(connection, "order", n % 1000, "order.placed", _PAYLOAD)
+    def with_bare(n: int) -> None:
+        business(n)
+        connection.execute(_BARE_PSYCOPG, _bare(n))
 
-        def with_bare(n: int) -> None:
-            business(n)
-            bare(n)
+    def with_emit(n: int) -> None:
+        business(n)
+        emit(connection, *_event(n))
 
-        def with_helper(n: int) -> None:
-            business(n)
-            helper(n)
-
-        ways = {"without": business, "bare": with_bare, "emit": with_helper}
-        whole = _interleaved(connection, ways, commit=True)
-        alone = _interleaved(connection, {"bare": bare, "emit": helper}, commit=False)
+    ways: dict[str, Way] = {"without": business, "bare": with_bare, "emit": with_emit}
+    whole = _interleaved(ways, connection.commit, timed_commit=True)
     return [
-        Row("transaction without an event", f"{whole['without'] * 1e6:.0f} µs"),
+        Row("transaction without an event", _us(whole["without"])),
         Row(
             "  with a bare INSERT of an event",
-            f"{whole['bare'] * 1e6:.0f} µs",
+            _us(whole["bare"]),
             f"{whole['bare'] / whole['without']:.2f} × without",
         ),
-        Row(
-            "  with emit",
-            f"{whole['emit'] * 1e6:.0f} µs",
-            f"{whole['emit'] / whole['bare']:.2f} × the bare INSERT's",
-        ),
-        Row(
-            "emit alone, no commit",
-            f"{alone['emit'] * 1e6:.0f} µs",
-            f"{alone['emit'] / alone['bare']:.2f} × a bare INSERT",
-        ),
+        Row("  with emit", _us(whole["emit"]), f"{whole['emit'] / whole['bare']:.2f} × the bare INSERT's"),
     ]
 
 
-def _interleaved(
-    connection: psycopg.Connection[Any], ways: Mapping[str, Callable[[int], object]], *, commit: bool
-) -> dict[str, float]:
-    """Median seconds of each way; in turn, so that a drift falls on all alike."""
+def _psycopg(connection: psycopg.Connection[Any]) -> list[Row]:
+    ways: dict[str, Way] = {
+        "bare": lambda n: connection.execute(_BARE_PSYCOPG, _bare(n)),
+        "emit": lambda n: emit(connection, *_event(n)),
+        "key": lambda n: emit(connection, *_event(n), idempotency_key=f"key {n}"),
+    }
+    return _alone("psycopg", _interleaved(ways, connection.commit))
+
+
+def _sqlalchemy(dsn: str) -> list[Row]:
+    engine = sqlalchemy.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
+    with orm.Session(engine) as session:
+        ways: dict[str, Way] = {
+            "bare": lambda n: session.execute(
+                _BARE_SQLALCHEMY, dict(zip(("type", "id", "event", "payload"), _bare(n), strict=True))
+            ),
+            "emit": lambda n: emit(session, *_event(n)),
+            "key": lambda n: emit(session, *_event(n), idempotency_key=f"session {n}"),
+        }
+        rows = _alone("SQLAlchemy's session", _interleaved(ways, session.commit))
+    engine.dispose()
+    return rows
+
+
+async def _asyncpg(dsn: str) -> list[Row]:
+    at = psycopg.conninfo.conninfo_to_dict(dsn)
+    connection = await asyncpg.connect(
+        host=at["host"], port=at["port"], user=at["user"], database=at["dbname"]
+    )
+    ways: dict[str, Callable[[int], Awaitable[object]]] = {
+        "bare": lambda n: connection.execute(_BARE_ASYNCPG, *_bare(n)),
+        "emit": lambda n: emit(connection, *_event(n)),
+        "key": lambda n: emit(connection, *_event(n), idempotency_key=f"asyncpg {n}"),
+    }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for n in range(_ROUNDS):
         for name, way in ways.items():
+            async with connection.transaction():
+                # The first statement of a transaction takes its id.
+                await connection.execute("SELECT pg_current_xact_id()")
+                started = time.perf_counter()
+                await way(n)
+                times[name].append(time.perf_counter() - started)
+    await connection.close()
+    return _alone("asyncpg", _medians(times))
+
+
+def _alone(driver: str, medians: Mapping[str, float]) -> list[Row]:
+    return [
+        Row(
+            f"emit through {driver}, no commit",
+            _us(medians["emit"]),
+            f"{medians['emit'] / medians['bare']:.2f} × a bare INSERT",
+            "1.15",
+        ),
+        Row("  with an idempotency key", _us(medians["key"]), f"{medians['key'] / medians['bare']:.2f} ×"),
+    ]
+
+
+def _hundreds(connection: psycopg.Connection[Any]) -> list[Row]:
+    rows = []
+    for what, key in (("", None), (", each with a key", "hundred")):
+
+        def events(n: int, key: str | None = key) -> list[NewEvent]:
+            return [
+                NewEvent(*_event(m), idempotency_key=key and f"{key} {n} {m}")
+                for m in range(100 * n, 100 * n + 100)
+            ]
+
+        def calls(n: int, events: Callable[[int], list[NewEvent]] = events) -> None:
+            # Keys of their own, or they would be duplicates of the list's.
+            for event in events(-n - 1):
+                emit(connection, *event[:4], idempotency_key=event.idempotency_key)
+
+        def call(n: int, events: Callable[[int], list[NewEvent]] = events) -> None:
+            emit_many(connection, events(n))
+
+        times = _interleaved({"calls": calls, "call": call}, connection.commit, rounds=_BATCHES)
+        rows.append(
+            Row(
+                f"100 events in one call{what}",
+                _us(times["call"]),
+                f"{times['calls'] / times['call']:.1f} × as fast as 100 calls",
+                "10",
+            )
+        )
+    return rows
+
+
+def _event(n: int) -> tuple[str, int, str, object]:
+    return "order", n % 1000, "order.placed", _PAYLOAD
+
+
+def _bare(n: int) -> tuple[str, str, str, str]:
+    return "order", str(n % 1000), "order.placed", json.dumps(_PAYLOAD)
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} µs"
+
+
+def _interleaved(
+    ways: Mapping[str, Way],
+    commit: Callable[[], object],
+    *,
+    rounds: int = _ROUNDS,
+    timed_commit: bool = False,
+) -> dict[str, float]:
+    """Median seconds of each way, each in a transaction of its own."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for n in range(rounds):
+        for name, way in ways.items():
             started = time.perf_counter()
             way(n)
-            if commit:
-                connection.commit()
+            if timed_commit:
+                commit()
             times[name].append(time.perf_counter() - started)
-            connection.commit()
+            commit()
+    return _medians(times)
+
+
+def _medians(times: Mapping[str, list[float]]) -> dict[str, float]:
     # The first ones prepare statements.
-    return {name: median(values[100:]) for name, values in times.items()}
+    return {name: median(values[len(values) // 15 :]) for name, values in times.items()}

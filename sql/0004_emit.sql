@@ -20,14 +20,18 @@ CREATE FUNCTION outbox_emit(
 BEGIN
     duplicate := false;
     IF idempotency_key IS NOT NULL THEN
-        INSERT INTO outbox_keys (key, event_id) VALUES (outbox_key(idempotency_key), outbox_uuidv7())
-        ON CONFLICT ON CONSTRAINT outbox_keys_pkey DO NOTHING
-        RETURNING event_id INTO id;
-        IF id IS NULL THEN
-            duplicate := true;
+        LOOP
+            INSERT INTO outbox_keys (key, event_id) VALUES (outbox_key(idempotency_key), outbox_uuidv7())
+            ON CONFLICT ON CONSTRAINT outbox_keys_pkey DO NOTHING
+            RETURNING event_id INTO id;
+            EXIT WHEN id IS NOT NULL;
             SELECT k.event_id INTO id FROM outbox_keys k WHERE k.key = outbox_key(idempotency_key);
-            RETURN;
-        END IF;
+            IF id IS NOT NULL THEN
+                duplicate := true;
+                RETURN;
+            END IF;
+            -- Purged between claim and look-up: the key is free again.
+        END LOOP;
         INSERT INTO outbox AS o (id, aggregate_type, aggregate_id, event_type, payload, headers,
                                  idempotency_key, correlation_id, causation_id, traceparent, version)
         VALUES (id, aggregate_type, aggregate_id, event_type, payload, headers,
@@ -40,6 +44,74 @@ BEGIN
                 correlation_id, causation_id, traceparent, version)
         RETURNING o.id, o.seq INTO id, seq;
     END IF;
+END $$;
+
+-- The same for many events, a JSON array of objects whose members are called as the arguments above:
+--   SELECT * FROM outbox_emit_many('[{"aggregate_type": "order", "aggregate_id": "42",
+--                                     "event_type": "order.placed", "payload": {"total": 5}}]')
+-- One row for each, in their order, in which they are also written. Of two with one key the second is a duplicate.
+CREATE FUNCTION outbox_emit_many(events jsonb)
+RETURNS TABLE (id uuid, seq bigint, duplicate boolean) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    stranger text;
+    has_keys boolean;
+    -- The events that got their key here; and for each of the list the event that has its key.
+    claimed  uuid[] := '{}';
+    owners   uuid[];
+BEGIN
+    SELECT max(nullif(event - '{aggregate_type, aggregate_id, event_type, payload, headers, idempotency_key,
+                                correlation_id, causation_id, traceparent, version}'::text[], '{}')::text),
+           count(event ->> 'idempotency_key') > 0
+    INTO stranger, has_keys
+    FROM jsonb_array_elements(events) AS event;
+    IF stranger IS NOT NULL THEN
+        RAISE EXCEPTION 'outbox: members of an event that are not known: %', stranger
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+
+    WHILE has_keys LOOP
+        -- Sorted, so that calls with the same keys wait for each other and do not deadlock.
+        WITH claim AS (
+            INSERT INTO outbox_keys (key, event_id)
+            SELECT wanted.key, outbox_uuidv7()
+            FROM (SELECT DISTINCT outbox_key(event ->> 'idempotency_key') AS key
+                  FROM jsonb_array_elements(events) AS event) AS wanted
+            WHERE wanted.key IS NOT NULL
+            ORDER BY wanted.key
+            ON CONFLICT ON CONSTRAINT outbox_keys_pkey DO NOTHING
+            RETURNING event_id
+        )
+        SELECT claimed || array_agg(event_id) INTO claimed FROM claim;
+
+        -- Without an answer where a key was purged since the claim: it is free again.
+        SELECT array_agg(k.event_id ORDER BY n) INTO owners
+        FROM jsonb_array_elements(events) WITH ORDINALITY AS given (event, n)
+        LEFT JOIN outbox_keys k ON k.key = outbox_key(event ->> 'idempotency_key')
+        HAVING bool_and(k.event_id IS NOT NULL OR event ->> 'idempotency_key' IS NULL);
+        EXIT WHEN FOUND;
+    END LOOP;
+
+    RETURN QUERY
+    WITH given AS (
+        SELECT n, event, coalesce(owner, outbox_uuidv7()) AS id,
+               owner IS NULL
+               OR claim.owner IS NOT NULL AND row_number() OVER (PARTITION BY owner ORDER BY n) = 1 AS fresh
+        FROM ROWS FROM (jsonb_array_elements(events), unnest(owners)) WITH ORDINALITY AS g (event, owner, n)
+        LEFT JOIN unnest(claimed) AS claim (owner) USING (owner)
+    ), written AS (
+        INSERT INTO outbox AS o (id, aggregate_type, aggregate_id, event_type, payload, headers,
+                                 idempotency_key, correlation_id, causation_id, traceparent, version)
+        SELECT id, event ->> 'aggregate_type', event ->> 'aggregate_id', event ->> 'event_type',
+               event -> 'payload', nullif(event -> 'headers', 'null'), event ->> 'idempotency_key',
+               event ->> 'correlation_id', event ->> 'causation_id', event ->> 'traceparent',
+               (event ->> 'version')::int
+        FROM given WHERE fresh ORDER BY n
+        RETURNING o.id, o.seq
+    )
+    SELECT given.id, written.seq, NOT fresh
+    FROM given LEFT JOIN written ON written.id = given.id AND fresh
+    ORDER BY n;
 END $$;
 
 INSERT INTO outbox_migrations (name) VALUES ('0004_emit');

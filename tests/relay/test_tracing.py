@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from psycopg.types.json import Jsonb
 
 from outbox_pipelines.relay import service, tracing
 from outbox_pipelines.settings import Settings
@@ -46,12 +47,16 @@ def _traced(outbox: Outbox, **more: object) -> Settings:
     return outbox.settings.model_copy(update={"tracing": True, **more})
 
 
-def _write(outbox: Outbox, *traceparents: str | None, payload: Any = None, **more: Any) -> list[str]:
-    """An event of aggregate 0, 1 … with each of these; their ids."""
+def _write(outbox: Outbox, *traceparents: str | None, payload: Any = None, headers: Any = None) -> list[str]:
+    """An event of aggregate 0, 1 … with each of these, which nobody has checked; their ids."""
     with outbox.connect(autocommit=False) as connection:
         return [
-            str(emit(connection, "order", n, "order.placed", payload, traceparent=traceparent, **more).id)
+            str(drawn)
             for n, traceparent in enumerate(traceparents)
+            for (drawn,) in connection.execute(
+                "SELECT id FROM outbox_emit('order', %s::text, 'order.placed', %s, %s, traceparent => %s)",
+                [n, Jsonb(payload), None if headers is None else Jsonb(headers), traceparent],
+            )
         ]
 
 

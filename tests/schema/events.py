@@ -40,3 +40,14 @@ def one(connection: Connection, query: str, *values: object) -> tuple[Any, ...]:
     """The one row that a query answers."""
     [row] = connection.execute(query.encode(), values or None)
     return row
+
+
+def purge_after_claims(connection: Connection) -> None:
+    """From now on keys of events that are written are purged after each claim, before it is looked at."""
+    connection.execute(
+        "CREATE FUNCTION pg_temp.purge() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "DELETE FROM outbox_keys WHERE event_id IN (SELECT id FROM outbox); RETURN NULL; END $$"
+    )
+    connection.execute(
+        "CREATE TRIGGER purge AFTER INSERT ON outbox_keys FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.purge()"
+    )

@@ -40,6 +40,11 @@ def test_a_writer_emits(writer: Connection) -> None:
     one(writer, "SELECT outbox_emit('order', '1', 'e', '{}')")
     call = "SELECT duplicate FROM outbox_emit('order', '1', 'e', '{}', idempotency_key => 'k')"
     assert [one(writer, call), one(writer, call)] == [(False,), (True,)]
+    many = (
+        "SELECT duplicate FROM outbox_emit_many(jsonb_build_array(jsonb_build_object('aggregate_type', 'o', "
+        "'aggregate_id', 1, 'event_type', 'e', 'payload', 1, 'idempotency_key', 'k2')))"
+    )
+    assert [one(writer, many), one(writer, many)] == [(False,), (True,)]
 
 
 @pytest.mark.parametrize(
@@ -83,6 +88,7 @@ def test_functions_are_granted_where_public_has_none(shared: Database) -> None:
         connection.execute(f"SET LOCAL ROLE {role}".encode())
         insert(connection, idempotency_key="k1")
         one(connection, "SELECT outbox_emit('order', '1', 'e', '{}', idempotency_key => 'k2')")
+        connection.execute("SELECT outbox_emit_many('[]')")
         connection.rollback()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +16,18 @@ from tests.schema.events import insert, one
 from tests.schema.servers import Connection, Database
 
 EMIT = "SELECT id, seq, duplicate FROM outbox_emit('order', '1', 'e', '{}', idempotency_key => %s)"
+EMIT_MANY = """
+SELECT id, seq, duplicate
+FROM outbox_emit_many(jsonb_build_array(jsonb_build_object(
+    'aggregate_type', 'order', 'aggregate_id', 1, 'event_type', 'e', 'payload', 1,
+    'idempotency_key', %s::text)))"""
+# The ids of the events that have these keys.
+EMIT_LIST = """
+SELECT array_agg(id) FROM outbox_emit_many((
+    SELECT jsonb_agg(jsonb_build_object('aggregate_type', 'order', 'aggregate_id', 1, 'event_type', 'e',
+                                        'payload', 1, 'idempotency_key', key) ORDER BY n)
+    FROM unnest(%s::text[]) WITH ORDINALITY AS k (key, n)))"""
+KEY = "SELECT outbox_key(%s)"
 WRITTEN = "SELECT id, seq FROM outbox WHERE idempotency_key = %s"
 INSERT = """
 INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, idempotency_key)
@@ -40,7 +52,7 @@ def key() -> str:
 
 @contextmanager
 def waiting(
-    database: Database, connection: Connection, query: str, key: str
+    database: Database, connection: Connection, query: str, key: object
 ) -> Iterator[Future[tuple[Any, ...]]]:
     """Runs a query that waits for another transaction."""
     with ThreadPoolExecutor(1) as pool:
@@ -73,18 +85,72 @@ def test_after_a_rollback_it_is_written(kept: Database, sessions: Sessions, key:
     assert kept.rows(WRITTEN, key) == [written[:2]]
 
 
-def test_a_snapshot_that_cannot_see_the_first_fails(kept: Database, sessions: Sessions, key: str) -> None:
-    """REPEATABLE READ: 'duplicate' without the id of the first event, which this snapshot does not see."""
+@pytest.mark.parametrize("level", ["REPEATABLE_READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("query", [EMIT, EMIT_MANY], ids=["emit", "emit_many"])
+@pytest.mark.parametrize("is_first_statement", [True, False])
+def test_a_snapshot_that_cannot_see_the_first_fails(
+    kept: Database, sessions: Sessions, key: str, level: str, query: str, is_first_statement: bool
+) -> None:
+    """'duplicate' without the id of the first event, which this snapshot does not see; or a second event."""
     first, second = sessions
-    second.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-    one(second, "SELECT count(*) FROM outbox")
+    second.isolation_level = psycopg.IsolationLevel[level]
+    if not is_first_statement:
+        one(second, "SELECT count(*) FROM outbox")
     one(first, EMIT, key)
-    with waiting(kept, second, EMIT, key) as answer:
+    with waiting(kept, second, query, key) as answer:
         first.commit()
         with pytest.raises(psycopg.errors.SerializationFailure):
             answer.result(20)
     second.rollback()
-    assert one(second, EMIT, key)[2] is True
+    assert one(second, query, key)[2] is True
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE_READ", "SERIALIZABLE"])
+def test_a_snapshot_after_a_rollback_writes(kept: Database, sessions: Sessions, key: str, level: str) -> None:
+    """A serialization failure for the sake of a transaction that never was."""
+    first, second = sessions
+    second.isolation_level = psycopg.IsolationLevel[level]
+    one(first, EMIT, key)
+    with waiting(kept, second, EMIT, key) as answer:
+        first.rollback()
+        written = answer.result(20)
+    second.commit()
+    assert kept.rows(WRITTEN, key) == [written[:2]]
+
+
+def test_single_emits_in_opposite_orders_deadlock(kept: Database, sessions: Sessions, key: str) -> None:
+    """What is documented: PostgreSQL ends one of the two, and the other goes on with both of its events."""
+    first, second = sessions
+    one(first, EMIT, f"{key} a")
+    one(second, EMIT, f"{key} b")
+    with waiting(kept, first, EMIT, f"{key} b") as answer:
+        outcomes = [_outcome(lambda: one(second, EMIT, f"{key} a")), _outcome(lambda: answer.result(20))]
+    assert sorted(outcomes) == ["deadlock", "written"]
+
+
+def _outcome(ask: Callable[[], tuple[Any, ...]]) -> str:
+    try:
+        return "duplicate" if ask()[2] else "written"
+    except psycopg.errors.DeadlockDetected:
+        return "deadlock"
+
+
+def test_lists_in_opposite_orders_wait(kept: Database, sessions: Sessions, key: str) -> None:
+    """Keys claimed in the order of the list: each call has, while it waits, what the other wants."""
+    first, second = sessions
+    a, b, middle = sorted([f"{key} a", f"{key} b", f"{key} c"], key=lambda k: kept.value(KEY, k))
+    with kept.connect(autocommit=False) as third:
+        one(third, EMIT, middle)
+        with (
+            waiting(kept, first, EMIT_LIST, [a, middle, b]) as ours,
+            waiting(kept, second, EMIT_LIST, [b, middle, a]) as theirs,
+        ):
+            third.rollback()
+            written = ours.result(20)[0]
+            first.commit()
+            assert theirs.result(20)[0] == list(reversed(written))
+    second.commit()
+    assert kept.value("SELECT count(*) FROM outbox WHERE idempotency_key = ANY(%s)", [a, b, middle]) == 3
 
 
 def test_a_plain_insert_waits_too(kept: Database, sessions: Sessions, key: str) -> None:

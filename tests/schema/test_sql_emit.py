@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.schema.events import insert, one
+from tests.schema.events import insert, one, purge_after_claims
 from tests.schema.servers import Connection
 
 EMIT = (
@@ -115,3 +115,12 @@ def test_any_text_is_a_key(connection: Connection, key: str) -> None:
     first = one(connection, EMIT, key)
     assert one(connection, EMIT, key) == (first[0], None, True)
     assert one(connection, EMIT, key + "x")[2] is False
+
+
+def test_a_key_that_is_purged_meanwhile_is_free(connection: Connection) -> None:
+    """A duplicate of an event that nobody can name any more: `id` NULL, and the event not written."""
+    insert(connection, idempotency_key="k")
+    purge_after_claims(connection)
+    drawn, seq, duplicate = one(connection, EMIT, "k")
+    assert duplicate is False
+    assert one(connection, "SELECT id FROM outbox WHERE seq = %s", seq) == (drawn,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -22,12 +23,11 @@ def test_only_the_standard_library_is_imported() -> None:
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     ).stdout
     names = set(json.loads(printed))
-    assert {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names} == {
-        "outbox_pipelines",
-        "outbox_pipelines.writer",
-    }
+    others = {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names}
+    assert "outbox_pipelines.writer" in others
+    assert {name for name in others if not re.match(r"outbox_pipelines(\.writer|$)", name)} == set()
     assert not names & HEAVY
-    # Some 30 modules in 10 ms; the count does not depend on how busy the machine is.
+    # Some 50 modules in 20 ms; the count does not depend on how busy the machine is.
     assert len(names) < 60
 
 
@@ -35,7 +35,8 @@ def test_no_driver_is_needed_to_be_refused() -> None:
     """An ImportError of SQLAlchemy in an application that has psycopg only, or the other way round."""
     program = """
 import sys
-sys.modules.update({"psycopg": None, "sqlalchemy": None, "sqlalchemy.orm": None})
+for name in ("psycopg", "sqlalchemy", "sqlalchemy.orm", "asyncpg", "django", "django.db"):
+    sys.modules[name] = None
 from outbox_pipelines.writer import OutboxError, emit
 try:
     emit(object(), "order", 1, "e", {})
@@ -43,4 +44,4 @@ except OutboxError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("cannot write through builtins.object: give a psycopg connection")
+    assert done.stdout.startswith("cannot write through builtins.object: give a connection")

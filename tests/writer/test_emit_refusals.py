@@ -1,20 +1,28 @@
-"""What `emit` refuses, before anything is sent: with a message that says what to do."""
+"""What is refused before anything is sent: with a message that says what to do."""
 
 from __future__ import annotations
 
 import asyncio
-import datetime
-import decimal
 import sqlite3
-import uuid
 from typing import Any
 
+import asyncpg
+import django.core.cache
 import psycopg
 import pytest
 import sqlalchemy
+from django.utils.connection import ConnectionProxy
 from sqlalchemy import orm
 
-from outbox_pipelines.writer import OutboxError, emit
+from outbox_pipelines.writer import (
+    AutocommitError,
+    NewEvent,
+    OutboxError,
+    PayloadTooLargeError,
+    emit,
+    emit_many,
+    statements,
+)
 from tests.schema.servers import Connection, Database
 from tests.writer import targets
 
@@ -36,47 +44,69 @@ def test_an_empty_key(connection: Connection) -> None:
         emit(connection, "order", 1, "e", {}, idempotency_key="")
 
 
-CIRCLE: list[object] = []
-CIRCLE.append(CIRCLE)
+TEXTS = ["aggregate_type", "aggregate_id", "event_type", "idempotency_key", "correlation_id", "causation_id"]
+
+
+@pytest.mark.parametrize("column", TEXTS)
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("a\0b", "NUL character"), ("a\ud83d", "surrogate"), (b"a", "type bytes: give text")],
+    ids=["NUL", "surrogate", "bytes"],
+)
+def test_what_is_no_text(connection: Connection, column: str, text: object, why: str) -> None:
+    """An error of the driver's depth, or of the database, which aborts the transaction; a key "b'a'"."""
+    event = NewEvent("order", 1, "e", {})._replace(**{column: text})
+    with pytest.raises(OutboxError, match=f"{column} .*{why}"):
+        write(connection, **event._asdict())
+
+
+@pytest.mark.parametrize("column", ["aggregate_type", "event_type", "idempotency_key", "correlation_id"])
+def test_numbers_where_text_belongs(connection: Connection, column: str) -> None:
+    """Arguments that changed places: a topic called 42-events."""
+    event = NewEvent("order", 1, "e", {})._replace(**{column: 42})
+    with pytest.raises(OutboxError, match=f"{column} is of type int: give text"):
+        write(connection, **event._asdict())
+
+
+@pytest.mark.parametrize("version", [2**31, -(2**31) - 1, "1", 1.0])
+def test_versions_that_do_not_fit(connection: Connection, version: object) -> None:
+    """An error of the database, which aborts the transaction."""
+    with pytest.raises(OutboxError, match=r"version is .*32 bits"):
+        write(connection, "order", 1, "e", {}, version=version)
 
 
 @pytest.mark.parametrize(
-    "payload",
+    "traceparent",
     [
-        {"at": datetime.datetime(2024, 1, 1)},
-        {"total": decimal.Decimal("1.1")},
-        {"id": uuid.UUID(int=1)},
-        {"tags": {"a"}},
-        {("a", "b"): 1},
-        b"{}",
-        float("nan"),
-        {"n": [float("inf")]},
-        CIRCLE,
+        "",
+        "trace",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7",
+        "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
+        "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
+        "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\n",
     ],
-    ids=repr,
 )
-@pytest.mark.parametrize("where", ["payload", "headers"])
-def test_what_is_not_json(connection: Connection, payload: object, where: str) -> None:
-    """NaN, which Python writes and no consumer reads; a TypeError that does not say where it comes from."""
-    content = {"payload": {}, "headers": None} | {where: payload if where == "payload" else {"h": payload}}
-    with pytest.raises(OutboxError, match=f"{where} does not serialise to JSON: "):
-        write(connection, "order", 1, "e", content["payload"], headers=content["headers"])
+def test_traceparents_that_are_none(connection: Connection, traceparent: str) -> None:
+    """A trace that ends at the outbox, and nobody knows why."""
+    with pytest.raises(OutboxError, match=r"traceparent .*W3C"):
+        emit(connection, "order", 1, "e", {}, traceparent=traceparent)
 
 
 @pytest.mark.parametrize("headers", ["a", ["a"], [("a", "b", "c")], 1])
 def test_headers_that_are_no_mapping(connection: Connection, headers: object) -> None:
     """A ValueError about 'dictionary update sequence element #0'."""
-    with pytest.raises(OutboxError, match="headers"):
+    with pytest.raises(OutboxError, match=r"headers are a .*: give a mapping"):
         write(connection, "order", 1, "e", {}, headers=headers)
 
 
 def test_targets_of_another_kind(shared: Database) -> None:
     """An AttributeError from the depth, or an event written to a file that happens to have a cursor."""
     engine = targets.engine(shared)
-    for target in (None, "dsn", sqlite3.connect(":memory:"), engine, orm.sessionmaker(engine)):
-        with pytest.raises(
-            OutboxError, match="give a psycopg connection or cursor, or a SQLAlchemy Session"
-        ) as refused:
+    pool = psycopg.Connection  # the class, as given by a mistaken dependency
+    for target in (None, "dsn", sqlite3.connect(":memory:"), engine, orm.sessionmaker(engine), pool):
+        with pytest.raises(OutboxError, match=r"cannot write through .*: give a connection") as refused:
             write(target, "order", 1, "e", {})
         assert type(target).__qualname__ in str(refused.value)
 
@@ -90,21 +120,80 @@ def test_a_session_on_another_database() -> None:
         emit(session, "order", 1, "e", {})
 
 
-def test_an_asynchronous_connection(shared: Database) -> None:
-    """A coroutine that nobody awaits: the event is silently not written."""
+def test_djangos_other_connections(shared: Database) -> None:
+    """SQLite in Django's tests; its caches, whose proxies are of the same class."""
+    with targets.django_wrapper(shared):
+        targets.connections.settings["lite"] = {
+            **targets.connections.settings["default"],
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": ":memory:",
+        }
+        cache = ConnectionProxy(django.core.cache.caches, "default")
+        for target in (targets.connections["lite"], cache):
+            with pytest.raises(OutboxError, match=r"leads to .*: the outbox is in PostgreSQL"):
+                write(target, "order", 1, "e", {})
 
-    async def through_async() -> None:
-        async with await psycopg.AsyncConnection.connect(shared.dsn) as connection:
-            for target in (connection, connection.cursor()):
-                with pytest.raises(OutboxError, match=r"psycopg.*Async.*give a psycopg connection"):
-                    write(target, "order", 1, "e", {})
 
-    asyncio.run(through_async())
+def test_a_pool(shared: Database) -> None:
+    """A pool of asyncpg would take any connection: not the one of the business rows."""
+
+    async def through_pool() -> None:
+        with pytest.raises(OutboxError, match=r"asyncpg\.pool\.Pool: give a connection"):
+            await write(asyncpg.create_pool(), "order", 1, "e", {})
+
+    asyncio.run(through_pool())
 
 
-def test_refused_before_anything_is_sent(connection: Connection) -> None:
+def test_it_is_refused_before_anything_is_sent(connection: Connection) -> None:
     """A refusal that aborts the caller's transaction: they could not go on without the event."""
     with pytest.raises(OutboxError):
         emit(connection, "order", "", "e", {})
     assert connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
     emit(connection, "order", 1, "e", {})
+
+
+def test_a_session_is_not_flushed_for_what_is_refused(shared: Database) -> None:
+    """Business rows that are sent, and constraints that fail, ahead of a mistake in the event."""
+    with targets.session(shared) as through:
+        flushed: list[object] = []
+        sqlalchemy.event.listen(through.target, "before_flush", lambda *arguments: flushed.append(arguments))
+        with pytest.raises(OutboxError):
+            through.emit("order", "", "e", {})
+    assert flushed == []
+
+
+@pytest.mark.parametrize("kind", [targets.async_connection, targets.async_session_asyncpg])
+def test_content_is_refused_without_awaiting(shared: Database, kind: targets.Target) -> None:
+    """A task that fails later, far from the call that made the mistake."""
+    with kind(shared) as through, pytest.raises(OutboxError):
+        write(through.target, "order", "", "e", {})
+
+
+def test_no_event_is_sent_where_one_is_refused(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a list, and a message that does not say which event of a thousand it is about."""
+    # Each event by itself, as those of a list of 64 MB.
+    monkeypatch.setattr(statements, "_PIECE", 1)
+    events = [NewEvent("order", 1, "e", {})] * 2
+    for wrong, error in [
+        (NewEvent("order", None, "e", {}), OutboxError),
+        (NewEvent("order", 1, "e", "x" * 1_000_001), PayloadTooLargeError),
+        (("order", 1, "e", {}), OutboxError),
+    ]:
+        with pytest.raises(error, match=r"^event 2"):
+            emit_many(connection, [*events, wrong, *events])  # type: ignore[list-item]
+    assert connection.execute("SELECT count(*) FROM outbox").fetchone() == (0,)
+
+
+def test_one_event_where_many_belong(connection: Connection) -> None:
+    """An event is a tuple: each of its members taken for an event."""
+    write_many: Any = emit_many
+    with pytest.raises(OutboxError, match="event 0 is a str: give a NewEvent"):
+        write_many(connection, NewEvent("order", 1, "e", {}))
+
+
+def test_the_kinds_of_refusal() -> None:
+    """An application that catches OutboxError and misses one."""
+    assert issubclass(AutocommitError, OutboxError)
+    assert issubclass(PayloadTooLargeError, OutboxError)

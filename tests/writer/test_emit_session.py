@@ -41,7 +41,7 @@ def old(engine: sqlalchemy.Engine) -> int:
 
 @pytest.fixture
 def statements(engine: sqlalchemy.Engine) -> list[str]:
-    """What is sent, in order: the first two words of each."""
+    """What is sent, in order: the first three words of each."""
     sent: list[str] = []
     sqlalchemy.event.listen(
         engine,

@@ -1,4 +1,4 @@
-"""`emit` writes through everything that an application has in its hands, in the open transaction."""
+"""Events are written through everything that an application has in its hands, in the open transaction."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import uuid
 import psycopg
 import pytest
 
-from outbox_pipelines.writer import Emitted, emit
+from outbox_pipelines.writer import Emitted, NewEvent
 from tests.schema.servers import Database
 from tests.writer import targets
-from tests.writer.targets import PSYCOPG, SQLALCHEMY, Target
+from tests.writer.targets import TARGETS, Target
 
-ALL = pytest.mark.parametrize("target", [*PSYCOPG, *SQLALCHEMY], ids=lambda target: target.__name__)
+ALL = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.__name__)
 FIND = "SELECT id, seq, payload FROM outbox WHERE aggregate_id = %s ORDER BY seq"
 
 
@@ -27,7 +27,7 @@ def order() -> str:
 def test_it_is_written_as_the_very_first_statement(kept: Database, target: Target, order: str) -> None:
     """An event that is refused, or committed by itself, where no transaction has begun yet."""
     with target(kept) as through:
-        emitted = emit(through, "order", order, "order.placed", {"total": 5})
+        emitted = through.emit("order", order, "order.placed", {"total": 5})
         assert kept.rows(FIND, order) == []
     assert isinstance(emitted, Emitted)
     assert isinstance(emitted.id, uuid.UUID)
@@ -39,52 +39,76 @@ def test_it_is_written_as_the_very_first_statement(kept: Database, target: Targe
 def test_a_known_key_is_reported(kept: Database, target: Target, order: str) -> None:
     """Placeholders or casts that fit the plain statement only; a duplicate that raises, or writes."""
     with target(kept) as through:
-        first = emit(through, "order", order, "e", {"n": 1}, idempotency_key=order)
+        first = through.emit("order", order, "e", {"n": 1}, idempotency_key=order, headers={}, version=1)
     with target(kept) as through:
-        again = emit(through, "order", order, "e", {"n": 2}, idempotency_key=order)
+        again = through.emit("order", order, "e", {"n": 2}, idempotency_key=order)
     assert again == Emitted(first.id, None, duplicate=True)
     assert kept.rows(FIND, order) == [(first.id, first.seq, {"n": 1})]
+
+
+@ALL
+def test_many_are_written_in_order(kept: Database, target: Target, order: str) -> None:
+    """Events, or their answers, in another order; a duplicate that is written."""
+    with target(kept) as through:
+        [first] = through.emit_many([NewEvent("order", order, "e", 0, idempotency_key=order)])
+        assert kept.rows(FIND, order) == []
+        emitted = through.emit_many(
+            [
+                NewEvent("order", order, "e", {"n": 1}, {"h": 1}, version=1),
+                NewEvent("order", order, "e", {"n": 2}, idempotency_key=f"{order} b"),
+                NewEvent("order", order, "e", {"n": 3}, idempotency_key=order),
+                NewEvent("order", order, "e", {"n": 4}, idempotency_key=f"{order} a"),
+                NewEvent("order", order, "e", {"n": 5}, idempotency_key=f"{order} b"),
+                NewEvent("order", order, "e", {"n": 6}),
+            ]
+        )
+    assert [each.duplicate for each in emitted] == [False, False, True, False, True, False]
+    assert [emitted[2], emitted[4]] == [Emitted(first.id, None, True), Emitted(emitted[1].id, None, True)]
+    written = [(emitted[n - 1].id, emitted[n - 1].seq, {"n": n}) for n in (1, 2, 4, 6)]
+    assert kept.rows(FIND, order) == [(first.id, first.seq, 0), *written]
 
 
 @ALL
 def test_it_goes_with_its_transaction(kept: Database, target: Target, order: str) -> None:
     """An event of an order that does not exist: its transaction was rolled back."""
     with contextlib.suppress(ZeroDivisionError), target(kept) as through:
-        emit(through, "order", order, "e", {})
-        emit(through, "order", order, "e", {}, idempotency_key=order)
+        through.emit("order", order, "e", {})
+        through.emit("order", order, "e", {}, idempotency_key=order)
+        through.emit_many([NewEvent("order", order, "e", {})] * 2)
         raise ZeroDivisionError
     assert kept.rows(FIND, order) == []
 
 
 def test_it_goes_with_its_savepoint(kept: Database, order: str) -> None:
     """Events that outlive a part of the transaction that was undone."""
-    with targets.psycopg_connection(kept) as connection:
-        kept_event = emit(connection, "order", order, "e", {"n": 1})
-        with connection.transaction(force_rollback=True):
-            emit(connection, "order", order, "e", {"n": 2})
-    with targets.session(kept) as session:
-        with session.begin_nested() as savepoint:
-            emit(session, "order", order, "e", {"n": 3})
+    with targets.psycopg_connection(kept) as through:
+        kept_event = through.emit("order", order, "e", {"n": 1})
+        with through.target.transaction(force_rollback=True):
+            through.emit("order", order, "e", {"n": 2})
+    with targets.session(kept) as through:
+        with through.target.begin_nested() as savepoint:
+            through.emit("order", order, "e", {"n": 3})
             savepoint.rollback()
-        late_event = emit(session, "order", order, "e", {"n": 4})
+        late_event = through.emit("order", order, "e", {"n": 4})
     assert [row[0] for row in kept.rows(FIND, order)] == [kept_event.id, late_event.id]
 
 
 def test_the_callers_own_statements_are_untouched(kept: Database, order: str) -> None:
     """A cursor whose result is gone, or a row factory that has changed, because an event was written."""
-    with targets.dict_cursor(kept) as cursor:
+    with targets.dict_cursor(kept) as through:
+        cursor = through.target
         cursor.execute("SELECT n FROM generate_series(1, 3) n")
         assert cursor.fetchone() == {"n": 1}
-        emit(cursor, "order", order, "e", {})
+        through.emit("order", order, "e", {})
         assert cursor.fetchall() == [{"n": 2}, {"n": 3}]
 
 
 def test_an_aborted_transaction_says_so(kept: Database, order: str) -> None:
     """A helper that hides the driver's own error, or opens another transaction instead."""
-    with targets.psycopg_connection(kept) as connection:
+    with targets.psycopg_connection(kept) as through:
         with pytest.raises(psycopg.errors.DivisionByZero):
-            connection.execute("SELECT 1/0")
+            through.target.execute("SELECT 1/0")
         with pytest.raises(psycopg.errors.InFailedSqlTransaction):
-            emit(connection, "order", order, "e", {})
-        connection.rollback()
+            through.emit("order", order, "e", {})
+        through.target.rollback()
     assert kept.rows(FIND, order) == []

@@ -1,0 +1,207 @@
+"""The two calls: `emit` writes an event, `emit_many` writes many, in the caller's open transaction.
+
+Invariants:
+- Everything is checked before anything is sent, for all events of a call: what is refused has not touched the
+  transaction.
+- What is sent is on the caller's connection, and never followed by a commit, a rollback or another attempt.
+- Synchronous and asynchronous targets differ in one `await`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+from uuid import UUID
+
+from outbox_pipelines.writer import content, statements
+from outbox_pipelines.writer.context import Surroundings, surroundings
+from outbox_pipelines.writer.errors import OutboxError, PayloadTooLargeError
+from outbox_pipelines.writer.events import Emitted, NewEvent
+from outbox_pipelines.writer.statements import Query
+from outbox_pipelines.writer.targets import Way, way_through
+
+if TYPE_CHECKING:
+    from outbox_pipelines.writer.protocols import AsyncTarget, Target
+
+
+@overload
+def emit(
+    target: Target,
+    aggregate_type: str,
+    aggregate_id: object,
+    event_type: str,
+    payload: object,
+    *,
+    headers: Mapping[str, object] | None = None,
+    idempotency_key: str | None = None,
+    correlation_id: str | UUID | None = None,
+    causation_id: str | UUID | None = None,
+    traceparent: str | None = None,
+    version: int | None = None,
+) -> Emitted: ...
+@overload
+def emit(
+    target: AsyncTarget,
+    aggregate_type: str,
+    aggregate_id: object,
+    event_type: str,
+    payload: object,
+    *,
+    headers: Mapping[str, object] | None = None,
+    idempotency_key: str | None = None,
+    correlation_id: str | UUID | None = None,
+    causation_id: str | UUID | None = None,
+    traceparent: str | None = None,
+    version: int | None = None,
+) -> Coroutine[Any, Any, Emitted]: ...
+def emit(
+    target: Target | AsyncTarget,
+    aggregate_type: str,
+    aggregate_id: object,
+    event_type: str,
+    payload: object,
+    *,
+    headers: Mapping[str, object] | None = None,
+    idempotency_key: str | None = None,
+    correlation_id: str | UUID | None = None,
+    causation_id: str | UUID | None = None,
+    traceparent: str | None = None,
+    version: int | None = None,
+) -> Emitted | Coroutine[Any, Any, Emitted]:
+    """Writes one event in the caller's open transaction, in one round trip; it may be its first statement.
+
+    Lock or change the aggregate's own row first: then the order of an aggregate's events is the order of the
+    commits.
+
+    Args:
+        target: a connection or cursor of psycopg; a `Session`, `scoped_session` (both flushed first) or
+            `Connection` of SQLAlchemy; Django's `connection` within `atomic()`. With `await emit(…)` an
+            asynchronous one: a connection or cursor of psycopg, an `AsyncSession`, `async_scoped_session` or
+            `AsyncConnection` of SQLAlchemy, a connection of asyncpg.
+        aggregate_type: what the event is about, such as ``order``; part of the topic's name.
+        aggregate_id: which one; the key of the message. Written as ``str(aggregate_id)``.
+        event_type: what happened, such as ``order.placed``.
+        payload: the body, at most 1,000,000 bytes of JSON: whatever `json.dumps` takes, and anywhere in it
+            dates and times (ISO 8601; a naive one has no offset), timedelta (ISO 8601, ``PT90S``), UUID,
+            Decimal (as *text*, so that no reader rounds it), enumerations (their values), mappings, sets
+            (sorted), dataclasses, attrs classes, and models of pydantic.
+        headers: further headers of the message, JSON like the payload.
+        idempotency_key: a second event with this key is not written, but reported as a duplicate. While
+            another open transaction has the key, `emit` waits for what becomes of it. If that commits, `emit`
+            in REPEATABLE READ and SERIALIZABLE fails with the driver's serialization failure (40001): try the
+            whole transaction again. Two transactions that take the same keys one by one, in opposite orders,
+            can deadlock (40P01): try again, or give the events to `emit_many` together.
+        correlation_id: what the event belongs to, such as the request; else that of `correlated`.
+        causation_id: what it was caused by, such as the id of another event; else that of `correlated`.
+        traceparent: of W3C's Trace Context; else that of OpenTelemetry's current span, whose ``tracestate``
+            then becomes a header.
+        version: of the payload's schema, or of the aggregate; 32 bits.
+
+    Raises:
+        AutocommitError: the event would be committed by itself: no transaction is open, and none begins.
+        PayloadTooLargeError: the payload has more than 1,000,000 bytes.
+        OutboxError: an empty name, content that is not JSON or that PostgreSQL does not store (NUL
+            characters), an invalid traceparent, a target of another kind.
+        Exception: the driver's own, for what only the database can know; it has aborted the transaction, or
+            found it aborted.
+    """
+    way = way_through(target)
+    event = NewEvent(
+        aggregate_type,
+        aggregate_id,
+        event_type,
+        payload,
+        headers,
+        idempotency_key,
+        correlation_id,
+        causation_id,
+        traceparent,
+        version,
+    )
+    query = statements.one(content.row(event, surroundings()))
+    if way.asynchronous:
+        return _one_later(way, target, query)
+    return _now(way, target, query)[0]
+
+
+@overload
+def emit_many(target: Target, events: Iterable[NewEvent]) -> list[Emitted]: ...
+@overload
+def emit_many(target: AsyncTarget, events: Iterable[NewEvent]) -> Coroutine[Any, Any, list[Emitted]]: ...
+def emit_many(
+    target: Target | AsyncTarget, events: Iterable[NewEvent]
+) -> list[Emitted] | Coroutine[Any, Any, list[Emitted]]:
+    """Writes many events in the caller's open transaction, in one round trip, in their order.
+
+    Targets, content and errors are those of `emit`; the message of an `OutboxError` says which event it is
+    about, counted from 0. All are checked before any is sent. No events: nothing is sent.
+
+    Idempotency keys are claimed in sorted order: calls with the same keys at once wait for each other and do
+    not deadlock, whatever their order. Of two events of the list with one key the second is a duplicate of
+    the first.
+
+    A list of more than 64 MB of JSON goes in several round trips, each with its own keys in order.
+
+    Returns:
+        What became of each event, in order.
+    """
+    way = way_through(target)
+    around = surroundings()
+    rows = [_checked(number, event, around) for number, event in enumerate(events)]
+    queries = list(statements.many(rows))
+    if way.asynchronous:
+        return _all_later(way, target, queries)
+    return [emitted for query in queries for emitted in _now(way, target, query)]
+
+
+def _checked(number: int, event: NewEvent, around: Surroundings) -> content.Row:
+    if not isinstance(event, NewEvent):
+        raise OutboxError(f"event {number} is a {type(event).__name__}: give a NewEvent")
+    try:
+        return content.row(event, around)
+    except OutboxError as error:
+        raise type(error)(f"event {number}: {error}") from error
+
+
+def _now(way: Way, target: object, query: Query) -> list[Emitted]:
+    try:
+        return _read(way.run(target, query))
+    except Exception as error:
+        _refuse_as_too_large(error)
+        raise
+
+
+async def _later(way: Way, target: object, query: Query) -> list[Emitted]:
+    try:
+        return _read(await way.run(target, query))
+    except Exception as error:
+        _refuse_as_too_large(error)
+        raise
+
+
+async def _one_later(way: Way, target: object, query: Query) -> Emitted:
+    return (await _later(way, target, query))[0]
+
+
+async def _all_later(way: Way, target: object, queries: Sequence[Query]) -> list[Emitted]:
+    return [emitted for query in queries for emitted in await _later(way, target, query)]
+
+
+def _read(rows: Iterable[Sequence[Any]]) -> list[Emitted]:
+    return [
+        # Text, where the application has its own codec for uuid.
+        Emitted(drawn if isinstance(drawn, UUID) else UUID(drawn), seq, duplicate)
+        for drawn, seq, duplicate in rows
+    ]
+
+
+def _refuse_as_too_large(error: BaseException | None) -> None:
+    """Raises the database's refusal of a payload as ours: numbers may be longer there than here (1e300)."""
+    cause = error
+    while cause is not None:
+        state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+        if state == "54000" and "outbox: the payload" in str(cause):
+            message = str(cause).partition("\n")[0].removeprefix("outbox: ")
+            raise PayloadTooLargeError(f"{message}: {content.ADVICE}") from error
+        # SQLAlchemy and Django wrap the driver's error.
+        cause = getattr(cause, "orig", None) or cause.__cause__

@@ -1,0 +1,139 @@
+"""What stands in an event's columns, checked before anything is sent.
+
+An error of the database would abort the caller's transaction.
+
+Invariants:
+- What is refused here, the database would refuse too, or a consumer would misread.
+- What the database would take is not refused for its size.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from outbox_pipelines.writer.context import Surroundings
+from outbox_pipelines.writer.encoding import to_json
+from outbox_pipelines.writer.errors import OutboxError, PayloadTooLargeError
+from outbox_pipelines.writer.events import NewEvent
+
+LIMIT: Final = 1_000_000
+"""Bytes of a payload's JSON text, as the guard in the database counts them."""
+
+
+class Row(NamedTuple):
+    """An event's columns, in the order of `outbox_emit`'s arguments; payload and headers are JSON text."""
+
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    payload: str
+    headers: str | None
+    idempotency_key: str | None
+    correlation_id: str | None
+    causation_id: str | None
+    traceparent: str | None
+    version: int | None
+
+
+def row(event: NewEvent, around: Surroundings) -> Row:
+    """An event as it is sent, with what it does not say itself from its surroundings.
+
+    Raises:
+        OutboxError: it can not be written so; nothing was sent.
+    """
+    headers, traceparent = event.headers, event.traceparent
+    if headers is not None and not isinstance(headers, Mapping):
+        raise OutboxError(f"headers are a {type(headers).__name__}: give a mapping from names to values")
+    if traceparent is None:
+        traceparent = around.traceparent
+        if around.tracestate is not None:
+            headers = {"tracestate": around.tracestate, **(headers or {})}
+    elif not _TRACEPARENT.fullmatch(_text("traceparent", traceparent)):
+        raise OutboxError(
+            f"traceparent {traceparent!r} is none of W3C's, which is 00-<32 hex digits>-<16 hex digits>-<2 "
+            "hex digits> in lower case with no id of zeros: leave out what came in broken"
+        )
+    return Row(
+        name("aggregate_type", event.aggregate_type),
+        name("aggregate_id", event.aggregate_id, any_kind=True),
+        name("event_type", event.event_type),
+        _payload(event.payload),
+        None if headers is None else to_json("headers", dict(headers)),
+        None if event.idempotency_key is None else name("idempotency_key", event.idempotency_key),
+        _optional("correlation_id", event.correlation_id, around.correlation_id),
+        _optional("causation_id", event.causation_id, around.causation_id),
+        traceparent,
+        _version(event.version),
+    )
+
+
+def name(column: str, value: object, *, any_kind: bool = False) -> str:
+    """Text that may not be empty; of `any_kind`, what `str` makes of it."""
+    if value is None:
+        raise OutboxError(
+            f"{column} is None: an id that the database draws is known after the INSERT (`session.flush()`)"
+        )
+    text = _text(column, value, any_kind=any_kind)
+    if not text:
+        raise OutboxError(f"{column} is empty: give it a value")
+    return text
+
+
+def _optional(column: str, given: object, around: object) -> str | None:
+    value = around if given is None else given
+    return None if value is None else _text(column, value)
+
+
+def _text(column: str, value: object, *, any_kind: bool = False) -> str:
+    if type(value) is not str:
+        if isinstance(value, Enum):
+            # Not its name, which str() and drivers write.
+            value = value.value
+        if isinstance(value, bytes | bytearray | memoryview) or not (
+            any_kind or isinstance(value, str | UUID)
+        ):
+            raise OutboxError(f"{column} is of type {type(value).__qualname__}: give text")
+        value = str(value)
+    if "\0" in value:
+        raise OutboxError(f"{column} has a NUL character, which PostgreSQL does not store: remove it")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise OutboxError(f"{column} has half of a surrogate pair, which is no text: {error}") from error
+    return value
+
+
+def _payload(value: object) -> str:
+    text = to_json("payload", value)
+    # No character has more than four bytes: what is short needs no counting.
+    if len(text) * 4 > LIMIT and len(text.encode()) > LIMIT and (size := _stored_size(text)) > LIMIT:
+        raise PayloadTooLargeError(f"the payload has {size:,} bytes as JSON, more than {LIMIT:,}: {ADVICE}")
+    return text
+
+
+ADVICE: Final = "store it elsewhere (a table, object storage) and send the reference"
+
+
+def _stored_size(text: str) -> int:
+    """Bytes that the database counts, or a few less: it keeps the last of equal names, and no -0.0."""
+    stored = json.loads(text, parse_float=lambda digits: float(digits) + 0.0)
+    return len(json.dumps(stored, ensure_ascii=False).encode())
+
+
+def _version(value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, int) and -(2**31) <= value < 2**31:
+        # Of an enumeration or a bool the number, which not every driver sends.
+        return int(value)
+    raise OutboxError(f"version is {value!r}: give an integer of 32 bits")
+
+
+# https://www.w3.org/TR/trace-context/#traceparent-header
+_TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")

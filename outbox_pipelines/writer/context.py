@@ -1,0 +1,67 @@
+"""What an event takes from its surroundings: the ids of the request, and the current trace.
+
+Invariants:
+- Whatever the event says itself wins.
+- OpenTelemetry is asked where the application has loaded it, and never imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final, NamedTuple
+from uuid import UUID
+
+
+class Surroundings(NamedTuple):
+    correlation_id: str | UUID | None = None
+    causation_id: str | UUID | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+
+_NONE: Final = Surroundings()
+_CURRENT: Final = ContextVar("outbox_correlation", default=_NONE)
+
+
+@contextmanager
+def correlated(
+    *, correlation_id: str | UUID | None = None, causation_id: str | UUID | None = None
+) -> Iterator[None]:
+    """Gives its ids to every event that is written within, and does not say otherwise.
+
+    What is not given comes from the `correlated` around it; at its end that one holds again. Tasks of asyncio
+    and `asyncio.to_thread` inherit the ids. A new thread, or one of a pool, does not: enter it there again.
+    Not a decorator of `async def`, whose body would run when it is over.
+
+        with correlated(correlation_id=request.headers["x-request-id"]):
+            place_order(session)
+    """
+    around = _CURRENT.get()
+    token = _CURRENT.set(
+        Surroundings(
+            around.correlation_id if correlation_id is None else correlation_id,
+            around.causation_id if causation_id is None else causation_id,
+        )
+    )
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def surroundings() -> Surroundings:
+    """The ids of `correlated`, and the W3C headers of OpenTelemetry's current span where that is valid."""
+    ids = _CURRENT.get()
+    otel = sys.modules.get("opentelemetry.trace")
+    if otel is None:
+        return ids
+    span = otel.get_current_span().get_span_context()
+    if not span.is_valid:
+        return ids
+    return ids._replace(
+        traceparent=f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}",
+        tracestate=span.trace_state.to_header() or None,
+    )

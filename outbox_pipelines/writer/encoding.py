@@ -1,0 +1,90 @@
+"""Python values as JSON text that PostgreSQL's jsonb takes.
+
+Invariants:
+- Strict JSON: no NaN, no NUL, no half of a surrogate pair; nothing is left out or guessed.
+- The same value gives the same text in every process, sets included.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, time, timedelta
+from enum import Enum
+from typing import Any, Final
+from uuid import UUID
+
+from outbox_pipelines.writer.errors import OutboxError
+
+
+def to_json(what: str, value: object, encode: Callable[[object], str] | None = None) -> str:
+    """The JSON text of a value, spaced as PostgreSQL prints jsonb; `what` it is goes into the message.
+
+    Raises:
+        OutboxError: a value that has no JSON form, or one that jsonb does not take.
+    """
+    try:
+        text = (encode or _ENCODE)(value)
+        if not text.isascii():
+            text.encode()
+    except UnicodeEncodeError as error:
+        raise OutboxError(f"{what} has half of a surrogate pair, which is no text: {error}") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise OutboxError(f"{what} does not serialise to JSON: {error}") from error
+    # The first look is cheap, and mistakes an escaped backslash before "u0000" for the character.
+    if "\\u0000" in text and _NUL.search(text):
+        raise OutboxError(f"{what} has a NUL character (\\u0000), which PostgreSQL does not store: remove it")
+    return text
+
+
+def jsonable(value: Any) -> object:
+    """One step from a value that the `json` module does not know towards one that it knows."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return _duration(value)
+    if isinstance(value, UUID):
+        return str(value)
+    # Here and below: whoever made the value has imported the module.
+    if (decimal := sys.modules.get("decimal")) and isinstance(value, decimal.Decimal):
+        return _decimal(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=_ENCODE)
+    if not isinstance(value, type):
+        if hasattr(value, "model_dump"):
+            return value.model_dump(mode="json")
+        if hasattr(value, "__dataclass_fields__"):
+            fields: Any = sys.modules["dataclasses"].fields(value)
+            return {field.name: getattr(value, field.name) for field in fields}
+        if hasattr(value, "__attrs_attrs__"):
+            return {field.name: getattr(value, field.name) for field in value.__attrs_attrs__}
+    kind = type(value).__qualname__
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f"{kind} have no JSON form: decode them, or send base64 text")
+    if hasattr(value, "__next__"):
+        raise TypeError(f"a {kind} can be read once only: make it a list")
+    raise TypeError(f"a {kind} has no JSON form: give its parts, or its text")
+
+
+def _decimal(value: Any) -> str:
+    if not value.is_finite():
+        raise ValueError(f"{value} is no JSON number: leave it out, or send null")
+    return str(value)
+
+
+def _duration(value: timedelta) -> str:
+    """ISO 8601 in seconds, exact: ``PT90S``, ``-PT0.5S``."""
+    microseconds = value // timedelta(microseconds=1)
+    seconds, rest = divmod(abs(microseconds), 1_000_000)
+    fraction = f".{rest:06}".rstrip("0") if rest else ""
+    return f"{'-' if microseconds < 0 else ''}PT{seconds}{fraction}S"
+
+
+_ENCODE: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=jsonable).encode
+_NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")

@@ -1,0 +1,47 @@
+"""What `emit` takes, described by shape: for type checkers, which so need none of the drivers.
+
+By name, a driver that is not installed would be `Any`: `emit` would take anything and return the wrong type.
+`close` tells synchronous from asynchronous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
+
+Closed = TypeVar("Closed", covariant=True)
+Later = Coroutine[Any, Any, None]
+
+
+class PsycopgConnection(Protocol[Closed]):
+    @property
+    def pgconn(self) -> Any: ...
+    def close(self) -> Closed: ...
+
+
+class PsycopgCursor(Protocol[Closed]):
+    @property
+    def pgresult(self) -> Any: ...
+    def close(self) -> Closed: ...
+
+
+class SQLAlchemy(Protocol[Closed]):
+    """Connections and sessions, scoped ones too."""
+
+    def begin_nested(self) -> Any: ...
+    def close(self) -> Closed: ...
+
+
+class Django(Protocol):
+    in_atomic_block: bool
+
+    def cursor(self) -> Any: ...
+
+
+class Asyncpg(Protocol):
+    def is_in_transaction(self) -> bool: ...
+    def close(self) -> Later: ...
+
+
+Target = PsycopgConnection[None] | PsycopgCursor[None] | SQLAlchemy[None] | Django
+AsyncTarget = PsycopgConnection[Later] | PsycopgCursor[Later] | SQLAlchemy[Later] | Asyncpg

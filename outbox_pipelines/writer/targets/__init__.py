@@ -1,0 +1,71 @@
+"""Finds the way to write through what the caller has in hands.
+
+Invariants:
+- A driver that is not loaded made no target: none is ever imported from here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from outbox_pipelines.writer.errors import AutocommitError, OutboxError
+
+
+class Way(NamedTuple):
+    """Runs a query on the caller's connection and answers its rows; in a coroutine, where asynchronous."""
+
+    run: Callable[..., Any]
+    asynchronous: bool = False
+
+
+def way_through(target: object) -> Way:
+    """The way for a target.
+
+    Raises:
+        OutboxError: it is of no kind that can be written through.
+    """
+    kind = type(target)
+    way = _KNOWN.get(kind)
+    if way is None:
+        way = _KNOWN[kind] = _find(kind)
+    return way
+
+
+_KNOWN: Final[dict[type, Way]] = {}
+
+
+def _find(kind: type) -> Way:
+    ways: dict[type, Way] = {}
+    if sys.modules.get("psycopg"):
+        from outbox_pipelines.writer.targets import psycopg
+
+        ways |= psycopg.WAYS
+    if sys.modules.get("sqlalchemy"):
+        from outbox_pipelines.writer.targets import sqlalchemy
+
+        ways |= sqlalchemy.ways()
+    if sys.modules.get("asyncpg"):
+        from outbox_pipelines.writer.targets import asyncpg
+
+        ways |= asyncpg.WAYS
+    if sys.modules.get("django.db"):
+        from outbox_pipelines.writer.targets import django
+
+        ways |= django.WAYS
+    for base in kind.__mro__:
+        if base in ways:
+            return ways[base]
+    raise OutboxError(
+        f"cannot write through {kind.__module__}.{kind.__qualname__}: give a connection or cursor of "
+        "psycopg, a Session or Connection of SQLAlchemy, a connection of asyncpg, or Django's connection"
+    )
+
+
+def no_transaction(instead: str) -> AutocommitError:
+    """The refusal of a connection on which the event would be committed alone; `instead`: what to write."""
+    return AutocommitError(
+        "no transaction is open, and the connection is in autocommit mode: the event would be committed "
+        f"apart from your business rows. Write both in one transaction: {instead}"
+    )

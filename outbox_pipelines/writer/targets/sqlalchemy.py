@@ -1,0 +1,70 @@
+"""Through SQLAlchemy, on any driver; what is asynchronous by way of its synchronous core."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy
+
+from outbox_pipelines.writer.errors import OutboxError
+from outbox_pipelines.writer.statements import Query
+from outbox_pipelines.writer.targets import Way, no_transaction
+
+if TYPE_CHECKING:
+    from sqlalchemy import orm
+    from sqlalchemy.ext import asyncio
+
+
+def _on_connection(connection: sqlalchemy.Connection, query: Query) -> Sequence[Any]:
+    _refuse(connection)
+    numbered = connection.dialect.paramstyle.startswith("numeric")
+    statement = query.statement.numbered if numbered else query.statement.percent
+    # Past the compiler, which has nothing to add.
+    return connection.exec_driver_sql(statement, query.values).fetchall()
+
+
+def _refuse(connection: sqlalchemy.Connection) -> None:
+    if connection.dialect.name != "postgresql":
+        raise OutboxError(f"this connection leads to {connection.dialect.name}: the outbox is in PostgreSQL")
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+        raise no_transaction("use an engine without isolation_level='AUTOCOMMIT'")
+
+
+def _on_session(session: orm.Session, query: Query) -> Sequence[Any]:
+    connection = session.connection()
+    _refuse(connection)
+    # The business rows first: their locks put the events of an aggregate in order.
+    session.flush()
+    return _on_connection(connection, query)
+
+
+def _on_scoped_session(scoped: orm.scoped_session[Any], query: Query) -> Sequence[Any]:
+    return _on_session(scoped(), query)
+
+
+async def _on_async_connection(connection: asyncio.AsyncConnection, query: Query) -> Sequence[Any]:
+    return await connection.run_sync(_on_connection, query)
+
+
+async def _on_async_session(session: asyncio.AsyncSession, query: Query) -> Sequence[Any]:
+    return await session.run_sync(_on_session, query)
+
+
+async def _on_async_scoped_session(scoped: asyncio.async_scoped_session[Any], query: Query) -> Sequence[Any]:
+    return await _on_async_session(scoped(), query)
+
+
+def ways() -> dict[type, Way]:
+    """Of the parts of SQLAlchemy that are loaded: the ORM and asyncio are heavy."""
+    found: dict[type, Way] = {sqlalchemy.Connection: Way(_on_connection)}
+    if orm := sys.modules.get("sqlalchemy.orm"):
+        found |= {orm.Session: Way(_on_session), orm.scoped_session: Way(_on_scoped_session)}
+    if asyncio := sys.modules.get("sqlalchemy.ext.asyncio"):
+        found |= {
+            asyncio.AsyncConnection: Way(_on_async_connection, asynchronous=True),
+            asyncio.AsyncSession: Way(_on_async_session, asynchronous=True),
+            asyncio.async_scoped_session: Way(_on_async_scoped_session, asynchronous=True),
+        }
+    return found

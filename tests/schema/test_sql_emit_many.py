@@ -1,0 +1,129 @@
+"""`outbox_emit_many`: many events in one call, for every language."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.schema.events import insert, one, purge_after_claims
+from tests.schema.servers import Connection
+
+CALL = "SELECT id, seq, duplicate FROM outbox_emit_many(%s::jsonb)"
+
+
+def event(number: object = 1, **members: object) -> dict[str, object]:
+    return {"aggregate_type": "order", "aggregate_id": number, "event_type": "e", "payload": {}} | members
+
+
+def emit_many(connection: Connection, *events: dict[str, object]) -> list[tuple[Any, ...]]:
+    return connection.execute(CALL, [json.dumps(events)]).fetchall()
+
+
+def written(connection: Connection) -> list[tuple[Any, ...]]:
+    return connection.execute("SELECT id, seq, aggregate_id FROM outbox ORDER BY seq").fetchall()
+
+
+def test_it_returns_what_it_wrote(connection: Connection) -> None:
+    """An answer that belongs to another row, or a member that ends up in another column."""
+    [answer] = connection.execute(
+        "SELECT * FROM outbox_emit_many($$[{"
+        '"aggregate_type": "order", "aggregate_id": "42", "event_type": "order.placed", '
+        '"payload": {"total": 5}, "headers": {"h": "1"}, '
+        '"idempotency_key": "key", "correlation_id": "correlation", '
+        '"causation_id": "causation", "traceparent": "trace", "version": 3}]$$)'
+    )
+    assert one(
+        connection,
+        "SELECT id, seq, false, aggregate_type, aggregate_id, event_type, payload, headers, idempotency_key, "
+        "correlation_id, causation_id, traceparent, version FROM outbox",
+    ) == (
+        *answer,
+        *("order", "42", "order.placed", {"total": 5}, {"h": "1"}),
+        *("key", "correlation", "causation", "trace", 3),
+    )
+
+
+def test_members_that_are_null_or_missing(connection: Connection) -> None:
+    """A serialiser that writes null for what is not there; null as a payload, which is one."""
+    optional = ["headers", "idempotency_key", "correlation_id", "causation_id", "traceparent", "version"]
+    emit_many(connection, event(**dict.fromkeys(optional)), event(payload=None))
+    assert one(
+        connection,
+        f"SELECT count(*), count(*) FILTER (WHERE payload = 'null') FROM outbox "
+        f"WHERE num_nonnulls({', '.join(optional)}) = 0",
+    ) == (2, 1)
+
+
+def test_the_order_of_the_array_is_that_of_seq(connection: Connection) -> None:
+    """Events sorted by their keys, or by a hash: consumers would see an order that nobody meant."""
+    events = [event(n, idempotency_key=f"key {n % 40}" if n % 3 else None) for n in range(100)]
+    answers = emit_many(connection, *events)
+    assert len(answers) == 100
+    fresh = [n for n in range(100) if n % 3 == 0 or not any(n % 40 == m % 40 and m % 3 for m in range(n))]
+    assert [row[2] for row in written(connection)] == [str(n) for n in fresh]
+    assert [answers[n][:2] for n in fresh] == [row[:2] for row in written(connection)]
+
+
+def test_known_keys_insert_nothing(connection: Connection) -> None:
+    """A retried request that publishes its events twice, or leaves out those without a key."""
+    plain = insert(connection, idempotency_key="a")
+    [first] = emit_many(connection, event(idempotency_key="b"))
+    answers = emit_many(
+        connection, *(event(idempotency_key=key) for key in ("a", "c", None, "b", "c", None, "c"))
+    )
+    assert [answer[2] for answer in answers] == [True, False, False, True, True, False, True]
+    ids = {key: answers[n][0] for n, key in enumerate("ac-b")}
+    assert (ids["a"], ids["b"]) == (plain.id, first[0])
+    assert [answers[n][:2] for n in (4, 6)] == [(ids["c"], None)] * 2
+    assert len({answer[0] for answer in answers}) == 5
+    assert one(connection, "SELECT count(*) FROM outbox") == (5,)
+
+
+def test_a_key_that_is_purged_meanwhile_is_free(connection: Connection) -> None:
+    """A duplicate of an event that nobody can name any more, or a loop without an end."""
+    insert(connection, idempotency_key="k")
+    purge_after_claims(connection)
+    [other, answer] = emit_many(connection, event(idempotency_key="other"), event(idempotency_key="k"))
+    assert [answer[2], other[2]] == [False, False]
+    assert written(connection)[1:] == [(*other[:2], "1"), (*answer[:2], "1")]
+
+
+def test_nothing_is_an_answer(connection: Connection) -> None:
+    """An error, or a row of NULLs, for an empty array."""
+    assert emit_many(connection) == []
+
+
+@pytest.mark.parametrize(
+    ("events", "error"),
+    [
+        ([event() | {"idempotencykey": "k"}], "members of an event that are not known.*idempotencykey"),
+        ({"aggregate_type": "order"}, "cannot extract elements from an object"),
+        ([1], "cannot delete from scalar"),
+        (
+            [{"aggregate_type": "order", "aggregate_id": "1", "event_type": "e"}],
+            "null value in column .payload",
+        ),
+        ([event(aggregate_type="")], "outbox_names_not_empty"),
+        ([event(idempotency_key="")], "outbox_names_not_empty"),
+        ([event(headers=[])], "outbox_headers_are_an_object"),
+        ([event(version="x")], "invalid input syntax for type integer"),
+    ],
+    ids=[
+        "unknown member",
+        "no array",
+        "no object",
+        "no payload",
+        "empty name",
+        "empty key",
+        "headers",
+        "version",
+    ],
+)
+def test_what_is_no_event(connection: Connection, events: object, error: str) -> None:
+    """A misspelt key that is ignored: every retry would be written again."""
+    with pytest.raises(psycopg.Error, match=error), connection.transaction():
+        connection.execute(CALL, [json.dumps(events)])
+    assert one(connection, "SELECT count(*) FROM outbox_keys") == (0,)

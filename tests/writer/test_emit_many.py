@@ -1,0 +1,98 @@
+"""`emit_many` beyond what every target has in common: its rows, its pieces, its keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from outbox_pipelines.writer import Emitted, NewEvent, emit, emit_many, statements
+from tests.schema.events import one
+from tests.schema.servers import Connection
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+COLUMNS = (
+    "aggregate_type, aggregate_id, event_type, payload, headers, idempotency_key, correlation_id, "
+    "causation_id, traceparent, version"
+)
+
+
+def rows(connection: Connection) -> list[tuple[object, ...]]:
+    return connection.execute(f"SELECT {COLUMNS} FROM outbox ORDER BY seq".encode()).fetchall()
+
+
+def test_every_member_has_its_column(connection: Connection) -> None:
+    """Two texts that change places; 'null' in what was left out; a payload of null taken for none."""
+    full = NewEvent("type", 7, "event", {"a": [1, None, "x"]}, {"h": 1}, "key", "co", "ca", TRACE, 3)
+    emit_many(connection, [full, NewEvent("order", 1, "e", None)])
+    assert rows(connection) == [
+        ("type", "7", *full[2:]),
+        ("order", "1", "e", None, None, None, None, None, None, None),
+    ]
+    assert one(connection, "SELECT count(*) FROM outbox WHERE payload = 'null'") == (1,)
+
+
+@pytest.mark.parametrize(
+    "text", ["Grüße, 世界 🎈", "%s :name $1", "a'b\"c\\d", "\n\t\x01\x7f", "{}", "\\u0000"]
+)
+def test_any_text_anywhere(connection: Connection, text: str) -> None:
+    """Quotes of two layers, of JSON and of SQL."""
+    event = NewEvent(text, text, text, {text: text}, {text: text}, text, text, text)
+    emit_many(connection, [event])
+    assert rows(connection) == [(*event[:8], None, None)]
+
+
+@pytest.mark.parametrize(
+    "number", ["12345678901234567890123456789", "0.30000000000000004", "1.1", f"1{'0' * 300}"]
+)
+def test_numbers_keep_their_digits(connection: Connection, number: str) -> None:
+    """A number that becomes a float where the events are taken apart."""
+    value = float(number) if "." in number else int(number)
+    emit_many(connection, [NewEvent("order", 1, "e", [value])])
+    assert one(connection, "SELECT payload #>> '{0}' FROM outbox") == (number,)
+
+
+def test_a_generator_of_events(connection: Connection) -> None:
+    """Events that are used up by their being checked."""
+    emitted = emit_many(connection, (NewEvent("order", n, "e", {}) for n in range(3)))
+    assert [row[1] for row in rows(connection)] == ["0", "1", "2"]
+    assert len(emitted) == 3
+
+
+def test_a_long_list(connection: Connection) -> None:
+    """Order that holds for a few rows only, with and without keys; time that grows with the square."""
+    number = 20_000
+    events = [
+        NewEvent("order", n, "e", {"n": n}, idempotency_key=f"key {n % 15_000}" if n % 2 else None)
+        for n in range(number)
+    ]
+    emitted = emit_many(connection, events)
+    written = connection.execute("SELECT id, seq, aggregate_id::int FROM outbox ORDER BY seq").fetchall()
+    expected = [n for n in range(number) if n % 2 == 0 or n < 15_000]
+    assert [n for _, _, n in written] == expected
+    assert [(emitted[n].id, emitted[n].seq) for n in expected] == [row[:2] for row in written]
+    assert [n for n in range(number) if emitted[n].duplicate] == sorted(set(range(number)) - set(expected))
+    assert emitted[15_001] == Emitted(emitted[1].id, None, duplicate=True)
+
+
+def test_a_list_of_several_pieces(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event that is lost or doubled where one statement ends; a duplicate across that place."""
+    monkeypatch.setattr(statements, "_PIECE", 300)
+    events = [
+        NewEvent("order", n, "e", "x" * (n * 20), idempotency_key="k" if n in (2, 17) else None)
+        for n in range(20)
+    ]
+    assert len(list(statements.many([]))) == 0
+    emitted = emit_many(connection, events)
+    assert [row[1] for row in rows(connection)] == [str(n) for n in range(20) if n != 17]
+    assert emitted[17] == Emitted(emitted[2].id, None, duplicate=True)
+
+
+def test_one_emit_and_a_list_share_keys(connection: Connection) -> None:
+    """Two ways to write that do not know of each other's keys."""
+    first = emit(connection, "order", 1, "e", {}, idempotency_key="a")
+    [again, second] = emit_many(
+        connection, [NewEvent("order", 1, "e", {}, idempotency_key=key) for key in ("a", "b")]
+    )
+    assert again == Emitted(first.id, None, duplicate=True)
+    assert emit(connection, "order", 1, "e", {}, idempotency_key="b") == Emitted(
+        second.id, None, duplicate=True
+    )
