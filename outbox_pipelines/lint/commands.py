@@ -88,4 +88,4 @@ def _lines(finding: Finding) -> str:
 
 def _annotation(finding: Finding) -> str:
     place = f"file={finding.path},line={finding.line},col={finding.column}"
-    return f"::error {place},title={finding.code} {finding.name}::{finding.why}: {finding.mend}"
+    return f"::error {place},title={finding.code} {finding.name}::{finding.why}; {finding.mend}"

@@ -160,7 +160,9 @@ class _Reader:
         scope = outer.copy()
         for parameter in _parameters(node):
             if parameter.arg != "self":
-                scope.bind(parameter.arg, scope.annotated(parameter.annotation, parameter.arg))
+                scope.bind(
+                    parameter.arg, scope.annotated(parameter.annotation, f"{node.lineno}:{parameter.arg}")
+                )
         walk = Walk(scope, Story(node.name, node, owner))
         if _is_atomic(node.decorator_list) or (owner and _is_atomic(owner.decorator_list)):
             walk.around = (Around(Shelter.TRANSACTION, _ATOMIC, node),)
@@ -182,14 +184,14 @@ def _parameters(node: Function) -> list[ast.arg]:
 
 def _agreed(walks: Sequence[Walk]) -> Iterator[tuple[str, Thing]]:
     """Attributes with what they are set to, where all that is known of it agrees."""
-    found: dict[str, set[Thing]] = {}
+    found: dict[str, list[Thing]] = {}
     for walk in walks:
         for path, thing in walk.attributes.items():
             if thing:
-                found.setdefault(path, set()).add(replace(thing, origin=path, shared=True))
-    for path, things in found.items():
-        if len(things) == 1:
-            yield path, things.pop()
+                found.setdefault(path, []).append(replace(thing, shared=True))
+    for path, (first, *others) in found.items():
+        if all(replace(other, origin=first.origin) == first for other in others):
+            yield path, first
 
 
 def _is_atomic(decorators: list[ast.expr]) -> bool:
