@@ -116,16 +116,19 @@ class _Reader:
 
     def _inside(self, walk: Walk) -> None:
         scope = walk.scope.enclosed()
+        # Classes first: functions anywhere may use their constants.
         for node in walk.inner:
             if isinstance(node, ast.ClassDef):
                 self._class(node, scope)
-            else:
+        for node in walk.inner:
+            if isinstance(node, Function):
                 self._inside(self._function(node, scope, walk.story.owner))
 
     def _class(self, node: ast.ClassDef, scope: Scope) -> None:
         body = Walk(scope.copy(), Story(node.name, node, node))
         body.body(node.body)
         methods = [inner for inner in body.inner if isinstance(inner, Function)]
+        scope.texts |= {f"{node.name}.{name}": text for name, text in body.scope.texts.items()}
         scope = self._with_attributes(node, scope, body.scope)
         for path, thing in _agreed([self._function(method, scope, node, told=False) for method in methods]):
             scope.things[path] = thing
@@ -141,17 +144,13 @@ class _Reader:
         scope = scope.copy()
         for base in node.bases:
             if inherited := self._attributes.get(path_of(base) or ""):
-                scope.things |= {
-                    path: one for path, one in inherited.things.items() if path.startswith("self.")
-                }
-                scope.texts |= {
-                    path: one for path, one in inherited.texts.items() if path.startswith("self.")
-                }
+                scope.things = inherited.things | scope.things
+                scope.texts = inherited.texts | scope.texts
         for name, thing in body.things.items():
             if thing and scope.things.get(name) != thing:
                 scope.things[f"self.{name}"] = replace(thing, origin=f"self.{name}", shared=True)
         for name, text in body.texts.items():
-            scope.texts |= {f"{owner}.{name}": text for owner in ("self", "cls", node.name)}
+            scope.texts |= {f"self.{name}": text, f"cls.{name}": text}
         return scope
 
     def _function(
@@ -160,9 +159,8 @@ class _Reader:
         scope = outer.copy()
         for parameter in _parameters(node):
             if parameter.arg != "self":
-                scope.bind(
-                    parameter.arg, scope.annotated(parameter.annotation, f"{node.lineno}:{parameter.arg}")
-                )
+                origin = f"{node.lineno}:{parameter.arg}"
+                scope.bind(parameter.arg, scope.annotated(parameter.annotation, origin))
         walk = Walk(scope, Story(node.name, node, owner))
         if _is_atomic(node.decorator_list) or (owner and _is_atomic(owner.decorator_list)):
             walk.around = (Around(Shelter.TRANSACTION, _ATOMIC, node),)
