@@ -8,7 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -128,8 +128,10 @@ class _Reader:
         body = Walk(scope.copy(), Story(node.name, node, node))
         body.body(node.body)
         methods = [inner for inner in body.inner if isinstance(inner, Function)]
-        scope.texts |= {f"{node.name}.{name}": text for name, text in body.scope.texts.items()}
-        scope = self._with_attributes(node, scope, body.scope)
+        texts = {name: text for name, text in body.scope.texts.items() if scope.texts.get(name) != text}
+        scope.texts |= {f"{node.name}.{name}": text for name, text in texts.items()}
+        scope = self._with_attributes(node, scope, body.scope.things)
+        scope.texts |= {f"{me}.{name}": text for name, text in texts.items() for me in ("self", "cls")}
         for path, thing in _agreed([self._function(method, scope, node, told=False) for method in methods]):
             scope.things[path] = thing
         self._attributes[node.name] = scope
@@ -139,18 +141,16 @@ class _Reader:
             if isinstance(inner, ast.ClassDef):
                 self._class(inner, scope)
 
-    def _with_attributes(self, node: ast.ClassDef, scope: Scope, body: Scope) -> Scope:
+    def _with_attributes(self, node: ast.ClassDef, scope: Scope, body: Mapping[str, Thing | None]) -> Scope:
         """What is known in its methods: what bases of this module set, and what its own body declares."""
         scope = scope.copy()
         for base in node.bases:
             if inherited := self._attributes.get(path_of(base) or ""):
                 scope.things = inherited.things | scope.things
                 scope.texts = inherited.texts | scope.texts
-        for name, thing in body.things.items():
+        for name, thing in body.items():
             if thing and scope.things.get(name) != thing:
                 scope.things[f"self.{name}"] = replace(thing, origin=f"self.{name}", shared=True)
-        for name, text in body.texts.items():
-            scope.texts |= {f"self.{name}": text, f"cls.{name}": text}
         return scope
 
     def _function(
