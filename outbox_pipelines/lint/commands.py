@@ -76,7 +76,8 @@ def lint_writes(
     else:
         for finding in found:
             click.echo(_annotation(finding) if github else _lines(finding))
-        click.echo(f"{len(found) or 'nothing'} found in {len(files):,} files", err=True)
+        read = f"{len(files):,} files" if len(files) > 1 else "1 file"
+        click.echo(f"{len(found) or 'nothing'} found in {read}", err=True)
     if found:
         sys.exit(1)
 

@@ -17,6 +17,8 @@ from outbox_pipelines.lint.libraries import Library, Role, Thing
 from outbox_pipelines.lint.names import path_of
 from outbox_pipelines.lint.statements import text_of
 
+# A text that is put together of itself doubles each time; no statement is so long.
+_LONGEST: Final = 50_000
 ENTERING: Final = {"enter_context", "enter_async_context"}
 _OWN: Final = "outbox_pipelines."
 _OWN_MODEL: Final = "OutboxEvent"
@@ -190,4 +192,5 @@ class Scope:
 
     def text(self, node: ast.expr) -> str | None:
         """The text of an expression, where that is known."""
-        return text_of(node, self.texts)
+        text = text_of(node, self.texts)
+        return text if text is not None and len(text) <= _LONGEST else None

@@ -50,10 +50,9 @@ class Walk(Expressions):
                 if value is not None:
                     self.expression(value, bound=True)
                 self._bind(target, value, annotation)
-            case ast.AugAssign(target=ast.Name(id=name), value=value):
+            case ast.AugAssign(target=ast.Name(id=name) as target, op=op, value=value):
                 self.expression(value)
-                text = self.scope.text(value)
-                self.scope.bind(name, None, self.scope.texts.get(name, "{}") + text if text else None)
+                self.scope.bind(name, None, self.scope.text(ast.BinOp(target, op, value)))
             case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
                 with self._entered(items):
                     self.body(body)

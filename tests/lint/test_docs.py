@@ -1,4 +1,4 @@
-"""The examples of docs/lint-writes.md: each bad one is found by the rule it stands under, no good one by any."""
+"""The examples of docs/lint-writes.md: each bad one is found by its own rule, no good one by any."""
 
 from __future__ import annotations
 
