@@ -15,7 +15,7 @@ from typing import Final
 from outbox_pipelines.lint.libraries import CALLS, Thing
 from outbox_pipelines.lint.names import imports, path_of
 from outbox_pipelines.lint.scope import Known, Scope
-from outbox_pipelines.lint.story import Act, Around, Shelter, Story
+from outbox_pipelines.lint.story import Act, Around, Shelter, Step, Story
 from outbox_pipelines.lint.walk import Function, Walk
 
 _ATOMIC: Final = CALLS["django.db.transaction.atomic"]
@@ -49,6 +49,13 @@ class Module:
         }
         begun = {step.thing.origin for story in self.stories for step in story.of(Act.BEGIN) if step.thing}
         return blocks | begun
+
+    def ends(self, story: Story, thing: Thing) -> list[Step]:
+        """Steps that may end the transaction of a thing: by any name, or in a function of this module."""
+        committing = {one.called_as for one in self.stories if one.of(Act.COMMIT)}
+        unknown = [step for step in story.of(Act.COMMIT) if step.thing is None]
+        calls = [step for step in story.of(Act.CALL) if step.name in committing]
+        return [*story.on(thing, Act.COMMIT, Act.ROLLBACK), *unknown, *calls]
 
     @property
     def called(self) -> set[str]:

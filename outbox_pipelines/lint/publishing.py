@@ -32,14 +32,14 @@ def before_commit(story: Story, module: Module) -> Iterator[Found]:
         if block is not None:
             line = getattr(block.node, "lineno", 0)
             yield DUAL_WRITE, publish.node, _WHY.format(f"of line {line}")
-        elif write := _uncommitted(story, publish):
+        elif write := _uncommitted(story, module, publish):
             yield DUAL_WRITE, publish.node, _WHY.format(f"that writes in line {write.node.lineno}")
 
 
 def _published(story: Story, module: Module) -> list[Step]:
     """Its own publishes, and calls of functions of this module that only publish."""
     inner = {
-        f"self.{one.name}" if one.owner else one.name
+        one.called_as
         for one in module.stories
         if one.of(Act.PUBLISH) and not one.of(Act.COMMIT, Act.WRITE, Act.EMIT)
     }
@@ -60,7 +60,7 @@ def _writes(block: Around, story: Story) -> bool:
     return not acts or acts != {Act.READ}
 
 
-def _uncommitted(story: Story, publish: Step) -> Step | None:
+def _uncommitted(story: Story, module: Module, publish: Step) -> Step | None:
     """A write in the transaction that is open while the message is sent."""
     for write in story.of(Act.WRITE, Act.EMIT):
         thing = write.thing
@@ -69,12 +69,11 @@ def _uncommitted(story: Story, publish: Step) -> Step | None:
         first, last = (write, publish) if write.number < publish.number else (publish, write)
         if not follows(last, first) or (first is publish and not _is_there(story, thing, publish)):
             continue
-        ends = [step for step in story.of(Act.COMMIT, Act.ROLLBACK) if step.works_on(thing)]
-        if any(follows(end, first) and follows(last, end) for end in ends):
+        if any(follows(end, first) and follows(last, end) for end in module.ends(story, thing)):
             continue
-        if any(end.act is Act.COMMIT and _is_certain(end, thing) and follows(end, last) for end in ends) or (
-            first is write and thing.role is Role.SESSION
-        ):
+        if any(_is_certain(end, thing) and follows(end, last) for end in story.on(thing, Act.COMMIT)):
+            return write
+        if first is write and _is_left_open(story, thing, publish):
             return write
     return None
 
@@ -83,9 +82,14 @@ def _is_there(story: Story, thing: Thing, publish: Step) -> bool:
     """Whether the connection is in use by then: else the message may belong to something before."""
     return (
         is_callers(thing)
-        or any(step.works_on(thing) and follows(publish, step) for step in story.steps)
+        or any(follows(publish, step) for step in story.on(thing, *Act))
         or any(one.thing is not None and one.thing.origin == thing.origin for one in publish.around)
     )
+
+
+def _is_left_open(story: Story, thing: Thing, publish: Step) -> bool:
+    """Whether a caller has to commit: of a session, if nobody out of sight had it until then."""
+    return thing.role is Role.SESSION and not any(follows(publish, use) for use in story.on(thing, Act.USE))
 
 
 def _is_certain(commit: Step, thing: Thing) -> bool:

@@ -107,9 +107,18 @@ class Story:
     owner: ast.ClassDef | None = None
     steps: list[Step] = field(default_factory=list)
 
+    @property
+    def called_as(self) -> str:
+        """How its module calls it."""
+        return f"self.{self.name}" if self.owner else self.name
+
     def of(self, *acts: Act) -> list[Step]:
         """The steps that do this."""
         return [step for step in self.steps if step.act in acts]
+
+    def on(self, thing: Thing, *acts: Act) -> list[Step]:
+        """The steps that do this on the connection of a thing."""
+        return [step for step in self.of(*acts) if step.works_on(thing)]
 
 
 def follows(late: Step, early: Step) -> bool:

@@ -46,7 +46,7 @@ def outside(story: Story, module: Module) -> Iterator[Found]:
 
 
 def _in_a_transaction(emit: Step, thing: Thing, story: Story, module: Module) -> bool:
-    if _in_a_block(emit, thing) or any(step.works_on(thing) for step in story.of(Act.BEGIN)):
+    if _in_a_block(emit, thing) or story.on(thing, Act.BEGIN):
         return True
     return thing.shared and thing.origin in module.opened
 
@@ -64,7 +64,7 @@ def _is_entered_from_outside(story: Story, module: Module) -> bool:
     node = story.node
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
         return False
-    if node.name in module.called or f"self.{node.name}" in module.called:
+    if story.called_as in module.called:
         return False
     arguments = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
     if (arguments[1:2] if story.owner else arguments[:1]) == ["request"]:
@@ -79,15 +79,14 @@ def _is_task(decorator: ast.expr) -> bool:
     return (path_of(called) or "").rpartition(".")[2] in ("task", "shared_task")
 
 
-def after_commit(story: Story, _: Module) -> Iterator[Found]:
+def after_commit(story: Story, module: Module) -> Iterator[Found]:
     """Events that nothing commits any more."""
-    commits = story.of(Act.COMMIT)
     for emit in story.of(Act.EMIT):
         thing = emit.thing
         if thing is None or thing.autocommit or thing.library is Library.DJANGO or _is_held(emit, thing):
             continue
-        committed = [step for step in commits if step.works_on(thing) and follows(emit, step)]
-        ends = [*(step for step in commits if step.thing is None), *_on(story, thing, Act.COMMIT, Act.USE)]
+        committed = [step for step in story.on(thing, Act.COMMIT) if follows(emit, step)]
+        ends = [*module.ends(story, thing), *story.on(thing, Act.USE)]
         if not committed or any(follows(end, emit) for end in ends):
             continue
         if is_callers(thing) and _between(story, thing, committed[-1], emit):
@@ -112,20 +111,14 @@ def is_callers(thing: Thing) -> bool:
 
 def _between(story: Story, thing: Thing, commit: Step, emit: Step) -> bool:
     """Whether a new unit of work has begun after the commit, which the caller may end."""
-    return any(
-        follows(step, commit) and follows(emit, step) for step in _on(story, thing, Act.WRITE, Act.USE)
-    )
-
-
-def _on(story: Story, thing: Thing, *acts: Act) -> list[Step]:
-    return [step for step in story.of(*acts) if step.works_on(thing)]
+    return any(follows(step, commit) and follows(emit, step) for step in story.on(thing, Act.WRITE, Act.USE))
 
 
 def elsewhere(story: Story, _: Module) -> Iterator[Found]:
     """Events on a connection that does nothing else, while the rows are written through another."""
     for emit in story.of(Act.EMIT):
         thing = emit.thing
-        statements = [] if thing is None else _on(story, thing, Act.WRITE, Act.READ, Act.USE)
+        statements = [] if thing is None else story.on(thing, Act.WRITE, Act.READ, Act.USE)
         if thing is None or any(step.touch is None for step in statements):
             continue
         for write in story.of(Act.WRITE):

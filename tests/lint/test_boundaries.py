@@ -234,6 +234,42 @@ def test_a_publish_beside_a_connection_whose_mode_is_not_known() -> None:
         """)
 
 
+def test_a_session_that_may_be_committed_by_then() -> None:
+    """An alarm about a message after a commit that happens in a helper, or through a unit of work."""
+    holds("""
+        class Orders:
+            def __init__(self, session: Session, producer: Producer, work):
+                self.session, self.work = tell(session), work
+                self.session: Session = session
+                self.producer = producer
+
+            def f(self):
+                self.session.add(1)
+                self.save()
+                self.producer.produce("t")
+                self.session.commit()
+                emit(self.session, "o", 1, "e", {})
+                self.save()
+
+            def g(self):
+                self.session.add(1)
+                self.work.commit()
+                self.producer.produce("t")
+
+            def h(self):
+                self.session.add(1)
+                tell(self.session)
+                self.producer.produce("t")
+
+            def i(self):
+                self.session.add(1)
+                self.producer.produce("t")  # finds OB006
+
+            def save(self):
+                self.session.commit()
+        """)
+
+
 def test_a_publish_before_anything_is_opened() -> None:
     """An alarm about a message that has nothing to do with the transaction after it."""
     holds("""
