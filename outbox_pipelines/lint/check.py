@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.lint import module, publishing, results, rows, suppressions, transactions
 from outbox_pipelines.lint.finding import PAST_HELPER, RULES, UNREADABLE, Finding, at
 from outbox_pipelines.lint.module import Facts, Module
@@ -50,9 +51,20 @@ class Options:
 
 
 def check(files: Iterable[Path], options: Options = Options()) -> list[Finding]:
-    """What is found in these files, which are taken as one application, in order of place."""
-    sources = {str(path): source for path in files if _CONCERNED.search(source := path.read_bytes())}
+    """What is found in these files, which are taken as one application, in order of place.
+
+    Raises:
+        SetupError: a file cannot be read.
+    """
+    sources = {str(path): source for path in files if _CONCERNED.search(source := _content(path))}
     return check_sources(sources, options)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SetupError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def check_sources(sources: dict[str, bytes], options: Options = Options()) -> list[Finding]:

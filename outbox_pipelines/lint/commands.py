@@ -67,10 +67,10 @@ def lint_writes(
     """
     try:
         files = python_files(paths)
+        found = check(files, Options(select - ignore, strict_inserts, atomic_requests))
     except SetupError as error:
         click.echo(f"outbox: {error}", err=True)
         sys.exit(2)
-    found = check(files, Options(select - ignore, strict_inserts, atomic_requests))
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in found], indent=2, ensure_ascii=False))
     else:

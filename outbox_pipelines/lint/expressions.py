@@ -12,42 +12,21 @@ import ast
 from typing import Final
 
 from outbox_pipelines.lint.handlers import is_broad
-from outbox_pipelines.lint.libraries import PUBLISHING, Role, Thing
+from outbox_pipelines.lint.libraries import Role, Thing
+from outbox_pipelines.lint.methods import (
+    CONSTRUCTS,
+    CONTROLLING,
+    ENTERING,
+    EXECUTING,
+    PUBLISHING,
+    SESSION_WRITES,
+    WANTING,
+)
 from outbox_pipelines.lint.names import keyword, path_of
-from outbox_pipelines.lint.scope import ENTERING, Scope, entered
+from outbox_pipelines.lint.scope import Scope, entered
 from outbox_pipelines.lint.statements import Effect, Touch, effect, touch
 from outbox_pipelines.lint.story import Act, Arm, Around, Shelter, Step, Story
 
-_EXECUTING: Final = {
-    "execute",
-    "executemany",
-    "execute_values",
-    "execute_batch",
-    "exec_driver_sql",
-    "fetch",
-    "fetchrow",
-    "fetchval",
-    "scalar",
-    "scalars",
-    "exec",
-    "stream",
-    "copy",
-}
-_SESSION_WRITES: Final = {
-    "add",
-    "add_all",
-    "merge",
-    "delete",
-    "bulk_save_objects",
-    "bulk_insert_mappings",
-    "bulk_update_mappings",
-}
-_CONSTRUCTS: Final = {
-    "insert": Effect.WRITE,
-    "update": Effect.WRITE,
-    "delete": Effect.WRITE,
-    "select": Effect.READ,
-}
 _ACTS: Final = {
     Effect.READ: Act.READ,
     Effect.WRITE: Act.WRITE,
@@ -55,13 +34,6 @@ _ACTS: Final = {
     Effect.COMMIT: Act.COMMIT,
     Effect.ROLLBACK: Act.ROLLBACK,
 }
-_CONTROLLING: Final = {
-    "begin": Act.BEGIN,
-    "start": Act.BEGIN,
-    "commit": Act.COMMIT,
-    "rollback": Act.ROLLBACK,
-}
-_WANTING: Final = {"raises", "assertRaises", "assertRaisesRegex"}
 
 
 class Expressions:
@@ -114,9 +86,26 @@ class Expressions:
                     self.step(Act.USE, node, thing)
             case ast.Lambda():
                 pass
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                self._comprehension(node)
             case _:
                 for child in ast.iter_child_nodes(node):
                     self.expression(child)
+
+    def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> None:
+        before = self.scope
+        self.scope = before.copy()
+        for generator in node.generators:
+            self.forget(generator.target)
+        for child in ast.iter_child_nodes(node):
+            self.expression(child)
+        self.scope = before
+
+    def forget(self, target: ast.expr) -> None:
+        """The names in a target mean something unknown from here on."""
+        for name in ast.walk(target):
+            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
+                self.scope.bind(name.id, None)
 
     def enter(self, node: ast.expr, name: ast.expr | None, stack: str | None = None) -> Thing | None:
         """Enters a context manager, by `with` or an exit stack; what it is."""
@@ -127,6 +116,8 @@ class Expressions:
         self.around = (*self.around, Around(shelter, held, node, stack))
         if isinstance(name, ast.Name):
             self.scope.bind(name.id, entered(thing))
+        elif name is not None:
+            self.forget(name)
         return thing
 
     def leave(self, outside: tuple[Around, ...], stacks: frozenset[str] = frozenset()) -> None:
@@ -141,7 +132,7 @@ class Expressions:
             return Shelter.CONNECTION
         if isinstance(node, ast.Call):
             name = (path_of(node.func) or "").rpartition(".")[2]
-            if name in _WANTING:
+            if name in WANTING:
                 return Shelter.EXPECTED
             if name == "suppress" and any(is_broad(error, self.scope) for error in node.args):
                 return Shelter.SWALLOW
@@ -184,17 +175,17 @@ class Expressions:
         if thing and thing.role is Role.PRODUCER and name in PUBLISHING:
             self._arguments(call)
             self.step(Act.PUBLISH, call, thing)
-        elif name in _EXECUTING and self._executed(call, thing):
+        elif name in EXECUTING and self._executed(call, thing):
             return
-        elif thing and thing.role is Role.SESSION and name in _SESSION_WRITES:
+        elif thing and thing.role is Role.SESSION and name in SESSION_WRITES:
             rows = [self.scope.evaluate(row) for row in _flat(call.args)]
             inserted = any(row and row.role is Role.OUTBOX_ROW for row in rows)
             self._arguments(call)
             self.step(Act.WRITE, call, thing, touch=Touch.INSERT if inserted else None)
-        elif name in _CONTROLLING and (thing is None or thing.is_target or thing.role is Role.TRANSACTION):
+        elif name in CONTROLLING and (thing is None or thing.is_target or thing.role is Role.TRANSACTION):
             self._arguments(call)
             if thing or name == "commit":
-                self.step(_CONTROLLING[name], call, thing)
+                self.step(CONTROLLING[name], call, thing)
         else:
             if thing and name == "set_autocommit" and call.args:
                 switch = call.args[0]
@@ -235,8 +226,8 @@ class Expressions:
         """What a statement built by SQLAlchemy does: `update(orders).where(…)` begins with its verb."""
         while isinstance(node, ast.Call):
             name = (self.scope.qualified(node.func) or "").split(".")
-            if name[0] in ("sqlalchemy", "sqlmodel") and name[-1] in _CONSTRUCTS:
-                return _CONSTRUCTS[name[-1]]
+            if name[0] in ("sqlalchemy", "sqlmodel") and name[-1] in CONSTRUCTS:
+                return CONSTRUCTS[name[-1]]
             if not isinstance(node.func, ast.Attribute):
                 return None
             node = node.func.value

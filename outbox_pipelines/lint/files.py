@@ -38,7 +38,12 @@ def _under(root: Path) -> Iterator[Path]:
     for directory, inner, names in os.walk(root):
         place = Path(directory)
         inner[:] = sorted(name for name in inner if not _left_out(place / name))
-        yield from (place / name for name in sorted(names) if name.endswith(".py"))
+        yield from (place / name for name in sorted(names) if _is_python(place / name))
+
+
+def _is_python(path: Path) -> bool:
+    # Editors leave links to nowhere behind.
+    return path.suffix == ".py" and path.is_file()
 
 
 def _left_out(directory: Path) -> bool:

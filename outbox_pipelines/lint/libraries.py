@@ -137,15 +137,6 @@ OBJECTS: Final = {
     "django.db.connection": CALLS["django.db.transaction.get_connection"],
     "django.db.connections": CALLS["django.db.transaction.get_connection"],
 }
-PUBLISHING: Final = {
-    "produce",
-    "send",
-    "send_and_wait",
-    "send_batch",
-    "send_soon",
-    "publish",
-    "publish_batch",
-}
 # Methods of a producer whose result publishes too: `app.topic("orders").send(…)`.
 _PUBLISHERS: Final = {"topic", "publisher"}
 _MAKING: Final = {"connect", "connection", "acquire", "getconn"}

@@ -17,6 +17,8 @@ from outbox_pipelines.lint.statements import Touch
 from outbox_pipelines.lint.story import Act, Around, Ending, Shelter, Step, Story, follows
 from outbox_pipelines.lint.transactions import Found, is_callers
 
+# Statements of a module that are not its own work.
+_ELSEWHERE = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _WHY = "the message is out even if the transaction {} rolls back"
 
 
@@ -49,15 +51,18 @@ def _published(story: Story, module: Module) -> list[Step]:
 def _is_relay(story: Story) -> bool:
     if any(step.touch is Touch.CLAIM for step in story.steps):
         return True
-    return "outbox" in ast.unparse(story.node).lower() and not story.of(Act.EMIT)
+    if story.of(Act.EMIT):
+        return False
+    own = [node for node in getattr(story.node, "body", []) if not isinstance(node, _ELSEWHERE)]
+    return any("outbox" in text.lower() for text in (story.name, *map(ast.unparse, own)))
 
 
 def _writes(block: Around, story: Story) -> bool:
     """Whether a transaction block writes, as far as can be seen; one that only reads does not."""
     if block.shelter is not Shelter.TRANSACTION:
         return False
-    acts = {step.act for step in story.steps if block in step.around and step.act is not Act.PUBLISH}
-    return not acts or acts != {Act.READ}
+    acts = {step.act for step in story.steps if block in step.around}
+    return Act.READ not in acts or bool(acts & {Act.WRITE, Act.EMIT, Act.USE})
 
 
 def _uncommitted(story: Story, module: Module, publish: Step) -> Step | None:

@@ -14,12 +14,12 @@ from typing import Final
 
 from outbox_pipelines.lint import libraries
 from outbox_pipelines.lint.libraries import Library, Role, Thing
+from outbox_pipelines.lint.methods import ENTERING
 from outbox_pipelines.lint.names import path_of
 from outbox_pipelines.lint.statements import text_of
 
 # A text that is put together of itself doubles each time; no statement is so long.
 _LONGEST: Final = 50_000
-ENTERING: Final = {"enter_context", "enter_async_context"}
 _OWN: Final = "outbox_pipelines."
 _OWN_MODEL: Final = "OutboxEvent"
 # Annotations that stand for what is in their brackets, of local functions that are context managers too.

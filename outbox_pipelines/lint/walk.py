@@ -43,7 +43,7 @@ class Walk(Expressions):
             case ast.Expr(value=value):
                 self.expression(value, dropped=True)
             case ast.Assign(targets=targets, value=value):
-                self.expression(value, bound=True)
+                self.expression(value, bound=all(isinstance(target, ast.Name) for target in targets))
                 for target in targets:
                     self._bind(target, value)
             case ast.AnnAssign(target=target, annotation=annotation, value=value):

@@ -83,6 +83,7 @@ def test_directories_that_are_left_out(tmp_path: Path) -> None:
         _write(tmp_path / name)
     _write(tmp_path / "env/pyvenv.cfg")
     (tmp_path / "shop" / "again").symlink_to(tmp_path)
+    (tmp_path / "shop" / "gone.py").symlink_to(tmp_path / "nowhere")
     names = [str(path.relative_to(tmp_path)) for path in python_files([tmp_path])]
     assert names == ["shop/orders.py", "shop/build/x.py", "shop/migrations/0001.py"]
 

@@ -285,6 +285,50 @@ def test_a_publish_before_anything_is_opened() -> None:
         """)
 
 
+def test_a_block_that_only_reads() -> None:
+    """An alarm about a message made of what a transaction has read, and nothing written."""
+    holds("""
+        def f(connection: psycopg.Connection, producer: Producer):
+            with connection.transaction():
+                row = connection.execute("SELECT total FROM payments").fetchone()
+                producer.produce("t", str(row))
+
+        def g(connection: psycopg.Connection, producer: Producer):
+            with connection.transaction():
+                row = connection.execute("SELECT total FROM payments FOR UPDATE").fetchone()
+                tell(connection)
+                producer.produce("t", str(row))  # finds OB006
+        """)
+
+
+def test_a_script() -> None:
+    """Work of a module itself passed over as a relay's, because the module imports the writer."""
+    holds("""
+        producer = Producer({})
+        with psycopg.connect("") as connection:
+            connection.execute(INSERT)
+            producer.produce("t")  # finds OB006
+        """)
+
+
+def test_names_that_mean_something_else_inside() -> None:
+    """An alarm about the connections of a list, because one of their name was in autocommit mode."""
+    holds("""
+        def f(connections, pairs):
+            connection = psycopg.connect("", autocommit=True)
+            [emit(connection, "o", 1, "e", {}) for connection in connections]
+            emit(connection, "o", 1, "e", {})  # finds OB001
+            with tell(pairs) as (connection, other):
+                emit(connection, "o", 1, "e", {})
+
+        def g(holder):
+            connection = psycopg.connect("")
+            connection.commit()
+            emit(connection, "o", 1, "e", {})
+            holder.connection = connection
+        """)
+
+
 def test_a_publish_in_another_branch() -> None:
     """An alarm about a message that is sent instead of the write."""
     holds("""
