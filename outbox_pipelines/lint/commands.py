@@ -1,0 +1,92 @@
+"""The command `outbox lint-writes`: what a developer types, and what a pre-commit hook runs.
+
+Exit codes: 0 nothing found; 1 something found, a file that cannot be parsed too; 2 usage.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.lint.check import Options, check
+from outbox_pipelines.lint.files import python_files
+from outbox_pipelines.lint.finding import RULES, Finding
+
+
+class _Codes(click.ParamType[frozenset[str]]):
+    name = "codes"
+
+    def convert(
+        self, value: str | frozenset[str], parameter: click.Parameter | None, context: click.Context | None
+    ) -> frozenset[str]:
+        if isinstance(value, frozenset):
+            return value
+        codes = frozenset(code.strip() for code in value.split(","))
+        if unknown := sorted(codes - set(RULES)):
+            self.fail(f"no rule is called {', '.join(unknown)}: there are {', '.join(RULES)}")
+        return codes
+
+
+@click.command("lint-writes", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
+@click.option(
+    "--select",
+    type=_Codes(),
+    default=",".join(RULES),
+    help="Only these rules: OB001,OB006.",
+    show_default=False,
+)
+@click.option("--ignore", type=_Codes(), default=frozenset(), help="Not these rules.", show_default=False)
+@click.option(
+    "--strict-inserts", is_flag=True, help="Find direct inserts where nothing imports the writer, too."
+)
+@click.option(
+    "--atomic-requests", is_flag=True, help="Django's views are in a transaction (ATOMIC_REQUESTS)."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@click.option("--github", is_flag=True, help="Print annotations for GitHub's workflows.")
+def lint_writes(
+    paths: tuple[Path, ...],
+    select: frozenset[str],
+    ignore: frozenset[str],
+    strict_inserts: bool,
+    atomic_requests: bool,
+    as_json: bool,
+    github: bool,
+) -> None:
+    """Find outbox writes in Python code that are not in one transaction with their rows.
+
+    Name the whole application: some rules look across files. Nothing of it is imported or run. What is meant
+    so is marked with a comment `# outbox: ignore[OB001]`. Exit codes: 0 nothing found, 1 something found (a
+    file that cannot be parsed too), 2 usage.
+    """
+    try:
+        files = python_files(paths)
+        found = check(files, Options(select - ignore, strict_inserts, atomic_requests))
+    except SetupError as error:
+        click.echo(f"outbox: {error}", err=True)
+        sys.exit(2)
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in found], indent=2, ensure_ascii=False))
+    else:
+        for finding in found:
+            click.echo(_annotation(finding) if github else _lines(finding))
+        read = f"{len(files):,} files" if len(files) > 1 else "1 file"
+        click.echo(f"{len(found) or 'nothing'} found in {read}", err=True)
+    if found:
+        sys.exit(1)
+
+
+def _lines(finding: Finding) -> str:
+    place = f"{finding.path}:{finding.line}:{finding.column}"
+    return f"{place}: {finding.code} {finding.name}: {finding.why}\n    {finding.mend}"
+
+
+def _annotation(finding: Finding) -> str:
+    place = f"file={finding.path},line={finding.line},col={finding.column}"
+    return f"::error {place},title={finding.code} {finding.name}::{finding.why}; {finding.mend}"

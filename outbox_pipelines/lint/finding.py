@@ -1,0 +1,80 @@
+"""What is found, and the rules by which: a code that stays, a name, how to mend it."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A mistake that can be found. Its code never changes its meaning."""
+
+    code: str
+    name: str
+    mend: str
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """A mistake at a place. Lines count from 1, columns too; `last_line` is where the expression ends."""
+
+    path: str
+    line: int
+    column: int
+    code: str
+    name: str
+    why: str
+    mend: str
+    last_line: int
+
+
+UNREADABLE: Final = Rule("OB000", "unreadable", "mend the file, or leave it out")
+OUTSIDE: Final = Rule(
+    "OB001",
+    "emit-outside-transaction",
+    "write rows and event inside one transaction block on that connection",
+)
+AFTER_COMMIT: Final = Rule("OB002", "emit-after-commit", "emit before the commit of the rows it tells of")
+ELSEWHERE: Final = Rule(
+    "OB003", "emit-on-another-connection", "give `emit` the connection or session that writes the rows"
+)
+NOT_AWAITED: Final = Rule("OB004", "emit-not-awaited", "await it")
+SWALLOWED: Final = Rule(
+    "OB005",
+    "emit-swallowed",
+    "let the error end the transaction, or put the whole transaction into the `try`",
+)
+DUAL_WRITE: Final = Rule(
+    "OB006",
+    "publish-before-commit",
+    "replace the publish by `emit` in the same transaction; the relay publishes",
+)
+PAST_HELPER: Final = Rule("OB007", "insert-past-helper", "use `emit`, or `emit_many` for a batch")
+CHANGED: Final = Rule(
+    "OB008", "outbox-row-changed", "leave the rows alone; the relay knows by its position what is published"
+)
+UNUSED: Final = Rule("OB009", "unused-ignore", "remove the comment")
+
+RULES: Final = {
+    rule.code: rule
+    for rule in (
+        UNREADABLE,
+        OUTSIDE,
+        AFTER_COMMIT,
+        ELSEWHERE,
+        NOT_AWAITED,
+        SWALLOWED,
+        DUAL_WRITE,
+        PAST_HELPER,
+        CHANGED,
+        UNUSED,
+    )
+}
+
+
+def at(path: str, node: ast.expr | ast.stmt, rule: Rule, why: str) -> Finding:
+    """A finding at a node."""
+    last = node.end_lineno or node.lineno
+    return Finding(path, node.lineno, node.col_offset + 1, rule.code, rule.name, why, rule.mend, last)

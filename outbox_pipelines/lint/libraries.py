@@ -1,0 +1,222 @@
+"""What the known libraries make: connections, sessions, their makers, transactions, Kafka producers.
+
+Invariants:
+- A thing is known by the import that made or annotates it, never by what it is called.
+- `autocommit` is None where the caller, or code out of sight, decides; nothing is concluded from that.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Final
+
+from outbox_pipelines.lint.names import keyword
+
+
+class Role(Enum):
+    """What a thing is for."""
+
+    CONNECTION = auto()
+    CURSOR = auto()
+    SESSION = auto()
+    MAKER = auto()
+    TRANSACTION = auto()
+    PRODUCER = auto()
+    OUTBOX_ROW = auto()
+
+
+class Library(Enum):
+    """Whose rules for transactions hold."""
+
+    PSYCOPG = auto()
+    ASYNCPG = auto()
+    SQLALCHEMY = auto()
+    DJANGO = auto()
+    OTHER = auto()
+
+
+TARGETS: Final = {Role.CONNECTION, Role.CURSOR, Role.SESSION}
+
+
+@dataclass(frozen=True)
+class Thing:
+    """A value whose behaviour is known. Things of one `origin` are, or work through, one connection."""
+
+    role: Role
+    library: Library = Library.OTHER
+    is_async: bool = False
+    autocommit: bool | None = None
+    origin: str = ""
+    shared: bool = False
+    """Reached by several functions: an attribute, a global, a name of an enclosing function."""
+    makes: Role = Role.CONNECTION
+    """Of a maker: what it makes."""
+    yields: Thing | None = None
+    """Of a transaction: what `with … as` gives."""
+    commits: bool = False
+    """Of a transaction: its end is certainly a commit."""
+
+    @property
+    def is_target(self) -> bool:
+        """Whether `emit` takes it."""
+        return self.role in TARGETS
+
+
+_PSYCOPG = Thing(Role.CONNECTION, Library.PSYCOPG)
+_ASYNC_PSYCOPG = replace(_PSYCOPG, is_async=True)
+_PSYCOPG_POOL = Thing(Role.MAKER, Library.PSYCOPG)
+_ASYNCPG = Thing(Role.CONNECTION, Library.ASYNCPG, is_async=True)
+_ASYNCPG_POOL = replace(_ASYNCPG, role=Role.MAKER)
+_CONNECTION = Thing(Role.CONNECTION, Library.SQLALCHEMY)
+_SESSION = Thing(Role.SESSION, Library.SQLALCHEMY)
+_ENGINE = Thing(Role.MAKER, Library.SQLALCHEMY)
+_SESSIONS = replace(_ENGINE, makes=Role.SESSION)
+_PRODUCER = Thing(Role.PRODUCER)
+
+
+def _is_async(thing: Thing) -> Thing:
+    return replace(thing, is_async=True)
+
+
+TYPES: Final = {
+    "psycopg.Connection": _PSYCOPG,
+    "psycopg.AsyncConnection": _ASYNC_PSYCOPG,
+    "psycopg.Cursor": replace(_PSYCOPG, role=Role.CURSOR),
+    "psycopg.AsyncCursor": replace(_ASYNC_PSYCOPG, role=Role.CURSOR),
+    "psycopg_pool.ConnectionPool": _PSYCOPG_POOL,
+    "psycopg_pool.NullConnectionPool": _PSYCOPG_POOL,
+    "psycopg_pool.AsyncConnectionPool": _is_async(_PSYCOPG_POOL),
+    "psycopg_pool.AsyncNullConnectionPool": _is_async(_PSYCOPG_POOL),
+    "asyncpg.Connection": _ASYNCPG,
+    "asyncpg.connection.Connection": _ASYNCPG,
+    "asyncpg.pool.PoolConnectionProxy": _ASYNCPG,
+    "asyncpg.Pool": _ASYNCPG_POOL,
+    "asyncpg.pool.Pool": _ASYNCPG_POOL,
+    "sqlalchemy.Connection": _CONNECTION,
+    "sqlalchemy.engine.Connection": _CONNECTION,
+    "sqlalchemy.ext.asyncio.AsyncConnection": _is_async(_CONNECTION),
+    "sqlalchemy.Engine": _ENGINE,
+    "sqlalchemy.engine.Engine": _ENGINE,
+    "sqlalchemy.ext.asyncio.AsyncEngine": _is_async(_ENGINE),
+    "sqlalchemy.orm.Session": _SESSION,
+    "sqlalchemy.orm.session.Session": _SESSION,
+    "sqlalchemy.orm.scoped_session": _SESSION,
+    "sqlmodel.Session": _SESSION,
+    "sqlalchemy.ext.asyncio.AsyncSession": _is_async(_SESSION),
+    "sqlalchemy.ext.asyncio.async_scoped_session": _is_async(_SESSION),
+    "sqlmodel.ext.asyncio.session.AsyncSession": _is_async(_SESSION),
+    "sqlalchemy.orm.sessionmaker": _SESSIONS,
+    "sqlalchemy.ext.asyncio.async_sessionmaker": _is_async(_SESSIONS),
+    "confluent_kafka.Producer": _PRODUCER,
+    "confluent_kafka.SerializingProducer": _PRODUCER,
+    "confluent_kafka.avro.AvroProducer": _PRODUCER,
+    "confluent_kafka.aio.AIOProducer": _PRODUCER,
+    "confluent_kafka.experimental.aio.AIOProducer": _PRODUCER,
+    "kafka.KafkaProducer": _PRODUCER,
+    "aiokafka.AIOKafkaProducer": _PRODUCER,
+    "faststream.kafka.KafkaBroker": _PRODUCER,
+    "faststream.confluent.KafkaBroker": _PRODUCER,
+    "faust.App": _PRODUCER,
+}
+# Calls that make a thing, besides those of the types themselves.
+CALLS: Final = {
+    "psycopg.connect": replace(_PSYCOPG, autocommit=False),
+    "psycopg.Connection.connect": replace(_PSYCOPG, autocommit=False),
+    "psycopg.AsyncConnection.connect": replace(_ASYNC_PSYCOPG, autocommit=False),
+    "asyncpg.connect": replace(_ASYNCPG, autocommit=True),
+    "asyncpg.create_pool": _ASYNCPG_POOL,
+    "sqlalchemy.create_engine": _ENGINE,
+    "sqlmodel.create_engine": _ENGINE,
+    "sqlalchemy.ext.asyncio.create_async_engine": _is_async(_ENGINE),
+    "django.db.transaction.get_connection": Thing(Role.CONNECTION, Library.DJANGO, origin="django"),
+    "django.db.transaction.atomic": Thing(Role.TRANSACTION, Library.DJANGO, origin="django"),
+}
+OBJECTS: Final = {
+    "django.db.connection": CALLS["django.db.transaction.get_connection"],
+    "django.db.connections": CALLS["django.db.transaction.get_connection"],
+}
+# Methods of a producer whose result publishes too: `app.topic("orders").send(…)`.
+_PUBLISHERS: Final = {"topic", "publisher"}
+_MAKING: Final = {"connect", "connection", "acquire", "getconn"}
+_SAME_CONNECTION: Final = {"cursor", "connection", "execution_options"}
+
+
+def made(template: Thing, call: ast.Call, origin: str, given: Thing | None) -> Thing:
+    """What a call of a library's function or type makes; `given` is its first known argument."""
+    if template.role is Role.PRODUCER or template.library is Library.DJANGO:
+        return template
+    if template.role is Role.MAKER:
+        autocommit = _autocommit(call, given.autocommit if given else False)
+    elif template.library is Library.SQLALCHEMY:
+        autocommit = given.autocommit if given else False
+        if given and given.is_target:
+            origin = given.origin
+    else:
+        autocommit = _autocommit(call, template.autocommit)
+    return replace(template, autocommit=autocommit, origin=origin)
+
+
+def of_method(thing: Thing, call: ast.Call, method: str, origin: str) -> Thing | None:
+    """What a method of a known thing gives back; `__call__` stands for calling the thing itself."""
+    if thing.role is Role.PRODUCER:
+        return thing if method in _PUBLISHERS else None
+    if thing.role is Role.MAKER:
+        return _of_maker(thing, call, method, origin)
+    if not thing.is_target:
+        return None
+    if method in _SAME_CONNECTION:
+        role = Role.CURSOR if method == "cursor" else Role.CONNECTION
+        return replace(thing, role=role, autocommit=_autocommit(call, thing.autocommit))
+    if method == "__call__":
+        return thing if thing.role is Role.SESSION else None
+    if method in ("begin", "begin_nested") and thing.library is Library.SQLALCHEMY:
+        return replace(thing, role=Role.TRANSACTION, commits=method == "begin")
+    if method == "transaction" and thing.library in (Library.PSYCOPG, Library.ASYNCPG):
+        # On a connection that somebody else opened, it may be a savepoint of their transaction.
+        return replace(
+            thing, role=Role.TRANSACTION, commits=thing.autocommit is not None and not thing.shared
+        )
+    return None
+
+
+def _of_maker(thing: Thing, call: ast.Call, method: str, origin: str) -> Thing | None:
+    if method == "execution_options":
+        return replace(thing, autocommit=_autocommit(call, thing.autocommit))
+    autocommit = True if thing.library is Library.ASYNCPG else thing.autocommit
+    one = replace(thing, role=thing.makes, autocommit=autocommit, origin=origin, shared=False)
+    if method == "begin" and thing.library is Library.SQLALCHEMY:
+        return replace(one, role=Role.TRANSACTION, yields=one, commits=True)
+    if method in _MAKING or (method == "__call__" and thing.makes is Role.SESSION):
+        return one
+    return None
+
+
+def _autocommit(call: ast.Call, default: bool | None) -> bool | None:
+    """What the arguments of a call say, as psycopg, its pool and SQLAlchemy take them."""
+    for name in ("autocommit", "isolation_level"):
+        if (value := keyword(call, name)) is not None:
+            return _is_autocommit(value)
+    for name in ("kwargs", "connect_args", "execution_options"):
+        if (value := keyword(call, name)) is not None:
+            return _in_mapping(value, default)
+    return None if any(given.arg is None for given in call.keywords) else default
+
+
+def _in_mapping(value: ast.expr, default: bool | None) -> bool | None:
+    match value:
+        case ast.Call(func=ast.Name(id="dict")):
+            return _autocommit(value, default)
+        case ast.Dict(keys=keys, values=values):
+            for key, entry in zip(keys, values, strict=True):
+                if isinstance(key, ast.Constant) and key.value in ("autocommit", "isolation_level"):
+                    return _is_autocommit(entry)
+            return None if None in keys else default
+    return None
+
+
+def _is_autocommit(value: ast.expr) -> bool | None:
+    if not isinstance(value, ast.Constant):
+        return None
+    return value.value == "AUTOCOMMIT" if isinstance(value.value, str) else bool(value.value)

@@ -1,0 +1,58 @@
+"""Names of methods and functions, by what they do. What they are called on decides whether it counts."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from outbox_pipelines.lint.statements import Effect
+from outbox_pipelines.lint.story import Act
+
+EXECUTING: Final = {
+    "execute",
+    "executemany",
+    "execute_values",
+    "execute_batch",
+    "exec_driver_sql",
+    "fetch",
+    "fetchrow",
+    "fetchval",
+    "scalar",
+    "scalars",
+    "exec",
+    "stream",
+    "copy",
+}
+SESSION_WRITES: Final = {
+    "add",
+    "add_all",
+    "merge",
+    "delete",
+    "bulk_save_objects",
+    "bulk_insert_mappings",
+    "bulk_update_mappings",
+}
+CONSTRUCTS: Final = {
+    "insert": Effect.WRITE,
+    "update": Effect.WRITE,
+    "delete": Effect.WRITE,
+    "select": Effect.READ,
+}
+CONTROLLING: Final = {
+    "begin": Act.BEGIN,
+    "start": Act.BEGIN,
+    "commit": Act.COMMIT,
+    "rollback": Act.ROLLBACK,
+}
+# Of tests that want an error.
+WANTING: Final = {"raises", "assertRaises", "assertRaisesRegex"}
+PUBLISHING: Final = {
+    "produce",
+    "send",
+    "send_and_wait",
+    "send_batch",
+    "send_soon",
+    "publish",
+    "publish_batch",
+}
+# Of exit stacks.
+ENTERING: Final = {"enter_context", "enter_async_context"}

@@ -1,0 +1,29 @@
+"""Statements on the outbox's own rows: written past `emit`, changed or deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from outbox_pipelines.lint.finding import CHANGED, PAST_HELPER
+from outbox_pipelines.lint.module import Module
+from outbox_pipelines.lint.statements import Touch
+from outbox_pipelines.lint.story import Story
+from outbox_pipelines.lint.transactions import Found
+
+
+def past_helper(story: Story, _: Module) -> Iterator[Found]:
+    """Events written without the checks of `emit`."""
+    for step in story.steps:
+        if step.touch is Touch.INSERT:
+            yield (
+                PAST_HELPER,
+                step.node,
+                "the event is written past `emit`, without its checks of transaction and content",
+            )
+
+
+def changed(story: Story, _: Module) -> Iterator[Found]:
+    """Rows changed or deleted in a table that is only ever appended to."""
+    for step in story.steps:
+        if step.touch is Touch.CHANGE:
+            yield CHANGED, step.node, "the outbox is append-only: nothing changes or deletes its rows"

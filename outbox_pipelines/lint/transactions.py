@@ -1,0 +1,139 @@
+"""Events apart from their rows: outside of any transaction, after the commit, on another connection.
+
+Invariants:
+- Whoever is given a connection does not own its transaction: what a caller may have opened, or may yet
+  commit, is never reported.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Final
+
+from outbox_pipelines.lint.finding import AFTER_COMMIT, ELSEWHERE, OUTSIDE, Rule
+from outbox_pipelines.lint.libraries import Library, Thing
+from outbox_pipelines.lint.module import Module
+from outbox_pipelines.lint.names import path_of
+from outbox_pipelines.lint.story import Act, Shelter, Step, Story, follows
+
+Found = tuple[Rule, ast.expr | ast.stmt, str]
+_IN_BLOCK: Final = (Shelter.TRANSACTION, Shelter.PERHAPS)
+
+
+def outside(story: Story, module: Module) -> Iterator[Found]:
+    """Events that are committed by themselves."""
+    for emit in story.of(Act.EMIT):
+        thing = emit.thing
+        if thing is None:
+            continue
+        if thing.library is Library.DJANGO:
+            if not _in_a_block(emit, thing) and _is_entered_from_outside(story, module):
+                yield (
+                    OUTSIDE,
+                    emit.node,
+                    "no `transaction.atomic` is open: Django commits each statement by itself",
+                )
+        elif thing.autocommit and thing.library is Library.SQLALCHEMY:
+            # Neither `begin()` nor `commit()` makes a transaction there.
+            yield OUTSIDE, emit.node, "the isolation level is AUTOCOMMIT: each statement commits by itself"
+        elif thing.autocommit and not _in_a_transaction(emit, thing, story, module):
+            yield (
+                OUTSIDE,
+                emit.node,
+                "the connection commits each statement by itself, and no transaction is open",
+            )
+
+
+def _in_a_transaction(emit: Step, thing: Thing, story: Story, module: Module) -> bool:
+    if _in_a_block(emit, thing) or story.on(thing, Act.BEGIN):
+        return True
+    return thing.shared and thing.origin in module.opened
+
+
+def _in_a_block(step: Step, thing: Thing) -> bool:
+    return any(
+        one.shelter in _IN_BLOCK
+        and (thing.library is Library.DJANGO or (one.thing is not None and one.thing.origin == thing.origin))
+        for one in step.around
+    )
+
+
+def _is_entered_from_outside(story: Story, module: Module) -> bool:
+    """Whether Django or a task queue calls it, so that no caller in sight has opened a transaction."""
+    node = story.node
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
+        return False
+    if story.called_as in module.called:
+        return False
+    arguments = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
+    if (arguments[1:2] if story.owner else arguments[:1]) == ["request"]:
+        return not module.facts.atomic_requests
+    if story.owner and node.name == "handle":
+        return any((path_of(base) or "").endswith("BaseCommand") for base in story.owner.bases)
+    return any(_is_task(decorator) for decorator in node.decorator_list)
+
+
+def _is_task(decorator: ast.expr) -> bool:
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return (path_of(called) or "").rpartition(".")[2] in ("task", "shared_task")
+
+
+def after_commit(story: Story, module: Module) -> Iterator[Found]:
+    """Events that nothing commits any more."""
+    for emit in story.of(Act.EMIT):
+        thing = emit.thing
+        if thing is None or thing.autocommit or thing.library is Library.DJANGO or _is_held(emit, thing):
+            continue
+        committed = [step for step in story.on(thing, Act.COMMIT) if follows(emit, step)]
+        ends = [*module.ends(story, thing), *story.on(thing, Act.USE)]
+        if not committed or any(follows(end, emit) for end in ends):
+            continue
+        if is_callers(thing) and _between(story, thing, committed[-1], emit):
+            continue
+        line = committed[-1].node.lineno
+        yield (
+            AFTER_COMMIT,
+            emit.node,
+            f"the transaction was committed in line {line}, and nothing commits this event",
+        )
+
+
+def _is_held(emit: Step, thing: Thing) -> bool:
+    """Whether a block around it commits, or may."""
+    return _in_a_block(emit, thing) or any(one.stack for one in emit.around)
+
+
+def is_callers(thing: Thing) -> bool:
+    """Whether somebody else made it, who may go on with it."""
+    return thing.shared or thing.autocommit is None
+
+
+def _between(story: Story, thing: Thing, commit: Step, emit: Step) -> bool:
+    """Whether a new unit of work has begun after the commit, which the caller may end."""
+    return any(follows(step, commit) and follows(emit, step) for step in story.on(thing, Act.WRITE, Act.USE))
+
+
+def elsewhere(story: Story, _: Module) -> Iterator[Found]:
+    """Events on a connection that does nothing else, while the rows are written through another."""
+    for emit in story.of(Act.EMIT):
+        thing = emit.thing
+        statements = [] if thing is None else story.on(thing, Act.WRITE, Act.READ, Act.USE)
+        if thing is None or any(step.touch is None for step in statements):
+            continue
+        for write in story.of(Act.WRITE):
+            if (
+                write.thing
+                and _are_apart(write.thing, thing)
+                and (follows(emit, write) or follows(write, emit))
+            ):
+                line = write.node.lineno
+                yield ELSEWHERE, emit.node, f"line {line} writes through another connection or session"
+                break
+
+
+def _are_apart(one: Thing, other: Thing) -> bool:
+    """Whether they are certainly two connections: given ones of different kinds might be one."""
+    if one.origin == other.origin:
+        return False
+    return one.role is other.role or not (is_callers(one) and is_callers(other))

@@ -1,0 +1,41 @@
+"""Code that has nothing to do with any rule: nothing is found in it, soon."""
+
+from __future__ import annotations
+
+import asyncio
+import email
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import orm
+
+from outbox_pipelines.lint.check import Options, check, check_sources
+from outbox_pipelines.lint.files import python_files
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_our_own_code() -> None:
+    """A false alarm, or a true one."""
+    assert check(python_files([ROOT / "outbox_pipelines", ROOT / "tests" / "demo"])) == []
+
+
+@pytest.mark.parametrize("package", [asyncio, email, orm], ids=lambda package: package.__name__)
+def test_libraries(package: object) -> None:
+    """A crash on Python that nobody expected; an alarm about any `send` or `execute`; minutes of waiting."""
+    paths = python_files([Path(package.__file__).parent])  # type: ignore[attr-defined]
+    started = time.process_time()
+    # All of it, not only what speaks of an outbox.
+    sources = {str(path): path.read_bytes() for path in paths}
+    assert check_sources(sources, Options(strict_inserts=True)) == []
+    assert time.process_time() - started < 10
+
+
+def test_many_constants_and_branches() -> None:
+    """Work that doubles with each class, name or branch."""
+    classes = "".join(f"class C{n}:\n    A = 'outbox'\n    B = A\n" for n in range(60))
+    body = "".join(f"    t = t + t\n    if x:\n        y{n} = 'a'\n" for n in range(60))
+    started = time.process_time()
+    assert check_sources({"a.py": f"{classes}def f(x):\n    t = 'a'\n{body}".encode()}) == []
+    assert time.process_time() - started < 5

@@ -1,0 +1,136 @@
+"""`outbox lint-writes` as a person, a workflow or a pre-commit hook runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from outbox_pipelines.cli import cli
+
+BAD = """import psycopg
+from outbox_pipelines.writer import emit
+
+connection = psycopg.connect("", autocommit=True)
+emit(connection, "order", 1, "e", {})
+connection.execute("DELETE FROM outbox")
+"""
+
+
+@pytest.fixture
+def application(tmp_path: Path) -> Path:
+    (tmp_path / "orders.py").write_text(BAD)
+    (tmp_path / "empty.py").write_text("")
+    return tmp_path
+
+
+def lint(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["lint-writes", *map(str, arguments)])
+
+
+def test_a_line_for_each_finding_and_how_to_mend_it(application: Path) -> None:
+    """A finding that an editor cannot jump to, or that leaves the reader alone with it."""
+    done = lint(application)
+    assert done.exit_code == 1
+    first, mend, second, _ = done.stdout.splitlines()
+    assert first.startswith(f"{application}/orders.py:5:1: OB001 emit-outside-transaction: ")
+    assert mend.startswith("    ")
+    assert "transaction block" in mend
+    assert second.startswith(f"{application}/orders.py:6:1: OB008 outbox-row-changed: ")
+    assert done.stderr == "2 found in 2 files\n"
+
+
+def test_nothing_found(application: Path) -> None:
+    """A workflow that fails on clean code, or that passes without saying how much it looked at."""
+    done = lint(application / "empty.py")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "nothing found in 1 file\n")
+
+
+def test_json(application: Path) -> None:
+    """An output that a program cannot read, for findings and for none."""
+    done = lint("--json", application)
+    assert done.exit_code == 1
+    assert [(one["line"], one["code"]) for one in json.loads(done.stdout)] == [(5, "OB001"), (6, "OB008")]
+    assert json.loads(lint("--json", application / "empty.py").stdout) == []
+
+
+def test_github(application: Path) -> None:
+    """An annotation that the workflow shows at no line."""
+    first, _ = lint("--github", application).stdout.splitlines()
+    assert first.startswith(f"::error file={application}/orders.py,line=5,col=1,title=OB001 emit-outside-")
+
+
+@pytest.mark.parametrize(
+    ("options", "codes"),
+    [
+        (["--select", "OB001"], ["OB001"]),
+        (["--ignore", "OB001"], ["OB008"]),
+        (["--select", "OB001,OB008", "--ignore", "OB008"], ["OB001"]),
+        (["--ignore", "OB001, OB008"], []),
+    ],
+)
+def test_rules_that_are_asked_for(application: Path, options: list[str], codes: list[str]) -> None:
+    """A rule that somebody turned off and that fails their build all the same."""
+    done = lint("--json", *options, application)
+    assert [one["code"] for one in json.loads(done.stdout)] == codes
+    assert done.exit_code == (1 if codes else 0)
+
+
+def test_usage(application: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A typing error in a workflow that looks like clean code."""
+    elsewhere = tmp_path_factory.mktemp("nothing")
+    for arguments, said in (
+        ([], "PATH"),
+        ([elsewhere / "missing"], "is not there"),
+        ([application, elsewhere / "missing.py"], "is not there"),
+        ([elsewhere], "no Python file"),
+        (["--select", "OB999", application], "no rule is called OB999: there are OB000, OB001"),
+        (["--ignore", "", application], "no rule is called"),
+    ):
+        done = lint(*arguments)
+        assert done.exit_code == 2, arguments
+        assert said in done.stderr
+
+
+def test_without_settings_and_servers(application: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A linter that wants a relay's settings in somebody's CI."""
+    monkeypatch.setenv("OUTBOX_SETTINGS", "/nowhere")
+    assert lint(application).exit_code == 1
+
+
+def test_a_file_that_cannot_be_parsed(application: Path) -> None:
+    """One broken file that ends the run, hides the others, or passes for clean."""
+    (application / "broken.py").write_text("import outbox_pipelines\n\ndef f(:\n")
+    (application / "binary.py").write_bytes(b"outbox = 1\0")
+    found = json.loads(lint("--json", application).stdout)
+    assert [(Path(one["path"]).name, one["line"], one["code"]) for one in found] == [
+        ("binary.py", 1, "OB000"),
+        ("broken.py", 3, "OB000"),
+        ("orders.py", 5, "OB001"),
+        ("orders.py", 6, "OB008"),
+    ]
+
+
+def test_nested_too_deeply(tmp_path: Path) -> None:
+    """Generated code that ends the run with a traceback."""
+    (tmp_path / "generated.py").write_text("outbox = " + " + ".join(["x"] * 5000) + "\n")
+    assert "OB000" in lint(tmp_path).stdout
+
+
+PROGRAM = """
+import json, sys
+before = set(sys.modules)
+import outbox_pipelines.lint.check, outbox_pipelines.lint.files
+names = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(json.dumps(sorted(names - set(sys.stdlib_module_names))))
+"""
+
+
+def test_only_the_standard_library_is_imported() -> None:
+    """An analysis that needs the drivers of the application which it reads, or the relay's."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == ["outbox_pipelines"]

@@ -1,0 +1,40 @@
+"""The examples of docs/lint-writes.md: each bad one is found by its own rule, no good one by any."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from outbox_pipelines.lint.check import check_sources
+from outbox_pipelines.lint.finding import RULES
+
+TEXT = (Path(__file__).parents[2] / "docs" / "lint-writes.md").read_text()
+_PART = re.compile(r"^### (OB\d+)|^```python\n# (bad|good)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def examples() -> list[tuple[str, str, str]]:
+    """Code, kind and source of each example."""
+    found, code = [], ""
+    for part in _PART.finditer(TEXT):
+        code = part.group(1) or code
+        if part.group(2):
+            found.append((code, part.group(2), part.group(3)))
+    return found
+
+
+@pytest.mark.parametrize(("code", "kind", "source"), examples(), ids=lambda value: value[:5].strip())
+def test_examples(code: str, kind: str, source: str) -> None:
+    """A documentation whose bad example passes, or whose way to mend is reported in its turn."""
+    found = [finding.code for finding in check_sources({"example.py": source.encode()})]
+    assert found == ([code] if kind == "bad" else [])
+
+
+def test_every_rule_has_examples_and_its_name() -> None:
+    """A rule that is reported and explained nowhere."""
+    shown = {(code, kind) for code, kind, _ in examples()}
+    for rule in RULES.values():
+        assert f"{rule.code} {rule.name}" in TEXT
+        if rule.code not in ("OB000", "OB009"):
+            assert {(rule.code, "bad"), (rule.code, "good")} <= shown
