@@ -1,7 +1,7 @@
 """The thread that reads, a piece or two ahead of the one that publishes.
 
 Invariants:
-- It owns its connection; a None in the queue is the end of what is to be read.
+- It owns its connection.
 - While the number of shards changes it reads nothing but what the barrier asks for, and goes on when all is
   settled.
 """
@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import Full, Queue
 from typing import Final
 
 from outbox_pipelines.database import connect
 from outbox_pipelines.event import Piece
 from outbox_pipelines.relay.caution import Caution
 from outbox_pipelines.relay.encoding import needs_time
+from outbox_pipelines.relay.pieces import Pieces
 from outbox_pipelines.relay.position import Snapshot
 from outbox_pipelines.relay.resharding import Change
 from outbox_pipelines.relay.shards import Shard, ShardLostError
@@ -26,7 +26,6 @@ from outbox_pipelines.relay.source import SnapshotSource
 from outbox_pipelines.schema import ensure_partitions
 from outbox_pipelines.settings import Settings
 
-_READ_AHEAD: Final = 2
 # Polling: fast for a second after the last event, then slower and slower. A tick of many events is followed
 # by the next at once; few at a time would cost more in queries than they gain in latency.
 _FAST_POLL: Final = 0.002
@@ -76,7 +75,7 @@ class Reader:
         self._end = end
         self._until_empty = until_empty
         self.hold = Hold()
-        self.pieces: Queue[Piece | None] = Queue(_READ_AHEAD)
+        self.pieces = Pieces()
 
     def run(self) -> None:
         """Reads until the end, or until there is nothing more; raises whatever goes wrong."""
@@ -137,12 +136,8 @@ class Reader:
         self.hold.is_wanted = self.hold.is_reached = False
 
     def _put(self, piece: Piece | None) -> None:
-        while not self._end.is_set():
-            try:
-                return self.pieces.put(piece, timeout=0.1)
-            except Full:
-                continue
-        return None
+        while not self._end.is_set() and not self.pieces.put(piece, 0.1):
+            pass
 
 
 class _Pause:

@@ -108,8 +108,6 @@ class Worker:
         self._is_exactly_once = isinstance(publisher, TransactionalPublisher)
         if isinstance(publisher, TransactionalPublisher):
             publisher.ledger = self
-        self._waiting: deque[Piece | Released | None] = deque()
-        """Taken from the reader, and not published yet."""
         self._orders: list[_Order] = []
         self._aside = 0
         self._unsettled = 0
@@ -158,13 +156,10 @@ class Worker:
             room = self._publisher.has_room and self._unsettled < _MOST_UNSETTLED
             try:
                 piece = self._next(reading, room)
-                if piece is not None and not self._publisher.takes(piece):
-                    self._waiting.appendleft(piece)
-                    raise Empty
             except Empty:
                 idle = reading and room and not self._publisher.pending
                 wait = 0.0 if idle else _REPORT_POLL if reading and room else 0.05
-                self._publisher.poll(wait, linger=not room and not self._waiting)
+                self._publisher.poll(wait, linger=not room)
             else:
                 if piece is None:
                     reading = False
@@ -178,28 +173,15 @@ class Worker:
 
     def _next(self, reading: bool, room: bool) -> Piece | Released | None:
         """What to publish next, None at the end of what is to be read; `Empty` where there is nothing now."""
-        if room and self._waiting:
-            return self._waiting.popleft()
-        if room and self._retries.released:
-            return self._retries.released.popleft()
-        if not (reading and room):
+        if not room:
+            raise Empty
+        released = self._retries.released
+        if released and self._publisher.takes(released[0]):
+            return released.popleft()
+        if not reading:
             raise Empty
         patience = 0.05 if self._lot.blocked else 0.2
-        piece = self._reader.pieces.get(timeout=0.0 if self._publisher.pending else patience)
-        return self._gathered(piece) if piece is not None and self._is_exactly_once else piece
-
-    def _gathered(self, piece: Piece) -> Piece:
-        """With the small ticks that wait behind it: each transaction has its price."""
-        while piece.is_whole and len(piece.events) < MANY_EVENTS:
-            try:
-                following = self._reader.pieces.get_nowait()
-            except Empty:
-                break
-            if following is None or not following.is_whole:
-                self._waiting.append(following)
-                break
-            piece = piece.followed_by(following)
-        return piece
+        return self._reader.pieces.get(0.0 if self._publisher.pending else patience, self._publisher.takes)
 
     def open_tick(self, position: Position | None, tick_id: str) -> None:
         self._order(_Order(position, tick_id))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outbox_pipelines.relay import service
+from outbox_pipelines.relay import queries, service
 from tests.conftest import Outbox, clean_environment
 from tests.relay.parked import numbers, parked_rows, write
 
@@ -120,3 +120,21 @@ def test_kills_from_outside_blame_nobody(outbox: Outbox) -> None:
     service.relay(outbox.settings, until_empty=True)
     assert parked_rows(outbox) == []
     assert len({message.headers["id"] for message in outbox.messages()}) == 20_000
+
+
+def test_another_event_begins_its_own_count(outbox: Outbox) -> None:
+    """Guards against an innocent that pays for the deaths at the event before it, or for an outage."""
+    with outbox.connect() as connection:
+
+        def deaths(seq: int | None) -> int:
+            connection.execute(queries.SUSPECT, {"shard": 0, "epoch": 0, "seq": seq})
+            ((found,),) = connection.execute("SELECT suspect_deaths FROM outbox_shards")
+            return int(found)
+
+        assert deaths(1) == 0
+        connection.execute("UPDATE outbox_shards SET suspect_deaths = 2")
+        assert deaths(1) == 2
+        assert deaths(2) == 0
+        connection.execute("UPDATE outbox_shards SET suspect_deaths = 2")
+        assert deaths(None) == 0
+        assert deaths(2) == 0

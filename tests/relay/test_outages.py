@@ -7,12 +7,16 @@ import signal
 import time
 
 import psycopg
+import pytest
 
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay import status
 from tests.conftest import Outbox, wait_until
 from tests.relay import faults
+from tests.relay.parked import parked_rows, write
+from tests.relay.threads import running
+from tests.relay.topic import NOISE, create_topic
 
 
 def _breaker(outbox: Outbox) -> str:
@@ -134,3 +138,29 @@ def _rss_mb(pid: int) -> float:
     with open(f"/proc/{pid}/status") as lines:  # noqa: PTH123
         (line,) = [line for line in lines if line.startswith("VmRSS:")]
     return int(line.split()[1]) / 1024
+
+
+def test_an_outage_during_an_attempt_does_not_count(
+    own_servers: tuple[Postgres, Kafka, Outbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a dead letter made by an outage: what Kafka did not answer was not refused."""
+    _, kafka, outbox = own_servers
+    monkeypatch.setattr("outbox_pipelines.relay.prober._PATIENCE_SECONDS", 0.5)
+    create_topic(outbox, **{"max.message.bytes": "2000"})
+    write(outbox, ("a", {"noise": NOISE}))
+
+    def row() -> tuple[object, ...]:
+        with outbox.connect() as connection:
+            query = "SELECT attempts, next_attempt_at, trying FROM outbox_parked"
+            return connection.execute(query).fetchone() or (0, None, False)
+
+    with running(outbox.settings.model_copy(update={"retry_seconds": 2.0, "max_attempts": 2})):
+        wait_until(lambda: row()[0] == 1, what="the first refusal")
+        kafka.freeze()
+        _, due, _ = row()
+        wait_until(lambda: row()[2], what="the second attempt")
+        wait_until(lambda: row()[1] != due, what="the end of the second attempt")
+        assert row()[0] == 1
+        kafka.thaw()
+        wait_until(lambda: row()[0] == 2, seconds=60, what="the second refusal")
+    assert parked_rows(outbox)[0][2:] == ("failed", 2)

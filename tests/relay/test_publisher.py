@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import Any, NamedTuple
+
+import pytest
+from confluent_kafka import KafkaError
 
 from outbox_pipelines.event import Event, Piece
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.position import Snapshot
 from outbox_pipelines.relay.publisher import Publisher
 from tests.conftest import Outbox, wait_until
-from tests.relay.topic import create_topic
+from tests.relay.topic import NOISE, create_topic
 
 
 def _piece(*seqs: int) -> Piece:
@@ -35,3 +39,73 @@ def test_a_piece_does_not_overtake_the_rest_of_the_one_before(outbox: Outbox) ->
     wait_until(is_empty, what="all to be acknowledged")
     publisher.discard()
     assert [json.loads(message.value or "")["n"] for message in outbox.messages()] == [1, 2, 3, 4]
+
+
+class Failed(NamedTuple):
+    """What the client tells of a message that failed."""
+
+    name: str
+    aggregate: str
+    content: str
+
+    def topic(self) -> str:
+        return self.name
+
+    def key(self) -> bytes:
+        return self.aggregate.encode()
+
+    def value(self) -> bytes:
+        return self.content.encode()
+
+
+def test_of_equal_messages_the_last_have_failed(outbox: Outbox) -> None:
+    """Guards against sending again what Kafka has: of a partition it has the first, never the last alone."""
+    publisher = Publisher(outbox.settings, ParkingLot())
+    flying = [Event(n, f"id-{n}", "order", "a", "order.placed", "{}", None) for n in range(4)]
+    error = KafkaError(KafkaError._PURGE_INFLIGHT)
+    failed: list[Any] = [(Failed(outbox.topic(), "a", "{}"), error)] * 2
+    publisher.discard()
+    assert {event.seq for event, _ in publisher._identify(flying, failed)} == {2, 3}
+
+
+def test_batches_become_smaller_where_the_limit_is_not_to_be_had(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against thousands of innocents that are tried alone, again and again, for one guilty event."""
+    monkeypatch.setattr("outbox_pipelines.relay.topics._limit", lambda answer, otherwise: None)
+    create_topic(outbox, **{"max.message.bytes": "2000"})
+    publisher = Publisher(outbox.settings, ParkingLot())
+    suspects = []
+    for first in range(0, 2_500, 500):
+        guilty = first + 250
+        publisher.publish(
+            _unrelated({n: NOISE[:1000] if n == guilty else NOISE[:20] for n in range(first, first + 500)})
+        )
+        found = _complete(publisher)
+        assert guilty in found
+        suspects.append(len(found))
+    publisher.discard()
+    assert suspects[0] > 8 * suspects[-1]
+
+
+def _unrelated(noise: dict[int, list[str]]) -> Piece:
+    """An event for each, each of another aggregate."""
+    nowhere = Snapshot(0, 0, ())
+    events = [
+        Event(n, f"id-{n}", "order", str(n), "order.placed", json.dumps({"n": n, "noise": some}), None)
+        for n, some in noise.items()
+    ]
+    return Piece(events, sum(len(event.payload) for event in events), nowhere, nowhere, ends_tick=False)
+
+
+def _complete(publisher: Publisher) -> list[int]:
+    """The suspects of what is being published, when all is done."""
+    found: list[int] = []
+
+    def is_empty() -> bool:
+        publisher.poll(0.01)
+        found.extend(seq for delivery in publisher.acknowledged() for seq in delivery.suspects)
+        return publisher.pending == 0
+
+    wait_until(is_empty, what="all to be acknowledged or suspected")
+    return found

@@ -1,0 +1,70 @@
+"""What waits between reader and publisher: little, in order, and as one where it is small."""
+
+from __future__ import annotations
+
+from queue import Empty
+
+import pytest
+
+from outbox_pipelines.event import Event, Piece
+from outbox_pipelines.relay.pieces import Pieces
+from outbox_pipelines.relay.position import Position, Snapshot
+
+
+def _tick(number: int, *seqs: int, ends: bool = True) -> Piece:
+    events = [Event(seq, f"id-{seq}", "order", "a", "order.placed", "{}", None) for seq in seqs]
+    done, target = Snapshot(number, number, ()), Snapshot(number + 1, number + 1, ())
+    return Piece(events, 2 * len(events), done, target, ends_tick=ends)
+
+
+def _get(pieces: Pieces, *, wanted: bool = True) -> Piece:
+    piece = pieces.get(0, lambda piece: wanted)
+    assert piece is not None
+    return piece
+
+
+def test_small_ticks_that_wait_become_one_in_order_of_seq() -> None:
+    """Guards against events that wait behind a transaction which could have taken them along."""
+    pieces = Pieces()
+    for number, seqs in enumerate([(1, 4), (2, 3), (), (6,)]):
+        assert pieces.put(_tick(number, *seqs), 0)
+    piece = _get(pieces)
+    assert [event.seq for event in piece.events] == [1, 2, 3, 4, 6]
+    assert piece.done == Snapshot(0, 0, ())
+    assert piece.position == Position(Snapshot(4, 4, ()))
+    with pytest.raises(Empty):
+        _get(pieces)
+
+
+def test_what_is_not_wanted_yet_stays_and_takes_others_in() -> None:
+    """Guards against a piece put aside for the next transaction, and another for the one after it."""
+    pieces = Pieces()
+    pieces.put(_tick(0, 1), 0)
+    with pytest.raises(Empty):
+        _get(pieces, wanted=False)
+    pieces.put(_tick(1, 2), 0)
+    assert [event.seq for event in _get(pieces).events] == [1, 2]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_parts_of_a_tick_are_not_joined(number: int) -> None:
+    """Guards against a position that covers what is not published: a part does not end its tick."""
+    pieces = Pieces()
+    for n in range(2):
+        pieces.put(_tick(n, n, ends=n != number), 0)
+    assert [event.seq for event in _get(pieces).events] == [0]
+    assert [event.seq for event in _get(pieces).events] == [1]
+
+
+def test_a_third_waits_and_the_end_comes_last() -> None:
+    """Guards against memory that fills while Kafka is slow, and an end that overtakes what is read."""
+    pieces = Pieces()
+    big = tuple(range(5000))
+    assert pieces.put(_tick(0, *big), 0)
+    assert pieces.put(_tick(1, *big), 0)
+    assert not pieces.put(_tick(2, 1), 0)
+    assert not pieces.put(None, 0)
+    _get(pieces)
+    assert pieces.put(None, 0)
+    _get(pieces)
+    assert pieces.get(0, lambda piece: False) is None
