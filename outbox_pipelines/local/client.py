@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -91,6 +92,19 @@ def stop(home: Home, *, force: bool = False, even_if_kept: bool = True) -> bool:
                 raise SetupError(f"the local stack does not stop (log: {home.log})")
             home.ask(STOP)
             time.sleep(lease.POLL_SECONDS)
+    return True
+
+
+def forget(home: Home) -> bool:
+    """Remove the servers' data, for a fresh start; False while they run, or somebody waits for them."""
+    if not home.path.is_dir():
+        return True
+    with lease.alone(home.lease) as nobody_uses_it:
+        if not nobody_uses_it or lease.is_held(home.lock):
+            return False
+        for data in (home.path / "kafka", *home.path.glob("postgres-*/")):
+            if data.is_dir():
+                shutil.rmtree(data)
     return True
 
 

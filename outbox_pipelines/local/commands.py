@@ -76,8 +76,9 @@ def up() -> None:
 
 @local.command()
 @click.option("--force", is_flag=True, help="Stop even while others use the servers.")
-def down(force: bool) -> None:
-    """Stop PostgreSQL and Kafka now; their data stays.
+@click.option("--forget", is_flag=True, help="Remove their data, too: all databases and topics.")
+def down(force: bool, forget: bool) -> None:
+    """Stop PostgreSQL and Kafka now; their data stays, unless --forget is given.
 
     Exits with 1, and stops nothing, while something else uses them, unless --force is given.
     """
@@ -86,6 +87,9 @@ def down(force: bool) -> None:
         _say("nothing runs")
     elif not client.stop(home, force=force):
         _say("others use the local servers: end those first, or add --force")
+        sys.exit(1)
+    if forget and not client.forget(home):
+        _say("somebody has just started the local servers again: nothing was removed")
         sys.exit(1)
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psycopg
 import pytest
 from waiting import eventually
 
@@ -122,6 +123,24 @@ def test_down_by_force(database_only: Settings) -> None:
     with stack(database_only) as servers:
         assert _local("down", "--force").returncode == 0
         assert not postgres.answers(servers.dsn)
+
+
+def test_down_may_forget_the_data(database_only: Settings) -> None:
+    """Guards against a broken or overfull server that only someone who knows its directory can be rid of."""
+    home = client.home_of(database_only)
+    assert _local("down", "--forget").returncode == 0
+    with stack(database_only) as servers:
+        with psycopg.connect(servers.dsn, autocommit=True) as connection:
+            connection.execute("CREATE DATABASE kept")
+        assert _local("down", "--forget").returncode == 1
+        assert postgres.answers(servers.dsn)
+    (home.path / "kafka").mkdir()
+    assert _local("down", "--forget").returncode == 0
+    assert not list(home.path.glob("postgres-*/"))
+    assert not (home.path / "kafka").exists()
+    with stack(database_only) as servers, psycopg.connect(servers.dsn) as connection:
+        query = "SELECT count(*) FROM pg_database WHERE datname = 'kept'"
+        assert connection.execute(query).fetchone() == (0,)
 
 
 @pytest.mark.parametrize("name", ["run", "up", "down", "env"])
