@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -11,7 +12,7 @@ import pytest
 
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.relay import resharding, service
+from outbox_pipelines.relay import parked_queries, resharding, service
 from outbox_pipelines.relay.shards import Shard
 from outbox_pipelines.relay.transactions import TransactionalPublisher
 from outbox_pipelines.relay.worker import Totals
@@ -283,3 +284,17 @@ def test_aborted_events_are_not_seen(outbox: Outbox) -> None:
     outbox.write("x")
     _drain(outbox)
     assert keys(outbox) == ["x"]
+
+
+def test_a_run_that_is_released_ends_where_the_position_does(outbox: Outbox) -> None:
+    """Guards against the same further behind: the head is covered, and one behind it was parked ahead."""
+    write(outbox, ("a", {"n": 0}), ("a", {"n": 1}))
+    service.relay(outbox.settings, until_empty=True)
+    write(outbox, ("a", {"n": 2}))
+    with outbox.connect() as connection:
+        connection.execute(
+            "INSERT INTO outbox_parked SELECT *, 'waiting', 0, NULL, 'aside', now(), NULL FROM outbox"
+        )
+        names = {"types": ["order"], "ids": ["a"], "shard": 0, "limit": 10, "blocking": ["waiting"]}
+        free = connection.execute(parked_queries.FREE, names).fetchall()
+    assert [json.loads(row[5])["n"] for row in free] == [0, 1]

@@ -13,6 +13,9 @@ import pytest
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import resharding, service
+from outbox_pipelines.relay.position import Snapshot
+from outbox_pipelines.relay.prober import Prober
+from outbox_pipelines.relay.resharding import Change
 from tests.conftest import Outbox, wait_until
 from tests.history import business
 from tests.history.verify import verdict
@@ -180,3 +183,41 @@ def test_until_empty_publishes_all_shards(outbox: Outbox) -> None:
     outbox.fill(400)
     assert service.relay(outbox.settings, until_empty=True).events == 400
     assert len(outbox.messages()) == 400
+
+
+def test_a_change_waits_for_what_is_being_tried(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an event that the old shard is still trying when the new one takes it up."""
+    create_topic(outbox, **{"max.message.bytes": "2000"})
+    write(outbox, ("guilty", {"n": 0, "noise": NOISE}))
+    trying, answered = threading.Event(), threading.Event()
+    looks: list[bool] = []
+    held_after_the_answer: list[bool] = []
+    flush, look, hold = Prober._flush, Change.look, Change.hold
+
+    def slow_flush(self: Prober) -> None:
+        trying.set()
+        assert answered.wait(30)
+        flush(self)
+
+    def counted_look(self: Change) -> bool:
+        found = look(self)
+        looks.append(found)
+        return found
+
+    def noted_hold(self: Change, done: Snapshot) -> None:
+        held_after_the_answer.append(answered.is_set())
+        hold(self, done)
+
+    monkeypatch.setattr(Prober, "_flush", slow_flush)
+    monkeypatch.setattr(Change, "look", counted_look)
+    monkeypatch.setattr(Change, "hold", noted_hold)
+    with relays(outbox, 2):
+        wait_until(trying.is_set, what="the attempt")
+        changing = _Changing(outbox, 2)
+        changing.start()
+        wait_until(lambda: looks.count(True) > 20, what="the relay to stand still")
+        answered.set()
+        changing.join(30)
+        assert changing.changed
+    assert held_after_the_answer
+    assert all(held_after_the_answer)
