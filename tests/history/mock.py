@@ -1,4 +1,4 @@
-"""librdkafka's mock cluster: a broker that loses acknowledgements on demand.
+"""librdkafka's mock cluster: brokers that lose acknowledgements, and hand partitions over, on demand.
 
 It lives in the client's own library, and its controls are reached by ctypes. Unlike Kafka it stores again
 what a client sends again, so it is a proof of nothing but what happens when an acknowledgement is lost.
@@ -23,10 +23,11 @@ _BROKER = 1
 
 
 class Mock:
-    """A running mock cluster of one broker."""
+    """A running mock cluster."""
 
-    def __init__(self, cluster: ctypes.c_void_p) -> None:
+    def __init__(self, cluster: ctypes.c_void_p, brokers: int) -> None:
         self._cluster = cluster
+        self.brokers = brokers
 
     @property
     def bootstrap(self) -> str:
@@ -37,7 +38,8 @@ class Mock:
     def create(self, topics: Mapping[str, str], partitions: int) -> None:
         """Makes the topics."""
         for topic in topics.values():
-            _check(_library().rd_kafka_mock_topic_create(self._cluster, topic.encode(), partitions, 1))
+            create = _library().rd_kafka_mock_topic_create
+            _check(create(self._cluster, topic.encode(), partitions, self.brokers))
 
     def lose_acknowledgements(self, count: int, seconds: float) -> None:
         """The next so many batches are stored and answered so late that the client has given them up."""
@@ -45,18 +47,24 @@ class Mock:
         push = _library().rd_kafka_mock_broker_push_request_error_rtts
         _check(push(self._cluster, _BROKER, _PRODUCE_REQUEST, count, *(late * count)))
 
+    def lead(self, topic: str, partition: int, broker: int) -> None:
+        """From now on this broker (from 1) leads the partition; all others refuse it."""
+        _check(
+            _library().rd_kafka_mock_partition_set_leader(self._cluster, topic.encode(), partition, broker)
+        )
+
 
 @contextmanager
-def running() -> Iterator[Mock]:
+def running(brokers: int = 1) -> Iterator[Mock]:
     """A mock cluster for the length of the block."""
     library = _library()
     message = ctypes.create_string_buffer(512)
     client = library.rd_kafka_new(_PRODUCER, None, message, len(message))
     assert client, message.value.decode()
-    cluster = library.rd_kafka_mock_cluster_new(client, 1)
+    cluster = library.rd_kafka_mock_cluster_new(client, brokers)
     assert cluster
     try:
-        yield Mock(cluster)
+        yield Mock(cluster, brokers)
     finally:
         library.rd_kafka_mock_cluster_destroy(cluster)
         library.rd_kafka_destroy(client)
@@ -85,6 +93,8 @@ def _library() -> ctypes.CDLL:
     library.rd_kafka_mock_cluster_bootstraps.restype = text
     library.rd_kafka_mock_topic_create.argtypes = [pointer, text, number, number]
     library.rd_kafka_mock_topic_create.restype = number
+    library.rd_kafka_mock_partition_set_leader.argtypes = [pointer, text, ctypes.c_int32, ctypes.c_int32]
+    library.rd_kafka_mock_partition_set_leader.restype = number
     # Pairs of an error and a delay follow.
     library.rd_kafka_mock_broker_push_request_error_rtts.argtypes = [pointer, number, ctypes.c_int16, size]
     library.rd_kafka_mock_broker_push_request_error_rtts.restype = number
