@@ -18,6 +18,7 @@ from outbox_pipelines import __version__, log
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.lint.commands import lint_writes
 from outbox_pipelines.local.commands import local
+from outbox_pipelines.partitions.commands import partitions
 from outbox_pipelines.relay.dead_letter_commands import dead_letters
 from outbox_pipelines.settings import Settings, load_settings
 
@@ -232,3 +233,4 @@ def status(settings: Settings, as_json: bool) -> None:
 cli.add_command(dead_letters)
 cli.add_command(lint_writes)
 cli.add_command(local)
+cli.add_command(partitions)

@@ -8,7 +8,6 @@ Invariants:
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from outbox_pipelines.database import Connection, connect, first_line
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 
-_LOG = logging.getLogger(__name__)
 _OLDEST_SERVER: Final = 140000
 
 # One line for everything the migrations make. The search_path is the schema, so that every name is printed
@@ -94,9 +92,7 @@ _RECORD: Final = """
 UPDATE outbox_migrations SET description = %(lines)s
 WHERE name = (SELECT max(name) FROM outbox_migrations) AND description IS DISTINCT FROM %(lines)s"""
 _RECORDED: Final = "SELECT description FROM outbox_migrations ORDER BY name DESC LIMIT 1"
-_ENSURE_PARTITIONS: Final = """
-SELECT CASE WHEN pg_has_role(relowner, 'USAGE') THEN outbox_ensure_partitions() END
-FROM pg_class WHERE oid = 'outbox'::regclass"""
+_ENSURE_PARTITIONS: Final = "SELECT outbox_ensure_partitions(%(days)s)"
 _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('outbox migrate'))"
 
 
@@ -119,7 +115,7 @@ def migrate(settings: Settings) -> list[str]:
                 f"the schema differs from what `outbox migrate` makes: {'; '.join(drift[:5])}"
                 f"{' and more' if drift[5:] else ''}; nothing was changed: undo the difference by hand"
             )
-        connection.execute("SELECT outbox_ensure_partitions()")
+        connection.execute(_ENSURE_PARTITIONS, {"days": settings.partitions_ahead})
         connection.execute(_RECORD, {"lines": _describe(connection, settings.db_schema)})
     return [file.stem for file in missing]
 
@@ -154,15 +150,6 @@ def require_schema(settings: Settings) -> None:
             raise SetupError(
                 f"the schema has drifted, gone or changed is: {min(lost)}; see `outbox migrate --check`"
             )
-
-
-def ensure_partitions(connection: Connection) -> None:
-    """Makes the partitions of the coming days, where this role owns the table."""
-    try:
-        connection.execute(_ENSURE_PARTITIONS)
-    except psycopg.errors.LockNotAvailable as error:
-        # Somebody else's maintenance. There are days ahead still, and the next call comes.
-        _LOG.warning("no partitions made this time: %s", first_line(error))
 
 
 @contextmanager

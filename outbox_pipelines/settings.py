@@ -117,6 +117,9 @@ class Settings(BaseSettings):
         default=False,
         description="whether events that carry a sampled trace get a span; OTEL_… variables say where to",
     )
+    partitions_ahead: int = Field(
+        default=14, ge=8, le=400, description="days ahead that have a partition; fewer than 7 are an alarm"
+    )
     session_seconds: float = Field(
         default=600.0, ge=1.0, description="length of a relay session in Dagster before it hands over"
     )

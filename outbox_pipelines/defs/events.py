@@ -17,7 +17,8 @@ events = dg.AssetSpec(
 
 Append-only, a partition a UTC day. Applications fill it, so there is nothing to materialize here.
 
-When inserts fail for want of a partition: run `outbox migrate`, which makes the days ahead.
+When inserts fail for want of a partition: run the job `maintain_partitions`, which makes the
+days ahead.
 When the backlog grows: see `outbox/relay`, and `outbox status` on a command line.
 """,
 )

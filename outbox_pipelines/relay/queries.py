@@ -230,9 +230,6 @@ PARKED_REASONS: Final = """
 SELECT last_error, count(*) FROM outbox_parked WHERE state = 'retrying'
 GROUP BY last_error ORDER BY count(*) DESC LIMIT 3"""
 DEAD_LETTERS: Final = "SELECT count(*) FROM outbox_parked WHERE state = 'failed'"
-DAYS_AHEAD: Final = """
-SELECT count(*) FROM outbox_days
-WHERE state = 'open' AND day > (clock_timestamp() AT TIME ZONE 'UTC')::date"""
 
 # --- shards ---------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from outbox_pipelines.database import connect
 from outbox_pipelines.event import Piece
+from outbox_pipelines.partitions.ahead import top_up
 from outbox_pipelines.relay.caution import Caution
 from outbox_pipelines.relay.encoding import needs_time
 from outbox_pipelines.relay.pieces import Pieces
@@ -23,7 +24,6 @@ from outbox_pipelines.relay.position import Snapshot
 from outbox_pipelines.relay.resharding import Change
 from outbox_pipelines.relay.shards import Shard, ShardLostError
 from outbox_pipelines.relay.source import SnapshotSource
-from outbox_pipelines.schema import ensure_partitions
 from outbox_pipelines.settings import Settings
 
 # Polling: fast for a second after the last event, then slower and slower. A tick of many events is followed
@@ -102,7 +102,7 @@ class Reader:
                     if change.look() or change.is_over:
                         self._take_part(change, source)
                 if time.monotonic() >= partitions_due:
-                    ensure_partitions(connection)
+                    top_up(connection, self._settings.partitions_ahead)
                     partitions_due += _PARTITIONS_EVERY
                 piece = source.read(upto)
                 if piece is not None:

@@ -12,12 +12,12 @@ import psycopg
 
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.partitions import calendar
 from outbox_pipelines.relay import queries
 from outbox_pipelines.settings import Settings
 
 BACKLOG_CAP = 100_000
 # Fewer days ahead than this want attention: without a partition, business transactions fail.
-FEW_DAYS_AHEAD = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def read(settings: Settings) -> Status:
                 parked=_number(connection, queries.PARKED),
                 parked_reasons=dict(connection.execute(queries.PARKED_REASONS).fetchall()),
                 dead_letters=_number(connection, queries.DEAD_LETTERS),
-                days_ahead=_number(connection, queries.DAYS_AHEAD),
+                days_ahead=calendar.ahead(connection),
             )
         except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
             raise SetupError(
@@ -97,7 +97,7 @@ def render(status: Status) -> str:
             f"  rate        {shard.events_per_second:,.0f} events/s over the last minute",
             f"  lag         {'-' if shard.lag_seconds is None else f'{shard.lag_seconds * 1000:,.0f} ms'}",
         ]
-    few = "" if status.days_ahead >= FEW_DAYS_AHEAD else "  (few: run `outbox migrate`)"
+    few = "" if status.days_ahead >= calendar.FEW_AHEAD else "  (few: run `outbox partitions ensure`)"
     lines += [
         f"parked        {status.parked:,}",
         *(f"  {count:,} × {reason}" for reason, count in status.parked_reasons.items()),

@@ -35,12 +35,17 @@ def test_everything_is_there(loaded: dg.Definitions) -> None:
 def test_a_code_server_can_load_it(loaded: dg.Definitions) -> None:
     """Guards against names that clash: the definitions load, the repository made of them does not."""
     repository = loaded.get_repository_def()
-    assert {"relay_session", "relay_once", "dead_letters"} <= set(repository.job_names)
+    assert {"relay_session", "relay_once", "dead_letters", "maintain_partitions"} <= set(repository.job_names)
 
 
 def test_everything_says_what_it_is_for(loaded: dg.Definitions) -> None:
     """Guards against definitions that leave the operator alone: use and remedy belong where he looks."""
-    described = [*loaded.resolve_all_asset_specs(), *(loaded.jobs or ()), *(loaded.sensors or ())]
+    described = [
+        *loaded.resolve_all_asset_specs(),
+        *(loaded.jobs or ()),
+        *(loaded.sensors or ()),
+        *(check for checks in loaded.asset_checks or () for check in checks.check_specs),
+    ]
     for definition in described:
         name = getattr(definition, "name", None) or str(definition)
         assert definition.description, name

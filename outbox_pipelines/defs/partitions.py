@@ -1,0 +1,84 @@
+"""The job, the schedule and the check that keep days ahead."""
+
+# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+from typing import Any
+
+import dagster as dg
+
+from outbox_pipelines.defs.events import events
+from outbox_pipelines.defs.resources import OutboxResource
+
+_CHECK = "partitions_ahead"
+
+
+@dg.asset_check(
+    asset=events.key,
+    name=_CHECK,
+    description="""Whether at least 7 days ahead have a partition.
+
+An insert into a day without one fails, and the business transaction with it. The job `maintain_partitions`
+reports this check each time; here it can be run by hand.
+
+When it fails: run the job `maintain_partitions`, or `outbox partitions ensure`; its error says what is wrong.
+""",
+)
+def partitions_ahead(outbox: OutboxResource) -> dg.AssetCheckResult:
+    # Here, because definitions are to load without the drivers.
+    from outbox_pipelines.database import connect
+    from outbox_pipelines.partitions import calendar
+
+    with connect(outbox.settings(), name="outbox partitions") as connection:
+        return dg.AssetCheckResult(**_verdict(calendar.ahead(connection)))
+
+
+@dg.op
+def make_partitions(context: dg.OpExecutionContext, outbox: OutboxResource) -> None:
+    """Makes what is missing, and reports the check."""
+    from outbox_pipelines.errors import SetupError
+    from outbox_pipelines.partitions import ahead
+
+    try:
+        ensured = ahead.ensure(outbox.settings())
+    except SetupError as error:
+        raise dg.Failure(str(error)) from None
+    context.log.info(f"made {ensured.made} partitions; {ensured.ahead} days ahead have one")
+    context.add_output_metadata({"made": ensured.made, "days_ahead": ensured.ahead})
+    context.instance.report_runless_asset_event(
+        dg.AssetCheckEvaluation(asset_key=events.key, check_name=_CHECK, **_verdict(ensured.ahead))
+    )
+
+
+@dg.job(
+    description="""Makes the partitions of the days ahead (OUTBOX_PARTITIONS_AHEAD), by the database's clock.
+
+Use: its schedule runs it four times a day. By hand after an outage of days, or when `outbox status` or the
+check `partitions_ahead` says that there are few. Safe at any time, and by two at once; no writer waits.
+
+When it fails: the run says what to mend in one line. There is time: until the last day ahead is over, nothing
+fails. It needs the database role that owns the outbox.
+""",
+)
+def maintain_partitions() -> None:
+    make_partitions()
+
+
+maintain_partitions_schedule = dg.ScheduleDefinition(
+    name="maintain_partitions",
+    job=maintain_partitions,
+    # Off the full hour, when everybody's jobs start.
+    cron_schedule="17 */6 * * *",
+    execution_timezone="UTC",
+    default_status=dg.DefaultScheduleStatus.RUNNING,
+    description="Runs the job `maintain_partitions` four times a day: a failure has two weeks to be seen.",
+)
+
+
+def _verdict(ahead: int) -> dict[str, Any]:
+    from outbox_pipelines.partitions.calendar import FEW_AHEAD
+
+    return {
+        "passed": ahead >= FEW_AHEAD,
+        "severity": dg.AssetCheckSeverity.ERROR,
+        "metadata": {"days_ahead": ahead},
+        "description": f"{ahead} days ahead have a partition; {FEW_AHEAD} are the least",
+    }

@@ -1,0 +1,1 @@
+"""The days of the outbox: a partition each, made ahead."""

@@ -1,0 +1,75 @@
+"""Makes the partitions of the coming days.
+
+Invariants:
+- No writer waits for it, and it waits for no writer.
+- Run twice, or by two at once, it makes each day once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+
+from outbox_pipelines.database import Connection, connect, first_line
+from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.partitions import calendar, queries
+from outbox_pipelines.schema import require_schema
+from outbox_pipelines.settings import Settings
+
+_LOG = logging.getLogger(__name__)
+# Maintenance of somebody else (VACUUM, another DDL) may hold the table for a while.
+_TRIES: Final = 5
+_PAUSE_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ensured:
+    """What came of it."""
+
+    made: int
+    """Partitions made now."""
+    ahead: int
+    """Days from tomorrow that have one."""
+
+
+def ensure(settings: Settings, days: int | None = None) -> Ensured:
+    """Sees to it that so many days ahead have a partition; `partitions_ahead` of the settings by default.
+
+    Raises:
+        SetupError: this role does not own the table, or a table stands in the way.
+        AwayError: the database does not answer, or its table was locked all the time.
+    """
+    require_schema(settings)
+    wanted = settings.partitions_ahead if days is None else days
+    with connect(settings, name="outbox partitions ensure") as connection:
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                ((made,),) = connection.execute(queries.ENSURE, {"days": wanted})
+                return Ensured(made, calendar.ahead(connection))
+            except psycopg.errors.LockNotAvailable as error:
+                if not tries_left:
+                    reason = f"the outbox is locked by somebody else's maintenance: {first_line(error)}"
+                    raise AwayError(f"{reason}; try again") from None
+                time.sleep(_PAUSE_SECONDS)
+            except psycopg.errors.InsufficientPrivilege as error:
+                raise SetupError(
+                    f"{first_line(error)}: partitions are made by the role that owns the outbox"
+                ) from None
+            except psycopg.errors.DuplicateTable as error:
+                raise SetupError(
+                    f"{first_line(error)}, and is none of the outbox's days: rename or drop it"
+                ) from None
+    raise AssertionError
+
+
+def top_up(connection: Connection, days: int) -> None:
+    """The same beside other work: where this role owns the table, and without waiting."""
+    try:
+        connection.execute(queries.ENSURE_IF_OWNER, {"days": days})
+    except psycopg.errors.LockNotAvailable as error:
+        # Somebody else's maintenance. There are days ahead still, and the next call comes.
+        _LOG.warning("no partitions made this time: %s", first_line(error))

@@ -1,0 +1,51 @@
+"""Which days the outbox has, and how many lie ahead.
+
+Invariants:
+- Days are UTC days, by the database's clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date
+from typing import Final
+
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.partitions import queries
+from outbox_pipelines.schema import require_schema
+from outbox_pipelines.settings import Settings
+
+FEW_AHEAD: Final = 7
+"""With fewer days ahead somebody must look: maintenance has failed for a week."""
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """A day of the outbox."""
+
+    day: date
+    state: str
+    """open, closed, archived or dropped."""
+    attached: bool
+    """Whether its partition is there."""
+    rows: int
+    """About so many."""
+    size: int
+    """Bytes of its partition, with indexes."""
+
+
+def read(settings: Settings) -> list[Day]:
+    """All days, in order.
+
+    Raises:
+        SetupError: the database does not answer, or has no outbox.
+    """
+    require_schema(settings)
+    with connect(settings, name="outbox partitions") as connection:
+        return [Day(*row) for row in connection.execute(queries.DAYS)]
+
+
+def ahead(connection: Connection) -> int:
+    """How many days from tomorrow have a partition."""
+    ((days,),) = connection.execute(queries.AHEAD)
+    return int(days)

@@ -1,0 +1,147 @@
+"""`outbox partitions`: the days of the outbox, as an operator sees and keeps them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+
+from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.partitions import ahead, calendar
+from outbox_pipelines.writer import emit
+from tests.conftest import wait_until
+from tests.schema.servers import Database
+
+# The state of the table so many days later: what was ahead is past.
+DAYS_GO_BY = """
+DO $$
+DECLARE leaf text;
+BEGIN
+    FOR leaf IN SELECT c.relname FROM pg_class c JOIN pg_inherits i ON i.inhrelid = c.oid
+                WHERE i.inhparent = 'outbox'::regclass AND c.relkind = 'r' ORDER BY 1 DESC LIMIT {days}
+    LOOP
+        EXECUTE format('DROP TABLE %I', leaf);
+        DELETE FROM outbox_days WHERE 'outbox_' || to_char(day, 'YYYYMMDD') = leaf;
+    END LOOP;
+END $$"""
+
+
+def _ahead(database: Database) -> int:
+    with database.connect() as connection:
+        return calendar.ahead(connection)
+
+
+def test_the_days_are_listed_with_state_size_and_rows(database: Database) -> None:
+    """Guards against an operator who must know catalogs to see which days there are."""
+    with database.connect(autocommit=False) as connection:
+        for n in range(50):
+            emit(connection, "order", n, "order.placed", {"n": n})
+    with database.connect() as connection:
+        connection.execute("VACUUM ANALYZE outbox")
+    days = calendar.read(database.settings)
+    today = datetime.now(UTC).date()
+    assert [day.day for day in days] == [today + timedelta(n) for n in range(-1, 15)]
+    (now,) = [day for day in days if day.day == today]
+    assert (now.state, now.attached, now.rows) == ("open", True, 50)
+    assert now.size > 8192
+    shown = database.outbox("partitions", "list")
+    assert shown.exit_code == 0
+    assert any(line.split()[:3] == [str(today), "open", "50"] for line in shown.output.splitlines())
+    as_json = json.loads(database.outbox("partitions", "list", "--json").output)
+    assert [row["day"] for row in as_json] == [str(day.day) for day in days]
+
+
+def test_what_lies_ahead_is_made_up_after_days_without_maintenance(database: Database) -> None:
+    """Guards against an insert that finds no partition: the business transaction would fail."""
+    database.rows(DAYS_GO_BY.format(days=12))
+    assert _ahead(database) == 2
+    done = database.outbox("partitions", "ensure")
+    assert (done.exit_code, done.output) == (0, "made 12; 14 days ahead have a partition\n")
+    assert _ahead(database) == 14
+    assert database.outbox("partitions", "ensure").output.startswith("made 0; 14 ")
+    assert json.loads(database.outbox("partitions", "ensure", "--days", "20", "--json").output) == {
+        "made": 6,
+        "ahead": 20,
+    }
+
+
+def test_a_day_that_lost_its_partition_counts_as_missing(database: Database) -> None:
+    """Guards against a count of the days that somebody has written down, where inserts find none."""
+    tomorrow = datetime.now(UTC).date() + timedelta(1)
+    database.rows(f"ALTER TABLE outbox DETACH PARTITION outbox_{tomorrow:%Y%m%d}")
+    assert _ahead(database) == 13
+    shown = database.outbox("partitions", "list").output
+    assert f"{tomorrow}  open, no partition" in shown
+
+
+def test_few_days_are_an_exit_code_and_a_remark(database: Database) -> None:
+    """Guards against a maintenance that says all is well with a day left."""
+    database.rows(DAYS_GO_BY.format(days=14))
+    done = database.outbox("partitions", "ensure", "--days", "3")
+    assert done.exit_code == 1
+    assert "fewer than 7 days ahead" in done.output
+
+
+def test_two_at_once(database: Database) -> None:
+    """Guards against two schedulers, one of which fails on what the other has made."""
+    database.rows(DAYS_GO_BY.format(days=10))
+    with ThreadPoolExecutor(4) as pool:
+        made = [ensured.made for ensured in pool.map(ahead.ensure, [database.settings] * 4)]
+    assert sorted(made) == [0, 0, 0, 10]
+
+
+def test_maintenance_of_others_is_waited_for(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a run that fails because VACUUM or another DDL was there for a moment."""
+    database.rows(DAYS_GO_BY.format(days=2))
+    monkeypatch.setattr(ahead, "_TRIES", 1)
+    with database.connect(autocommit=False) as other:
+        other.execute("LOCK TABLE outbox IN SHARE UPDATE EXCLUSIVE MODE")
+        with pytest.raises(AwayError, match="locked by somebody else's maintenance"):
+            ahead.ensure(database.settings)
+        monkeypatch.setattr(ahead, "_TRIES", 1000)
+        found: list[ahead.Ensured] = []
+        waiting = threading.Thread(target=lambda: found.append(ahead.ensure(database.settings)))
+        waiting.start()
+        query = "SELECT count(*) FROM pg_locks WHERE relation = 'outbox'::regclass AND NOT granted"
+        wait_until(lambda: database.value(query) == 1, what="the lock to be asked for")
+        other.rollback()
+        waiting.join(20)
+    assert found == [ahead.Ensured(made=2, ahead=14)]
+
+
+def test_a_role_that_does_not_own_the_table(database: Database) -> None:
+    """Guards against an error that does not say who may."""
+    role = database.role()
+    database.rows(f"SELECT outbox_grant_relay('{role}')")
+    database.rows(DAYS_GO_BY.format(days=1))
+    dsn = psycopg.conninfo.make_conninfo(database.dsn, user=role)
+    with pytest.raises(SetupError, match="made by the role that owns the outbox"):
+        ahead.ensure(database.settings.model_copy(update={"dsn": dsn}))
+
+
+def test_a_table_in_the_way(database: Database) -> None:
+    """Guards against a stack trace for a name that is taken."""
+    day = datetime.now(UTC).date() + timedelta(15)
+    database.rows(f"CREATE TABLE outbox_{day:%Y%m%d} (n int)")
+    with pytest.raises(SetupError, match="none of the outbox's days: rename or drop it"):
+        ahead.ensure(database.settings, 15)
+
+
+@pytest.mark.parametrize("days", ["0", "401", "many"])
+def test_wrong_numbers(database: Database, days: str) -> None:
+    """Guards against thousands of partitions by a slip."""
+    assert database.outbox("partitions", "ensure", "--days", days).exit_code == 2
+
+
+def test_without_an_outbox(database: Database) -> None:
+    """Guards against a stack trace where somebody forgot OUTBOX_SCHEMA."""
+    done = database.outbox("partitions", "ensure", OUTBOX_SCHEMA="elsewhere")
+    assert done.exit_code == 2
+    assert "run `outbox migrate`" in done.output
+    listed = database.outbox("partitions", "list", OUTBOX_SCHEMA="elsewhere")
+    assert listed.exit_code == 2
+    assert "run `outbox migrate`" in listed.output
