@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from json.encoder import encode_basestring as quoted
 from typing import Any, Final, LiteralString, NamedTuple
 
@@ -25,10 +25,11 @@ class Statement(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A statement and its values. It answers rows of id, seq, duplicate."""
+    """A statement, its values, and the rows that it writes. It answers rows of id, seq, duplicate."""
 
     statement: Statement
     values: tuple[object, ...]
+    rows: Sequence[Row]
 
 
 def _statement(percent: LiteralString) -> Statement:
@@ -59,23 +60,29 @@ _PIECE: Final = 64_000_000
 def one(row: Row) -> Query:
     """Writes one event."""
     if row.idempotency_key is None:
-        return Query(_INSERT, row[:5] + row[6:])
-    return Query(_EMIT, row)
+        return Query(_INSERT, row[:5] + row[6:], (row,))
+    return Query(_EMIT, row, (row,))
 
 
 def many(rows: Iterable[Row]) -> Iterator[Query]:
     """Write events in order: one query for up to 64 million characters of JSON."""
-    piece: list[str] = []
+    piece: list[Row] = []
+    texts: list[str] = []
     size = 0
     for row in rows:
         text = _json_object(row)
         if piece and size + len(text) > _PIECE:
-            yield Query(_EMIT_MANY, (f"[{','.join(piece)}]",))
-            piece, size = [], 0
-        piece.append(text)
+            yield _piece(piece, texts)
+            piece, texts, size = [], [], 0
+        piece.append(row)
+        texts.append(text)
         size += len(text)
     if piece:
-        yield Query(_EMIT_MANY, (f"[{','.join(piece)}]",))
+        yield _piece(piece, texts)
+
+
+def _piece(rows: list[Row], texts: list[str]) -> Query:
+    return Query(_EMIT_MANY, (f"[{','.join(texts)}]",), rows)
 
 
 _MEMBERS: Final[list[tuple[str, Callable[[Any], str]]]] = [
