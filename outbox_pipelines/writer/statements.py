@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from json.encoder import encode_basestring as quoted
 from typing import Any, Final, LiteralString, NamedTuple
 
@@ -50,7 +50,29 @@ _EMIT: Final = _statement("""
 SELECT id, seq, duplicate
 FROM outbox_emit(%s, %s, %s, %s::text::jsonb, %s::text::jsonb, %s, %s, %s, %s, %s::int)""")
 
-# One JSON array, not an array for each column: measured a third faster, and the same from every language.
+# Each column is one text that the server splits: 100 events take a quarter less time than as a JSON array,
+# hardly more than their INSERT alone. Both orders are said, of writing and of the answer: no plan may choose.
+_INSERT_MANY: Final = _statement("""
+WITH written AS (
+    INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, headers,
+                        correlation_id, causation_id, traceparent, version)
+    SELECT aggregate_type, aggregate_id, event_type, payload::jsonb, headers::jsonb,
+           correlation_id, causation_id, traceparent, version::int
+    FROM unnest(string_to_array(%s::text, chr(30), chr(31)), string_to_array(%s::text, chr(30), chr(31)),
+                string_to_array(%s::text, chr(30), chr(31)), string_to_array(%s::text, chr(30), chr(31)),
+                string_to_array(%s::text, chr(30), chr(31)), string_to_array(%s::text, chr(30), chr(31)),
+                string_to_array(%s::text, chr(30), chr(31)), string_to_array(%s::text, chr(30), chr(31)),
+                string_to_array(%s::text, chr(30), chr(31)))
+         WITH ORDINALITY AS event (aggregate_type, aggregate_id, event_type, payload, headers,
+                                   correlation_id, causation_id, traceparent, version, n)
+    ORDER BY n
+    RETURNING id, seq
+)
+SELECT id, seq, false FROM written ORDER BY seq""")
+_BETWEEN: Final = "\x1e"
+_NULL: Final = "\x1f"
+
+# Claims all keys first, in one order for everybody.
 _EMIT_MANY: Final = _statement("SELECT id, seq, duplicate FROM outbox_emit_many(%s::text::jsonb)")
 
 # A jsonb holds 256 MB; the server has a few copies of it in memory.
@@ -64,25 +86,39 @@ def one(row: Row) -> Query:
     return Query(_EMIT, row, (row,))
 
 
-def many(rows: Iterable[Row]) -> Iterator[Query]:
-    """Write events in order: one query for up to 64 million characters of JSON."""
-    piece: list[Row] = []
-    texts: list[str] = []
-    size = 0
-    for row in rows:
-        text = _json_object(row)
-        if piece and size + len(text) > _PIECE:
-            yield _piece(piece, texts)
-            piece, texts, size = [], [], 0
-        piece.append(row)
+def many(rows: Sequence[Row]) -> Iterator[Query]:
+    """Write events in order: one query for up to 64 million characters."""
+    if len(rows) == 1:
+        yield one(rows[0])
+    elif rows:
+        texts = _columns(rows) or [_json_array(rows)]
+        if sum(map(len, texts)) > _PIECE:
+            middle = len(rows) // 2
+            yield from many(rows[:middle])
+            yield from many(rows[middle:])
+        else:
+            yield Query(_EMIT_MANY if len(texts) == 1 else _INSERT_MANY, tuple(texts), rows)
+
+
+def _columns(rows: Sequence[Row]) -> list[str] | None:
+    """A text for each column; None where there are keys, or what stands between texts is within one."""
+    columns: list[tuple[object, ...]] = list(zip(*rows, strict=True))
+    if any(columns.pop(_KEY)):
+        return None
+    texts = []
+    for column in columns:
+        text = _BETWEEN.join([_NULL if value is None else str(value) for value in column])
+        if text.count(_BETWEEN) >= len(rows) or text.count(_NULL) > column.count(None):
+            return None
         texts.append(text)
-        size += len(text)
-    if piece:
-        yield _piece(piece, texts)
+    return texts
 
 
-def _piece(rows: list[Row], texts: list[str]) -> Query:
-    return Query(_EMIT_MANY, (f"[{','.join(texts)}]",), rows)
+_KEY: Final = Row._fields.index("idempotency_key")
+
+
+def _json_array(rows: Sequence[Row]) -> str:
+    return f"[{','.join(map(_json_object, rows))}]"
 
 
 _MEMBERS: Final[list[tuple[str, Callable[[Any], str]]]] = [
