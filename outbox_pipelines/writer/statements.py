@@ -50,15 +50,16 @@ _EMIT: Final = _statement("""
 SELECT id, seq, duplicate
 FROM outbox_emit(%s, %s, %s, %s::text::jsonb, %s::text::jsonb, %s, %s, %s, %s, %s::int)""")
 
-# Each column is one text that the server splits: 100 events take a quarter less time than as a JSON array,
-# hardly more than their INSERT alone. Both orders are said, of writing and of the answer: no plan may choose.
+# Each column is one text that the server splits, and the ids are drawn together: half the time of a JSON array.
+# Both orders are said, of writing and of the answer: no plan may choose them.
 _INSERT_MANY: Final = _statement("""
-WITH written AS (
-    INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, headers,
+WITH ids AS MATERIALIZED (SELECT outbox_uuidv7() AS drawn), written AS (
+    INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers,
                         correlation_id, causation_id, traceparent, version)
-    SELECT aggregate_type, aggregate_id, event_type, payload::jsonb, headers::jsonb,
-           correlation_id, causation_id, traceparent, version::int
-    FROM unnest(string_to_array(%s::text, chr(30), chr(31)), string_to_array(%s::text, chr(30), chr(31)),
+    SELECT outbox_id_after(drawn, n), aggregate_type, aggregate_id, event_type, payload::jsonb,
+           headers::jsonb, correlation_id, causation_id, traceparent, version::int
+    FROM ids,
+         unnest(string_to_array(%s::text, chr(30), chr(31)), string_to_array(%s::text, chr(30), chr(31)),
                 string_to_array(%s::text, chr(30), chr(31)), string_to_array(%s::text, chr(30), chr(31)),
                 string_to_array(%s::text, chr(30), chr(31)), string_to_array(%s::text, chr(30), chr(31)),
                 string_to_array(%s::text, chr(30), chr(31)), string_to_array(%s::text, chr(30), chr(31)),

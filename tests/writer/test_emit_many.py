@@ -112,6 +112,7 @@ def test_a_long_list_without_keys(connection: Connection) -> None:
     emitted = emit_many(connection, events)
     written = connection.execute("SELECT id, seq, aggregate_id::int FROM outbox ORDER BY seq").fetchall()
     assert [row[2] for row in written] == list(range(number))
+    assert len({answer.id for answer in emitted}) == number
     assert [(answer.id, answer.seq, answer.duplicate) for answer in emitted] == [
         (*row[:2], False) for row in written
     ]
