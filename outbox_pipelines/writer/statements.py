@@ -50,7 +50,7 @@ _EMIT: Final = _statement("""
 SELECT id, seq, duplicate
 FROM outbox_emit(%s, %s, %s, %s::text::jsonb, %s::text::jsonb, %s, %s, %s, %s, %s::int)""")
 
-# Each column is one text that the server splits, and the ids are drawn together: half the time of a JSON array.
+# Each column is one text that the server splits, the ids are drawn together: half the time of a JSON array.
 # Both orders are said, of writing and of the answer: no plan may choose them.
 _INSERT_MANY: Final = _statement("""
 WITH ids AS MATERIALIZED (SELECT outbox_uuidv7() AS drawn), written AS (
@@ -93,7 +93,7 @@ def many(rows: Sequence[Row]) -> Iterator[Query]:
         yield one(rows[0])
     elif rows:
         texts = _columns(rows) or [_json_array(rows)]
-        if sum(map(len, texts)) > _PIECE:
+        if sum(map(len, filter(None, texts))) > _PIECE:
             middle = len(rows) // 2
             yield from many(rows[:middle])
             yield from many(rows[middle:])
@@ -101,15 +101,19 @@ def many(rows: Sequence[Row]) -> Iterator[Query]:
             yield Query(_EMIT_MANY if len(texts) == 1 else _INSERT_MANY, tuple(texts), rows)
 
 
-def _columns(rows: Sequence[Row]) -> list[str] | None:
-    """A text for each column; None where there are keys, or what stands between texts is within one."""
+def _columns(rows: Sequence[Row]) -> Sequence[str | None] | None:
+    """A text for each column, None for one of NULLs; nothing if there is a key, or a separator in a value."""
     columns: list[tuple[object, ...]] = list(zip(*rows, strict=True))
     if any(columns.pop(_KEY)):
         return None
-    texts = []
+    texts: list[str | None] = []
     for column in columns:
+        nulls = column.count(None)
+        if nulls == len(rows):
+            texts.append(None)
+            continue
         text = _BETWEEN.join([_NULL if value is None else str(value) for value in column])
-        if text.count(_BETWEEN) >= len(rows) or text.count(_NULL) > column.count(None):
+        if text.count(_BETWEEN) >= len(rows) or text.count(_NULL) > nulls:
             return None
         texts.append(text)
     return texts
