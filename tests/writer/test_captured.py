@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import decimal
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -174,6 +175,13 @@ def test_after_the_block_all_is_as_before(connection: Connection) -> None:
     assert [event.aggregate_id for event in events] == ["1"]
 
 
+def test_the_database_is_asked_all_the_same(connection: Connection) -> None:
+    """A capture that also answers for what the transaction has written."""
+    emit(connection, "order", 1, "e", {})
+    with captured():
+        assert [event.aggregate_id for event in events_of(connection)] == ["1"]
+
+
 def test_the_innermost_collects() -> None:
     """Events that are listed twice, or with the keys of another block."""
     with captured() as outer:
@@ -196,13 +204,23 @@ def test_blocks_that_end_in_another_order() -> None:
     assert (len(ours), len(theirs)) == (0, 1)
 
 
+@pytest.fixture
+def hurried_threads() -> Iterator[None]:
+    """Threads that take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("hurried_threads")
 def test_threads(events: list[WrittenEvent]) -> None:
     """Code under test that emits in threads of its own: events lost, or one seq drawn twice."""
     together = threading.Barrier(8)
 
     def write(n: int) -> None:
         together.wait()
-        for _ in range(100):
+        for _ in range(1000):
             emit(NOBODY, "order", n, "e", {})
 
     threads = [threading.Thread(target=write, args=[n]) for n in range(8)]
@@ -210,7 +228,7 @@ def test_threads(events: list[WrittenEvent]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [event.seq for event in events] == list(range(1, 801))
+    assert [event.seq for event in events] == list(range(1, 8001))
     assert {event.aggregate_id for event in events} == set("01234567")
 
 

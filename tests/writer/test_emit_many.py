@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_pipelines.writer import Emitted, NewEvent, emit, emit_many, statements
+from outbox_pipelines.writer import Emitted, NewEvent, content, emit, emit_many, statements
+from outbox_pipelines.writer.context import Surroundings
 from tests.schema.events import one
 from tests.schema.servers import Connection
 
@@ -126,6 +127,10 @@ def test_a_list_of_several_pieces(connection: Connection, monkeypatch: pytest.Mo
         for n in range(20)
     ]
     assert len(list(statements.many([]))) == 0
+    rows_to_send = [content.row(event, Surroundings()) for event in events]
+    pieces = list(statements.many(rows_to_send))
+    assert [row for piece in pieces for row in piece.rows] == rows_to_send
+    assert max(len(str(piece.values)) for piece in pieces if len(piece.rows) > 1) < 500
     emitted = emit_many(connection, events)
     assert [row[1] for row in rows(connection)] == [str(n) for n in range(20) if n != 17]
     assert emitted[17] == Emitted(emitted[2].id, None, duplicate=True)
