@@ -89,8 +89,8 @@ BEGIN
         'correlation_id, causation_id, traceparent, version), SELECT (id, seq) ON outbox TO %s', writer);
     EXECUTE format('GRANT INSERT (key, event_id), SELECT ON outbox_keys TO %s', writer);
     -- PUBLIC may call functions, but in hardened databases.
-    EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_uuidv7, outbox_key, outbox_owner_declared, outbox_emit, '
-                   'outbox_emit_many TO %s', writer);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_uuidv7, outbox_id_after, outbox_key, outbox_owner_declared, '
+                   'outbox_emit, outbox_emit_many TO %s', writer);
 END $$;
 
 -- Everything that `outbox relay` and `outbox status` need: SELECT outbox_grant_relay('relay'). As a role that

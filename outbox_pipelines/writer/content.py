@@ -94,9 +94,7 @@ def _text(column: str, value: object, *, any_kind: bool = False) -> str:
         if isinstance(value, Enum):
             # Not its name, which str() and drivers write.
             value = value.value
-        if isinstance(value, bytes | bytearray | memoryview) or not (
-            any_kind or isinstance(value, str | UUID)
-        ):
+        if isinstance(value, _BINARY) or not (any_kind or isinstance(value, str | UUID)):
             raise OutboxError(f"{column} is of type {type(value).__qualname__}: give text")
         value = str(value)
     if "\0" in value:
@@ -107,6 +105,9 @@ def _text(column: str, value: object, *, any_kind: bool = False) -> str:
         except UnicodeEncodeError as error:
             raise OutboxError(f"{column} has half of a surrogate pair, which is no text: {error}") from error
     return value
+
+
+_BINARY: Final = (bytes, bytearray, memoryview)
 
 
 def _payload(value: object) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from json.encoder import encode_basestring as quoted
 from typing import Any, Final, LiteralString, NamedTuple
 
@@ -25,10 +25,11 @@ class Statement(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A statement and its values. It answers rows of id, seq, duplicate."""
+    """A statement, its values, and the rows that it writes. It answers rows of id, seq, duplicate."""
 
     statement: Statement
     values: tuple[object, ...]
+    rows: Sequence[Row]
 
 
 def _statement(percent: LiteralString) -> Statement:
@@ -56,7 +57,31 @@ _EMIT: Final = _statement("""
 SELECT id, seq, duplicate
 FROM outbox_emit(%s, %s, %s, %s::text::jsonb, %s::text::jsonb, %s, %s, %s, %s, %s::int)""")
 
-# One JSON array, not an array for each column: measured a third faster, and the same from every language.
+# Each column is one text that the server splits, and the ids are drawn together: as a JSON array a list took
+# nearly twice as long.
+# Both orders are said, of writing and of the answer: no plan may choose them.
+_INSERT_MANY: Final = _statement("""
+WITH ids AS MATERIALIZED (SELECT outbox_uuidv7() AS drawn), written AS (
+    INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers,
+                        correlation_id, causation_id, traceparent, version)
+    SELECT outbox_id_after(drawn, n), aggregate_type, aggregate_id, event_type, payload::jsonb,
+           headers::jsonb, correlation_id, causation_id, traceparent, version::int
+    FROM ids,
+         unnest(string_to_array(%s::text, chr(30), chr(31)), string_to_array(%s::text, chr(30), chr(31)),
+                string_to_array(%s::text, chr(30), chr(31)), string_to_array(%s::text, chr(30), chr(31)),
+                string_to_array(%s::text, chr(30), chr(31)), string_to_array(%s::text, chr(30), chr(31)),
+                string_to_array(%s::text, chr(30), chr(31)), string_to_array(%s::text, chr(30), chr(31)),
+                string_to_array(%s::text, chr(30), chr(31)))
+         WITH ORDINALITY AS event (aggregate_type, aggregate_id, event_type, payload, headers,
+                                   correlation_id, causation_id, traceparent, version, n)
+    ORDER BY n
+    RETURNING id, seq
+)
+SELECT id, seq, false FROM written ORDER BY seq""")
+_BETWEEN: Final = "\x1e"
+_NULL: Final = "\x1f"
+
+# Claims all keys first, in one order for everybody.
 _EMIT_MANY: Final = _statement("SELECT id, seq, duplicate FROM outbox_emit_many(%s::text::jsonb)")
 
 # A jsonb holds 256 MB; the server has a few copies of it in memory.
@@ -66,25 +91,50 @@ _PIECE: Final = 64_000_000
 def one(row: Row) -> Query:
     """Writes one event."""
     if row.idempotency_key is not None:
-        return Query(_EMIT, row)
+        return Query(_EMIT, row, (row,))
     if row[_BARE:].count(None) == len(row) - _BARE:
-        return Query(_INSERT_BARE, row[:_BARE])
-    return Query(_INSERT, row[:5] + row[6:])
+        return Query(_INSERT_BARE, row[:_BARE], (row,))
+    return Query(_INSERT, row[:5] + row[6:], (row,))
 
 
-def many(rows: Iterable[Row]) -> Iterator[Query]:
-    """Write events in order: one query for up to 64 million characters of JSON."""
-    piece: list[str] = []
-    size = 0
-    for row in rows:
-        text = _json_object(row)
-        if piece and size + len(text) > _PIECE:
-            yield Query(_EMIT_MANY, (f"[{','.join(piece)}]",))
-            piece, size = [], 0
-        piece.append(text)
-        size += len(text)
-    if piece:
-        yield Query(_EMIT_MANY, (f"[{','.join(piece)}]",))
+def many(rows: Sequence[Row]) -> Iterator[Query]:
+    """Write events in order: one query for up to 64 million characters."""
+    if len(rows) == 1:
+        yield one(rows[0])
+    elif rows:
+        columns = _columns(rows)
+        texts = columns or [_json_array(rows)]
+        if sum(map(len, filter(None, texts))) > _PIECE:
+            middle = len(rows) // 2
+            yield from many(rows[:middle])
+            yield from many(rows[middle:])
+        else:
+            yield Query(_INSERT_MANY if columns else _EMIT_MANY, tuple(texts), rows)
+
+
+def _columns(rows: Sequence[Row]) -> Sequence[str | None] | None:
+    """A text for each column, None for one of NULLs; nothing if there is a key, or a separator in a value."""
+    columns: list[tuple[object, ...]] = list(zip(*rows, strict=True))
+    if any(columns.pop(_KEY)):
+        return None
+    texts: list[str | None] = []
+    for column in columns:
+        nulls = column.count(None)
+        if nulls == len(rows):
+            texts.append(None)
+            continue
+        text = _BETWEEN.join([_NULL if value is None else str(value) for value in column])
+        if text.count(_BETWEEN) >= len(rows) or text.count(_NULL) > nulls:
+            return None
+        texts.append(text)
+    return texts
+
+
+_KEY: Final = Row._fields.index("idempotency_key")
+
+
+def _json_array(rows: Sequence[Row]) -> str:
+    return f"[{','.join(map(_json_object, rows))}]"
 
 
 _MEMBERS: Final[list[tuple[str, Callable[[Any], str]]]] = [

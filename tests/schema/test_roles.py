@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from outbox_pipelines.writer import NewEvent, emit_many
 from tests.schema.events import insert, one
 from tests.schema.servers import Connection, Database
 
@@ -45,6 +46,7 @@ def test_a_writer_emits(writer: Connection) -> None:
         "'aggregate_id', 1, 'event_type', 'e', 'payload', 1, 'idempotency_key', 'k2')))"
     )
     assert [one(writer, many), one(writer, many)] == [(False,), (True,)]
+    assert len(emit_many(writer, [NewEvent("order", n, "e", {}) for n in range(2)])) == 2
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,7 @@ def test_functions_are_granted_where_public_has_none(shared: Database) -> None:
         insert(connection, idempotency_key="k1")
         one(connection, "SELECT outbox_emit('order', '1', 'e', '{}', idempotency_key => 'k2')")
         connection.execute("SELECT outbox_emit_many('[]')")
+        emit_many(connection, [NewEvent("order", n, "e", {}) for n in range(2)])
         connection.rollback()
 
 

@@ -91,6 +91,14 @@ def test_a_key_that_is_purged_meanwhile_is_free(connection: Connection) -> None:
     assert written(connection)[1:] == [(*other[:2], "1"), (*answer[:2], "1")]
 
 
+def test_keys_are_found_by_their_index(connection: Connection) -> None:
+    """A plan of the day when there were no keys: its session would read all of them at every call."""
+    for n in range(10):
+        emit_many(connection, *(event(idempotency_key=f"{n} {m % 5}") for m in range(10)))
+    scans = "SELECT seq_scan, idx_scan > 0 FROM pg_stat_xact_user_tables WHERE relname = 'outbox_keys'"
+    assert one(connection, scans) == (0, True)
+
+
 def test_nothing_is_an_answer(connection: Connection) -> None:
     """An error, or a row of NULLs, for an empty array."""
     assert emit_many(connection) == []

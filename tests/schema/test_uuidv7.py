@@ -49,6 +49,34 @@ def test_ids_differ(connection: Connection, function: str) -> None:
         assert 700 < sum(each.int >> bit & 1 for each in drawn) < 1300, bit
 
 
+def test_ids_of_a_list_follow_the_first(connection: Connection) -> None:
+    """A list that leaves version 7 or wraps into another list's ids; one id for two events."""
+    first = UUID("0190a5d4-7c2b-7abc-8def-0123fffffffe")
+    ids = connection.execute("SELECT outbox_id_after(%s, n) FROM generate_series(1, 4) n", [first]).fetchall()
+    assert [str(each) for (each,) in ids] == [
+        "0190a5d4-7c2b-7abc-8def-0123ffffffff",
+        "0190a5d4-7c2b-7abc-8def-012300000000",
+        "0190a5d4-7c2b-7abc-8def-012300000001",
+        "0190a5d4-7c2b-7abc-8def-012300000002",
+    ]
+
+
+@pytest.mark.parametrize("key", ["null", "n"])
+def test_ids_of_lists_are_version_7_too(connection: Connection, key: str) -> None:
+    """Ids drawn once for all lists of a session, or without the time."""
+    call = (
+        "SELECT array_agg(id) FROM outbox_emit_many((SELECT jsonb_agg(jsonb_build_object("
+        "'aggregate_type', 'o', 'aggregate_id', 1, 'event_type', 'e', 'payload', 1, "
+        f"'idempotency_key', {key} + 100 * %s)) FROM generate_series(1, 100) n))"
+    )
+    drawn = [each for n in range(20) for each in one(connection, call, n)[0]]
+    assert len(set(drawn)) == 2000
+    assert {(each.version, each.variant) for each in drawn} == {(7, RFC_4122)}
+    times = [milliseconds(each) for each in drawn]
+    assert times == sorted(times)
+    assert times[0] < times[-1]
+
+
 def test_the_server_draws_its_own_where_it_can(connection: Connection) -> None:
     """The SQL function on PostgreSQL 18, which costs more than the server's own."""
     [version, default] = one(

@@ -30,6 +30,7 @@ from sqlalchemy import orm
 from sqlalchemy.ext import asyncio as sqlalchemy_asyncio
 
 from outbox_pipelines.writer import Emitted, NewEvent, emit, emit_many
+from outbox_pipelines.writer.testing import WrittenEvent, events_of
 from tests.schema.servers import Database
 
 
@@ -47,6 +48,10 @@ class Through:
     def emit_many(self, events: list[NewEvent]) -> list[Emitted]:
         emitted: list[Emitted] = self._done(emit_many(self.target, events))
         return emitted
+
+    def events_of(self) -> list[WrittenEvent]:
+        found: list[WrittenEvent] = self._done(events_of(self.target))
+        return found
 
     def _done(self, answer: Any) -> Any:
         return self._runner.run(answer) if self._runner else answer

@@ -25,6 +25,7 @@ def test_only_the_standard_library_is_imported() -> None:
     names = set(json.loads(printed))
     others = {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names}
     assert "outbox_pipelines.writer" in others
+    assert "outbox_pipelines.writer.testing" not in others
     assert {name for name in others if not re.match(r"outbox_pipelines(\.writer|$)", name)} == set()
     assert not names & HEAVY
     # Some 50 modules in 20 ms; the count does not depend on how busy the machine is.

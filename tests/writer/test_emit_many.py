@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_pipelines.writer import Emitted, NewEvent, emit, emit_many, statements
+from outbox_pipelines.writer import Emitted, NewEvent, content, emit, emit_many, statements
+from outbox_pipelines.writer.context import Surroundings
 from tests.schema.events import one
 from tests.schema.servers import Connection
 
@@ -19,9 +20,14 @@ def rows(connection: Connection) -> list[tuple[object, ...]]:
     return connection.execute(f"SELECT {COLUMNS} FROM outbox ORDER BY seq".encode()).fetchall()
 
 
-def test_every_member_has_its_column(connection: Connection) -> None:
+KEYS = pytest.mark.parametrize("key", [None, "key"], ids=["columns", "array"])
+"""A list without keys is sent in another way than one with."""
+
+
+@KEYS
+def test_every_member_has_its_column(connection: Connection, key: str | None) -> None:
     """Two texts that change places; 'null' in what was left out; a payload of null taken for none."""
-    full = NewEvent("type", 7, "event", {"a": [1, None, "x"]}, {"h": 1}, "key", "co", "ca", TRACE, 3)
+    full = NewEvent("type", 7, "event", {"a": [1, None, "x"]}, {"h": 1}, key, "co", "ca", TRACE, 3)
     emit_many(connection, [full, NewEvent("order", 1, "e", None)])
     assert rows(connection) == [
         ("type", "7", *full[2:]),
@@ -31,23 +37,50 @@ def test_every_member_has_its_column(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["Grüße, 世界 🎈", "%s :name $1", "a'b\"c\\d", "\n\t\x01\x7f", "{}", "\\u0000"]
+    "text",
+    [
+        "Grüße, 世界 🎈",
+        "%s :name $1",
+        "a'b\"c\\d",
+        "\n\t\x01\x7f",
+        "{}",
+        "\\u0000",
+        "\x1e",
+        "\x1f",
+        "a\x1eb\x1fc",
+    ],
 )
-def test_any_text_anywhere(connection: Connection, text: str) -> None:
-    """Quotes of two layers, of JSON and of SQL."""
-    event = NewEvent(text, text, text, {text: text}, {text: text}, text, text, text)
-    emit_many(connection, [event])
-    assert rows(connection) == [(*event[:8], None, None)]
+@KEYS
+def test_any_text_anywhere(connection: Connection, text: str, key: str | None) -> None:
+    """Quotes of two layers, of JSON and of SQL; texts that look like what stands between texts."""
+    event = NewEvent(text, text, text, {text: text}, {text: text}, key and text, text, text)
+    emit_many(connection, [event, NewEvent("order", 1, "e", text)])
+    assert rows(connection) == [(*event[:8], None, None), ("order", "1", "e", text, *[None] * 6)]
+
+
+@pytest.mark.parametrize("column", ["aggregate_id", "correlation_id", "causation_id"])
+@pytest.mark.parametrize("text", ["\x1e", "\x1f", "", "NULL", "null"])
+def test_texts_of_one_column(connection: Connection, column: str, text: str) -> None:
+    """Text taken for NULL, or NULL for text; two values made of one."""
+    event = NewEvent("order", 1, "e", {})
+    odd = event._replace(**{column: text or ("" if column != "aggregate_id" else "x")})
+    emit_many(connection, [event, odd, event])
+    emit_many(connection, [odd])
+    found = connection.execute(f"SELECT {column} FROM outbox ORDER BY seq".encode()).fetchall()
+    plain = "1" if column == "aggregate_id" else None
+    assert found == [(plain,), (getattr(odd, column),), (plain,), (getattr(odd, column),)]
 
 
 @pytest.mark.parametrize(
     "number", ["12345678901234567890123456789", "0.30000000000000004", "1.1", f"1{'0' * 300}"]
 )
-def test_numbers_keep_their_digits(connection: Connection, number: str) -> None:
+@KEYS
+def test_numbers_keep_their_digits(connection: Connection, number: str, key: str | None) -> None:
     """A number that becomes a float where the events are taken apart."""
     value = float(number) if "." in number else int(number)
-    emit_many(connection, [NewEvent("order", 1, "e", [value])])
-    assert one(connection, "SELECT payload #>> '{0}' FROM outbox") == (number,)
+    event = NewEvent("order", 1, "e", [value])
+    emit_many(connection, [event, event._replace(idempotency_key=key)])
+    assert one(connection, "SELECT array_agg(payload #>> '{0}') FROM outbox") == ([number] * 2,)
 
 
 def test_a_generator_of_events(connection: Connection) -> None:
@@ -73,6 +106,19 @@ def test_a_long_list(connection: Connection) -> None:
     assert emitted[15_001] == Emitted(emitted[1].id, None, duplicate=True)
 
 
+def test_a_long_list_without_keys(connection: Connection) -> None:
+    """The same, where all of it is one INSERT; answers that belong to other events."""
+    number = 20_000
+    events = [NewEvent("order", n, "e", {"n": n}, version=n % 3 or None) for n in range(number)]
+    emitted = emit_many(connection, events)
+    written = connection.execute("SELECT id, seq, aggregate_id::int FROM outbox ORDER BY seq").fetchall()
+    assert [row[2] for row in written] == list(range(number))
+    assert len({answer.id for answer in emitted}) == number
+    assert [(answer.id, answer.seq, answer.duplicate) for answer in emitted] == [
+        (*row[:2], False) for row in written
+    ]
+
+
 def test_a_list_of_several_pieces(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """An event that is lost or doubled where one statement ends; a duplicate across that place."""
     monkeypatch.setattr(statements, "_PIECE", 300)
@@ -81,6 +127,10 @@ def test_a_list_of_several_pieces(connection: Connection, monkeypatch: pytest.Mo
         for n in range(20)
     ]
     assert len(list(statements.many([]))) == 0
+    rows_to_send = [content.row(event, Surroundings()) for event in events]
+    pieces = list(statements.many(rows_to_send))
+    assert [row for piece in pieces for row in piece.rows] == rows_to_send
+    assert max(len(str(piece.values)) for piece in pieces if len(piece.rows) > 1) < 500
     emitted = emit_many(connection, events)
     assert [row[1] for row in rows(connection)] == [str(n) for n in range(20) if n != 17]
     assert emitted[17] == Emitted(emitted[2].id, None, duplicate=True)

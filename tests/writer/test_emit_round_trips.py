@@ -53,6 +53,7 @@ def ways(options: dict[str, Any]) -> list[Callable[[Through], object]]:
     return [
         lambda through: through.emit("order", 42, "order.placed", {"total": 5}, **options),
         lambda through: through.emit_many([event._replace(**options) for event in MANY]),
+        lambda through: through.emit_many([event._replace(idempotency_key=None) for event in MANY]),
     ]
 
 

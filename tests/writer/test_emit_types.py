@@ -18,6 +18,7 @@ from psycopg.rows import DictRow
 from sqlalchemy import orm
 from sqlalchemy.ext import asyncio
 from outbox_pipelines.writer import Emitted, NewEvent, correlated, derive_key, emit, emit_many
+from outbox_pipelines.writer.testing import WrittenEvent, assert_emitted, captured, events_of
 
 def write(
     connection: psycopg.Connection,
@@ -39,7 +40,10 @@ def write(
     duplicate: bool = emitted.duplicate
     with correlated(correlation_id="c", causation_id=emitted.id):
         many: list[Emitted] = emit_many(session, (NewEvent("order", n, "e", {}, version=n) for n in range(3)))
-    return many[0].id
+    written: list[WrittenEvent] = [*events_of(connection), *events_of(scoped)]
+    with captured() as events:
+        event: WrittenEvent = assert_emitted(events + written, "e", aggregate_id=1, payload={"a": ...})
+    return many[0].id or event.id
 
 async def write_later(
     connection: psycopg.AsyncConnection,
@@ -54,7 +58,8 @@ async def write_later(
     later: Coroutine[Any, Any, Emitted] = emit(session, "order", 1, "e", {})
     await later
     many: list[Emitted] = await emit_many(scoped, [NewEvent("order", 1, "e", {})])
-    return emitted.id
+    written: list[WrittenEvent] = await events_of(session)
+    return emitted.id or written[0].id
 """
 # An application without any of the drivers: what it uses instead is its own.
 ALONE = """

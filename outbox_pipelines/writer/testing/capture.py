@@ -1,0 +1,87 @@
+"""Takes what `emit` and `emit_many` would write, without a database.
+
+Invariants:
+- A missing `await`, or one too many, fails here as in production.
+- At the end of the block all is as before, whatever became of the block.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+from uuid import UUID
+
+from outbox_pipelines.writer.content import Row
+from outbox_pipelines.writer.errors import OutboxError
+from outbox_pipelines.writer.statements import Query
+from outbox_pipelines.writer.targets import INSTEAD, Way, way_of
+from outbox_pipelines.writer.testing.events import WrittenEvent, written
+
+Answer = tuple[UUID, int | None, bool]
+
+
+@contextmanager
+def captured(*, asynchronous: bool = False) -> Iterator[list[WrittenEvent]]:
+    """Collects the events that are written within, instead of writing them; every target will do, even None.
+
+    It holds for the whole process, all threads and tasks; of several at once the innermost collects. Each
+    begins as an empty outbox: `seq` from 1, no idempotency key known. The target is not touched, so neither
+    autocommit nor a rollback is noticed: see `events_of`.
+
+    Args:
+        asynchronous: whether `emit` is awaited where the target does not tell: None, or an object of your
+            own. One of a kind that `emit` knows tells by itself, a mock made with `spec=` of it too.
+
+    Yields:
+        The events so far, in order; duplicates are reported to their writers and not listed. The list stays
+        when the block has ended.
+    """
+    recorder = _Recorder(asynchronous)
+    finder = recorder.way_through
+    INSTEAD.append(finder)
+    try:
+        yield recorder.events
+    finally:
+        INSTEAD.remove(finder)
+
+
+class _Recorder:
+    def __init__(self, asynchronous: bool) -> None:
+        self.events: Final[list[WrittenEvent]] = []
+        self._keys: Final[dict[str, UUID]] = {}
+        self._lock: Final = threading.Lock()
+        self._asynchronous = asynchronous
+
+    def way_through(self, target: object) -> Way:
+        try:
+            # The class that a mock was specified with.
+            asynchronous = way_of(target.__class__).asynchronous
+        except OutboxError:
+            asynchronous = self._asynchronous
+        return Way(self._write_later if asynchronous else self._write, asynchronous=asynchronous)
+
+    async def _write_later(self, target: object, query: Query) -> list[Answer]:
+        return self._write(target, query)
+
+    def _write(self, _: object, query: Query) -> list[Answer]:
+        with self._lock:
+            return [self._write_row(row) for row in query.rows]
+
+    def _write_row(self, row: Row) -> Answer:
+        key = row.idempotency_key
+        if key is not None and key in self._keys:
+            return self._keys[key], None, True
+        event = written(_uuid7(), len(self.events) + 1, row)
+        self.events.append(event)
+        if key is not None:
+            self._keys[key] = event.id
+        return event.id, event.seq, False
+
+
+def _uuid7() -> UUID:
+    milliseconds, random = time.time_ns() // 1_000_000, secrets.randbits(74)
+    return UUID(int=milliseconds << 80 | 7 << 76 | (random >> 62) << 64 | 2 << 62 | random & (1 << 62) - 1)

@@ -1,0 +1,59 @@
+"""Reads back what the open transaction has written."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, overload
+from uuid import UUID
+
+from outbox_pipelines.writer.content import Row
+from outbox_pipelines.writer.statements import Query, Statement
+from outbox_pipelines.writer.targets import Way, way_of
+from outbox_pipelines.writer.testing.events import WrittenEvent, written
+
+if TYPE_CHECKING:
+    from outbox_pipelines.writer.protocols import AsyncTarget, Target
+
+# By the transaction's id: what others have committed meanwhile is visible, and not meant. Ids and JSON go as
+# text, whatever codecs the application has.
+_SELECT: Final = """
+SELECT id::text, seq, aggregate_type, aggregate_id, event_type, payload::text, headers::text,
+       idempotency_key, correlation_id, causation_id, traceparent, version
+FROM outbox
+WHERE tx = pg_current_xact_id_if_assigned()
+ORDER BY seq"""
+_QUERY: Final = Query(Statement(_SELECT, _SELECT), (), ())
+
+
+@overload
+def events_of(target: Target) -> list[WrittenEvent]: ...
+@overload
+def events_of(target: AsyncTarget) -> Coroutine[Any, Any, list[WrittenEvent]]: ...
+def events_of(
+    target: Target | AsyncTarget,
+) -> list[WrittenEvent] | Coroutine[Any, Any, list[WrittenEvent]]:
+    """The events that the transaction open on a connection has written so far, in order.
+
+    For tests that roll back at their end. What was rolled back to a savepoint is not among them, and nothing
+    is after the commit: the next transaction has written nothing yet.
+
+    Args:
+        target: what `emit` takes; of an asynchronous one the answer is awaited. A `Session` is flushed first.
+            Its role must be allowed to read the outbox, as its owner is; `outbox_grant_writer` is not enough.
+
+    Raises:
+        AutocommitError: no transaction is open, and none begins.
+        OutboxError: a target of another kind.
+    """
+    way = way_of(type(target))
+    if way.asynchronous:
+        return _later(way, target)
+    return _read(way.run(target, _QUERY))
+
+
+async def _later(way: Way, target: object) -> list[WrittenEvent]:
+    return _read(await way.run(target, _QUERY))
+
+
+def _read(rows: Iterable[Sequence[Any]]) -> list[WrittenEvent]:
+    return [written(UUID(drawn), seq, Row(*columns)) for drawn, seq, *columns in rows]
