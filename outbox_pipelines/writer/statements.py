@@ -63,19 +63,31 @@ def one(row: Row) -> Query:
     return Query(_EMIT, row)
 
 
-def many(rows: Iterable[Row]) -> Iterator[Query]:
-    """Write events in order: one query for up to 64 million characters of JSON."""
+def many(rows: Iterable[Row], schema: str | None = None) -> Iterator[Query]:
+    """Write events in order: one query for up to 64 million characters of JSON.
+
+    Without a schema the search_path leads to the outbox.
+    """
+    statement = _EMIT_MANY if schema is None else _in_schema(_EMIT_MANY, schema)
     piece: list[str] = []
     size = 0
     for row in rows:
         text = _json_object(row)
         if piece and size + len(text) > _PIECE:
-            yield Query(_EMIT_MANY, (f"[{','.join(piece)}]",))
+            yield Query(statement, (f"[{','.join(piece)}]",))
             piece, size = [], 0
         piece.append(text)
         size += len(text)
     if piece:
-        yield Query(_EMIT_MANY, (f"[{','.join(piece)}]",))
+        yield Query(statement, (f"[{','.join(piece)}]",))
+
+
+def _in_schema(statement: Statement, schema: str) -> Statement:
+    name = '"' + schema.replace('"', '""') + '".outbox_emit_many'
+    return Statement(
+        statement.percent.replace("outbox_emit_many", name.replace("%", "%%")),
+        statement.numbered.replace("outbox_emit_many", name),
+    )
 
 
 _MEMBERS: Final[list[tuple[str, Callable[[Any], str]]]] = [
