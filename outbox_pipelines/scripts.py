@@ -102,6 +102,6 @@ _DROP: Final = """\
 _GUARD: Final = """\
         IF EXISTS (SELECT FROM outbox_events WHERE status IN ('PENDING', 'FAILED')) THEN
             RAISE EXCEPTION 'outbox: there are events that are not published, nothing was dropped'
-                USING HINT = 'See `outbox status`, publish them with `outbox relay --until-empty`, or say that '
-                             'they may be lost.';
+                USING HINT = 'Publish them with `outbox relay --until-empty`, see `outbox status`, or say '
+                             'that they may be lost.';
         END IF;"""
