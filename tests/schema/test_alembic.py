@@ -100,7 +100,7 @@ def is_as_migrate_makes_it(database: Database) -> bool:
 def test_upgrade_is_migrate(
     config: alembic.config.Config, tmp_path: Path, empty: Database, driver: str
 ) -> None:
-    """A second description of the schema, which drifts from the first; a driver that runs the first statement."""
+    """A second description of the schema, which drifts from the first; half of it, with some drivers."""
     migration(tmp_path)
     alembic.command.upgrade(_config(tmp_path, empty, driver), "head")
     assert is_as_migrate_makes_it(empty)
