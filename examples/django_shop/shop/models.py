@@ -1,0 +1,10 @@
+"""The shop's one table."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class Order(models.Model):
+    total = models.IntegerField()
+    state = models.TextField(default="placed")
