@@ -47,11 +47,12 @@ def ship_next(connection: Connection) -> bool:
         if taken is None:
             return False
         order, kilos = taken
-        parcels = [min(10, kilos - packed) for packed in range(0, kilos, 10)]
-        events = [
-            NewEvent("parcel", f"{order}-{n}", "parcel.sent", {"kilos": k}) for n, k in enumerate(parcels)
+        parcels = [
+            NewEvent("parcel", f"{order}-{packed}", "parcel.sent", {"kilos": min(10, kilos - packed)})
+            for packed in range(0, kilos, 10)
         ]
-        emit_many(connection, [*events, NewEvent("order", order, "order.shipped", {"parcels": len(parcels)})])
+        shipped = NewEvent("order", order, "order.shipped", {"parcels": len(parcels)})
+        emit_many(connection, [*parcels, shipped])
         hand_over(order, kilos)
     return True
 
