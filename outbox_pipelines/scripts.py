@@ -32,7 +32,7 @@ def creating(schema: str | None = None) -> list[str]:
 
     Without a schema it is the first of the search_path that exists.
     """
-    return [_in_schema(schema, _APPLY % (file.stem, file.read_text())) for file in files()]
+    return [_in_schema(schema, _APPLY % (file.stem, _text(file))) for file in files()]
 
 
 def dropping(schema: str | None = None, *, even_if_unpublished: bool = False) -> str:
@@ -57,7 +57,11 @@ _MADE: Final = re.compile(r"^CREATE (TABLE|VIEW|SEQUENCE|FUNCTION) (\w+)", re.MU
 
 @functools.cache
 def _made(kind: str) -> tuple[str, ...]:
-    return tuple(name for file in files() for what, name in _MADE.findall(file.read_text()) if what == kind)
+    return tuple(name for file in files() for what, name in _MADE.findall(_text(file)) if what == kind)
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
 
 
 def _in_schema(schema: str | None, body: str) -> str:

@@ -77,6 +77,7 @@ func (s shop) place(w http.ResponseWriter, r *http.Request) {
 	}
 	key := "go " + r.Header.Get("Idempotency-Key")
 	payload, _ := json.Marshal(order)
+	w.Header().Set("Content-Type", "application/json")
 	var answer placed
 	err := s.inTransaction(r.Context(), func(tx *sql.Tx) error {
 		var id int64

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,14 +43,14 @@ class Shop(NamedTuple):
         return self.database.rows(f"SELECT id::text, total, state FROM {self.orders} ORDER BY id")
 
 
-@contextmanager
+@pytest.fixture
 def fastapi_shop(database: Database) -> Iterator[Shop]:
     command = python("-m", "uvicorn", "--port", "0", "fastapi_shop:app")
     with serving(command, database) as client:
         yield Shop(client, database, "fastapi_orders", "/orders/{}/parcels")
 
 
-@contextmanager
+@pytest.fixture
 def django_shop(database: Database) -> Iterator[Shop]:
     directory = EXAMPLES / "django_shop"
     migrate = python("manage.py", "migrate", "--verbosity", "0")
@@ -61,46 +60,34 @@ def django_shop(database: Database) -> Iterator[Shop]:
         yield Shop(client, database, "shop_order", "/orders/{}/parcels")
 
 
-@contextmanager
-def go_shop(database: Database) -> Iterator[Shop]:
-    with serving([_go_program()], database, PGSSLMODE="disable", PORT="0") as client:
+@pytest.fixture
+def go_shop(database: Database, go_program: Path) -> Iterator[Shop]:
+    with serving([go_program], database, PGSSLMODE="disable", PORT="0") as client:
         yield Shop(client, database, "go_orders", "/parcels?order={}")
 
 
-_BUILT: list[Path] = []
-
-
-def _go_program() -> Path:
-    """Built once; without cgo no C compiler is needed."""
+@pytest.fixture(scope="session")
+def go_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("go") is None:
         message = "this machine has no go"
         if os.environ.get("CI") == "true":
             pytest.fail(message)
         pytest.skip(message)
-    [program] = _BUILT
-    if not program.exists():
-        subprocess.run(
-            ["go", "build", "-o", program, "."],
-            cwd=EXAMPLES / "go_shop",
-            env=os.environ | {"CGO_ENABLED": "0"},
-            check=True,
-        )
+    program = tmp_path_factory.mktemp("go") / "shop"
+    subprocess.run(
+        ["go", "build", "-o", program, "."],
+        cwd=EXAMPLES / "go_shop",
+        # Without cgo no C compiler is needed.
+        env=os.environ | {"CGO_ENABLED": "0"},
+        check=True,
+    )
     return program
 
 
-@pytest.fixture(scope="session", autouse=True)
-def built(tmp_path_factory: pytest.TempPathFactory) -> None:
-    _BUILT[:] = [tmp_path_factory.mktemp("go") / "shop"]
-
-
-Running = Callable[[Database], AbstractContextManager[Shop]]
-
-
-@pytest.fixture(params=[fastapi_shop, django_shop, go_shop], ids=lambda shop: shop.__name__)
-def shop(request: pytest.FixtureRequest, database: Database) -> Iterator[Shop]:
-    running: Running = request.param
-    with running(database) as shop:
-        yield shop
+@pytest.fixture(params=["fastapi_shop", "django_shop", "go_shop"])
+def shop(request: pytest.FixtureRequest) -> Shop:
+    shop: Shop = request.getfixturevalue(request.param)
+    return shop
 
 
 def test_what_a_shop_does(shop: Shop) -> None:

@@ -178,6 +178,19 @@ def test_savepoints(session: orm.Session, kept: Database, order: str) -> None:
     assert types(kept, order) == ["before", "released", "after"]
 
 
+def test_a_failed_savepoint(session: orm.Session, kept: Database, order: str) -> None:
+    """An event of rows that the database refused, written by the next flush of the outer transaction."""
+    savepoint = session.begin_nested()
+    session.add(OutboxEvent("order", order, "e", {}))
+    session.add(Purchase(customer_id=-1))
+    with pytest.raises(sqlalchemy.exc.IntegrityError):
+        session.flush()
+    savepoint.rollback()
+    session.add(Customer())
+    session.commit()
+    assert types(kept, order) == []
+
+
 def test_after_a_rollback_it_can_be_added_again(session: orm.Session, kept: Database, order: str) -> None:
     """A second attempt with the same objects that writes the rows and no event."""
     event = OutboxEvent("order", order, "e", {})
@@ -193,20 +206,34 @@ def test_after_a_rollback_it_can_be_added_again(session: orm.Session, kept: Data
 
 def test_a_listener_that_fails_loses_nothing(session: orm.Session, kept: Database, order: str) -> None:
     """Rows that are committed without their event, because another listener refused the first flush."""
-    failing = [True]
-
-    @sqlalchemy.event.listens_for(session, "before_flush")
-    def fail(*arguments: object) -> None:
-        if failing:
-            raise LookupError
-
+    refuse_first_flush(session)
     session.add(Customer())
     session.add(OutboxEvent("order", order, "e", {}))
     with pytest.raises(LookupError):
         session.flush()
-    failing.clear()
     session.commit()
     assert types(kept, order) == ["e"]
+
+
+def test_a_session_that_is_closed_forgets(session: orm.Session, kept: Database, order: str) -> None:
+    """An event of a request that failed, written by the next one that has the session."""
+    refuse_first_flush(session)
+    session.add(OutboxEvent("order", order, "e", {}))
+    with pytest.raises(LookupError):
+        session.flush()
+    session.close()
+    session.add(Customer())
+    session.commit()
+    assert types(kept, order) == []
+    assert session.info == {}
+
+
+def refuse_first_flush(session: orm.Session) -> None:
+    def refuse(*arguments: object) -> None:
+        sqlalchemy.event.remove(session, "before_flush", refuse)
+        raise LookupError
+
+    sqlalchemy.event.listen(session, "before_flush", refuse)
 
 
 def test_only_an_orphan_beside_it(session: orm.Session, kept: Database, order: str) -> None:

@@ -91,6 +91,13 @@ def test_nothing_is_written_twice(session: orm.Session, order: Order, database: 
     assert types(database) == ["placed"]
 
 
+def test_a_long_session_keeps_nothing(session: orm.Session, order: Order) -> None:
+    """Every aggregate of a worker that lives for weeks, kept for rollbacks that cannot come any more."""
+    order.become("placed")
+    session.commit()
+    assert session.info == {}
+
+
 def test_without_a_changed_column(session: orm.Session, order: Order, database: Database) -> None:
     """An event of an object that the session does not flush, and of which it lets go."""
     order.record("viewed", {})

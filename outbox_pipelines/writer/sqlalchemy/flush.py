@@ -150,7 +150,6 @@ def _forget(session: Session, previous: SessionTransaction) -> None:
 
 def _end(session: Session, transaction: SessionTransaction) -> None:
     if transaction.parent is None:
-        session.info.pop(_WAITING, None)
         session.info.pop(_WRITTEN, None)
 
 

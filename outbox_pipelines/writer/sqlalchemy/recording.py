@@ -49,7 +49,8 @@ class RecordsEvents:
     ) -> None:
         """Notes an event of this aggregate; arguments and errors are those of `emit`.
 
-        An event whose idempotency key is known by then is not written.
+        An event whose idempotency key is known by then is not written. Where no column of the row changes,
+        nothing locks it: lock it yourself, if the order of its events matters.
         """
         event = NewEvent(
             self.__aggregate_type__,
