@@ -85,7 +85,8 @@ def go_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["fastapi_shop", "django_shop", "go_shop"])
-def shop(request: pytest.FixtureRequest) -> Shop:
+def shop(request: pytest.FixtureRequest, database: Database) -> Shop:
+    # Named here too, so that pytest knows of both servers.
     shop: Shop = request.getfixturevalue(request.param)
     return shop
 
