@@ -103,8 +103,10 @@ _DROP: Final = """\
         %s
     END IF;"""
 
+# A parked event is kept when its day is gone, and then not in the view.
 _GUARD: Final = """\
-        IF EXISTS (SELECT FROM outbox_events WHERE status IN ('PENDING', 'FAILED')) THEN
+        IF EXISTS (SELECT FROM outbox_events WHERE status = 'PENDING')
+           OR EXISTS (SELECT FROM outbox_parked WHERE state <> 'discarded') THEN
             RAISE EXCEPTION 'outbox: there are events that are not published, nothing was dropped'
                 USING HINT = 'Publish them with `outbox relay --until-empty`, see `outbox status`, or say '
                              'that they may be lost.';

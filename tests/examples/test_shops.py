@@ -53,8 +53,9 @@ def fastapi_shop(database: Database) -> Iterator[Shop]:
 @pytest.fixture
 def django_shop(database: Database) -> Iterator[Shop]:
     directory = EXAMPLES / "django_shop"
-    migrate = python("manage.py", "migrate", "--verbosity", "0")
-    subprocess.run(migrate, cwd=directory, env=environment(database), check=True)
+    for command in (["migrate", "--verbosity", "0"], ["makemigrations", "--check"]):
+        manage = python("manage.py", *command)
+        subprocess.run(manage, cwd=directory, env=environment(database), check=True)
     settings = {"DJANGO_SETTINGS_MODULE": "shop.settings"}
     with serving(python("-c", WSGI), database, directory, **settings) as client:
         yield Shop(client, database, "shop_order", "/orders/{}/parcels")

@@ -11,6 +11,7 @@ import alembic.command
 import alembic.config
 import pytest
 import sqlalchemy
+from psycopg.types.json import Jsonb
 
 from tests.conftest import wait_until
 from tests.schema.events import insert
@@ -204,15 +205,20 @@ def test_downgrade_when_all_is_published(
 def test_downgrade_refuses_to_lose_dead_letters(
     config: alembic.config.Config, tmp_path: Path, empty: Database
 ) -> None:
-    """An event that waits for a person's decision, dropped."""
+    """An event that waits for a person's decision, and whose day is gone already, dropped."""
     migration(tmp_path)
     alembic.command.upgrade(config, "head")
-    with empty.connect() as connection:
+    with empty.connect() as connection, connection.transaction(force_rollback=True):
         insert(connection)
-        connection.execute("INSERT INTO outbox_parked SELECT *, 'failed' FROM outbox")
-        connection.execute("UPDATE outbox_shards SET done = pg_current_snapshot()")
+        [event] = connection.execute("SELECT to_jsonb(outbox) FROM outbox").fetchone() or ()
+    event |= {"state": "failed", "attempts": 5, "parked_at": "now", "trying": False, "deaths": 0}
+    empty.rows(
+        "INSERT INTO outbox_parked SELECT * FROM jsonb_populate_record(NULL::outbox_parked, %s)", Jsonb(event)
+    )
     with pytest.raises(sqlalchemy.exc.DBAPIError, match="not published"):
         alembic.command.downgrade(config, "base")
+    empty.rows("UPDATE outbox_parked SET state = 'discarded'")
+    alembic.command.downgrade(config, "base")
 
 
 def test_downgrade_waits_for_writers(config: alembic.config.Config, tmp_path: Path, empty: Database) -> None:

@@ -6,5 +6,6 @@ from django.db import models
 
 
 class Order(models.Model):
+    id = models.BigAutoField(primary_key=True)
     total = models.IntegerField()
     state = models.TextField(default="placed")

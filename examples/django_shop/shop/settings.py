@@ -25,6 +25,5 @@ INSTALLED_APPS = [
 MIDDLEWARE = ["shop.views.correlate"]
 ROOT_URLCONF = "shop.views"
 ALLOWED_HOSTS = ["127.0.0.1", "localhost"]
-DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 SECRET_KEY = "only for this example"
 USE_TZ = True

@@ -9,7 +9,8 @@
             self.state = "placed"
             self.record("order.placed", {"total": self.total})
 
-Importing this lets every session of the process write them.
+Importing this lets every session of the process write them. Bulk statements (`insert(OutboxEvent)`) go past
+all of it.
 
 Invariants:
 - An event is written by the flush that writes the rows, after them, in the session's transaction, as

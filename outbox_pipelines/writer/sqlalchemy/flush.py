@@ -102,20 +102,17 @@ def _write(session: Session) -> None:
 
 def _drained(session: Session) -> list[_Entry]:
     """What was recorded, in the order of `record`; the aggregates have it no longer."""
-    found: list[tuple[int, _Entry]] = []
-    for aggregate in _recording(session):
-        recorded = aggregate._outbox_recorded or []
-        found += [
-            (
-                one.number,
-                _Entry(type(aggregate), aggregate.__outbox_schema__, with_id(one, aggregate), lambda _: None),
-            )
-            for one in recorded
-        ]
-        aggregate._outbox_recorded = None
-        written = _Written(session.get_nested_transaction(), aggregate, recorded)
+    recording = _recording(session)
+    recorded = [(one, aggregate) for aggregate in recording for one in aggregate._outbox_recorded or ()]
+    recorded.sort(key=lambda pair: pair[0].number)
+    for aggregate in recording:
+        written = _Written(session.get_nested_transaction(), aggregate, aggregate._outbox_recorded or [])
         session.info.setdefault(_WRITTEN, []).append(written)
-    return [entry for _, entry in sorted(found, key=lambda numbered: numbered[0])]
+        aggregate._outbox_recorded = None
+    return [
+        _Entry(type(aggregate), aggregate.__outbox_schema__, with_id(one, aggregate), lambda _: None)
+        for one, aggregate in recorded
+    ]
 
 
 def _recording(session: Session) -> list[RecordsEvents]:
