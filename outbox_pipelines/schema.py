@@ -11,7 +11,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final
 
 import psycopg
@@ -19,6 +18,7 @@ from psycopg import sql
 
 from outbox_pipelines.database import Connection, connect, first_line
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.scripts import files
 from outbox_pipelines.settings import Settings
 
 _OLDEST_SERVER: Final = 140000
@@ -107,7 +107,7 @@ def migrate(settings: Settings) -> list[str]:
             sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(settings.db_schema))
         )
         applied = _applied(connection)
-        missing = [file for file in _files() if file.stem not in applied]
+        missing = [file for file in files() if file.stem not in applied]
         for file in missing:
             connection.execute(file.read_bytes())
         if drift := _differences(connection, settings.db_schema):
@@ -125,7 +125,7 @@ def drift(settings: Settings) -> list[str]:
     with _session(settings) as connection:
         try:
             applied = _applied(connection)
-            if missing := [file.stem for file in _files() if file.stem not in applied]:
+            if missing := [file.stem for file in files() if file.stem not in applied]:
                 return [f"not applied: {name}" for name in missing]
             return _differences(connection, settings.db_schema)
         finally:
@@ -139,7 +139,7 @@ def require_schema(settings: Settings) -> None:
     """
     with connect(settings, name="outbox: schema") as connection:
         applied = _applied(connection)
-        if missing := [file.stem for file in _files() if file.stem not in applied]:
+        if missing := [file.stem for file in files() if file.stem not in applied]:
             where = f"schema {settings.db_schema!r} (OUTBOX_SCHEMA)"
             raise SetupError(f"{where} lacks {', '.join(missing)}: run `outbox migrate`")
         row = connection.execute(_RECORDED).fetchone()
@@ -190,7 +190,7 @@ def _differences(connection: Connection, schema: str) -> list[str]:
         name = sql.Identifier(scratch)
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(name))
         connection.execute(sql.SQL("SET LOCAL search_path = {}").format(name))
-        for file in _files():
+        for file in files():
             connection.execute(file.read_bytes())
         wanted = set(_describe(connection, scratch))
     return [f"missing: {line}" for line in sorted(wanted - present)] + [
@@ -200,10 +200,3 @@ def _differences(connection: Connection, schema: str) -> list[str]:
 
 def _describe(connection: Connection, schema: str) -> list[str]:
     return [line for (line,) in connection.execute(_DESCRIBE, {"schema": schema})]
-
-
-def _files() -> list[Path]:
-    package = Path(__file__).parent
-    # In a checkout the files stand beside the package, in an installed one inside it.
-    folder = package / "sql" if (package / "sql").is_dir() else package.parent / "sql"
-    return sorted(folder.glob("*.sql"))

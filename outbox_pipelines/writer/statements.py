@@ -97,19 +97,23 @@ def one(row: Row) -> Query:
     return Query(_INSERT, row[:5] + row[6:], (row,))
 
 
-def many(rows: Sequence[Row]) -> Iterator[Query]:
-    """Write events in order: one query for up to 64 million characters."""
-    if len(rows) == 1:
+def many(rows: Sequence[Row], schema: str | None = None) -> Iterator[Query]:
+    """Write events in order: one query for up to 64 million characters.
+
+    Without a schema the search_path leads to the outbox; with one, the function's own does.
+    """
+    if len(rows) == 1 and schema is None:
         yield one(rows[0])
     elif rows:
-        columns = _columns(rows)
+        columns = _columns(rows) if schema is None else None
         texts = columns or [_json_array(rows)]
         if sum(map(len, filter(None, texts))) > _PIECE:
             middle = len(rows) // 2
-            yield from many(rows[:middle])
-            yield from many(rows[middle:])
+            yield from many(rows[:middle], schema)
+            yield from many(rows[middle:], schema)
         else:
-            yield Query(_INSERT_MANY if columns else _EMIT_MANY, tuple(texts), rows)
+            through = _EMIT_MANY if schema is None else _in_schema(_EMIT_MANY, schema)
+            yield Query(_INSERT_MANY if columns else through, tuple(texts), rows)
 
 
 def _columns(rows: Sequence[Row]) -> Sequence[str | None] | None:
@@ -135,6 +139,14 @@ _KEY: Final = Row._fields.index("idempotency_key")
 
 def _json_array(rows: Sequence[Row]) -> str:
     return f"[{','.join(map(_json_object, rows))}]"
+
+
+def _in_schema(statement: Statement, schema: str) -> Statement:
+    name = '"' + schema.replace('"', '""') + '".outbox_emit_many'
+    return Statement(
+        statement.percent.replace("outbox_emit_many", name.replace("%", "%%")),
+        statement.numbered.replace("outbox_emit_many", name),
+    )
 
 
 _MEMBERS: Final[list[tuple[str, Callable[[Any], str]]]] = [

@@ -218,16 +218,16 @@ async def async_pipeline_in_transaction_block(database: Database) -> AsyncIterat
 
 
 def engine(database: Database, **options: Any) -> sqlalchemy.Engine:
-    return sqlalchemy.create_engine(_url("psycopg", database), poolclass=sqlalchemy.NullPool, **options)
+    return sqlalchemy.create_engine(url("psycopg", database), poolclass=sqlalchemy.NullPool, **options)
 
 
 def async_engine(driver: str, database: Database, **options: Any) -> sqlalchemy_asyncio.AsyncEngine:
     return sqlalchemy_asyncio.create_async_engine(
-        _url(driver, database), poolclass=sqlalchemy.NullPool, **options
+        url(driver, database), poolclass=sqlalchemy.NullPool, **options
     )
 
 
-def _url(driver: str, database: Database) -> sqlalchemy.URL:
+def url(driver: str, database: Database) -> sqlalchemy.URL:
     at = psycopg.conninfo.conninfo_to_dict(database.dsn)
     return sqlalchemy.URL.create(
         f"postgresql+{driver}",

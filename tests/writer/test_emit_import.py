@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import json, sys
 before = set(sys.modules)
@@ -46,3 +48,19 @@ except OutboxError as error:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("cannot write through builtins.object: give a connection")
+
+
+@pytest.mark.parametrize(
+    ("module", "frameworks"),
+    [
+        ("outbox_pipelines.writer.sqlalchemy", {"sqlalchemy"}),
+        ("outbox_pipelines.alembic", {"alembic", "sqlalchemy"}),
+        ("outbox_pipelines.django.operations", {"django"}),
+    ],
+)
+def test_an_integration_needs_its_framework_alone(module: str, frameworks: set[str]) -> None:
+    """An ImportError of the relay's packages, or of another framework, where only the writer is installed."""
+    others = {"psycopg", "asyncpg", "pydantic", "click", "confluent_kafka", "dagster"}
+    others |= {"sqlalchemy", "alembic", "django"} - frameworks
+    program = f"import sys; sys.modules |= dict.fromkeys({others}); import {module}"
+    subprocess.run([sys.executable, "-c", program], check=True)

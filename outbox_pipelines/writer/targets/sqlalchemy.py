@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
 
 def _on_connection(connection: sqlalchemy.Connection, query: Query) -> Sequence[Any]:
-    _refuse(connection)
+    refuse_unfit(connection)
     numbered = connection.dialect.paramstyle.startswith("numeric")
     statement = query.statement.numbered if numbered else query.statement.percent
     # Past the compiler, which has nothing to add.
     return connection.exec_driver_sql(statement, query.values).fetchall()
 
 
-def _refuse(connection: sqlalchemy.Connection) -> None:
+def refuse_unfit(connection: sqlalchemy.Connection) -> None:
+    """An `OutboxError` where what is written would be committed by itself, or goes to another database."""
     if connection.dialect.name != "postgresql":
         raise OutboxError(f"this connection leads to {connection.dialect.name}: the outbox is in PostgreSQL")
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
@@ -34,7 +35,7 @@ def _refuse(connection: sqlalchemy.Connection) -> None:
 
 def _on_session(session: orm.Session, query: Query) -> Sequence[Any]:
     connection = session.connection()
-    _refuse(connection)
+    refuse_unfit(connection)
     # The business rows first: their locks put the events of an aggregate in order.
     session.flush()
     return _on_connection(connection, query)

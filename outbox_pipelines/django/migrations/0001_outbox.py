@@ -1,0 +1,13 @@
+"""The outbox as it was when the app was made."""
+
+from __future__ import annotations
+
+from django.db import migrations
+
+from outbox_pipelines.django.operations import CreateOutbox
+
+
+class Migration(migrations.Migration):  # type: ignore[misc]
+    initial = True
+    dependencies = ()
+    operations = (CreateOutbox(up_to="0006_events_view"),)

@@ -1,0 +1,138 @@
+"""`OutboxEvent`: an event that is written by `session.add`, and a row of the outbox that can be selected.
+
+Invariants:
+- The table is in no metadata but its own: `create_all` does not make it, autogenerate does not see it.
+- An event is checked when it is made, and not changed afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+from uuid import UUID
+
+from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, Table, Text, Uuid
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped
+from sqlalchemy.orm.attributes import set_committed_value
+
+from outbox_pipelines.writer import content
+from outbox_pipelines.writer.context import surroundings
+from outbox_pipelines.writer.errors import OutboxError
+from outbox_pipelines.writer.events import Emitted, NewEvent
+
+
+def outbox_table(schema: str | None = None) -> Table:
+    """The outbox, as a model of your own maps it; without a schema the search_path leads there.
+
+    class Event(OutboxEventMixin, Base):
+        __table__ = outbox_table(schema="billing")
+    """
+    # Without tx, which is the relay's, and which no type of SQLAlchemy reads.
+    return Table(
+        "outbox",
+        MetaData(),
+        Column("id", Uuid, primary_key=True),
+        Column("seq", BigInteger, nullable=False),
+        Column("aggregate_type", Text, nullable=False),
+        Column("aggregate_id", Text, nullable=False),
+        Column("event_type", Text, nullable=False),
+        Column("payload", JSONB, nullable=False),
+        Column("headers", JSONB),
+        Column("idempotency_key", Text),
+        Column("correlation_id", Text),
+        Column("causation_id", Text),
+        Column("traceparent", Text),
+        Column("version", Integer),
+        Column("created_at", DateTime(timezone=True), primary_key=True),
+        schema=schema,
+    )
+
+
+class OutboxEventMixin:
+    """What makes a mapped class an event: for a class of your own base, with `outbox_table`."""
+
+    if TYPE_CHECKING:
+        __table__: ClassVar[Table]
+        id: Mapped[UUID]
+        seq: Mapped[int | None]
+        aggregate_type: Mapped[str]
+        aggregate_id: Mapped[str]
+        event_type: Mapped[str]
+        payload: Mapped[Any]
+        headers: Mapped[dict[str, Any] | None]
+        idempotency_key: Mapped[str | None]
+        correlation_id: Mapped[str | None]
+        causation_id: Mapped[str | None]
+        traceparent: Mapped[str | None]
+        version: Mapped[int | None]
+        created_at: Mapped[datetime]
+
+    _row: content.Row
+    _duplicate = False
+
+    def __init__(
+        self,
+        aggregate_type: str,
+        aggregate_id: object,
+        event_type: str,
+        payload: object,
+        *,
+        headers: Mapping[str, object] | None = None,
+        idempotency_key: str | None = None,
+        correlation_id: str | UUID | None = None,
+        causation_id: str | UUID | None = None,
+        traceparent: str | None = None,
+        version: int | None = None,
+    ) -> None:
+        """Arguments and errors are those of `emit`; ids and trace are those that surround this call.
+
+        Once it is flushed the event has its `id` and `seq`, and has left the session: it is a fact, with
+        nothing to change, expire or refresh. After a rollback it can be added again.
+        """
+        event = NewEvent(
+            aggregate_type,
+            aggregate_id,
+            event_type,
+            payload,
+            headers,
+            idempotency_key,
+            correlation_id,
+            causation_id,
+            traceparent,
+            version,
+        )
+        self._row = content.row(event, surroundings())
+        for column, value in self._row._asdict().items():
+            is_json = column in ("payload", "headers") and value is not None
+            set_committed_value(self, column, json.loads(value) if is_json else value)
+
+    @property
+    def duplicate(self) -> bool:
+        """True if the idempotency key was known when it was flushed: nothing was written.
+
+        Then `id` is that of the event which had the key first, and `seq` is None.
+        """
+        return self._duplicate
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_"):
+            raise OutboxError(f"{name} of an outbox event is not changed: make another event")
+        super().__setattr__(name, value)
+
+    def _written(self, emitted: Emitted) -> None:
+        set_committed_value(self, "id", emitted.id)
+        set_committed_value(self, "seq", emitted.seq)
+        self._duplicate = emitted.duplicate
+
+
+class _Base(DeclarativeBase):
+    pass
+
+
+class OutboxEvent(OutboxEventMixin, _Base):
+    """An event, written by the flush after `session.add`; and a row of the outbox, for `select`."""
+
+    __table__ = outbox_table()

@@ -1,0 +1,157 @@
+"""What a session does with events at its flushes and rollbacks.
+
+SQLAlchemy's own INSERTs go by mapper, not by `session.add`, and events must come after the rows whose locks
+put them in order. So events leave the session before the flush, and are written when the rows have been.
+
+Invariants:
+- Nothing is flushed through a connection that would commit it by itself.
+- Whatever ends without being written is forgotten when SQLAlchemy forgets the objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import Connection, event
+from sqlalchemy.orm import Session, SessionTransaction
+
+from outbox_pipelines.writer.calls import write
+from outbox_pipelines.writer.content import Row
+from outbox_pipelines.writer.errors import OutboxError
+from outbox_pipelines.writer.events import Emitted
+from outbox_pipelines.writer.sqlalchemy.event import OutboxEventMixin
+from outbox_pipelines.writer.sqlalchemy.recording import Recorded, RecordsEvents, with_id
+from outbox_pipelines.writer.targets.sqlalchemy import refuse_unfit
+
+# In `session.info`: events that have left the session and wait for the rows; and, for as long as they can be
+# rolled back, what has been written of the recorded ones.
+_WAITING: Final = "outbox_pipelines.waiting"
+_WRITTEN: Final = "outbox_pipelines.written"
+
+
+class _Entry(NamedTuple):
+    """An event that is about to be written, through the connection of a mapped class."""
+
+    kind: type
+    schema: str | None
+    row: Row
+    done: Callable[[Emitted], None]
+
+
+class _Written(NamedTuple):
+    """What was written of an aggregate's events, within a savepoint or without one."""
+
+    savepoint: SessionTransaction | None
+    aggregate: RecordsEvents
+    recorded: list[Recorded]
+
+    def is_within(self, transaction: SessionTransaction) -> bool:
+        around = self.savepoint
+        while around is not None and around is not transaction:
+            around = around.parent
+        return around is transaction
+
+
+def listen() -> None:
+    """For every session of the process."""
+    event.listen(Session, "before_flush", _before_flush)
+    event.listen(Session, "after_flush", _after_flush)
+    event.listen(Session, "before_commit", _before_commit)
+    event.listen(Session, "persistent_to_transient", _restore)
+    event.listen(Session, "after_soft_rollback", _forget)
+    event.listen(Session, "after_transaction_end", _end)
+    event.listen(OutboxEventMixin, "before_insert", _refuse_late, propagate=True)
+
+
+def _before_flush(session: Session, context: object, instances: object) -> None:
+    added = [one for one in session.new if isinstance(one, OutboxEventMixin)]
+    for kind in {type(one) for one in (*added, *_recording(session))}:
+        refuse_unfit(_connection(session, kind))
+    for one in added:
+        session.expunge(one)
+    if added:
+        session.info.setdefault(_WAITING, []).extend(added)
+    if not (session.new or session.dirty or session.deleted):
+        # Without rows the flush ends here.
+        _write(session)
+
+
+def _after_flush(session: Session, context: object) -> None:
+    _write(session)
+
+
+def _before_commit(session: Session) -> None:
+    session.flush()
+    # What waits still: SQLAlchemy ends a flush early whose only rows were orphans.
+    _write(session)
+
+
+def _write(session: Session) -> None:
+    waiting: list[OutboxEventMixin] = session.info.pop(_WAITING, [])
+    entries = [_Entry(type(one), one.__table__.schema, one._row, one._written) for one in waiting]
+    entries += _drained(session)
+    by_place: dict[tuple[Connection, str | None], list[_Entry]] = {}
+    for entry in entries:
+        by_place.setdefault((_connection(session, entry.kind), entry.schema), []).append(entry)
+    for (connection, schema), group in by_place.items():
+        emitted = write(connection, [entry.row for entry in group], schema)
+        for entry, outcome in zip(group, emitted, strict=True):
+            entry.done(outcome)
+
+
+def _drained(session: Session) -> list[_Entry]:
+    """What was recorded, in the order of `record`; the aggregates have it no longer."""
+    recording = _recording(session)
+    recorded = [(one, aggregate) for aggregate in recording for one in aggregate._outbox_recorded or ()]
+    recorded.sort(key=lambda pair: pair[0].number)
+    for aggregate in recording:
+        written = _Written(session.get_nested_transaction(), aggregate, aggregate._outbox_recorded or [])
+        session.info.setdefault(_WRITTEN, []).append(written)
+        aggregate._outbox_recorded = None
+    return [
+        _Entry(type(aggregate), aggregate.__outbox_schema__, with_id(one, aggregate), lambda _: None)
+        for one, aggregate in recorded
+    ]
+
+
+def _recording(session: Session) -> list[RecordsEvents]:
+    return [
+        one
+        for one in (*session.new, *session.dirty, *session.deleted)
+        if isinstance(one, RecordsEvents) and one._outbox_recorded
+    ]
+
+
+def _connection(session: Session, kind: type) -> Connection:
+    return session.connection(bind_arguments={"mapper": kind})
+
+
+def _restore(session: Session, instance: object) -> None:
+    """An object whose INSERT is rolled back keeps its values, and may be added again: so may its events."""
+    if isinstance(instance, RecordsEvents):
+        written: list[_Written] = session.info.get(_WRITTEN, [])
+        again = [one for entry in written if entry.aggregate is instance for one in entry.recorded]
+        instance._outbox_recorded = [*again, *(instance._outbox_recorded or ())]
+
+
+def _forget(session: Session, previous: SessionTransaction) -> None:
+    """Objects that stay lose their changes, and so what they have recorded of them."""
+    session.info.pop(_WAITING, None)
+    for one in session.identity_map.values():
+        if isinstance(one, RecordsEvents):
+            one._outbox_recorded = None
+    written: list[_Written] = session.info.get(_WRITTEN, [])
+    written[:] = [entry for entry in written if not entry.is_within(previous)]
+
+
+def _end(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.parent is None:
+        session.info.pop(_WRITTEN, None)
+
+
+def _refuse_late(mapper: object, connection: object, target: Any) -> None:
+    raise OutboxError(
+        f"{type(target).__name__} was added while the session was flushed, too late to come after the rows: "
+        "add it before, or from a listener of before_flush that is registered with insert=True"
+    )

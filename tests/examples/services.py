@@ -1,0 +1,71 @@
+"""The examples as processes on the loopback address, and what they have written."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+
+from tests.schema.servers import Database
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+def environment(database: Database, **more: str) -> dict[str, str]:
+    """What `outbox local run` gives to an example, in which this checkout is installed."""
+    return os.environ | {"OUTBOX_DSN": database.dsn, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"} | more
+
+
+@contextmanager
+def serving(
+    command: Sequence[str | Path], database: Database, directory: Path = EXAMPLES, **more: str
+) -> Iterator[httpx.Client]:
+    """A client of a service that says on its output where it listens."""
+    process = subprocess.Popen(
+        command,
+        cwd=directory,
+        env=environment(database, **more),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+                break
+        else:
+            raise AssertionError(f"it ended: {''.join(said)}")
+        with httpx.Client(base_url=found.group(), timeout=30) as client:
+            yield client
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def python(*arguments: str) -> list[str]:
+    return [sys.executable, *arguments]
+
+
+class Event(NamedTuple):
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    payload: object
+    correlation_id: str | None
+
+
+def events(database: Database) -> list[Event]:
+    """What is in the outbox, by seq."""
+    rows = database.rows(f"SELECT {', '.join(Event._fields)} FROM outbox ORDER BY seq")
+    return [Event(*row) for row in rows]

@@ -1,0 +1,21 @@
+"""What holds for all of `examples/`."""
+
+from __future__ import annotations
+
+import re
+
+from outbox_pipelines.lint.check import check
+from outbox_pipelines.lint.files import python_files
+from tests.examples.services import EXAMPLES
+
+
+def test_lint_writes_finds_nothing() -> None:
+    """Examples that our own linter reports, or cannot read."""
+    assert check(python_files([EXAMPLES])) == []
+
+
+def test_the_table_names_them_all() -> None:
+    """An example that nobody finds, or a row of one that is gone."""
+    linked = re.findall(r"^\| \[`([^`]+?)/?`\]", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    there = [path.name for path in EXAMPLES.iterdir() if path.suffix == ".py" or path.name.endswith("_shop")]
+    assert sorted(linked) == sorted(set(there))
