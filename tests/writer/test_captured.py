@@ -143,7 +143,9 @@ def test_mocks_of_asynchronous_targets_are_awaited(events: list[WrittenEvent], t
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("target", [None, 5, mock.Mock(), object], ids=repr)
+@pytest.mark.parametrize(
+    "target", [None, 5, mock.Mock(), object], ids=["None", "a number", "a mock", "a class"]
+)
 def test_other_targets_are_as_the_block_says(target: Any, asynchronous: bool) -> None:
     """A guess from a mock that answers to every name."""
     with captured(asynchronous=asynchronous) as events:
