@@ -120,6 +120,18 @@ class Settings(BaseSettings):
     partitions_ahead: int = Field(
         default=14, ge=8, le=400, description="days ahead that have a partition; fewer than 7 are an alarm"
     )
+    close_after_minutes: float = Field(
+        default=60.0, ge=0.0, description="how long after its end a day takes no more inserts"
+    )
+    archive: str = Field(
+        default="",
+        description="where closed days go: a directory, or a URL (s3://bucket/path, gs://, az://); "
+        "none: days are dropped without an archive",
+    )
+    retention_days: int = Field(
+        default=30, ge=0, description="days that stay in the table; 0: until a day is closed and proven"
+    )
+    keys_days: int = Field(default=30, ge=1, description="how long an idempotency key is remembered, in days")
     session_seconds: float = Field(
         default=600.0, ge=1.0, description="length of a relay session in Dagster before it hands over"
     )
@@ -168,6 +180,14 @@ class Settings(BaseSettings):
     def _replication_is_a_number_of_copies(cls, value: int) -> int:
         if value == 0:
             raise ValueError("write the number of replicas, or -1 for the broker's default")
+        return value
+
+    @field_validator("archive")
+    @classmethod
+    def _archive_is_a_place(cls, value: str) -> str:
+        scheme, separator, _ = value.partition("://")
+        if separator and scheme not in ("file", "s3", "gs", "az"):
+            raise ValueError("write a directory, or s3://bucket/path, gs://bucket/path, az://container/path")
         return value
 
     @field_validator("header_names")

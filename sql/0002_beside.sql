@@ -131,7 +131,25 @@ $$;
 CREATE TABLE outbox_days (
     day             date PRIMARY KEY,
     state           text NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'closed', 'archived', 'dropped')),
-    manifest_sha256 text
+    -- From when on its partition refuses every insert.
+    sealed_at       timestamptz,
+    closed_at       timestamptz,
+    archived_at     timestamptz,
+    -- When file and rows were last found equal.
+    proven_at       timestamptz,
+    dropped_at      timestamptz,
+    -- How many it has, once it is archived.
+    events          bigint,
+    manifest_sha256 text,
+    CONSTRAINT outbox_days_closed CHECK (state = 'open' OR closed_at >= sealed_at)
 );
+
+-- The relay reads from here on: every day before is closed, or never was.
+CREATE FUNCTION outbox_open_from() RETURNS date LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+    SELECT CASE WHEN bool_and(state = 'open') IS NOT false THEN '-infinity'
+                ELSE least(min(day) FILTER (WHERE state = 'open'), max(day) FILTER (WHERE state <> 'open') + 1)
+           END::date
+    FROM outbox_days
+$$;
 
 INSERT INTO outbox_migrations (name) VALUES ('0002_beside');

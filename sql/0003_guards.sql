@@ -79,6 +79,15 @@ EXECUTE FUNCTION outbox_refuse_change();
 CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON outbox FOR EACH STATEMENT
 EXECUTE FUNCTION outbox_refuse_change();
 
+-- Each closed day has a trigger of its own with this: what is archived stays what it was.
+CREATE FUNCTION outbox_refuse_late_insert() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'outbox: % is closed, it takes no event of %', TG_TABLE_NAME, NEW.created_at
+        USING ERRCODE = 'object_not_in_prerequisite_state',
+              HINT = 'The transaction began too long ago, or the clock of the database went back. Run it again; '
+                     'where the clock had been ahead, see outbox partitions reopen.';
+END $$;
+
 -- Everything that a writing application needs, and nothing more: SELECT outbox_grant_writer('app').
 CREATE FUNCTION outbox_grant_writer(writer regrole) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN

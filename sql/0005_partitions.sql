@@ -1,7 +1,7 @@
 -- Partitions ahead, by the database's clock; returns how many were made. Never blocks a writer: LIKE and
 -- ATTACH need no lock that an INSERT waits for, CREATE ... PARTITION OF does. Yesterday is included for
--- transactions that began before midnight.
-CREATE FUNCTION outbox_ensure_partitions(days_ahead int DEFAULT 14) RETURNS int
+-- transactions that began before midnight; `since`, an earlier day, for an owner's declared backfill.
+CREATE FUNCTION outbox_ensure_partitions(days_ahead int DEFAULT 14, since date DEFAULT NULL) RETURNS int
 LANGUAGE plpgsql SET search_path FROM CURRENT SET lock_timeout = '2s' AS $$
 DECLARE
     today date := (clock_timestamp() AT TIME ZONE 'UTC')::date;
@@ -11,9 +11,15 @@ DECLARE
 BEGIN
     -- Two callers at once: the second finds nothing left to do.
     PERFORM pg_advisory_xact_lock(hashtextextended('outbox_ensure_partitions', 'outbox'::regclass::oid::bigint));
+    -- Relays do not look there any more.
+    IF since < outbox_open_from() THEN
+        RAISE EXCEPTION 'outbox: days before % are closed', outbox_open_from()
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'A closed day never changes. Write the events of that time with the time of now.';
+    END IF;
     FOR missing IN
-        SELECT today + n FROM generate_series(-1, days_ahead) n
-        WHERE NOT EXISTS (SELECT FROM outbox_days WHERE day = today + n)
+        SELECT today + n FROM generate_series(least(since - today, -1), days_ahead) n
+        WHERE today + n >= outbox_open_from() AND NOT EXISTS (SELECT FROM outbox_days WHERE day = today + n)
         ORDER BY n
     LOOP
         leaf := 'outbox_' || to_char(missing, 'YYYYMMDD');

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from datetime import date
 from typing import Final
 
 import psycopg
@@ -36,11 +37,14 @@ class Ensured:
     """Days from tomorrow that have one."""
 
 
-def ensure(settings: Settings, days: int | None = None) -> Ensured:
+def ensure(settings: Settings, days: int | None = None, since: date | None = None) -> Ensured:
     """Sees to it that so many days ahead have a partition; `partitions_ahead` of the settings by default.
 
+    Args:
+        since: days of the past too, from this one, for the owner's backfill.
+
     Raises:
-        SetupError: this role does not own the table, or a table stands in the way.
+        SetupError: this role does not own the table, something stands in the way, or days then are closed.
         AwayError: the database does not answer, or its table was locked all the time.
     """
     require_schema(settings)
@@ -48,7 +52,7 @@ def ensure(settings: Settings, days: int | None = None) -> Ensured:
     with connect(settings, name="outbox partitions ensure") as connection:
         for tries_left in reversed(range(_TRIES)):
             try:
-                ((made,),) = connection.execute(queries.ENSURE, {"days": wanted})
+                ((made,),) = connection.execute(queries.ENSURE, {"days": wanted, "since": since})
                 return Ensured(made, calendar.ahead(connection))
             except psycopg.errors.LockNotAvailable as error:
                 if not tries_left:
@@ -59,6 +63,8 @@ def ensure(settings: Settings, days: int | None = None) -> Ensured:
                 raise SetupError(
                     f"{first_line(error)}: partitions are made by the role that owns the outbox"
                 ) from None
+            except psycopg.errors.ObjectNotInPrerequisiteState as error:
+                raise SetupError(f"{first_line(error)}: a closed day never changes") from None
             except psycopg.errors.DuplicateTable as error:
                 raise SetupError(
                     f"{first_line(error)}, and is none of the outbox's days: rename or drop it"

@@ -7,7 +7,7 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime
 from typing import Final
 
 from outbox_pipelines.database import Connection, connect
@@ -29,9 +29,13 @@ class Day:
     attached: bool
     """Whether its partition is there."""
     rows: int
-    """About so many."""
+    """About so many; exactly, once it is archived."""
     size: int
     """Bytes of its partition, with indexes."""
+    archived_at: datetime | None
+    """When its file was written."""
+    proven_at: datetime | None
+    """When file and rows were last found equal."""
 
 
 def read(settings: Settings) -> list[Day]:
@@ -43,6 +47,11 @@ def read(settings: Settings) -> list[Day]:
     require_schema(settings)
     with connect(settings, name="outbox partitions") as connection:
         return [Day(*row) for row in connection.execute(queries.DAYS)]
+
+
+def leaf_of(day: date) -> str:
+    """The name of a day's partition."""
+    return f"outbox_{day:%Y%m%d}"
 
 
 def ahead(connection: Connection) -> int:

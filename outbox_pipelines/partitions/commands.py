@@ -5,32 +5,38 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from datetime import UTC, date, datetime
 
 import click
 
+from outbox_pipelines.options import DAY
 from outbox_pipelines.settings import Settings
 
 
 @click.group()
 def partitions() -> None:
-    """Show the days of the outbox, and make those ahead."""
+    """Show the days of the outbox, make those ahead, close and drop those that are over."""
 
 
 @partitions.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @click.pass_obj
 def list_days(settings: Settings, as_json: bool) -> None:
-    """Show each day: its state, about how many events it has, and its size on disk."""
+    """Show each day: its state, events (~ about), size on disk, when it was archived and last proven."""
     from outbox_pipelines.partitions import calendar
 
     days = calendar.read(settings)
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(day) for day in days], indent=2, default=str))
         return
-    click.echo("day         state     events (about)        size")
+    click.echo("day         state             events        size  archived          proven (UTC)")
     for day in days:
         state = day.state if day.attached or day.state == "dropped" else f"{day.state}, no partition"
-        click.echo(f"{day.day}  {state:<9} {day.rows:>14,} {_size(day.size):>11}")
+        about = "~" if day.archived_at is None and day.rows else ""
+        click.echo(
+            f"{day.day}  {state:<12} {about + format(day.rows, ','):>11} {_size(day.size):>11}  "
+            f"{_minute(day.archived_at):<16}  {_minute(day.proven_at)}".rstrip()
+        )
 
 
 @partitions.command()
@@ -39,9 +45,12 @@ def list_days(settings: Settings, as_json: bool) -> None:
     type=click.IntRange(1, 400),
     help="So many days ahead; OUTBOX_PARTITIONS_AHEAD by default.",
 )
+@click.option(
+    "--since", type=DAY, help="Days of the past too, from this one: for a backfill, see docs/days.md."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
-def ensure(settings: Settings, days: int | None, as_json: bool) -> None:
+def ensure(settings: Settings, days: int | None, since: date | None, as_json: bool) -> None:
     """Make the partitions of the coming days, by the database's clock; what is there stays.
 
     Writers do not wait for it. It needs the role that owns the outbox. Exits with 1 where fewer than 7 days
@@ -49,7 +58,7 @@ def ensure(settings: Settings, days: int | None, as_json: bool) -> None:
     """
     from outbox_pipelines.partitions import ahead, calendar
 
-    ensured = ahead.ensure(settings, days)
+    ensured = ahead.ensure(settings, days, since)
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(ensured)))
     else:
@@ -57,6 +66,46 @@ def ensure(settings: Settings, days: int | None, as_json: bool) -> None:
     if ensured.ahead < calendar.FEW_AHEAD:
         click.echo(f"outbox: fewer than {calendar.FEW_AHEAD} days ahead: ask for more with --days", err=True)
         sys.exit(1)
+
+
+@partitions.command("close")
+@click.argument("day", type=DAY, required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@click.pass_obj
+def close_days(settings: Settings, day: date | None, as_json: bool) -> None:
+    """Close the days that are over: they take no more inserts, and can be archived.
+
+    A day closes OUTBOX_CLOSE_AFTER_MINUTES after its end, once no transaction that began before it still runs
+    and every event of it is published or a dead letter. Exits with 1 where a day stays open, and says why.
+    """
+    from outbox_pipelines.partitions import close
+
+    closings = close.close(settings, day)
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(each) for each in closings], indent=2, default=str))
+    else:
+        for each in closings:
+            click.echo(f"{each.day}  {'closed' if each.closed else f'stays open: {each.why_not}'}")
+        if not closings:
+            click.echo("no day is over that is still open")
+    if not all(each.closed for each in closings):
+        sys.exit(1)
+
+
+@partitions.command("reopen")
+@click.argument("day", type=DAY)
+@click.confirmation_option(prompt="Relays start over, and the day takes inserts again. Open it?")
+@click.pass_obj
+def reopen_day(settings: Settings, day: date) -> None:
+    """Open a closed day again that is not archived yet: where a clock that was ahead had closed it."""
+    from outbox_pipelines.partitions import close
+
+    close.reopen(settings, day)
+    click.echo(f"{day} is open")
+
+
+def _minute(at: datetime | None) -> str:
+    return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M}"
 
 
 def _size(size: float) -> str:

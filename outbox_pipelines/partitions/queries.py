@@ -1,12 +1,14 @@
 """SQL of the outbox's days. Table names are unqualified: the search_path finds them."""
 
-from typing import Final
+from typing import Any, Final, LiteralString
 
-# Rows by the server's own count, which a crash forgets: exact numbers would read each day.
+from psycopg import sql
+
+# Rows by the server's own count, which a crash forgets, until the archive has counted them.
 DAYS: Final = """
 SELECT d.day, d.state, coalesce(c.relispartition, false),
-       greatest(c.reltuples::bigint, pg_stat_get_live_tuples(c.oid), 0),
-       coalesce(pg_total_relation_size(c.oid), 0)
+       coalesce(d.events, greatest(c.reltuples::bigint, pg_stat_get_live_tuples(c.oid), 0)),
+       coalesce(pg_total_relation_size(c.oid), 0), d.archived_at, d.proven_at
 FROM outbox_days d
 LEFT JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMDD'))
 ORDER BY d.day"""
@@ -17,8 +19,88 @@ SELECT count(*) FROM outbox_days d
 JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMDD')) AND c.relispartition
 WHERE d.state = 'open' AND d.day > (clock_timestamp() AT TIME ZONE 'UTC')::date"""
 
-ENSURE: Final = "SELECT outbox_ensure_partitions(%(days)s)"
+ENSURE: Final = "SELECT outbox_ensure_partitions(%(days)s, %(since)s)"
 # For a role that may not own the table.
 ENSURE_IF_OWNER: Final = """
 SELECT CASE WHEN pg_has_role(relowner, 'USAGE') THEN outbox_ensure_partitions(%(days)s) END
 FROM pg_class WHERE oid = 'outbox'::regclass"""
+
+# --- closing --------------------------------------------------------------------------------------------
+
+CLOCK: Final = "SELECT clock_timestamp()"
+
+DAY: Final = """
+SELECT state, sealed_at, archived_at, proven_at, manifest_sha256, events
+FROM outbox_days WHERE day = %(day)s"""
+
+OVER: Final = """
+SELECT day FROM outbox_days
+WHERE state = 'open'
+  AND (day + 1)::timestamp AT TIME ZONE 'UTC' + make_interval(secs => %(minutes)s * 60) <= clock_timestamp()
+ORDER BY day"""
+
+# The transactions that began before the day's end, and those of other roles, whose age does not show.
+# Everybody may see the lock that each transaction holds on itself.
+RUNNING: Final = """
+SELECT l.virtualtransaction, a.xact_start, l.pid, a.usename
+FROM pg_locks l
+JOIN pg_stat_activity a ON a.pid = l.pid AND a.datname = current_database()
+WHERE l.locktype = 'virtualxid' AND l.mode = 'ExclusiveLock' AND l.granted AND l.pid <> pg_backend_pid()
+  AND (a.xact_start IS NULL OR a.xact_start < (%(day)s::date + 1)::timestamp AT TIME ZONE 'UTC')
+  AND a.backend_type IS DISTINCT FROM 'autovacuum worker'
+ORDER BY a.xact_start"""
+
+# G7: writers queue behind a lock that is asked for.
+SHORT_LOCK: Final = "SET LOCAL lock_timeout = '50ms'"
+
+# Conflicts with the lock of whoever has written here and not yet committed; readers do not feel it. ALWAYS:
+# for replication's rows too.
+SEAL: Final = """
+LOCK TABLE {leaf} IN SHARE ROW EXCLUSIVE MODE;
+CREATE OR REPLACE TRIGGER outbox_closed BEFORE INSERT ON {leaf} FOR EACH ROW
+EXECUTE FUNCTION outbox_refuse_late_insert();
+ALTER TABLE {leaf} ENABLE ALWAYS TRIGGER outbox_closed"""
+SEALED: Final = "UPDATE outbox_days SET sealed_at = clock_timestamp() WHERE day = %(day)s"
+
+HOLDERS: Final = """
+SELECT DISTINCT l.pid, p.gid
+FROM pg_locks l
+LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND l.virtualtransaction = '-1/' || p.transaction::text
+WHERE l.relation = to_regclass(%(leaf)s) AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+  AND l.mode NOT IN ('AccessShareLock', 'RowShareLock')"""
+
+# Rows that the position of their shard does not cover. The index knows those below every snapshot, which are.
+BEHIND: Final = """
+SELECT shard, count(*) FROM (
+    SELECT s.shard FROM {leaf} o
+    JOIN outbox_shards s ON s.shard = outbox_shard_of(o.aggregate_type, o.aggregate_id, s.shards)
+    WHERE o.tx >= (SELECT min(pg_snapshot_xmin(done)) FROM outbox_shards)
+      AND NOT outbox_covers(s.done, s.target, s.last_seq, o.tx, o.seq)
+    LIMIT 1000) behind
+GROUP BY shard ORDER BY shard"""
+
+ON_THEIR_WAY: Final = """
+SELECT count(*) FROM outbox_parked
+WHERE state IN ('waiting', 'retrying', 'replaying')
+  AND created_at >= %(day)s::date::timestamp AT TIME ZONE 'UTC'
+  AND created_at < (%(day)s::date + 1)::timestamp AT TIME ZONE 'UTC'"""
+
+# The lock of outbox_ensure_partitions: no day may be made behind the closed ones, where no relay looks.
+LOCK_CALENDAR: Final = """
+SELECT pg_advisory_xact_lock(hashtextextended('outbox_ensure_partitions', 'outbox'::regclass::oid::bigint))"""
+CLOSED: Final = """
+UPDATE outbox_days SET state = 'closed', closed_at = clock_timestamp()
+WHERE day = %(day)s AND state = 'open'"""
+
+UNSEAL: Final = "DROP TRIGGER IF EXISTS outbox_closed ON {leaf}"
+# The epoch makes every relay start over.
+REOPEN: Final = """
+WITH opened AS (
+    UPDATE outbox_days SET state = 'open', sealed_at = NULL, closed_at = NULL WHERE day = %(day)s
+)
+UPDATE outbox_shards SET epoch = epoch + 1, owner = NULL, held_since = NULL"""
+
+
+def named(query: LiteralString, leaf: str, **names: Any) -> sql.Composed:
+    """A query with the name of a partition."""
+    return sql.SQL(query).format(leaf=sql.Identifier(leaf), **names)

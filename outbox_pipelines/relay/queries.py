@@ -31,10 +31,15 @@ COLUMNS_WITH_TIME: Final[LiteralString] = f"""
 MINE: Final[LiteralString] = """
     (%(shards)s = 1 OR outbox_shard_of(aggregate_type, aggregate_id, %(shards)s) = %(shard)s)"""
 
-_RANGE: Final[LiteralString] = """
-    tx >= %(first)s::xid8 AND tx < %(end)s::xid8 AND pg_visible_in_snapshot(tx, %(target)s::pg_snapshot)
-    AND seq > %(last_seq)s"""
-_LATE: Final[LiteralString] = "tx = ANY (%(late)s::xid8[]) AND seq > %(last_seq)s"
+# Closed days have nothing that is not published: without them, planning stays cheap however many there are.
+OPEN_FROM: Final = "SELECT outbox_open_from()::text"
+OPEN_FROM_TIME: Final[LiteralString] = "(%(open_from)s::date::timestamp AT TIME ZONE 'UTC')"
+OPEN: Final[LiteralString] = f"created_at >= {OPEN_FROM_TIME}"
+
+_RANGE: Final[LiteralString] = f"""
+    {OPEN} AND tx >= %(first)s::xid8 AND tx < %(end)s::xid8
+    AND pg_visible_in_snapshot(tx, %(target)s::pg_snapshot) AND seq > %(last_seq)s"""
+_LATE: Final[LiteralString] = f"{OPEN} AND tx = ANY (%(late)s::xid8[]) AND seq > %(last_seq)s"
 
 # Where a big tick begins and ends in `seq`: one row for the range and one for each late transaction.
 # Index-only, so it stays cheap beside what publishing such a tick takes (0.6 s for 5.6 million rows).
@@ -46,7 +51,7 @@ SELECT min(seq), max(seq) FROM outbox WHERE {_LATE} GROUP BY tx"""
 # The days in which a span has rows. A window names them, so that it is planned over one partition or two:
 # over all of them, planning would cost more than reading. Through the parent, so that a role which may read
 # the outbox needs no grant on each day.
-DAYS: Final = r"""
+DAYS: Final[LiteralString] = rf"""
 SELECT min(day.start), max(day.stop)
 FROM pg_inherits i
 JOIN pg_class leaf ON leaf.oid = i.inhrelid
@@ -57,7 +62,7 @@ CROSS JOIN LATERAL (
     SELECT FROM outbox
     WHERE created_at >= day.start AND created_at < day.stop AND seq >= %(from)s AND seq <= %(to)s
     LIMIT 1) AS row
-WHERE i.inhparent = 'outbox'::regclass"""
+WHERE i.inhparent = 'outbox'::regclass AND day.stop > {OPEN_FROM_TIME}"""
 
 
 class Reading(NamedTuple):
@@ -169,11 +174,12 @@ SETTLE_WITH_PROGRESS: Final[LiteralString] = f"""
 WITH moved AS ({_MOVE}), written AS (
     INSERT INTO outbox_progress (shard, shards, done, target, last_seq, events, lag)
     SELECT %(shard)s, %(shards)s, %(done)s, %(target)s, %(last_seq)s, %(events)s,
-           (SELECT extract(epoch FROM clock_timestamp() - created_at) FROM outbox WHERE seq = %(newest)s)
+           (SELECT extract(epoch FROM clock_timestamp() - created_at) FROM outbox
+            WHERE {OPEN} AND seq = %(newest)s)
     FROM moved
     RETURNING lag
 )
-SELECT moved.ctid, (SELECT lag FROM written) FROM moved"""
+SELECT moved.ctid, (SELECT lag FROM written), outbox_open_from()::text FROM moved"""
 
 # The row has moved: look it up again.
 FIND_AGAIN: Final = "SELECT ctid::text FROM outbox_shards WHERE shard = %(shard)s AND epoch = %(epoch)s"
@@ -208,12 +214,12 @@ WITH position AS MATERIALIZED (SELECT done, target, last_seq FROM outbox_shards 
 waiting AS (
     (SELECT o.created_at FROM outbox o, unnest(ARRAY(
          SELECT pg_snapshot_xip(done) FROM position)) AS late
-     WHERE o.tx = late AND {MINE}
+     WHERE o.tx = late AND {OPEN} AND {MINE}
        AND NOT (SELECT outbox_covers(done, target, last_seq, o.tx, o.seq) FROM position)
      LIMIT %(cap)s)
     UNION ALL
     (SELECT o.created_at FROM outbox o
-     WHERE o.tx >= (SELECT pg_snapshot_xmax(done) FROM position) AND {MINE}
+     WHERE o.tx >= (SELECT pg_snapshot_xmax(done) FROM position) AND {OPEN} AND {MINE}
        AND NOT (SELECT outbox_covers(done, target, last_seq, o.tx, o.seq) FROM position)
      ORDER BY o.tx LIMIT %(cap)s)
 )

@@ -80,6 +80,7 @@ class Shard:
         self._progress_at = 0.0
         self._events = 0
         self._newest: int | None = None
+        self._open_from = "-infinity"
         # Before anything is said to a session that may be another one next time.
         pooler.refuse(self._connection, settings)
         self._connection.execute("SET synchronous_commit = on")
@@ -206,6 +207,7 @@ class Shard:
         if not progress:
             return None
         settled = Settled(self._events, row[1])
+        self._open_from = row[2]
         self._progress_at, self._events = time.monotonic(), 0
         return settled
 
@@ -230,7 +232,8 @@ class Shard:
             ShardLostError: the session is gone.
         """
         try:
-            cursor = self._connection.execute(query, {**self.key, **parameters})
+            given = {**self.key, "open_from": self._open_from, **parameters}
+            cursor = self._connection.execute(query, given)
             return cursor.fetchall() if cursor.description else []
         except psycopg.OperationalError as error:
             raise self._lost(error) from error

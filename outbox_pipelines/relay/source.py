@@ -8,6 +8,8 @@ Invariants:
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Generator, Iterator, Mapping
 from itertools import islice
 from typing import Any, LiteralString
@@ -20,6 +22,8 @@ from outbox_pipelines.relay.position import Position, Snapshot
 
 # Rows that libpq hands over at once: bounds memory where payloads are large. Older libpq knows 1 only.
 _CHUNK = 500 if psycopg.pq.version() >= 170000 else 1
+# How old the knowledge of closed days may be: one that is thought open costs planning, nothing else.
+_DAYS_SECONDS = 60.0
 
 
 class SnapshotSource:
@@ -48,6 +52,8 @@ class SnapshotSource:
         self._queries = queries.EVENTS_WITH_TIME if with_time else queries.EVENTS
         self._mine = {"shard": shard, "shards": shards}
         self._tick: Iterator[Piece] = iter(())
+        self._open_from = ""
+        self._days_read = -math.inf
         connection.execute(queries.TUNE)
         if position.target is not None:
             self._tick = self._pieces(position.target, position.last_seq or 0)
@@ -92,6 +98,7 @@ class SnapshotSource:
         query = self._queries.small_tick_with_late if late else self._queries.small_tick
         tick = {
             **self._mine,
+            "open_from": self._first_open_day(),
             "first": str(self._done.xmax),
             "end": str(target.xmax),
             "target": str(target),
@@ -131,9 +138,18 @@ class SnapshotSource:
 
     def _days(self, first: int, end: int) -> dict[str, Any]:
         """The first and the last day that have a seq in a span."""
-        row = self._connection.execute(queries.DAYS, {"from": first, "to": end}).fetchone()
+        given = {"from": first, "to": end, "open_from": self._open_from}
+        row = self._connection.execute(queries.DAYS, given).fetchone()
         assert row is not None
         return {"start": row[0], "stop": row[1]}
+
+    def _first_open_day(self) -> str:
+        """Days before it have nothing left to read."""
+        if time.monotonic() > self._days_read + _DAYS_SECONDS:
+            row = self._connection.execute(queries.OPEN_FROM).fetchone()
+            assert row is not None
+            self._open_from, self._days_read = row[0], time.monotonic()
+        return self._open_from
 
     def _before_next(self, window: dict[str, Any], last_seq: int, end: int) -> int:
         """The seq to go on from, where a window was empty."""

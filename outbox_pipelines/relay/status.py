@@ -111,6 +111,9 @@ def render(status: Status) -> str:
 def _shards(connection: Connection, settings: Settings) -> list[ShardStatus]:
     lock = f"{settings.db_schema}.outbox_shards"
     rows = connection.execute(queries.SHARDS, {"lock": lock, "waiting": f"{lock}.next"}).fetchall()
+    row = connection.execute(queries.OPEN_FROM).fetchone()
+    assert row is not None
+    open_from = row[0]
     shards = []
     for (
         shard,
@@ -123,7 +126,7 @@ def _shards(connection: Connection, settings: Settings) -> list[ShardStatus]:
         breaker_reason,
         wanted,
     ) in rows:
-        backlog, oldest_seconds = _backlog(connection, shard, of)
+        backlog, oldest_seconds = _backlog(connection, shard, of, open_from)
         events_per_second, lag_seconds = _rate(connection, shard)
         shards.append(
             ShardStatus(
@@ -145,8 +148,8 @@ def _shards(connection: Connection, settings: Settings) -> list[ShardStatus]:
     return shards
 
 
-def _backlog(connection: Connection, shard: int, shards: int) -> tuple[int, float]:
-    given = {"shard": shard, "shards": shards, "cap": BACKLOG_CAP}
+def _backlog(connection: Connection, shard: int, shards: int, open_from: str) -> tuple[int, float]:
+    given = {"shard": shard, "shards": shards, "cap": BACKLOG_CAP, "open_from": open_from}
     row = connection.execute(queries.BACKLOG, given).fetchone()
     assert row is not None
     return row[0], row[1] or 0.0

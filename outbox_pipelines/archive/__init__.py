@@ -1,0 +1,1 @@
+"""Closed days as Parquet files: written, proven, restored, queried."""

@@ -1,0 +1,185 @@
+"""Archives a closed day, and proves it.
+
+Invariants:
+- A day has one file that counts: the one that its manifest names. The manifest is written last, and the
+  database keeps its digest.
+- One at a time works at a day. A day that is archived already is left as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+from outbox_pipelines import __version__
+from outbox_pipelines.archive import proof, queries, sums
+from outbox_pipelines.archive.columns import VERSION
+from outbox_pipelines.archive.manifest import Manifest, Source, digest, now, read_manifest
+from outbox_pipelines.archive.proof import Proof
+from outbox_pipelines.archive.store import MANIFEST, Store, key, open_store
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.partitions import close
+from outbox_pipelines.partitions import queries as days
+from outbox_pipelines.partitions.calendar import leaf_of
+from outbox_pipelines.schema import require_schema
+from outbox_pipelines.settings import Settings
+
+
+class NotReadyError(SetupError):
+    """The day cannot be archived or dropped yet; the message says why, and what helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What came of it."""
+
+    manifest: Manifest
+    written: bool
+    """False: it was archived already."""
+
+
+def archive(
+    settings: Settings, day: date, progress: Callable[[int], None] = lambda rows: None, again: bool = False
+) -> Archived:
+    """Writes the file and the manifest of a day that is closed, or can be.
+
+    Args:
+        progress: told how many rows are written, now and then.
+        again: also where it is archived already; the new file takes the place of the old one.
+
+    Raises:
+        NotReadyError: the day is not over, or something in it is not published.
+        SetupError: no archive is named, or it holds another outbox.
+        AwayError: the database or the archive does not answer.
+    """
+    store = open_store(settings)
+    require_schema(settings)
+    with working_at(settings, day) as connection:
+        _require_closed(settings, connection, day)
+        before = store.read(key(day, MANIFEST))
+        if before is not None and not again:
+            manifest = read_manifest(before.content, day)
+            known = require_day(connection, day)[4]
+            # Written by a run that died before it could say so here; or by somebody else.
+            if known is None and not proof.prove(store, day, connection, leaf_of(day), None).equal:
+                raise SetupError(
+                    f"{store.url} (OUTBOX_ARCHIVE) has other events of {day}, of {manifest.source}: "
+                    f"name another place, or replace them with `outbox archive day {day} --again`"
+                )
+            if known in (None, digest(before.content)):
+                _record(connection, manifest, before.content)
+                return Archived(manifest, False)
+        manifest = _write(settings, connection, store, day, progress)
+        content = manifest.to_bytes()
+        store.write(key(day, MANIFEST), content, before)
+        _record(connection, manifest, content)
+        return Archived(manifest, True)
+
+
+def verify(settings: Settings, day: date) -> Proof:
+    """Proves that the file of an archived day equals its rows; of a dropped day, that nobody changed it.
+
+    Raises:
+        NotReadyError: the day is not archived.
+        SetupError, AwayError: as `archive`.
+    """
+    store = open_store(settings)
+    require_schema(settings)
+    with working_at(settings, day) as connection:
+        state, _, _, _, manifest_sha256, _ = require_day(connection, day)
+        if manifest_sha256 is None:
+            raise NotReadyError(f"{day} is {state}, not archived: run `outbox archive day {day}`")
+        if state == "dropped":
+            return proof.verify(store, day, manifest_sha256)
+        found = proof.prove(store, day, connection, leaf_of(day), manifest_sha256)
+        connection.execute(queries.PROVEN, {"day": day, "equal": found.equal, "digest": manifest_sha256})
+        return found
+
+
+@contextmanager
+def working_at(settings: Settings, day: date) -> Iterator[Connection]:
+    """A connection that is the only one to work at this day.
+
+    Raises:
+        NotReadyError: somebody else does.
+    """
+    with connect(settings, name=f"outbox archive {day}") as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        ((free,),) = connection.execute(queries.TRY_DAY, {"day": day})
+        if not free:
+            raise NotReadyError(f"{day} is being archived, proven or dropped by somebody else: wait for it")
+        yield connection
+
+
+def require_day(connection: Connection, day: date) -> tuple[Any, ...]:
+    """State, sealed, archived, proven, digest and events of a day.
+
+    Raises:
+        SetupError: the outbox has no such day.
+    """
+    row = connection.execute(days.DAY, {"day": day}).fetchone()
+    if row is None:
+        raise SetupError(f"{day} is no day of the outbox: see `outbox partitions list`")
+    return row
+
+
+def _source(connection: Connection) -> Source:
+    ((system, database, schema),) = connection.execute(queries.SOURCE)
+    return Source(system_identifier=system, database=database, schema=schema)
+
+
+def _require_closed(settings: Settings, connection: Connection, day: date) -> None:
+    state, *_ = require_day(connection, day)
+    if state == "dropped":
+        raise NotReadyError(f"{day} is dropped: its archive is final; see `outbox archive verify {day}`")
+    if state == "open":
+        (closing,) = close.close(settings, day)
+        if not closing.closed:
+            raise NotReadyError(f"{day} is not closed: {closing.why_not}")
+
+
+def _record(connection: Connection, manifest: Manifest, content: bytes) -> None:
+    given = {"day": manifest.day, "events": manifest.rows, "digest": digest(content)}
+    if not connection.execute(queries.ARCHIVED, given).fetchall():
+        raise NotReadyError(f"{manifest.day} was opened while it was archived: close it, and run this again")
+
+
+def _write(
+    settings: Settings,
+    connection: Connection,
+    store: Store,
+    day: date,
+    progress: Callable[[int], None],
+) -> Manifest:
+    """The file, under the name of its content; and its manifest."""
+    from outbox_pipelines.archive.export import export
+
+    with store.workplace(day) as directory:
+        file = directory / "events.parquet"
+        exported = export(settings, connection, day, leaf_of(day), file, progress)
+        with file.open("rb") as stream:
+            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+        manifest = Manifest(
+            day=day,
+            file=f"events-{sha256[:16]}.parquet",
+            size=file.stat().st_size,
+            sha256=sha256,
+            rows=exported.rows,
+            first_seq=exported.first_seq,
+            last_seq=exported.last_seq,
+            first_created_at=exported.first_created_at,
+            last_created_at=exported.last_created_at,
+            statuses=exported.statuses,
+            buckets=sums.of_file(file),
+            schema_version=VERSION,
+            tool=f"outbox-pipelines {__version__}",
+            source=_source(connection),
+            written_at=now(),
+        )
+        store.adopt(file, key(day, manifest.file))
+    return manifest

@@ -1,0 +1,242 @@
+"""Writes a closed day into a Parquet file: batches of rows, compressed while the next are read.
+
+Invariants:
+- Memory holds a few batches, whatever the day's size.
+- A file exists only when it is complete: a writer that fails leaves none behind.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import adbc_driver_postgresql
+import adbc_driver_postgresql.dbapi
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from psycopg import sql
+
+from outbox_pipelines.archive import queries
+from outbox_pipelines.archive.columns import SCHEMA
+from outbox_pipelines.archive.published import Published, earliest
+from outbox_pipelines.database import Connection
+from outbox_pipelines.settings import Settings
+
+_BATCH_BYTES: Final = 16_000_000
+_GROUP_ROWS: Final = 100_000
+# Batches on their way to the file.
+_AHEAD: Final = 2
+_STATUS: Final = SCHEMA.get_field_index("status")
+
+
+@dataclass(slots=True)
+class Exported:
+    """What is in the file."""
+
+    rows: int = 0
+    first_seq: int | None = None
+    last_seq: int | None = None
+    first_created_at: datetime | None = None
+    last_created_at: datetime | None = None
+    statuses: dict[str, int] = field(default_factory=dict)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Counts these rows too."""
+        self.rows += batch.num_rows
+        self.first_seq, self.last_seq = _ends(batch.column("seq"), self.first_seq, self.last_seq)
+        self.first_created_at, self.last_created_at = _ends(
+            batch.column("created_at"), self.first_created_at, self.last_created_at
+        )
+        for counted in pc.value_counts(batch.column("status")):
+            status = counted["values"].as_py()
+            self.statuses[status] = self.statuses.get(status, 0) + counted["counts"].as_py()
+
+
+def export(
+    settings: Settings,
+    connection: Connection,
+    day: date,
+    leaf: str,
+    file: Path,
+    progress: Callable[[int], None],
+) -> Exported:
+    """Writes the rows of a partition into a new file, by aggregate and seq.
+
+    Args:
+        progress: told how many rows are written, after each batch.
+
+    Raises:
+        adbc_driver_manager.Error: the database has gone away, or refuses.
+        OSError: the file cannot be written.
+    """
+    published = _published(connection, day)
+    exported = Exported()
+    ((types,),) = connection.execute(queries.of_leaf(queries.TYPES, leaf))
+    with _batches(settings, leaf, types or [], list(published)) as batches, _Writer(file) as writer:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            whole = _complete(batch, published)
+            writer.write(whole)
+            exported.add(whole)
+            progress(exported.rows)
+    return exported
+
+
+def _published(connection: Connection, day: date) -> dict[int, dict[int, Published]]:
+    """By number of shards and shard."""
+    found: dict[int, dict[int, Published]] = {}
+    for (shards,) in connection.execute(queries.DIVISIONS).fetchall():
+        rows: dict[int, list[Any]] = {}
+        for shard, *row in connection.execute(queries.PROGRESS, {"shards": shards, "day": day}):
+            rows.setdefault(shard, []).append(row)
+        found[shards] = {shard: Published(each) for shard, each in rows.items()}
+    return found
+
+
+@contextmanager
+def _batches(
+    settings: Settings, leaf: str, types: list[str], divisions: list[int]
+) -> Iterator[pa.RecordBatchReader]:
+    shards = sql.SQL("").join(
+        sql.SQL(queries.SHARD).format(shards=sql.Literal(shards)) for shards in divisions if shards > 1
+    )
+    rows = queries.of_leaf(queries.ROWS, leaf, shards=shards, types=sql.Literal(types)).as_string()
+    path = sql.SQL("SET search_path = {}").format(sql.Identifier(settings.db_schema)).as_string()
+    hint = {adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
+    with (
+        adbc_driver_postgresql.dbapi.connect(settings.require_dsn(), autocommit=True) as connection,
+        connection.cursor(adbc_stmt_kwargs=hint) as cursor,
+    ):
+        for statement in [path, *queries.TUNE.split(";")]:
+            cursor.execute(statement)
+        cursor.execute(rows)
+        yield cursor.fetch_record_batch()
+
+
+def _complete(batch: pa.RecordBatch, published: Mapping[int, Mapping[int, Published]]) -> pa.RecordBatch:
+    """The columns of the file, with the time of publishing where the relay's progress tells it."""
+    columns = batch.columns
+    width = len(SCHEMA)
+    tx, seq = (columns[n].to_numpy() for n in (width, SCHEMA.get_field_index("seq")))
+    place = SCHEMA.get_field_index("published_at")
+    if times := _times(tx, seq, columns[width + 1 :], published):
+        at, unknown = earliest(times)
+        released = columns[place]
+        # A parked event was published when it was released, the position had passed it before. One that never
+        # was, has no time.
+        processed = pc.equal(columns[_STATUS], "PROCESSED")
+        of_position = pa.array(at, pa.timestamp("us", tz="UTC"), mask=unknown)
+        of_position = pc.if_else(processed, of_position, None)
+        columns[place] = pc.coalesce(released, of_position)
+    return pa.RecordBatch.from_arrays(
+        [column.cast(field.type) for column, field in zip(columns, SCHEMA, strict=False)], schema=SCHEMA
+    )
+
+
+def _times(
+    tx: Any, seq: Any, shard_columns: list[pa.Array], published: Mapping[int, Mapping[int, Published]]
+) -> list[Any]:
+    times = []
+    columns = iter(shard_columns)
+    for shards, each in published.items():
+        shard_of = np.zeros(len(tx), np.int64) if shards == 1 else next(columns).to_numpy()
+        at = np.full(len(tx), np.iinfo(np.int64).max)
+        for shard, series in each.items():
+            mine = shard_of == shard
+            at[mine] = series.at(tx[mine], seq[mine])
+        times.append(at)
+    return times
+
+
+def _ends(column: pa.Array, first: Any, last: Any) -> tuple[Any, Any]:
+    """The least and the greatest value, of a column and what was there before."""
+    ends = pc.min_max(column)
+    least, greatest = ends["min"].as_py(), ends["max"].as_py()
+    return (least if first is None else min(least, first)), (
+        greatest if last is None else max(greatest, last)
+    )
+
+
+class _Writer:
+    """A Parquet file, compressed in a thread of its own."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._queue: queue.Queue[pa.RecordBatch | None] = queue.Queue(_AHEAD)
+        self._error: BaseException | None = None
+        self._writer = pq.ParquetWriter(
+            file,
+            SCHEMA,
+            compression="zstd",
+            compression_level=1,
+            write_page_index=True,
+            write_page_checksum=True,
+            # Every event has one of its own.
+            use_dictionary=[
+                field.name
+                for field in SCHEMA
+                if field.name not in ("id", "seq", "payload", "idempotency_key")
+            ],
+            sorting_columns=pq.SortingColumn.from_ordering(
+                SCHEMA, [("aggregate_type", "ascending"), ("aggregate_id", "ascending"), ("seq", "ascending")]
+            ),
+        )
+        self._thread = threading.Thread(target=self._run, name="outbox archive", daemon=True)
+
+    def __enter__(self) -> _Writer:
+        self._thread.start()
+        return self
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Waits while the file is behind."""
+        while True:
+            if self._error is not None:
+                raise self._error
+            try:
+                self._queue.put(batch, timeout=0.5)
+                return
+            except queue.Full:
+                continue
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._put_end()
+        self._thread.join()
+        # A closed writer has written a footer: what it has is a valid file, whether or not it is all.
+        self._writer.close()
+        if kind is not None or self._error is not None:
+            self._file.unlink()
+        if kind is None and self._error is not None:
+            raise self._error
+
+    def _put_end(self) -> None:
+        while self._thread.is_alive():
+            try:
+                self._queue.put(None, timeout=0.5)
+                return
+            except queue.Full:
+                continue
+
+    def _run(self) -> None:
+        waiting: list[pa.RecordBatch] = []
+        try:
+            while (batch := self._queue.get()) is not None:
+                waiting.append(batch)
+                if sum(each.num_rows for each in waiting) >= _GROUP_ROWS:
+                    self._group(waiting)
+            self._group(waiting)
+        except BaseException as error:  # noqa: BLE001  (told to whoever writes)
+            self._error = error
+
+    def _group(self, batches: list[pa.RecordBatch]) -> None:
+        if batches:
+            self._writer.write_table(pa.Table.from_batches(batches, SCHEMA), row_group_size=_GROUP_ROWS)
+            batches.clear()

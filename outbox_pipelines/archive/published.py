@@ -1,0 +1,89 @@
+"""When each event of a day was published, to the second, from the relay's rows of progress.
+
+Invariants:
+- Positions only grow: an event was published with the first row of its shard's progress that covers it.
+- Nothing is looked up row by row: arrays, by bisection.
+
+A position covers what its `done` sees, and what its `target` sees up to its `last_seq`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outbox_pipelines.relay.position import Snapshot
+
+_NEVER = np.iinfo(np.int64).max
+Ints = NDArray[np.int64]
+
+
+class _Sight:
+    """Which of a series of snapshots is the first that sees a transaction."""
+
+    def __init__(self, snapshots: Sequence[Snapshot]) -> None:
+        self._ends = np.array([snapshot.xmax for snapshot in snapshots], np.int64)
+        last_seen_running: dict[int, int] = {}
+        for number, snapshot in enumerate(snapshots):
+            for tx in snapshot.xip:
+                last_seen_running[tx] = number
+        late = sorted(last_seen_running.items())
+        self._late = np.array([tx for tx, _ in late], np.int64)
+        self._late_first = np.array([number + 1 for _, number in late], np.int64)
+
+    def first(self, tx: Ints) -> Ints:
+        """Its number for each transaction; the length of the series where none does."""
+        found = np.searchsorted(self._ends, tx, side="right").astype(np.int64)
+        if len(self._late):
+            place = np.minimum(np.searchsorted(self._late, tx), len(self._late) - 1)
+            found = np.where(self._late[place] == tx, self._late_first[place], found)
+        return found
+
+
+class Published:
+    """Of one shard, from its progress in order of time."""
+
+    def __init__(self, rows: Sequence[tuple[datetime, str, str | None, int | None]]) -> None:
+        """
+        Args:
+            rows: time, done, target and last_seq of each.
+        """
+        self._at = np.array([int(at.timestamp() * 1_000_000) for at, *_ in rows] + [_NEVER], np.int64)
+        self._done = _Sight([Snapshot.parse(done) for _, done, _, _ in rows])
+        # Inside a tick that took longer than a second.
+        within = [(number, row) for number, row in enumerate(rows) if row[2] is not None]
+        self._within = np.array([number for number, _ in within] + [len(rows)], np.int64)
+        self._within_seq = [int(row[3] or 0) for _, row in within]
+        self._target = _Sight([Snapshot.parse(row[2] or "") for _, row in within])
+
+    def at(self, tx: Ints, seq: Ints) -> Ints:
+        """µs since 1970 for each event; the largest number where no row covers it."""
+        found = self._done.first(tx)
+        first = self._target.first(tx)
+        for start in np.unique(first[first < len(self._within_seq)]):
+            of_tick = np.flatnonzero(first == start)
+            numbers, seqs = self._tick(int(start), int(found[of_tick].max()))
+            place = np.searchsorted(seqs, seq[of_tick])
+            found[of_tick] = np.minimum(found[of_tick], numbers[place])
+        return self._at[found]
+
+    def _tick(self, start: int, end: int) -> tuple[Ints, Ints]:
+        """The rows inside of one tick: their numbers, and up to which seq each reached."""
+        stop = start
+        while stop < len(self._within_seq) and self._within[stop] < end:
+            if stop > start and self._within_seq[stop] < self._within_seq[stop - 1]:
+                break
+            stop += 1
+        numbers = np.append(self._within[start:stop], len(self._at) - 1)
+        return numbers, np.array(self._within_seq[start:stop], np.int64)
+
+
+def earliest(times: Sequence[Ints]) -> tuple[Ints, NDArray[np.bool_]]:
+    """Of several series, where the number of shards has changed in between; and where none knows."""
+    best = times[0]
+    for other in times[1:]:
+        best = np.minimum(best, other)
+    return best, best == _NEVER

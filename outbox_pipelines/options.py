@@ -1,0 +1,24 @@
+"""Types of the values that several commands take."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import click
+
+
+class _Day(click.ParamType):  # type: ignore[type-arg]
+    """A UTC day, as 2026-11-21."""
+
+    name = "day"
+
+    def convert(self, value: str | date, param: click.Parameter | None, ctx: click.Context | None) -> date:
+        if isinstance(value, date):
+            return value
+        try:
+            return date.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is no day: write it as 2026-11-21", param, ctx)
+
+
+DAY = _Day()
