@@ -15,7 +15,8 @@ from types import FrameType
 import click
 
 from outbox_pipelines import __version__, log
-from outbox_pipelines.errors import SetupError
+from outbox_pipelines.archive.commands import archive
+from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.lint.commands import lint_writes
 from outbox_pipelines.local.commands import local
 from outbox_pipelines.partitions.commands import partitions
@@ -35,6 +36,9 @@ class _Cli(click.Group):
         try:
             return super().invoke(context)
         except ShardHeldError as error:
+            click.echo(f"outbox: {error}", err=True)
+            sys.exit(1)
+        except NotReadyError as error:
             click.echo(f"outbox: {error}", err=True)
             sys.exit(1)
         except SetupError as error:
@@ -230,6 +234,7 @@ def status(settings: Settings, as_json: bool) -> None:
         click.echo(relay_status.render(found))
 
 
+cli.add_command(archive)
 cli.add_command(dead_letters)
 cli.add_command(lint_writes)
 cli.add_command(local)

@@ -5,5 +5,9 @@ class SetupError(Exception):
     """Something outside of the code must be mended first; commands print it and exit with 2."""
 
 
+class NotReadyError(SetupError):
+    """What is asked for cannot be done yet; commands print it and exit with 1."""
+
+
 class AwayError(SetupError):
     """A server does not answer: at the start a setting to be mended, later an outage, which passes."""

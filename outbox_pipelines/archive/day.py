@@ -22,16 +22,12 @@ from outbox_pipelines.archive.manifest import Manifest, Source, digest, now, rea
 from outbox_pipelines.archive.proof import Proof
 from outbox_pipelines.archive.store import MANIFEST, Store, key, open_store
 from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.errors import SetupError
+from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.partitions import close
 from outbox_pipelines.partitions import queries as days
 from outbox_pipelines.partitions.calendar import leaf_of
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
-
-
-class NotReadyError(SetupError):
-    """The day cannot be archived or dropped yet; the message says why, and what helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +45,7 @@ def archive(
     """Writes the file and the manifest of a day that is closed, or can be.
 
     Args:
-        progress: told how many rows are written, now and then.
+        progress: told how many rows are written, every half a million or so.
         again: also where it is archived already; the new file takes the place of the old one.
 
     Raises:

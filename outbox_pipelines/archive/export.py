@@ -32,6 +32,7 @@ from outbox_pipelines.settings import Settings
 
 _BATCH_BYTES: Final = 16_000_000
 _GROUP_ROWS: Final = 100_000
+_PROGRESS_ROWS: Final = 500_000
 # Batches on their way to the file.
 _AHEAD: Final = 2
 _STATUS: Final = SCHEMA.get_field_index("status")
@@ -71,7 +72,7 @@ def export(
     """Writes the rows of a partition into a new file, by aggregate and seq.
 
     Args:
-        progress: told how many rows are written, after each batch.
+        progress: told how many rows are written, every half a million or so.
 
     Raises:
         adbc_driver_manager.Error: the database has gone away, or refuses.
@@ -86,8 +87,10 @@ def export(
                 continue
             whole = _complete(batch, published)
             writer.write(whole)
+            before = exported.rows
             exported.add(whole)
-            progress(exported.rows)
+            if before // _PROGRESS_ROWS < exported.rows // _PROGRESS_ROWS:
+                progress(exported.rows)
     return exported
 
 

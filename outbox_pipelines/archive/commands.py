@@ -1,0 +1,80 @@
+"""The commands `outbox archive …`: days as Parquet files, for operators and analysts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import date
+from typing import TYPE_CHECKING
+
+import click
+
+from outbox_pipelines import log
+from outbox_pipelines.options import DAY
+from outbox_pipelines.settings import Settings
+
+if TYPE_CHECKING:
+    from outbox_pipelines.archive.manifest import Manifest
+
+
+@click.group()
+def archive() -> None:
+    """Write closed days into Parquet files, prove them, bring them back, ask them (OUTBOX_ARCHIVE)."""
+
+
+@archive.command("day")
+@click.argument("day", type=DAY)
+@click.option(
+    "--again", is_flag=True, help="Also where it is archived; the new file takes the old one's place."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
+@click.pass_obj
+def archive_day(settings: Settings, day: date, again: bool, as_json: bool) -> None:
+    """Write the file of a day that is over, and prove it.
+
+    The day is closed first, if it can be. Exits with 1 where it can not, or where file and rows differ.
+    """
+    from outbox_pipelines.archive import day as days
+
+    def say(rows: int) -> None:
+        log.say(f"{day}: {rows:,} rows written", rows=rows)
+
+    archived = days.archive(settings, day, progress=say, again=again)
+    proof = days.verify(settings, day)
+    if as_json:
+        click.echo(archived.manifest.to_bytes(), nl=False)
+    else:
+        click.echo(_line(archived.manifest) + ("" if archived.written else ", archived before"))
+    _report(day, proof.differences)
+
+
+@archive.command("verify")
+@click.argument("day", type=DAY)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def verify_day(settings: Settings, day: date, as_json: bool) -> None:
+    """Prove that a day's file and its rows are equal; of a dropped day, that its file is as it was written.
+
+    Exits with 1 where they differ, and names the rows.
+    """
+    from outbox_pipelines.archive import day as days
+
+    proof = days.verify(settings, day)
+    if as_json:
+        click.echo(
+            json.dumps({"day": str(day), "rows": proof.rows, "differences": proof.differences}, indent=2)
+        )
+    elif proof.equal:
+        click.echo(f"{day}: {proof.rows:,} rows proven equal")
+    _report(day, proof.differences)
+
+
+def _line(manifest: Manifest) -> str:
+    return f"{manifest.day}: {manifest.rows:,} rows, {manifest.size / 1e6:,.1f} MB in {manifest.file}"
+
+
+def _report(day: date, differences: tuple[str, ...]) -> None:
+    for difference in differences:
+        click.echo(f"outbox: {day}: {difference}", err=True)
+    if differences:
+        sys.exit(1)
