@@ -9,11 +9,9 @@ Invariants:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
 
 from outbox_pipelines import __version__
 from outbox_pipelines.archive import proof, queries, sums
@@ -21,11 +19,10 @@ from outbox_pipelines.archive.columns import VERSION
 from outbox_pipelines.archive.manifest import Manifest, Source, digest, now, read_manifest
 from outbox_pipelines.archive.proof import Proof
 from outbox_pipelines.archive.store import MANIFEST, Store, key, open_store
-from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.partitions import close
-from outbox_pipelines.partitions import queries as days
-from outbox_pipelines.partitions.calendar import leaf_of
+from outbox_pipelines.partitions.calendar import leaf_of, require_day, working_at
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
@@ -95,33 +92,6 @@ def verify(settings: Settings, day: date) -> Proof:
         found = proof.prove(store, day, connection, leaf_of(day), manifest_sha256)
         connection.execute(queries.PROVEN, {"day": day, "equal": found.equal, "digest": manifest_sha256})
         return found
-
-
-@contextmanager
-def working_at(settings: Settings, day: date) -> Iterator[Connection]:
-    """A connection that is the only one to work at this day.
-
-    Raises:
-        NotReadyError: somebody else does.
-    """
-    with connect(settings, name=f"outbox archive {day}") as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        ((free,),) = connection.execute(queries.TRY_DAY, {"day": day})
-        if not free:
-            raise NotReadyError(f"{day} is being archived, proven or dropped by somebody else: wait for it")
-        yield connection
-
-
-def require_day(connection: Connection, day: date) -> tuple[Any, ...]:
-    """State, sealed, archived, proven, digest and events of a day.
-
-    Raises:
-        SetupError: the outbox has no such day.
-    """
-    row = connection.execute(days.DAY, {"day": day}).fetchone()
-    if row is None:
-        raise SetupError(f"{day} is no day of the outbox: see `outbox partitions list`")
-    return row
 
 
 def _source(connection: Connection) -> Source:

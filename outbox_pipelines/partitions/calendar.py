@@ -6,11 +6,14 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date, datetime
-from typing import Final
+from datetime import date, datetime, timedelta
+from typing import Any, Final
 
 from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.partitions import queries
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
@@ -52,6 +55,40 @@ def read(settings: Settings) -> list[Day]:
 def leaf_of(day: date) -> str:
     """The name of a day's partition."""
     return f"outbox_{day:%Y%m%d}"
+
+
+def bounds_of(day: date) -> tuple[str, str]:
+    """Where a day begins and ends, as PostgreSQL reads it."""
+    return f"{day} 00:00:00+00", f"{day + timedelta(1)} 00:00:00+00"
+
+
+@contextmanager
+def working_at(settings: Settings, day: date) -> Iterator[Connection]:
+    """A connection that is the only one to work at this day.
+
+    Raises:
+        NotReadyError: somebody else does.
+    """
+    with connect(settings, name=f"outbox: {day}") as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        ((free,),) = connection.execute(queries.TRY_DAY, {"day": day})
+        if not free:
+            raise NotReadyError(
+                f"{day} is being closed, archived, proven or dropped by somebody else: wait for it"
+            )
+        yield connection
+
+
+def require_day(connection: Connection, day: date) -> tuple[Any, ...]:
+    """State, sealed, archived, proven, digest and events of a day.
+
+    Raises:
+        SetupError: the outbox has no such day.
+    """
+    row = connection.execute(queries.DAY, {"day": day}).fetchone()
+    if row is None:
+        raise SetupError(f"{day} is no day of the outbox: see `outbox partitions list`")
+    return row
 
 
 def ahead(connection: Connection) -> int:

@@ -21,7 +21,7 @@ import psycopg
 from outbox_pipelines.database import Connection, connect, first_line
 from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.partitions import queries
-from outbox_pipelines.partitions.calendar import leaf_of
+from outbox_pipelines.partitions.calendar import leaf_of, require_day, working_at
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
@@ -77,11 +77,10 @@ def reopen(settings: Settings, day: date) -> None:
         SetupError: the day is archived or dropped, or was never closed.
     """
     require_schema(settings)
-    with connect(settings, name="outbox partitions reopen") as connection, connection.transaction():
+    with working_at(settings, day) as connection, connection.transaction():
         connection.execute(queries.LOCK_CALENDAR)
-        row = connection.execute(queries.DAY, {"day": day}).fetchone()
-        if row is None or row[0] not in ("open", "closed") or row[1] is None:
-            state = "no day of the outbox" if row is None else row[0]
+        state, sealed_at, *_ = require_day(connection, day)
+        if state not in ("open", "closed") or sealed_at is None:
             raise SetupError(f"{day} is {state}: only a closed day that is not archived can be opened again")
         # No writer waits behind it: the day refuses them.
         connection.execute("SET LOCAL lock_timeout = '2s'")

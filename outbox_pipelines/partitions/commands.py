@@ -104,6 +104,46 @@ def reopen_day(settings: Settings, day: date) -> None:
     click.echo(f"{day} is open")
 
 
+@partitions.command("drop")
+@click.argument("day", type=DAY, required=False)
+@click.option("--due", is_flag=True, help="All that are past OUTBOX_RETENTION_DAYS, in place of a DAY.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@click.pass_obj
+def drop_days(settings: Settings, day: date | None, due: bool, as_json: bool) -> None:
+    """Drop a day that is closed and archived, once its rows and its file have been proven equal.
+
+    The rows are compared here and now, whatever was proven before; where they differ the day stays. Writers
+    do not wait. With OUTBOX_ARCHIVE=none days are dropped unarchived: their events are gone, but for dead
+    letters.
+    """
+    from outbox_pipelines.partitions import drop
+
+    if (day is None) != due:
+        raise click.UsageError("name a DAY, or write --due")
+    dropped = [drop.drop(settings, each) for each in ([day] if day else drop.due(settings))]
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(each) for each in dropped], indent=2, default=str))
+        return
+    for each in dropped:
+        proven = "" if each.rows is None else f", {each.rows:,} rows proven equal"
+        click.echo(f"{each.day}  {'dropped' if each.now else 'was dropped before'}{proven}")
+    if not dropped:
+        click.echo("no day is past the retention that is archived and not dropped")
+
+
+@partitions.command("purge")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def purge_rows(settings: Settings, as_json: bool) -> None:
+    """Remove idempotency keys older than OUTBOX_KEYS_DAYS, and progress of days that are archived."""
+    from outbox_pipelines.partitions import purge
+
+    purged = dataclasses.asdict(purge.purge(settings))
+    click.echo(
+        json.dumps(purged) if as_json else ", ".join(f"{count:,} {what}" for what, count in purged.items())
+    )
+
+
 def _minute(at: datetime | None) -> str:
     return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M}"
 

@@ -25,6 +25,10 @@ ENSURE_IF_OWNER: Final = """
 SELECT CASE WHEN pg_has_role(relowner, 'USAGE') THEN outbox_ensure_partitions(%(days)s) END
 FROM pg_class WHERE oid = 'outbox'::regclass"""
 
+# One at a time closes, archives, proves or drops a day, from wherever.
+TRY_DAY: Final = """
+SELECT pg_try_advisory_lock(hashtext('outbox day of ' || current_schema()), %(day)s::date - '2000-01-01')"""
+
 # --- closing --------------------------------------------------------------------------------------------
 
 CLOCK: Final = "SELECT clock_timestamp()"
@@ -99,6 +103,83 @@ WITH opened AS (
     UPDATE outbox_days SET state = 'open', sealed_at = NULL, closed_at = NULL WHERE day = %(day)s
 )
 UPDATE outbox_shards SET epoch = epoch + 1, owner = NULL, held_since = NULL"""
+
+# --- dropping -------------------------------------------------------------------------------------------
+
+# attached, detaching, detached, or no row where it is gone.
+ATTACHMENT: Final = """
+SELECT CASE WHEN i.inhrelid IS NULL THEN 'detached' WHEN i.inhdetachpending THEN 'detaching'
+            ELSE 'attached' END
+FROM pg_class c LEFT JOIN pg_inherits i ON i.inhrelid = c.oid AND i.inhparent = 'outbox'::regclass
+WHERE c.oid = to_regclass(%(leaf)s)"""
+
+# Interrupted once; until it is finished no other day can be detached.
+DETACHING: Final = """
+SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+WHERE i.inhparent = 'outbox'::regclass AND i.inhdetachpending"""
+
+# Concurrently: the parent is not locked against writers. It waits for transactions that use the outbox now,
+# and whoever comes later does not wait behind it.
+DETACH_LOCK: Final = "SET lock_timeout = '2s'"
+DETACH: Final = "ALTER TABLE outbox DETACH PARTITION {leaf} CONCURRENTLY"
+FINISH_DETACH: Final = "ALTER TABLE outbox DETACH PARTITION {leaf} FINALIZE"
+# DETACH has left a constraint with these bounds, so that no row is read.
+ATTACH: Final = "ALTER TABLE outbox ATTACH PARTITION {leaf} FOR VALUES FROM ({start}) TO ({stop})"
+
+# Nothing changes between proof and drop.
+LOCK_DETACHED: Final = "LOCK TABLE {leaf} IN ACCESS EXCLUSIVE MODE"
+DROP: Final = "DROP TABLE {leaf}"
+DROPPED: Final = """
+UPDATE outbox_days
+SET state = 'dropped', dropped_at = clock_timestamp(),
+    proven_at = CASE WHEN %(proven)s THEN clock_timestamp() ELSE proven_at END
+WHERE day = %(day)s"""
+
+UNPROVEN: Final = "UPDATE outbox_days SET proven_at = NULL WHERE day = %(day)s"
+
+# Past the retention, by the database's clock: archived, or closed where there is no archive.
+DUE: Final = """
+SELECT day FROM outbox_days
+WHERE state = ANY (%(states)s)
+  AND (day + 1 + %(retention)s)::timestamp AT TIME ZONE 'UTC' <= clock_timestamp()
+ORDER BY day"""
+
+# --- purging --------------------------------------------------------------------------------------------
+
+# What tells when the events of a day were published is needed until the day is archived, and for as long as
+# the day can be asked in the table.
+PURGE_BEFORE: Final = """
+SELECT least(
+    (SELECT min(day) FROM outbox_days WHERE state = 'open' OR state = 'closed' AND %(archives)s)::timestamp
+        AT TIME ZONE 'UTC',
+    clock_timestamp() - make_interval(days => greatest(%(retention)s, 7)))"""
+
+BATCH: Final = 5000
+"""Rows that one statement removes: some 50 ms, after which whoever wants such a key again goes on."""
+
+PURGE_PROGRESS: Final[LiteralString] = f"""
+DELETE FROM outbox_progress p USING (
+    SELECT s.shard, o.at FROM (SELECT DISTINCT shard FROM outbox_progress) s
+    CROSS JOIN LATERAL (SELECT at FROM outbox_progress WHERE shard = s.shard AND at < %(before)s
+                        ORDER BY at LIMIT {BATCH}) o) old
+WHERE p.shard = old.shard AND p.at = old.at"""
+PURGE_RELEASED: Final[LiteralString] = f"""
+DELETE FROM outbox_released WHERE id IN (
+    SELECT id FROM outbox_released WHERE published_at < %(before)s LIMIT {BATCH})"""
+# Their content is in the archive; failed ones stay, they can be replayed.
+PURGE_DISCARDED: Final[LiteralString] = f"""
+DELETE FROM outbox_parked WHERE id IN (
+    SELECT id FROM outbox_parked
+    WHERE state = 'discarded' AND failed_at < %(before)s AND created_at < %(before)s
+    LIMIT {BATCH})"""
+
+# By pages: no index for the age, which every writer with a key would pay for, and no page is read twice.
+KEY_PAGES: Final = "SELECT pg_relation_size('outbox_keys') / current_setting('block_size')::int"
+PAGES: Final = 32
+PURGE_KEYS: Final = """
+DELETE FROM outbox_keys
+WHERE ctid >= format('(%%s,0)', %(from)s::bigint)::tid AND ctid < format('(%%s,0)', %(to)s::bigint)::tid
+  AND created_at < clock_timestamp() - make_interval(days => %(days)s)"""
 
 
 def named(query: LiteralString, leaf: str, **names: Any) -> sql.Composed:

@@ -1,0 +1,158 @@
+"""Drops days that are archived and just proven equal to their files; and no other day.
+
+Invariants:
+- Proof and drop are one transaction, on a detached partition that is locked: nothing changes in between.
+- A day that is not proven is attached again, and reported. Nothing skips the proof, but OUTBOX_ARCHIVE=none,
+  which asks for retention without an archive.
+- It can die after any statement: the next run goes on, be the partition attached, half detached or detached.
+- Writers do not wait: detaching is concurrent, and what is dropped is no part of the outbox any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from datetime import date
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from outbox_pipelines.archive import proof
+from outbox_pipelines.archive.store import NOWHERE, open_store
+from outbox_pipelines.database import Connection, connect, first_line
+from outbox_pipelines.errors import NotReadyError, SetupError
+from outbox_pipelines.partitions import queries
+from outbox_pipelines.partitions.calendar import bounds_of, leaf_of, require_day, working_at
+from outbox_pipelines.schema import require_schema
+from outbox_pipelines.settings import Settings
+
+_LOG = logging.getLogger(__name__)
+# A report that reads the outbox holds the detaching up, and nobody else.
+_SECONDS: Final = 60.0
+_PAUSE_SECONDS: Final = 0.5
+
+
+class NotProvenError(NotReadyError):
+    """File and rows of a day differ: it stays."""
+
+    def __init__(self, day: date, differences: tuple[str, ...]) -> None:
+        super().__init__(
+            f"{day} stays, its file and its rows differ: {'; '.join(differences)}: "
+            f"see why, then write the file anew with `outbox archive day {day} --again`"
+        )
+        self.differences = differences
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What came of it."""
+
+    day: date
+    rows: int | None
+    """Proven equal to the file; None where there is no archive, or the partition was gone."""
+    now: bool
+    """False: it was dropped before."""
+
+
+def due(settings: Settings) -> list[date]:
+    """The days that are past OUTBOX_RETENTION_DAYS and can be dropped, the oldest first."""
+    require_schema(settings)
+    states = ["closed", "archived"] if settings.archive == NOWHERE else ["archived"]
+    with connect(settings, name="outbox partitions drop") as connection:
+        given = {"states": states, "retention": settings.retention_days}
+        return [day for (day,) in connection.execute(queries.DUE, given)]
+
+
+def drop(settings: Settings, day: date) -> Dropped:
+    """Drops a day, whatever the retention says: proven first.
+
+    Raises:
+        NotReadyError: the day is not archived, or a long transaction uses the outbox.
+        NotProvenError: file and rows differ; the day is as it was.
+        SetupError: this role does not own the outbox; no archive is named.
+        AwayError: the database or the archive does not answer.
+    """
+    require_schema(settings)
+    if settings.archive != NOWHERE:
+        open_store(settings)
+    with working_at(settings, day) as connection:
+        state, *_, manifest_sha256, _ = require_day(connection, day)
+        if state == "dropped":
+            return Dropped(day, None, False)
+        if state == "open":
+            raise NotReadyError(f"{day} is open: see `outbox partitions close {day}`")
+        if settings.archive != NOWHERE and manifest_sha256 is None:
+            raise NotReadyError(f"{day} is not archived: run `outbox archive day {day}`")
+        try:
+            if not _detach(connection, day):
+                return _was_gone(settings, connection, day, manifest_sha256)
+            return _prove_and_drop(settings, connection, day, manifest_sha256)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise SetupError(
+                f"{first_line(error)}: days are dropped by the role that owns the outbox"
+            ) from None
+
+
+def _detach(connection: Connection, day: date) -> bool:
+    """Makes the partition a table of its own; False where there is none."""
+    deadline = time.monotonic() + _SECONDS
+    connection.execute(queries.DETACH_LOCK)
+    while True:
+        try:
+            for (unfinished,) in connection.execute(queries.DETACHING).fetchall():
+                connection.execute(queries.named(queries.FINISH_DETACH, unfinished))
+            row = connection.execute(queries.ATTACHMENT, {"leaf": leaf_of(day)}).fetchone()
+            if row is None or row[0] == "detached":
+                return row is not None
+            connection.execute(queries.named(queries.DETACH, leaf_of(day)))
+        except psycopg.errors.LockNotAvailable:
+            if time.monotonic() > deadline:
+                raise NotReadyError(
+                    f"{day} cannot be detached while a long transaction uses the outbox: "
+                    "see pg_stat_activity, and run this again; nothing else waits for it"
+                ) from None
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _prove_and_drop(
+    settings: Settings, connection: Connection, day: date, manifest_sha256: str | None
+) -> Dropped:
+    leaf, found = leaf_of(day), None
+    with connection.transaction():
+        connection.execute(queries.named(queries.LOCK_DETACHED, leaf))
+        if settings.archive != NOWHERE:
+            found = proof.prove(open_store(settings), day, connection, leaf, manifest_sha256)
+        if found is None or found.equal:
+            connection.execute(queries.named(queries.DROP, leaf))
+            connection.execute(queries.DROPPED, {"day": day, "proven": found is not None})
+            return Dropped(day, found.rows if found else None, True)
+    _attach(connection, day)
+    raise NotProvenError(day, found.differences)
+
+
+def _attach(connection: Connection, day: date) -> None:
+    start, stop = map(sql.Literal, bounds_of(day))
+    deadline = time.monotonic() + _SECONDS
+    while True:
+        try:
+            connection.execute(queries.named(queries.ATTACH, leaf_of(day), start=start, stop=stop))
+            connection.execute(queries.UNPROVEN, {"day": day})
+            return
+        except psycopg.errors.LockNotAvailable:
+            if time.monotonic() > deadline:
+                _LOG.warning("%s stays detached, the outbox is locked: the next run proves it again", day)
+                return
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _was_gone(settings: Settings, connection: Connection, day: date, manifest_sha256: str | None) -> Dropped:
+    """Somebody has dropped the partition by hand: the file is all there is."""
+    if settings.archive != NOWHERE:
+        found = proof.verify(open_store(settings), day, manifest_sha256)
+        if not found.equal:
+            raise NotProvenError(day, (f"the partition {leaf_of(day)} is gone", *found.differences))
+    _LOG.warning("%s: its partition was gone already, somebody dropped it by hand", day)
+    connection.execute(queries.DROPPED, {"day": day, "proven": False})
+    return Dropped(day, None, True)

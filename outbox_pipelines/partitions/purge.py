@@ -1,0 +1,62 @@
+"""Removes what has served: old idempotency keys, progress, and what became of parked events.
+
+Invariants:
+- In batches, each a transaction of its own: nobody waits long, and a purge that is cut short has done a part.
+- What tells when an event was published stays until its day is archived.
+- Dead letters stay, however old: they can be replayed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outbox_pipelines.archive.store import NOWHERE
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.partitions import queries
+from outbox_pipelines.schema import require_schema
+from outbox_pipelines.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """Rows that were removed."""
+
+    keys: int
+    progress: int
+    released: int
+    discarded: int
+
+
+def purge(settings: Settings) -> Purged:
+    """Removes keys older than OUTBOX_KEYS_DAYS, and the rest with the days it belongs to.
+
+    Raises:
+        SetupError: this role does not own the outbox.
+        AwayError: the database does not answer.
+    """
+    require_schema(settings)
+    with connect(settings, name="outbox partitions purge") as connection:
+        given = {"archives": settings.archive != NOWHERE, "retention": settings.retention_days}
+        ((before,),) = connection.execute(queries.PURGE_BEFORE, given)
+        return Purged(
+            keys=_keys(connection, settings.keys_days),
+            progress=_all(connection, queries.PURGE_PROGRESS, {"before": before}),
+            released=_all(connection, queries.PURGE_RELEASED, {"before": before}),
+            discarded=_all(connection, queries.PURGE_DISCARDED, {"before": before}),
+        )
+
+
+def _keys(connection: Connection, days: int) -> int:
+    ((pages,),) = connection.execute(queries.KEY_PAGES)
+    removed = 0
+    for start in range(0, pages, queries.PAGES):
+        given = {"from": start, "to": start + queries.PAGES, "days": days}
+        removed += connection.execute(queries.PURGE_KEYS, given).rowcount
+    return removed
+
+
+def _all(connection: Connection, query: str, given: dict[str, object]) -> int:
+    removed = 0
+    while count := connection.execute(query.encode(), given).rowcount:
+        removed += count
+    return removed
