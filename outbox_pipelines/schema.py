@@ -33,7 +33,7 @@ WITH here AS (
 relations AS (
     SELECT c.oid, c.relname, c.relkind, c.relpersistence, c.relrowsecurity FROM pg_class c, here
     WHERE c.relnamespace = here.schema AND c.relname LIKE 'outbox%%'
-      AND NOT c.relispartition AND c.relname !~ '^outbox_[0-9]{8}$'
+      AND NOT c.relispartition AND c.relname !~ '^outbox_(restored_)?[0-9]{8}$'
 ),
 lines AS (
     SELECT format('server %%s', current_setting('server_version_num')::int / 10000) AS line

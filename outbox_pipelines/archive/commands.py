@@ -69,6 +69,28 @@ def verify_day(settings: Settings, day: date, as_json: bool) -> None:
     _report(day, proof.differences)
 
 
+@archive.command("restore")
+@click.argument("day", type=DAY)
+@click.option(
+    "--attach",
+    is_flag=True,
+    help="As a day of the outbox again, closed as it was.",
+)
+@click.pass_obj
+def restore_day(settings: Settings, day: date, attach: bool) -> None:
+    """Bring a day back as the table outbox_restored_YYYYMMDD, proven equal to its manifest.
+
+    Restored events are not published again. To do that, insert them into the outbox anew: see docs/days.md.
+    """
+    from outbox_pipelines.archive import restore
+
+    def say(rows: int) -> None:
+        log.say(f"{day}: {rows:,} rows restored", rows=rows)
+
+    restored = restore.restore(settings, day, attach, say)
+    click.echo(f"{day}: {restored.rows:,} rows in {restored.table}, proven equal to the manifest")
+
+
 def _line(manifest: Manifest) -> str:
     return f"{manifest.day}: {manifest.rows:,} rows, {manifest.size / 1e6:,.1f} MB in {manifest.file}"
 

@@ -85,6 +85,41 @@ FILE_DIGESTS: Final = f"""
 SELECT id, seq, {_DUCKDB_DIGEST} FROM read_parquet($file)
 WHERE seq >= $bucket * {BUCKET} AND seq < ($bucket + 1) * {BUCKET} ORDER BY seq"""
 
+# --- restoring ------------------------------------------------------------------------------------------
+
+KNOWN: Final = "SELECT state, manifest_sha256 FROM outbox_days WHERE day = %(day)s"
+
+# The columns of the outbox, as a file has them.
+COLUMNS: Final = (
+    *("id", "seq", "aggregate_type", "aggregate_id", "event_type", "payload", "headers", "idempotency_key"),
+    *("correlation_id", "causation_id", "traceparent", "version", "created_at"),
+)
+# 3 is the lowest id that an ordinary transaction ever had: every snapshot sees it. Indexes come when all rows
+# are there, in a third of the time.
+MAKE: Final = """
+CREATE TABLE {leaf} (LIKE outbox INCLUDING ALL EXCLUDING INDEXES);
+ALTER TABLE {leaf} ALTER COLUMN tx SET DEFAULT '3'"""
+COPY: Final = "COPY {leaf} ({columns}) FROM STDIN (FORMAT csv)"
+MADE: Final = """
+ALTER TABLE {leaf} ALTER COLUMN tx SET DEFAULT pg_current_xact_id();
+ALTER TABLE {leaf} ADD PRIMARY KEY (id, created_at);
+CREATE INDEX ON {leaf} (tx, seq);
+CREATE INDEX ON {leaf} (seq);
+CREATE INDEX ON {leaf} (aggregate_type, aggregate_id, seq)"""
+# As it was before it was dropped: no insert, no change. The bounds spare ATTACH a look at each row.
+ATTACH_RESTORED: Final = """
+CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {leaf} FOR EACH STATEMENT
+EXECUTE FUNCTION outbox_refuse_change();
+CREATE TRIGGER outbox_closed BEFORE INSERT ON {leaf} FOR EACH ROW
+EXECUTE FUNCTION outbox_refuse_late_insert();
+ALTER TABLE {leaf} ENABLE ALWAYS TRIGGER outbox_closed;
+ALTER TABLE {leaf} ADD CHECK (created_at >= {start} AND created_at < {stop});
+SET LOCAL lock_timeout = '2s';
+ALTER TABLE outbox ATTACH PARTITION {leaf} FOR VALUES FROM ({start}) TO ({stop})"""
+RESTORED: Final = """
+UPDATE outbox_days SET state = 'archived', dropped_at = NULL, proven_at = clock_timestamp()
+WHERE day = %(day)s"""
+
 
 def of_leaf(query: LiteralString, leaf: str, **parts: Any) -> sql.Composed:
     """A query with the name of a partition, and further parts."""
