@@ -66,10 +66,12 @@ EXECUTE FUNCTION outbox_refuse_late_insert();
 ALTER TABLE {leaf} ENABLE ALWAYS TRIGGER outbox_closed"""
 SEALED: Final = "UPDATE outbox_days SET sealed_at = clock_timestamp() WHERE day = %(day)s"
 
+# A prepared transaction has no process; its name is found by the lock that it holds on itself.
 HOLDERS: Final = """
 SELECT DISTINCT l.pid, p.gid
 FROM pg_locks l
-LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND l.virtualtransaction = '-1/' || p.transaction::text
+LEFT JOIN pg_locks own ON own.locktype = 'transactionid' AND own.virtualtransaction = l.virtualtransaction
+LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND p.transaction = own.transactionid
 WHERE l.relation = to_regclass(%(leaf)s) AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
   AND l.mode NOT IN ('AccessShareLock', 'RowShareLock')"""
 
