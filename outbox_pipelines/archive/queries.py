@@ -6,8 +6,10 @@ from psycopg import sql
 
 from outbox_pipelines.archive.columns import BUCKET, row_text
 
-# One at a time writes, proves or drops a day, from wherever.
-TRY_DAY: Final = "SELECT pg_try_advisory_lock(hashtext('outbox archive'), %(day)s::date - '2000-01-01')"
+# One at a time writes, proves or drops a day of an outbox, from wherever.
+TRY_DAY: Final = """
+SELECT pg_try_advisory_lock(
+    hashtextextended('outbox archive ' || %(day)s::date, 'outbox'::regclass::oid::bigint))"""
 
 SOURCE: Final = """
 SELECT system_identifier, current_database(), current_schema() FROM pg_control_system()"""
