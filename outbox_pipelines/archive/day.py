@@ -66,11 +66,13 @@ def archive(
                 )
             if known in (None, digest(before.content)):
                 _record(connection, manifest, before.content)
+                store.sweep(day, manifest.file)
                 return Archived(manifest, False)
         manifest = _write(settings, connection, store, day, progress)
         content = manifest.to_bytes()
         store.write(key(day, MANIFEST), content, before)
         _record(connection, manifest, content)
+        store.sweep(day, manifest.file)
         return Archived(manifest, True)
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import adbc_driver_manager
 import adbc_driver_postgresql
 import adbc_driver_postgresql.dbapi
 import numpy as np
@@ -27,7 +28,8 @@ from psycopg import sql
 from outbox_pipelines.archive import queries
 from outbox_pipelines.archive.columns import SCHEMA
 from outbox_pipelines.archive.published import Published, earliest
-from outbox_pipelines.database import Connection
+from outbox_pipelines.database import Connection, first_line
+from outbox_pipelines.errors import AwayError
 from outbox_pipelines.settings import Settings
 
 _BATCH_BYTES: Final = 16_000_000
@@ -75,13 +77,13 @@ def export(
         progress: told how many rows are written, every half a million or so.
 
     Raises:
-        adbc_driver_manager.Error: the database has gone away, or refuses.
+        AwayError: the database has gone away, or refuses.
         OSError: the file cannot be written.
     """
     published = _published(connection, day)
     exported = Exported()
     ((types,),) = connection.execute(queries.of_leaf(queries.TYPES, leaf))
-    with _batches(settings, leaf, types or [], list(published)) as batches, _Writer(file) as writer:
+    with closing(_batches(settings, leaf, types or [], list(published))) as batches, _Writer(file) as writer:
         for batch in batches:
             if not batch.num_rows:
                 continue
@@ -105,24 +107,27 @@ def _published(connection: Connection, day: date) -> dict[int, dict[int, Publish
     return found
 
 
-@contextmanager
 def _batches(
     settings: Settings, leaf: str, types: list[str], divisions: list[int]
-) -> Iterator[pa.RecordBatchReader]:
+) -> Generator[pa.RecordBatch, None, None]:
     shards = sql.SQL("").join(
         sql.SQL(queries.SHARD).format(shards=sql.Literal(shards)) for shards in divisions if shards > 1
     )
     rows = queries.of_leaf(queries.ROWS, leaf, shards=shards, types=sql.Literal(types)).as_string()
     path = sql.SQL("SET search_path = {}").format(sql.Identifier(settings.db_schema)).as_string()
     hint = {adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
-    with (
-        adbc_driver_postgresql.dbapi.connect(settings.require_dsn(), autocommit=True) as connection,
-        connection.cursor(adbc_stmt_kwargs=hint) as cursor,
-    ):
-        for statement in [path, *queries.TUNE.split(";")]:
-            cursor.execute(statement)
-        cursor.execute(rows)
-        yield cursor.fetch_record_batch()
+    try:
+        with (
+            adbc_driver_postgresql.dbapi.connect(settings.require_dsn(), autocommit=True) as connection,
+            connection.cursor(adbc_stmt_kwargs=hint) as cursor,
+        ):
+            for statement in [path, *queries.TUNE.split(";")]:
+                cursor.execute(statement)
+            cursor.execute(rows)
+            yield from cursor.fetch_record_batch()
+    # A server that ends the connection between two batches is an OSError.
+    except (adbc_driver_manager.Error, OSError) as error:
+        raise AwayError(f"the database ended the export: {first_line(error)}") from None
 
 
 def _complete(batch: pa.RecordBatch, published: Mapping[int, Mapping[int, Published]]) -> pa.RecordBatch:
@@ -213,8 +218,11 @@ class _Writer:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._put_end()
         self._thread.join()
+        try:
+            self._writer.close()
+        except BaseException as error:  # noqa: BLE001  (raised below, behind what came first)
+            self._error = self._error or error
         # A closed writer has written a footer: what it has is a valid file, whether or not it is all.
-        self._writer.close()
         if kind is not None or self._error is not None:
             self._file.unlink()
         if kind is None and self._error is not None:

@@ -8,6 +8,8 @@ Invariants:
 from __future__ import annotations
 
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +19,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PreconditionError
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
+from outbox_pipelines.database import first_line
 from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.settings import Settings
 
@@ -26,6 +29,11 @@ MANIFEST: Final = "manifest.json"
 NOWHERE: Final = "none"
 """The setting that asks for retention without an archive."""
 _PREFIX: Final = "event_date="
+_DAY: Final = re.compile(rf"{_PREFIX}\d{{4}}-\d{{2}}-\d{{2}}")
+_FILE: Final = re.compile(r"events-[0-9a-f]{16}\.parquet")
+_WORK: Final = ".writing-"
+# What a bucket answers stands in XML, behind the request.
+_ANSWER: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,8 @@ class Stored:
     """An object, and the version of it that was read."""
 
     content: bytes
-    version: str | None
+    version: dict[str, str]
+    """What the bucket calls it; empty in a directory."""
 
 
 class Store:
@@ -46,32 +55,35 @@ class Store:
         self.url = url
         """As it was given."""
         self.root: Path | None = None
-        """Its directory, where it is one."""
+        """Its directory, where it is one; made when it is first written to."""
         if "://" not in url or url.startswith("file://"):
             self.root = Path(url.removeprefix("file://")).expanduser().absolute()
-            self.root.mkdir(parents=True, exist_ok=True)
-            self._store: Any = obstore.store.LocalStore(self.root)
         else:
-            self._store = obstore.store.from_url(url)
+            with self._errors():
+                self._bucket: Any = obstore.store.from_url(url)
 
     def days(self) -> list[date]:
         """Those that have a manifest, in order."""
         with self._errors():
-            listed = obstore.list_with_delimiter(self._store)
-            found = []
-            for prefix in listed["common_prefixes"]:
-                name = prefix.rstrip("/").rsplit("/", 1)[-1]
-                if name.startswith(_PREFIX):
-                    found.append(date.fromisoformat(name.removeprefix(_PREFIX)))
+            if self.root is None:
+                names = obstore.list_with_delimiter(self._bucket)["common_prefixes"]
+            else:
+                names = [path.name for path in self.root.iterdir()] if self.root.exists() else []
+        found = [date.fromisoformat(name[len(_PREFIX) :]) for name in names if _DAY.fullmatch(name)]
         return sorted(day for day in found if self.read(key(day, MANIFEST)) is not None)
 
     def read(self, name: str) -> Stored | None:
         """A small object; None where there is none."""
         with self._errors():
             try:
-                got = obstore.get(self._store, name)
-                return Stored(bytes(got.bytes()), got.meta.get("e_tag"))
-            except (NotFoundError, FileNotFoundError):
+                if self.root is not None:
+                    return Stored((self.root / name).read_bytes(), {})
+                got = obstore.get(self._bucket, name)
+                meta: Any = got.meta
+                known = {what: meta[what] for what in ("e_tag", "version") if meta.get(what)}
+                return Stored(bytes(got.bytes()), known)
+            except FileNotFoundError:
+                self._require_bucket(name)
                 return None
 
     def write(self, name: str, content: bytes, replaces: Stored | None) -> None:
@@ -84,44 +96,63 @@ class Store:
             now = self.read(name)
             if (now and now.content) != (replaces and replaces.content):
                 raise _overtaken(name)
-            temporary = self.root / f"{name}.tmp"
-            with temporary.open("wb") as file:
-                file.write(content)
-            self.adopt(temporary, name)
+            with self._errors(), TemporaryDirectory(prefix=_WORK, dir=(self.root / name).parent) as directory:
+                file = Path(directory) / "object"
+                file.write_bytes(content)
+                self.adopt(file, name)
             return
         with self._errors():
             try:
-                mode: Any = "create" if replaces is None else {"e_tag": replaces.version}
-                obstore.put(self._store, name, content, mode=mode, use_multipart=False)
+                mode: Any = "create" if replaces is None else replaces.version
+                obstore.put(self._bucket, name, content, mode=mode, use_multipart=False)
             except (AlreadyExistsError, PreconditionError):
                 raise _overtaken(name) from None
 
     def adopt(self, file: Path, name: str) -> None:
         """A local file that is complete becomes the object of this name, and is gone."""
-        if self.root is not None:
-            target = self.root / name
-            _sync(file)
-            file.replace(target)
-            _sync(target.parent)
-            return
-        with self._errors(), file.open("rb") as stream:
-            # The name is of its content: who has written it before us has written the same.
-            obstore.put(self._store, name, stream)
-        file.unlink()
+        with self._errors():
+            if self.root is not None:
+                target = self.root / name
+                _sync(file)
+                file.replace(target)
+                _sync(target.parent)
+                return
+            with file.open("rb") as stream:
+                # The name is of its content: who has written it before us has written the same.
+                obstore.put(self._bucket, name, stream)
+            file.unlink()
 
     @contextmanager
     def workplace(self, day: date) -> Iterator[Path]:
         """A directory for files on their way to `adopt`: on the archive's own file system if it has one."""
-        if self.root is None:
-            with TemporaryDirectory(prefix="outbox-archive-") as temporary:
+        with self._errors():
+            if self.root is None:
+                with TemporaryDirectory(prefix="outbox-archive-") as temporary:
+                    yield Path(temporary)
+                return
+            directory = self.root / key(day, "")
+            directory.mkdir(parents=True, exist_ok=True)
+            _sync(self.root)
+            # Hidden, and in a directory of its own: no reader follows it, and what a crash left is found.
+            with TemporaryDirectory(prefix=_WORK, dir=directory) as temporary:
                 yield Path(temporary)
-            return
-        directory = self.root / key(day, "")
-        directory.mkdir(parents=True, exist_ok=True)
-        _sync(self.root)
-        # Hidden, and in a directory of its own: no reader follows it, and what a crash left is found.
-        with TemporaryDirectory(prefix=".writing-", dir=directory) as temporary:
-            yield Path(temporary)
+
+    def sweep(self, day: date, file: str) -> None:
+        """Removes what lies beside this file of a day and its manifest: older files, and what crashes left.
+
+        Only for who alone works at the day, once the manifest names the file.
+        """
+        with self._errors():
+            if self.root is None:
+                for found in obstore.list_with_delimiter(self._bucket, key(day, "")[:-1])["objects"]:
+                    if _FILE.fullmatch(name := found["path"].rsplit("/", 1)[-1]) and name != file:
+                        obstore.delete(self._bucket, found["path"])
+                return
+            for path in (self.root / key(day, "")).iterdir():
+                if path.name.startswith(_WORK):
+                    shutil.rmtree(path)
+                elif _FILE.fullmatch(path.name) and path.name != file:
+                    path.unlink()
 
     @contextmanager
     def local(self, name: str) -> Iterator[Path]:
@@ -138,25 +169,32 @@ class Store:
             return
         with TemporaryDirectory(prefix="outbox-archive-") as directory:
             path = Path(directory) / "object"
-            with self._errors(), path.open("wb") as file:
-                try:
-                    for chunk in obstore.get(self._store, name).stream():
-                        file.write(chunk)
-                except NotFoundError:
-                    raise FileNotFoundError(name) from None
+            if not self._download(name, path):
+                raise FileNotFoundError(name)
             yield path
+
+    def _download(self, name: str, path: Path) -> bool:
+        """False: there is none."""
+        with self._errors(), path.open("wb") as file:
+            try:
+                for chunk in obstore.get(self._bucket, name).stream():
+                    file.write(chunk)
+            except FileNotFoundError:
+                self._require_bucket(name)
+                return False
+        return True
+
+    def _require_bucket(self, name: str) -> None:
+        """A missing bucket answers like a missing object, but cannot be listed."""
+        if self.root is None:
+            obstore.list_with_delimiter(self._bucket, name)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except (NotFoundError, AlreadyExistsError, PreconditionError):
-            raise
         except (BaseError, OSError) as error:
-            if isinstance(error, FileNotFoundError):
-                raise
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise AwayError(f"the archive {self.url} (OUTBOX_ARCHIVE) refuses: {first}") from None
+            raise AwayError(f"the archive {self.url} (OUTBOX_ARCHIVE) refuses: {_reason(error)}") from None
 
 
 def open_store(settings: Settings) -> Store:
@@ -175,6 +213,11 @@ def open_store(settings: Settings) -> Store:
 def key(day: date, name: str) -> str:
     """Of an object of a day."""
     return f"{_PREFIX}{day}/{name}"
+
+
+def _reason(error: Exception) -> str:
+    answer = _ANSWER.search(str(error))
+    return answer.group(1) if answer else first_line(error)
 
 
 def _overtaken(name: str) -> SetupError:

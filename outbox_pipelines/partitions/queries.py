@@ -27,7 +27,8 @@ FROM pg_class WHERE oid = 'outbox'::regclass"""
 
 # One at a time closes, archives, proves or drops a day, from wherever.
 TRY_DAY: Final = """
-SELECT pg_try_advisory_lock(hashtext('outbox day of ' || current_schema()), %(day)s::date - '2000-01-01')"""
+SELECT pg_try_advisory_lock(
+    hashtextextended('outbox day ' || %(day)s::date, 'outbox'::regclass::oid::bigint))"""
 
 # --- closing --------------------------------------------------------------------------------------------
 

@@ -1,0 +1,363 @@
+"""`archive.day.archive`: the file and the manifest of a day."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psycopg
+import pyarrow.parquet as pq
+import pytest
+
+from outbox_pipelines import __version__
+from outbox_pipelines.archive import day as days
+from outbox_pipelines.archive import export
+from outbox_pipelines.archive.columns import SCHEMA
+from outbox_pipelines.archive.manifest import digest
+from outbox_pipelines.archive.store import MANIFEST
+from outbox_pipelines.errors import AwayError, NotReadyError, SetupError
+from outbox_pipelines.settings import Settings
+from tests.archive.days import (
+    SHAPES,
+    days_ago,
+    directory,
+    file,
+    make_days,
+    manifest,
+    names,
+    past_day,
+    publish,
+    rows,
+    write,
+    write_many,
+    write_shapes,
+)
+from tests.conftest import wait_until
+from tests.schema.servers import Database
+
+OF_TABLE = """
+SELECT id::text, seq, aggregate_type, aggregate_id, event_type, payload::text, headers::text, idempotency_key,
+       correlation_id, causation_id, traceparent, version, created_at
+FROM outbox WHERE created_at >= %s AND created_at < %s + 1
+ORDER BY aggregate_type COLLATE "C", aggregate_id COLLATE "C", seq"""
+STATE = """
+SELECT state, events, manifest_sha256, archived_at IS NOT NULL, proven_at FROM outbox_days WHERE day = %s"""
+END_EXPORT = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND query ~ 'LEFT JOIN outbox_released' AND pid <> pg_backend_pid()"""
+
+
+def test_the_file_holds_exactly_the_rows(database: Database, settings: Settings) -> None:
+    """Guards against a value that changes on its way, a row too few or too many, and another order."""
+    day = past_day(database)
+    with database.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        table = connection.execute(OF_TABLE, [day, day]).fetchall()
+    assert len(table) == len(SHAPES) + 2
+    assert days.archive(settings, day).written
+    found = rows(settings, day)
+    assert [tuple(row.values())[:13] for row in found] == table
+    assert {row["status"] for row in found} == {"PROCESSED"}
+    assert {row["attempts"] for row in found} == {0}
+    assert {row["last_error"] for row in found} == {None}
+    with file(settings, day).open("rb") as stream:
+        assert pq.read_schema(stream).equals(SCHEMA, check_metadata=False)
+
+
+def test_the_manifest_tells_the_truth(database: Database, settings: Settings) -> None:
+    """Guards against figures that nobody compares, until somebody relies on them."""
+    day = past_day(database)
+    with database.connect() as connection:
+        connection.execute(
+            "INSERT INTO outbox_parked SELECT o.*, 'failed', 3, NULL, 'large' FROM outbox o LIMIT 1"
+        )
+    before = datetime.now(UTC).replace(microsecond=0)
+    said = days.archive(settings, day).manifest
+    assert manifest(settings, day) == said
+    content = file(settings, day).read_bytes()
+    assert names(settings, day) == sorted([MANIFEST, said.file])
+    assert (said.size, said.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+    assert said.file == f"events-{said.sha256[:16]}.parquet"
+    query = "SELECT count(*), min(seq), max(seq), min(created_at), max(created_at) FROM outbox"
+    assert database.rows(query) == [
+        (said.rows, said.first_seq, said.last_seq, said.first_created_at, said.last_created_at)
+    ]
+    assert said.statuses == {"PROCESSED": said.rows - 1, "FAILED": 1}
+    assert sum(bucket.rows for bucket in said.buckets.values()) == said.rows
+    assert (said.schema_version, said.tool) == (1, f"outbox-pipelines {__version__}")
+    assert before <= said.written_at <= datetime.now(UTC)
+    source = "SELECT system_identifier, current_database(), current_schema() FROM pg_control_system()"
+    assert database.rows(source) == [
+        (said.source.system_identifier, said.source.database, said.source.schema_)
+    ]
+    stored = (directory(settings, day) / MANIFEST).read_bytes()
+    assert database.rows(STATE, day) == [("archived", said.rows, digest(stored), True, None)]
+
+
+def test_the_rows_are_sorted_over_batches_and_row_groups(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against rows lost or doubled between two batches or groups, and progress that is not told."""
+    monkeypatch.setattr(export, "_BATCH_BYTES", 30_000)
+    monkeypatch.setattr(export, "_GROUP_ROWS", 700)
+    monkeypatch.setattr(export, "_PROGRESS_ROWS", 1000)
+    day = days_ago(3)
+    make_days(database, day)
+    write_many(database, day, 5000)
+    write_shapes(database, day)
+    publish(database)
+    told: list[int] = []
+    said = days.archive(settings, day, progress=told.append).manifest
+    found = rows(settings, day)
+    order = [(row["aggregate_type"], row["aggregate_id"], row["seq"]) for row in found]
+    assert order == sorted(order)
+    assert {row["id"] for row in found} == {id for (id,) in database.rows("SELECT id::text FROM outbox")}
+    assert len(found) == said.rows == 5000 + len(SHAPES) + 2
+    assert [rows // 1000 for rows in told] == [1, 2, 3, 4, 5]
+    with file(settings, day).open("rb") as stream:
+        groups = pq.read_metadata(stream)
+        assert groups.num_row_groups > 5
+        assert max(groups.row_group(n).num_rows for n in range(groups.num_row_groups)) <= 700
+    assert days.verify(settings, day).equal
+
+
+def test_an_empty_day(database: Database, settings: Settings) -> None:
+    """Guards against a day without events that stays open for ever, or has no file to be read."""
+    day = days_ago(3)
+    make_days(database, day)
+    said = days.archive(settings, day).manifest
+    assert (said.rows, said.first_seq, said.last_created_at, said.statuses, said.buckets) == (
+        0,
+        None,
+        None,
+        {},
+        {},
+    )
+    assert rows(settings, day) == []
+    assert days.verify(settings, day).equal
+    assert not days.archive(settings, day).written
+
+
+def test_archived_twice_is_left_as_it_is(database: Database, settings: Settings) -> None:
+    """Guards against a second run that replaces what is proven already."""
+    day = past_day(database)
+    days.archive(settings, day)
+    days.verify(settings, day)
+    kept = database.rows("SELECT * FROM outbox_days WHERE day = %s", day)
+    first = file(settings, day).stat().st_mtime_ns
+    again = days.archive(settings, day)
+    assert (again.written, again.manifest) == (False, manifest(settings, day))
+    assert file(settings, day).stat().st_mtime_ns == first
+    assert database.rows("SELECT * FROM outbox_days WHERE day = %s", day) == kept
+
+
+def test_again_takes_the_place_of_the_old_file(database: Database, settings: Settings) -> None:
+    """Guards against two files of one day: who reads the directory counts every event twice."""
+    day = past_day(database)
+    old = days.archive(settings, day).manifest
+    days.verify(settings, day)
+    # What became of an event has changed since.
+    database.rows("INSERT INTO outbox_parked SELECT o.*, 'discarded', 3, NULL, 'large' FROM outbox o LIMIT 1")
+    new = days.archive(settings, day, again=True)
+    assert new.written
+    assert new.manifest.file != old.file
+    assert names(settings, day) == sorted([MANIFEST, new.manifest.file])
+    # It is another file: nobody has proven it.
+    assert database.rows(STATE, day)[0][4] is None
+    assert days.verify(settings, day).equal
+
+
+def test_a_day_that_is_not_ready_says_why_and_what_helps(database: Database, settings: Settings) -> None:
+    """Guards against an archive of a day that still changes, and a refusal that leaves its reader alone."""
+    today = datetime.now(UTC).date()
+    with pytest.raises(NotReadyError, match=f"{today} is not closed: it ends at midnight UTC"):
+        days.archive(settings, today)
+    day = days_ago(3)
+    make_days(database, day)
+    write(database, day)
+    with pytest.raises(NotReadyError, match="shard 0 has not published 1 of its events: see `outbox status`"):
+        days.archive(settings, day)
+    with pytest.raises(SetupError, match="2020-01-01 is no day of the outbox: see `outbox partitions list`"):
+        days.archive(settings, day.replace(year=2020, month=1, day=1))
+    with pytest.raises(NotReadyError, match=f"{day} is open, not archived: run `outbox archive day {day}`"):
+        days.verify(settings, day)
+    assert not directory(settings, day).exists()
+
+
+def test_a_dropped_day_is_not_archived_again(database: Database, settings: Settings) -> None:
+    """Guards against an empty file in place of the only copy."""
+    day = past_day(database)
+    days.archive(settings, day)
+    database.rows(f"DROP TABLE outbox_{day:%Y%m%d}")
+    database.rows("UPDATE outbox_days SET state = 'dropped' WHERE day = %s", day)
+    with pytest.raises(NotReadyError, match=f"its archive is final; see `outbox archive verify {day}`"):
+        days.archive(settings, day, again=True)
+    assert days.verify(settings, day).equal
+
+
+SLOW = """
+import sys
+from datetime import date
+from outbox_pipelines.archive import day, export
+from outbox_pipelines.settings import load_settings
+export._PROGRESS_ROWS = 1000
+export._BATCH_BYTES = 30_000
+def halt(rows):
+    print(rows, flush=True)
+    sys.stdin.read()
+day.archive(load_settings(), date.fromisoformat(sys.argv[1]), progress=halt)
+"""
+
+
+def test_a_process_that_dies_leaves_nothing_that_counts(database: Database, settings: Settings) -> None:
+    """Guards against half a file that is taken for a day, and against what dead processes leave for ever."""
+    day = days_ago(3)
+    make_days(database, day)
+    write_many(database, day, 5000)
+    publish(database)
+    environment = os.environ | {"OUTBOX_DSN": settings.dsn, "OUTBOX_ARCHIVE": settings.archive}
+    running = subprocess.Popen(
+        [sys.executable, "-c", SLOW, str(day)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline().strip().isdigit()
+    assert list(directory(settings, day).glob(".writing-*/*"))
+    running.send_signal(signal.SIGKILL)
+    running.communicate()
+    assert not [name for name in names(settings, day) if not name.startswith(".")]
+    assert database.rows(STATE, day)[0][:3] == ("closed", None, None)
+    held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = "
+    held += "(SELECT oid FROM pg_database WHERE datname = current_database())"
+    wait_until(lambda: database.value(held) == 0, what="the server to notice the death")
+    said = days.archive(settings, day).manifest
+    assert names(settings, day) == sorted([MANIFEST, said.file])
+    assert days.verify(settings, day).equal
+
+
+def test_a_disk_that_is_full_leaves_no_file(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a stack trace, a valid file with half the rows, and a thread that waits for ever."""
+    monkeypatch.setattr(export, "_BATCH_BYTES", 30_000)
+    monkeypatch.setattr(export, "_GROUP_ROWS", 500)
+    day = days_ago(3)
+    make_days(database, day)
+    write_many(database, day, 5000)
+    publish(database)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # The kernel refuses to write more; Python has told it to do so by an error.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(AwayError, match="File too large"):
+            days.archive(settings, day)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(settings, day) == []
+    assert "outbox archive" not in {thread.name for thread in threading.enumerate()}
+    assert days.archive(settings, day).written
+
+
+def test_a_database_that_goes_away_leaves_no_file(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a stack trace of a driver, and half a file, when the server ends the export."""
+    monkeypatch.setattr(export, "_BATCH_BYTES", 30_000)
+    monkeypatch.setattr(export, "_PROGRESS_ROWS", 1000)
+    day = days_ago(3)
+    make_days(database, day)
+    # More than lies in the buffers between server and client.
+    write_many(database, day, 100_000)
+    publish(database)
+    ended: list[int] = []
+
+    def end(rows: int) -> None:
+        if not ended:
+            ended.append(rows)
+            assert database.value(END_EXPORT)
+
+    with pytest.raises(AwayError, match="ended the export"):
+        days.archive(settings, day, progress=end)
+    assert ended
+    assert names(settings, day) == []
+
+
+def test_a_run_that_died_before_the_database_knew(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a manifest that nobody counts, and a day that is written again for nothing."""
+    day = past_day(database)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(days, "_record", die)
+        with pytest.raises(KeyboardInterrupt):
+            days.archive(settings, day)
+    written = manifest(settings, day)
+    assert database.rows(STATE, day)[0][:3] == ("closed", None, None)
+    adopted = days.archive(settings, day)
+    assert (adopted.written, adopted.manifest) == (False, written)
+    assert database.rows(STATE, day)[0][:2] == ("archived", written.rows)
+    assert days.verify(settings, day).equal
+
+
+def test_an_archive_of_another_outbox_is_left_alone(database: Database, settings: Settings) -> None:
+    """Guards against staging that overwrites the days of production."""
+    day = past_day(database)
+    with psycopg.connect(database.dsn, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA other")
+    other = Database(database.dsn, database.bin_dir, "other")
+    other.outbox("migrate")
+    make_days(other, day)
+    write(other, day, [{"payload": psycopg.types.json.Jsonb("ours")}])
+    publish(other)
+    theirs = days.archive(other.settings.model_copy(update={"archive": settings.archive}), day).manifest
+    with pytest.raises(SetupError, match=r"has other events of .*, of schema other of .*name another place"):
+        days.archive(settings, day)
+    assert manifest(settings, day) == theirs
+    assert names(settings, day) == sorted([MANIFEST, theirs.file])
+    assert days.archive(settings, day, again=True).written
+    assert days.verify(settings, day).equal
+
+
+def test_two_at_once_on_one_day(database: Database, settings: Settings) -> None:
+    """Guards against two that write one file, and against a wait that nobody explains."""
+    day = past_day(database)
+    with days.working_at(settings, day):
+        refused = database.outbox("archive", "day", str(day), OUTBOX_ARCHIVE=settings.archive)
+        assert (refused.exit_code, refused.output) == (
+            1,
+            f"outbox: {day} is being archived, proven or dropped by somebody else: wait for it\n",
+        )
+        # Not its neighbour.
+        with days.working_at(settings, days_ago(4)):
+            pass
+    assert days.archive(settings, day).written
+
+
+def test_two_outboxes_of_one_database_do_not_wait_for_each_other(
+    database: Database, settings: Settings
+) -> None:
+    """Guards against jobs of two schemas that refuse each other every night."""
+    with psycopg.connect(database.dsn, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA other")
+    other = Database(database.dsn, database.bin_dir, "other")
+    other.outbox("migrate")
+    with days.working_at(settings, days_ago(3)), days.working_at(other.settings, days_ago(3)):
+        pass
+
+
+def test_no_archive_is_named(database: Database) -> None:
+    """Guards against a day archived into the directory where somebody happens to be."""
+    for archive in ("", "none"):
+        with pytest.raises(SetupError, match="set OUTBOX_ARCHIVE to a directory"):
+            days.archive(database.settings.model_copy(update={"archive": archive}), days_ago(3))
+    assert not Path("none").exists()
