@@ -73,9 +73,7 @@ def working_at(settings: Settings, day: date) -> Iterator[Connection]:
         connection.execute("SET TimeZone = 'UTC'")
         ((free,),) = connection.execute(queries.TRY_DAY, {"day": day})
         if not free:
-            raise NotReadyError(
-                f"{day} is being closed, archived, proven or dropped by somebody else: wait for it"
-            )
+            raise NotReadyError(f"{day} is being archived, proven or dropped by somebody else: wait for it")
         yield connection
 
 

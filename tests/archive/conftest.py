@@ -9,7 +9,7 @@ import pytest
 from outbox_pipelines.settings import Settings
 from tests.schema.servers import Database, database, server, template
 
-__all__ = ["database", "server", "template"]
+__all__ = ["database", "empty", "server", "template"]
 
 
 @pytest.fixture
