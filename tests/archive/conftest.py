@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines.settings import Settings
-from tests.schema.servers import Database, database, server, template
+from tests.schema.servers import Database, database, empty, server, template
 
 __all__ = ["database", "empty", "server", "template"]
 
