@@ -105,7 +105,7 @@ class Archive:
         known = self._schema.names
         if unknown := set(columns) - set(known):
             raise SetupError(f"the archive has no column {min(unknown)}: choose of {', '.join(known)}")
-        given = {name: wanted[name] for name in _FILTERS if wanted.get(name) is not None}  # type: ignore[literal-required]
+        given = {name: wanted[name] for name in _FILTERS if wanted.get(name) is not None}
         where = " AND ".join(f"{name} = ${name}" for name in given) or "true"
         return self.connection.sql(
             f"SELECT {_listed(columns or known)} FROM ({self._source(days)}) WHERE {where}", params=given
@@ -126,7 +126,7 @@ class Archive:
         Raises:
             SetupError: there is no such column.
         """
-        table = self.relation(columns=columns, **wanted).fetch_arrow_table()
+        table = self.relation(columns=columns, **wanted).to_arrow_table()
         frame: pd.DataFrame = table.to_pandas(types_mapper=_TYPES.get, date_as_object=False)
         for name in {"payload", "headers"} & set(frame.columns) if parse else ():
             texts = table.column(name).to_pylist()
@@ -148,7 +148,7 @@ class Archive:
         dataset = ds.FileSystemDataset(fragments, self._schema, parquet, self._file_system)
         for name in _FILTERS:
             if wanted.get(name) is not None:
-                dataset = dataset.filter(ds.field(name) == wanted[name])  # type: ignore[literal-required]
+                dataset = dataset.filter(ds.field(name) == wanted[name])
         return dataset
 
     def _days(self, wanted: Wanted) -> list[date]:
@@ -231,7 +231,10 @@ def open_archive(url: str) -> Archive:
         SetupError: there is none, it holds no day yet, or a manifest in it cannot be read.
         AwayError: the bucket does not answer.
     """
-    archive = Archive(Store(url))
+    store = Store(url)
+    if store.root is not None and not store.root.is_dir():
+        raise SetupError(f"the archive {url} is no directory: name the one that was written (OUTBOX_ARCHIVE)")
+    archive = Archive(store)
     if not archive.manifests:
         raise SetupError(f"the archive {url} holds no day yet: write one with `outbox archive day`")
     return archive
