@@ -217,11 +217,20 @@ def open_store(settings: Settings) -> Store:
     Raises:
         SetupError: none is named.
     """
+    return Store(named(settings))
+
+
+def named(settings: Settings) -> str:
+    """Where the settings say that it is.
+
+    Raises:
+        SetupError: they name none.
+    """
     if settings.archive in ("", NOWHERE):
         raise SetupError(
             "no archive is named: set OUTBOX_ARCHIVE to a directory, or to s3://bucket/path, gs://… or az://…"
         )
-    return Store(settings.archive)
+    return settings.archive
 
 
 def key(day: date, name: str) -> str:
