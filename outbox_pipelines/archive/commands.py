@@ -104,3 +104,4 @@ def _report(day: date, differences: tuple[str, ...]) -> None:
 
 
 archive.add_command(query_commands.query)
+archive.add_command(query_commands.history)

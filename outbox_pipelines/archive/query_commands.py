@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -71,6 +72,43 @@ def query(settings: Settings, sql: str, form: str | None, parquet: Path | None, 
         raise SetupError(f"the query fails: {' '.join(said)}") from None
 
 
+@click.command()
+@click.argument("aggregate_type", metavar="TYPE")
+@click.argument("aggregate_id", metavar="ID")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array, with all columns.")
+@click.pass_obj
+def history(settings: Settings, aggregate_type: str, aggregate_id: str, as_json: bool) -> None:
+    """Show all that happened to one aggregate, in the order of seq: from the table and the archive.
+
+    Days that are in the table are read there, dropped ones in OUTBOX_ARCHIVE. Exits with 1 where there is
+    nothing of it.
+    """
+    from outbox_pipelines.archive import history as histories
+
+    found = histories.history(settings, aggregate_type, aggregate_id)
+    if as_json:
+        _json(histories.COLUMNS, map(dataclasses.astuple, found))
+    else:
+        _print(
+            ["seq", "created_at (UTC)", "event_type", "status", "in", "payload"],
+            [
+                (
+                    one.seq,
+                    f"{one.created_at:%Y-%m-%d %H:%M:%S}",
+                    one.event_type,
+                    one.status,
+                    one.place,
+                    one.payload,
+                )
+                for one in found
+            ],
+            ["right", *["left"] * 5],
+        )
+    if not found:
+        click.echo(f"outbox: nothing is known of {aggregate_type} {aggregate_id}", err=True)
+        sys.exit(1)
+
+
 def _open(settings: Settings) -> Archive:
     from outbox_pipelines.archive import open_archive
     from outbox_pipelines.archive.store import named
@@ -117,20 +155,18 @@ def _write(settings: Settings, asked: duckdb.DuckDBPyRelation, file: Path) -> No
 
 
 def _table(archive: Archive, asked: duckdb.DuckDBPyRelation, limit: int) -> None:
-    from tabulate import tabulate
-
     columns, rows = _rows(archive, asked.limit(limit + 1))
     found = list(rows)
-    click.echo(
-        tabulate(
-            [[_cell(value) for value in row] for row in found[:limit]],
-            columns,
-            disable_numparse=True,
-            colalign=["right" if kind.id in _NUMBERS else "left" for kind in asked.types],
-        )
-    )
+    _print(columns, found[:limit], ["right" if kind.id in _NUMBERS else "left" for kind in asked.types])
     if len(found) > limit:
         click.echo(f"outbox: the first {limit} rows: ask for more with --limit, or --csv for all", err=True)
+
+
+def _print(columns: Sequence[str], rows: Sequence[Row], align: Sequence[str]) -> None:
+    from tabulate import tabulate
+
+    cells = [[_cell(value) for value in row] for row in rows]
+    click.echo(tabulate(cells, columns, disable_numparse=True, colalign=align))
 
 
 def _csv(columns: Sequence[str], rows: Iterator[Row]) -> None:
