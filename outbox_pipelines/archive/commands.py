@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox_pipelines import log
+from outbox_pipelines.archive import query_commands
 from outbox_pipelines.options import DAY
 from outbox_pipelines.settings import Settings
 
@@ -100,3 +101,7 @@ def _report(day: date, differences: tuple[str, ...]) -> None:
         click.echo(f"outbox: {day}: {difference}", err=True)
     if differences:
         sys.exit(1)
+
+
+archive.add_command(query_commands.query)
+archive.add_command(query_commands.history)

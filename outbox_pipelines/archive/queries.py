@@ -61,6 +61,21 @@ PROVEN: Final = """
 UPDATE outbox_days SET proven_at = CASE WHEN %(equal)s THEN clock_timestamp() END
 WHERE day = %(day)s AND manifest_sha256 = %(digest)s"""
 
+# --- history of an aggregate ----------------------------------------------------------------------------
+
+HISTORY: Final = """
+SELECT seq, id::text, created_at, event_type, event_data::text, headers::text, idempotency_key,
+       correlation_id, causation_id, traceparent, version, status, processed_at, retry_count, last_error
+FROM outbox_events
+WHERE aggregate_type = %(aggregate_type)s AND aggregate_id = %(aggregate_id)s"""
+
+# What the table holds, and what only the archive can.
+WHERE_DAYS_ARE: Final = """
+SELECT d.day, coalesce(c.relispartition, false), d.state = 'dropped' AND d.manifest_sha256 IS NOT NULL
+FROM outbox_days d
+LEFT JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMDD'))
+ORDER BY d.day"""
+
 # --- sums -----------------------------------------------------------------------------------------------
 
 _POSTGRES_TEXT: Final[LiteralString] = row_text("(extract(epoch FROM created_at) * 1000000)::bigint")

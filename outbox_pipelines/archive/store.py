@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -32,6 +33,7 @@ _PREFIX: Final = "event_date="
 _DAY: Final = re.compile(rf"{_PREFIX}\d{{4}}-\d{{2}}-\d{{2}}")
 _FILE: Final = re.compile(r"events-[0-9a-f]{16}\.parquet")
 _WORK: Final = ".writing-"
+_READERS: Final = 16
 # What a bucket answers stands in XML, behind the request.
 _ANSWER: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 
@@ -64,13 +66,25 @@ class Store:
 
     def days(self) -> list[date]:
         """Those that have a manifest, in order."""
+        return list(self.manifests())
+
+    def manifests(self) -> dict[date, Stored]:
+        """Of each day that has one, in order."""
         with self._errors():
             if self.root is None:
                 names = obstore.list_with_delimiter(self._bucket)["common_prefixes"]
             else:
                 names = [path.name for path in self.root.iterdir()] if self.root.exists() else []
-        found = [date.fromisoformat(name[len(_PREFIX) :]) for name in names if _DAY.fullmatch(name)]
-        return sorted(day for day in found if self.read(key(day, MANIFEST)) is not None)
+        days = sorted(date.fromisoformat(name[len(_PREFIX) :]) for name in names if _DAY.fullmatch(name))
+        # A bucket takes tens of milliseconds for each.
+        with ThreadPoolExecutor(_READERS if self.root is None else 1) as threads:
+            found = threads.map(lambda day: self.read(key(day, MANIFEST)), days)
+            return {day: stored for day, stored in zip(days, found, strict=True) if stored is not None}
+
+    def piece(self, name: str, start: int, end: int) -> bytes:
+        """The bytes of an object in a bucket, from `start` to before `end`."""
+        with self._errors():
+            return bytes(obstore.get_range(self._bucket, name, start=start, end=end))
 
     def read(self, name: str) -> Stored | None:
         """A small object; None where there is none."""
@@ -203,11 +217,20 @@ def open_store(settings: Settings) -> Store:
     Raises:
         SetupError: none is named.
     """
+    return Store(named(settings))
+
+
+def named(settings: Settings) -> str:
+    """Where the settings say that it is.
+
+    Raises:
+        SetupError: they name none.
+    """
     if settings.archive in ("", NOWHERE):
         raise SetupError(
             "no archive is named: set OUTBOX_ARCHIVE to a directory, or to s3://bucket/path, gs://… or az://…"
         )
-    return Store(settings.archive)
+    return settings.archive
 
 
 def key(day: date, name: str) -> str:

@@ -1,0 +1,110 @@
+"""All that happened to one aggregate, wherever its events are by now.
+
+Invariants:
+- Each event comes once, in the order of `seq`. A day that is in the table is read there, any other in the
+  archive: a day that is dropped in between is read in one of the two.
+- A day that only the archive can have, and has not, is an error: part of a history is not taken for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, date, datetime
+from typing import Any, Final, Literal
+
+from outbox_pipelines.archive import queries
+from outbox_pipelines.archive.store import NOWHERE, Store
+from outbox_pipelines.database import connect
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.schema import require_schema
+from outbox_pipelines.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """An event of the aggregate."""
+
+    seq: int
+    id: str
+    created_at: datetime
+    """UTC."""
+    event_type: str
+    payload: str
+    """JSON."""
+    headers: str | None
+    """JSON, an object of texts."""
+    idempotency_key: str | None
+    correlation_id: str | None
+    causation_id: str | None
+    traceparent: str | None
+    version: int | None
+    status: str
+    """PENDING, PROCESSED, FAILED or DISCARDED; in the archive, as it was when the file was written."""
+    published_at: datetime | None
+    """UTC, to a second; None where it is not known."""
+    attempts: int
+    last_error: str | None
+    place: Literal["table", "archive"]
+    """Where it was found."""
+
+
+COLUMNS: Final = [field.name for field in fields(Happened)]
+_STORED: Final = COLUMNS[:-1]
+
+
+def history(settings: Settings, aggregate_type: str, aggregate_id: str) -> list[Happened]:
+    """The events of one aggregate, by `seq`; none where nothing is known of it.
+
+    Raises:
+        SetupError: days were dropped that the archive does not have, or none is named.
+        AwayError: the database or the archive does not answer.
+    """
+    require_schema(settings)
+    aggregate = {"aggregate_type": aggregate_type, "aggregate_id": aggregate_id}
+    # In one transaction: what has been read keeps its lock, and stays attached until the days are read.
+    with connect(settings, name="outbox archive history") as connection, connection.transaction():
+        connection.execute("SET LOCAL TimeZone = 'UTC'")
+        of_table = connection.execute(queries.HISTORY, aggregate).fetchall()
+        days = connection.execute(queries.WHERE_DAYS_ARE).fetchall()
+    attached = {day for day, is_attached, _ in days if is_attached}
+    only_archived = [day for day, is_attached, archived in days if archived and not is_attached]
+    of_archive = _archived(settings, attached, only_archived, aggregate)
+    found = {row[0]: Happened(*(*row, "archive")) for row in of_archive}
+    found |= {row[0]: Happened(*(*row, "table")) for row in of_table}
+    return [found[seq] for seq in sorted(found)]
+
+
+def _archived(
+    settings: Settings, attached: set[date], required: Sequence[date], aggregate: dict[str, str]
+) -> list[tuple[Any, ...]]:
+    """The rows of days that are not in the table."""
+    from outbox_pipelines.archive.reader import Archive
+
+    if settings.archive in ("", NOWHERE):
+        if required:
+            raise SetupError(
+                f"{_some(required)} dropped, and in the archive alone: set OUTBOX_ARCHIVE to where it lies"
+            )
+        return []
+    archive = Archive(Store(settings.archive))
+    if missing := [day for day in required if day not in archive.manifests]:
+        raise SetupError(f"{_some(missing)} dropped, and not in {settings.archive} (OUTBOX_ARCHIVE)")
+    if not (days := [day for day in archive.days if day not in attached]):
+        return []
+    rows = archive.of_days(
+        days,
+        columns=_STORED,
+        aggregate_type=aggregate["aggregate_type"],
+        aggregate_id=aggregate["aggregate_id"],
+    )
+    return [tuple(_utc(value) for value in row) for row in rows.fetchall()]
+
+
+def _utc(value: Any) -> Any:
+    return value.astimezone(UTC) if isinstance(value, datetime) else value
+
+
+def _some(days: Sequence[date]) -> str:
+    first = str(days[0])
+    return f"{first} is" if len(days) == 1 else f"{first} and {len(days) - 1} more days are"

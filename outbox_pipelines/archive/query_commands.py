@@ -1,0 +1,207 @@
+"""The commands that ask the archive: `outbox archive query …` and `outbox archive history …`."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from outbox_pipelines import log
+from outbox_pipelines.database import first_line
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.settings import Settings
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from outbox_pipelines.archive import Archive
+
+Row = tuple[Any, ...]
+# Of a cell in a table for people; the other forms are whole.
+_WIDTH: Final = 80
+_AT_ONCE: Final = 10_000
+_NUMBERS: Final = ("tinyint", "smallint", "integer", "bigint", "hugeint", "float", "double", "decimal")
+
+
+@click.command()
+@click.argument("sql")
+@click.option("--csv", "form", flag_value="csv", help="Print CSV, all rows.")
+@click.option("--json", "form", flag_value="json", help="Print one JSON array, all rows.")
+@click.option(
+    "--parquet",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write all rows into this file.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    help="Rows at most; a table has 100 by default.",
+)
+@click.pass_obj
+def query(settings: Settings, sql: str, form: str | None, parquet: Path | None, limit: int | None) -> None:
+    """Ask the archive in SQL: one SELECT over the view `events`, in DuckDB's dialect.
+
+    SQL is the text, or the name of a file that ends in .sql, or - for standard input. Its columns are
+    `event_date` (the UTC day) and those of `outbox archive query "DESCRIBE events"`. Name days
+    (WHERE event_date >= '2026-11-01'): files of other days are not opened. No database is needed.
+    """
+    import duckdb
+
+    if form and parquet:
+        raise click.UsageError("choose one of --csv, --json, --parquet")
+    archive = _open(settings)
+    try:
+        asked = archive.query(_text(sql))
+        if parquet is not None:
+            _write(settings, asked if limit is None else asked.limit(limit), parquet)
+        elif form is not None:
+            _FORMS[form](*_rows(archive, asked if limit is None else asked.limit(limit)))
+        else:
+            _table(archive, asked, limit or 100)
+    except duckdb.Error as error:
+        # What stands behind it shows the place in the query, or another name that would do.
+        said = [line.strip() for line in str(error).split("\n\nLINE")[0].splitlines() if line.strip()]
+        raise SetupError(f"the query fails: {' '.join(said)}") from None
+
+
+@click.command()
+@click.argument("aggregate_type", metavar="TYPE")
+@click.argument("aggregate_id", metavar="ID")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array, with all columns.")
+@click.pass_obj
+def history(settings: Settings, aggregate_type: str, aggregate_id: str, as_json: bool) -> None:
+    """Show all that happened to one aggregate, in the order of seq: from the table and the archive.
+
+    Days that are in the table are read there, dropped ones in OUTBOX_ARCHIVE. Exits with 1 where there is
+    nothing of it.
+    """
+    from outbox_pipelines.archive import history as histories
+
+    found = histories.history(settings, aggregate_type, aggregate_id)
+    if as_json:
+        _json(histories.COLUMNS, map(dataclasses.astuple, found))
+    else:
+        _print(
+            ["seq", "created_at (UTC)", "event_type", "status", "in", "payload"],
+            [
+                (
+                    one.seq,
+                    f"{one.created_at:%Y-%m-%d %H:%M:%S}",
+                    one.event_type,
+                    one.status,
+                    one.place,
+                    one.payload,
+                )
+                for one in found
+            ],
+            ["right", *["left"] * 5],
+        )
+    if not found:
+        click.echo(f"outbox: nothing is known of {aggregate_type} {aggregate_id}", err=True)
+        sys.exit(1)
+
+
+def _open(settings: Settings) -> Archive:
+    from outbox_pipelines.archive import open_archive
+    from outbox_pipelines.archive.store import named
+
+    return open_archive(named(settings))
+
+
+def _text(sql: str) -> str:
+    if sql == "-":
+        return sys.stdin.read()
+    if not sql.endswith(".sql"):
+        return sql
+    try:
+        return Path(sql).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"the file of the query cannot be read: {first_line(error)}") from None
+
+
+def _rows(archive: Archive, asked: duckdb.DuckDBPyRelation) -> tuple[list[str], Iterator[Row]]:
+    """Columns and rows, a few at a time."""
+    cursor = archive.connection.execute(asked.sql_query())
+    assert cursor.description is not None
+    columns = [column[0] for column in cursor.description]
+    return columns, _fetch(cursor)
+
+
+def _fetch(cursor: duckdb.DuckDBPyConnection) -> Iterator[Row]:
+    while rows := cursor.fetchmany(_AT_ONCE):
+        yield from rows
+
+
+def _write(settings: Settings, asked: duckdb.DuckDBPyRelation, file: Path) -> None:
+    archive = Path(settings.archive.removeprefix("file://")).expanduser().absolute()
+    if file.resolve().is_relative_to(archive.resolve()):
+        raise SetupError(f"{file} is in the archive, which is only read: name a file elsewhere")
+    # Under its name only when it is whole.
+    begun = file.with_name(f".{file.name}.begun")
+    try:
+        asked.write_parquet(str(begun), compression="zstd")
+        begun.replace(file)
+    finally:
+        begun.unlink(missing_ok=True)
+    log.say(f"written to {file}", file=str(file))
+
+
+def _table(archive: Archive, asked: duckdb.DuckDBPyRelation, limit: int) -> None:
+    columns, rows = _rows(archive, asked.limit(limit + 1))
+    found = list(rows)
+    _print(columns, found[:limit], ["right" if kind.id in _NUMBERS else "left" for kind in asked.types])
+    if len(found) > limit:
+        click.echo(f"outbox: the first {limit} rows: ask for more with --limit, or --csv for all", err=True)
+
+
+def _print(columns: Sequence[str], rows: Sequence[Row], align: Sequence[str]) -> None:
+    from tabulate import tabulate
+
+    cells = [[_cell(value) for value in row] for row in rows]
+    click.echo(tabulate(cells, columns, disable_numparse=True, colalign=align))
+
+
+def _csv(columns: Sequence[str], rows: Iterator[Row]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow(["" if value is None else _plain(value) for value in row])
+
+
+def _json(columns: Sequence[str], rows: Iterator[Row]) -> None:
+    click.echo("[", nl=False)
+    for number, row in enumerate(rows):
+        click.echo(",\n " if number else "\n ", nl=False)
+        click.echo(
+            json.dumps(dict(zip(columns, row, strict=True)), default=_plain, ensure_ascii=False), nl=False
+        )
+    click.echo("\n]")
+
+
+_FORMS: Final[dict[str, Callable[[Sequence[str], Iterator[Row]], None]]] = {"csv": _csv, "json": _json}
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    text = " ".join(str(_plain(value)).split("\n"))
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
+
+
+def _plain(value: object) -> Any:
+    """What CSV and JSON have no word for."""
+    if isinstance(value, datetime | date):
+        return value.isoformat(sep=" ") if isinstance(value, datetime) else value.isoformat()
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, int | float | bool | str):
+        return value
+    return str(value)

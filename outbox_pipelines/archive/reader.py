@@ -1,0 +1,257 @@
+"""An archive for analysts: its events as a DuckDB relation, a pandas DataFrame, a pyarrow dataset.
+
+Invariants:
+- Only files that a manifest names are read: half-written and superseded ones never count.
+- A file is opened only where its day is wanted; of it, only row groups and columns that are.
+- Files of all versions are one table: what an older one has no column for is NULL.
+- Nothing in the archive can be changed through it.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import date
+from functools import cached_property
+from typing import Any, Final, TypedDict, Unpack
+
+import duckdb
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs
+import pyarrow.parquet as pq
+
+from outbox_pipelines.archive.columns import SCHEMA, VERSION
+from outbox_pipelines.archive.files import Files
+from outbox_pipelines.archive.manifest import Manifest, read_manifest
+from outbox_pipelines.archive.store import Store, key
+from outbox_pipelines.errors import SetupError
+
+EVENT_DATE: Final = "event_date"
+"""The column of the day, a DATE: it is the directory's name, and in no file."""
+_FILTERS: Final = ("aggregate_type", "aggregate_id", "event_type")
+
+
+class Wanted(TypedDict, total=False):
+    """Which events; all without any."""
+
+    since: date | str | None
+    """From this day, 2026-11-21."""
+    until: date | str | None
+    """Up to this day, which is included."""
+    aggregate_type: str | None
+    aggregate_id: str | None
+    event_type: str | None
+
+
+class Archive:
+    """One archive, as its manifests stood when it was opened."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.manifests: dict[date, Manifest] = {
+            day: read_manifest(stored.content, day) for day, stored in store.manifests().items()
+        }
+        """Of each day, in order: rows, sizes, where it came from."""
+
+    @property
+    def days(self) -> list[date]:
+        """Those that are archived, in order."""
+        return list(self.manifests)
+
+    @cached_property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """A DuckDB of its own, in memory, with the view `events`; register further tables with it."""
+        connection = duckdb.connect(
+            # Names in a query mean tables, never this module's variables.
+            config={"python_enable_replacements": False, "temp_directory": tempfile.gettempdir()}
+        )
+        connection.execute("SET TimeZone = 'UTC'")
+        if self._store.root is None:
+            connection.register_filesystem(self._files)
+        connection.execute(f"CREATE VIEW events AS {self._source(self.days)}")
+        return connection
+
+    def query(self, sql: str) -> duckdb.DuckDBPyRelation:
+        """What one SELECT in DuckDB's SQL answers, over the view `events`.
+
+        Raises:
+            SetupError: it is something else than one SELECT.
+            duckdb.Error: it cannot be answered.
+        """
+        statements = duckdb.extract_statements(sql)
+        if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+            raise SetupError("one SELECT is asked for: the archive is only read")
+        return self.connection.sql(sql)
+
+    def relation(self, *, columns: Sequence[str] = (), **wanted: Unpack[Wanted]) -> duckdb.DuckDBPyRelation:
+        """The events as a DuckDB relation; nothing is read before it is asked for rows.
+
+        Args:
+            columns: those only; all without any, with `event_date` last.
+
+        Raises:
+            SetupError: there is no such column.
+        """
+        return self.of_days(self._days(wanted), columns=columns, **wanted)
+
+    def of_days(
+        self, days: Sequence[date], *, columns: Sequence[str] = (), **wanted: Unpack[Wanted]
+    ) -> duckdb.DuckDBPyRelation:
+        """The same of these archived days, whatever `since` and `until` say."""
+        known = self._schema.names
+        if unknown := set(columns) - set(known):
+            raise SetupError(f"the archive has no column {min(unknown)}: choose of {', '.join(known)}")
+        given = {name: wanted[name] for name in _FILTERS if wanted.get(name) is not None}
+        where = " AND ".join(f"{name} = ${name}" for name in given) or "true"
+        return self.connection.sql(
+            f"SELECT {_listed(columns or known)} FROM ({self._source(days)}) WHERE {where}", params=given
+        )
+
+    def dataframe(
+        self, *, columns: Sequence[str] = (), parse: bool = False, **wanted: Unpack[Wanted]
+    ) -> pd.DataFrame:
+        """The events as a DataFrame, by day, aggregate and seq.
+
+        Times are UTC, to the microsecond; numbers that may be missing are Int32; `event_date` is a
+        datetime at midnight.
+
+        Args:
+            columns: those only, in this order.
+            parse: `payload` and `headers` as Python objects; by default they are JSON texts.
+
+        Raises:
+            SetupError: there is no such column.
+        """
+        table = self.relation(columns=columns, **wanted).to_arrow_table()
+        frame: pd.DataFrame = table.to_pandas(types_mapper=_TYPES.get, date_as_object=False)
+        for name in {"payload", "headers"} & set(frame.columns) if parse else ():
+            texts = table.column(name).to_pylist()
+            parsed = [None if text is None else json.loads(text) for text in texts]
+            frame[name] = pd.Series(parsed, frame.index, dtype=object)
+        return frame
+
+    def dataset(self, **wanted: Unpack[Wanted]) -> ds.Dataset:
+        """The events as a pyarrow dataset, for whatever reads one; nothing is read before it is scanned."""
+        parquet = ds.ParquetFileFormat()
+        fragments = [
+            parquet.make_fragment(
+                self._path(day),
+                filesystem=self._file_system,
+                partition_expression=ds.field(EVENT_DATE) == pa.scalar(day),
+            )
+            for day in self._days(wanted)
+        ]
+        dataset = ds.FileSystemDataset(fragments, self._schema, parquet, self._file_system)
+        for name in _FILTERS:
+            if wanted.get(name) is not None:
+                dataset = dataset.filter(ds.field(name) == wanted[name])
+        return dataset
+
+    def _days(self, wanted: Wanted) -> list[date]:
+        since, until = (_day(wanted.get("since")), _day(wanted.get("until")))
+        return [day for day in self.days if (since or day) <= day <= (until or day)]
+
+    def _source(self, days: Sequence[date]) -> str:
+        """A SELECT of all columns of these days' files."""
+        if not days:
+            return self._select(self._schemas[next(iter(self._schemas))], self.days[:1]) + " WHERE false"
+        by_version = defaultdict(list)
+        for day in days:
+            by_version[self.manifests[day].schema_version].append(day)
+        # Not union_by_name: it opens every file before anything is asked.
+        return " UNION ALL ".join(
+            self._select(self._schemas[version], of_version) for version, of_version in by_version.items()
+        )
+
+    def _select(self, schema: pa.Schema, days: Sequence[date]) -> str:
+        columns = ", ".join(
+            f'"{name}"' if name in (*schema.names, EVENT_DATE) else f'CAST(NULL AS {kind}) AS "{name}"'
+            for name, kind in self._types.items()
+        )
+        files = ", ".join(_quoted(self._path(day, "outbox-archive://")) for day in days)
+        return (
+            f"SELECT {columns} FROM read_parquet([{files}], "
+            f"hive_partitioning = true, hive_types = {{'{EVENT_DATE}': 'DATE'}})"
+        )
+
+    @cached_property
+    def _schemas(self) -> dict[int, pa.Schema]:
+        """By version. A version never changes: any file of it has them all."""
+        schemas = {}
+        for day, manifest in self.manifests.items():
+            version = manifest.schema_version
+            if version == VERSION:
+                schemas[version] = SCHEMA
+            elif version not in schemas:
+                schemas[version] = pq.read_schema(self._path(day), filesystem=self._file_system)
+        return schemas
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        """The columns of all versions, and the day."""
+        versions = [SCHEMA, *(schema for _, schema in sorted(self._schemas.items()))]
+        # A column that one version has not is NULL there.
+        fields = {field.name: field.with_nullable(True) for schema in versions for field in schema}
+        return pa.schema([*fields.values(), pa.field(EVENT_DATE, pa.date32())])
+
+    @cached_property
+    def _types(self) -> dict[str, str]:
+        """DuckDB's type of each column."""
+        with duckdb.connect() as connection:
+            columns = connection.from_arrow(self._schema.empty_table())
+            return dict(zip(columns.columns, map(str, columns.types), strict=True))
+
+    def _path(self, day: date, protocol: str = "") -> str:
+        name = key(day, self.manifests[day].file)
+        return protocol + name if self._store.root is None else str(self._store.root / name)
+
+    @cached_property
+    def _files(self) -> Files:
+        return Files(self._store, {key(day, each.file): each.size for day, each in self.manifests.items()})
+
+    @cached_property
+    def _file_system(self) -> pyarrow.fs.FileSystem:
+        if self._store.root is not None:
+            return pyarrow.fs.LocalFileSystem()
+        return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(self._files))
+
+
+# The nullable type wherever a number may be missing; pandas would make it a float.
+_TYPES: Final[dict[pa.DataType, Any]] = {pa.int32(): pd.Int32Dtype()}
+
+
+def open_archive(url: str) -> Archive:
+    """The archive in a directory, or in a bucket (s3://bucket/path, gs://, az://).
+
+    Raises:
+        SetupError: there is none, it holds no day yet, or a manifest in it cannot be read.
+        AwayError: the bucket does not answer.
+    """
+    store = Store(url)
+    if store.root is not None and not store.root.is_dir():
+        raise SetupError(f"the archive {url} is no directory: name the one that was written (OUTBOX_ARCHIVE)")
+    archive = Archive(store)
+    if not archive.manifests:
+        raise SetupError(f"the archive {url} holds no day yet: write one with `outbox archive day`")
+    return archive
+
+
+def _day(given: date | str | None) -> date | None:
+    if not isinstance(given, str):
+        return given
+    try:
+        return date.fromisoformat(given)
+    except ValueError:
+        raise SetupError(f"{given!r} is no day: write it as 2026-11-21") from None
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return ", ".join(f'"{name}"' for name in columns)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

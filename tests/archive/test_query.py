@@ -1,0 +1,181 @@
+"""`outbox archive query`: what is printed, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from outbox_pipelines.cli import cli
+from tests.archive.reading import ONE, event, put_day, three_days
+
+COUNTS = "SELECT event_date, count(*) AS events FROM events GROUP BY ALL ORDER BY ALL"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """An archive of three days, with ten events each."""
+    three_days(tmp_path / "archive")
+    return tmp_path / "archive"
+
+
+def ask(root: Path, *arguments: str, input: str = "") -> Result:
+    """Runs the command with the archive as its only setting."""
+    none: dict[str, str | None] = {name: None for name in os.environ if name.startswith("OUTBOX_")}
+    environment = {**none, "OUTBOX_ARCHIVE": str(root)}
+    return CliRunner().invoke(cli, ["archive", "query", *arguments], env=environment, input=input)
+
+
+def test_a_table_for_people(root: Path) -> None:
+    """Guards against an answer that cannot be read, and a command that wants a database."""
+    done = ask(root, COUNTS)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "event_date      events",
+        "------------  --------",
+        "2013-01-01          10",
+        "2013-01-02          10",
+        "2013-01-03          10",
+    ]
+
+
+def test_rows_that_were_cut_are_told_of(root: Path) -> None:
+    """Guards against a part that is taken for the whole, and a terminal flooded with a million rows."""
+    done = ask(root, "SELECT seq FROM events ORDER BY seq", "--limit", "4")
+    assert done.stdout.split() == ["seq", "-----", "10", "11", "12", "13"]
+    assert done.stderr == "outbox: the first 4 rows: ask for more with --limit, or --csv for all\n"
+    exactly = ask(root, "SELECT seq FROM events ORDER BY seq", "--limit", "30")
+    assert (len(exactly.stdout.splitlines()), exactly.stderr) == (32, "")
+    many = ask(root, "SELECT * FROM range(1000)")
+    assert len(many.stdout.splitlines()) == 102
+    assert "the first 100 rows" in many.stderr
+
+
+def test_long_and_missing_cells(root: Path) -> None:
+    """Guards against a payload that pushes all else off the screen, and numbers made of texts."""
+    done = ask(root, "SELECT repeat('x', 200) AS long, NULL AS none, '007' AS text, E'a\\nb' AS lines")
+    *_, row = done.stdout.splitlines()
+    assert row.split() == ["x" * 79 + "…", "007", "a", "b"]
+    assert done.exit_code == 0
+    assert ask(root, "SELECT seq FROM events WHERE false").stdout.splitlines()[0].strip() == "seq"
+
+
+def test_csv_json_and_parquet(root: Path, tmp_path: Path) -> None:
+    """Guards against forms that other tools cannot read, or that stop at the first hundred rows."""
+    sql = "SELECT seq, created_at, headers, payload, event_date, seq / 4 AS quarter FROM events ORDER BY seq"
+    rows = list(csv.reader(io.StringIO(ask(root, sql, "--csv").stdout)))
+    assert rows[0] == ["seq", "created_at", "headers", "payload", "event_date", "quarter"]
+    assert rows[1] == ["10", "2013-01-01 00:00:10+00:00", "", '{"n": 10}', "2013-01-01", "2.5"]
+    assert len(rows) == 31
+    found = json.loads(ask(root, sql, "--json").stdout)
+    assert len(found) == 30
+    assert found[0] == {
+        "seq": 10,
+        "created_at": "2013-01-01 00:00:10+00:00",
+        "headers": None,
+        "payload": '{"n": 10}',
+        "event_date": "2013-01-01",
+        "quarter": 2.5,
+    }
+    assert json.loads(ask(root, "SELECT 1 WHERE false", "--json").stdout) == []
+    assert len(json.loads(ask(root, "SELECT * FROM range(1000)", "--json").stdout)) == 1000
+    assert len(ask(root, "SELECT * FROM range(1000)", "--csv", "--limit", "7").stdout.splitlines()) == 8
+    file = tmp_path / "out.parquet"
+    assert ask(root, sql, "--parquet", str(file)).exit_code == 0
+    assert pq.read_table(file).column("seq").to_pylist() == list(range(10, 40))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "out.parquet"]
+
+
+def test_sql_from_elsewhere(root: Path, tmp_path: Path) -> None:
+    """Guards against queries that have to be squeezed through a shell's quotes."""
+    file = tmp_path / "counts.sql"
+    file.write_text(f"-- Events by day.\n{COUNTS};\n")
+    expected = ask(root, COUNTS).stdout
+    assert ask(root, str(file)).stdout == expected
+    assert ask(root, "-", input=file.read_text()).stdout == expected
+    missing = ask(root, str(tmp_path / "missing.sql"))
+    assert missing.exit_code == 2
+    assert "the file of the query cannot be read" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELEC 1", 'the query fails: Parser Error: syntax error at or near "SELEC"'),
+        ("SELECT payloud FROM events", "payloud"),
+        ("SELECT * FROM event", "event does not exist"),
+        ("SELECT payload::int FROM events", "the query fails: Conversion Error"),
+        ("DROP VIEW events", "one SELECT is asked for: the archive is only read"),
+        ("", "one SELECT is asked for"),
+    ],
+)
+def test_errors_are_one_line(root: Path, sql: str, said: str) -> None:
+    """Guards against a stack trace for a slip of the pen."""
+    for form in ([], ["--csv"], ["--json"]):
+        done = ask(root, sql, *form)
+        assert done.exit_code == 2
+        assert said in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_archive_is_not_written(root: Path, tmp_path: Path) -> None:
+    """Guards against a file of the archive that a query replaces, or half of one that it leaves elsewhere."""
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    for file in (next(iter(before)), root / "new.parquet"):
+        done = ask(root, COUNTS, "--parquet", str(file))
+        assert done.exit_code == 2
+        assert "is in the archive, which is only read: name a file elsewhere" in done.stderr
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    failed = ask(root, "SELECT payload::int FROM events", "--parquet", str(tmp_path / "out.parquet"))
+    assert failed.exit_code == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["archive"]
+    nowhere = ask(root, COUNTS, "--parquet", str(tmp_path / "no" / "such" / "out.parquet"))
+    assert nowhere.exit_code == 2
+    assert len(nowhere.stderr.splitlines()) == 1
+
+
+def test_a_missing_file_is_one_line(root: Path) -> None:
+    """Guards against a stack trace where somebody has removed a day's file."""
+    next((root / "event_date=2013-01-02").glob("*.parquet")).unlink()
+    done = ask(root, COUNTS)
+    assert done.exit_code == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "2013-01-02" in done.stderr
+
+
+def test_no_archive(tmp_path: Path) -> None:
+    """Guards against answers of an archive that is not there."""
+    for archive, said in (
+        ("", "no archive is named: set OUTBOX_ARCHIVE"),
+        ("none", "no archive is named: set OUTBOX_ARCHIVE"),
+        (str(tmp_path / "nowhere"), "is no directory"),
+        (str(tmp_path), "holds no day yet"),
+    ):
+        none: dict[str, str | None] = {name: None for name in os.environ if name.startswith("OUTBOX_")}
+        done = CliRunner().invoke(
+            cli, ["archive", "query", COUNTS], env={**none, "OUTBOX_ARCHIVE": archive or None}
+        )
+        assert done.exit_code == 2
+        assert said in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_only_one_form(root: Path, tmp_path: Path) -> None:
+    """Guards against a form that is chosen in silence."""
+    done = ask(root, COUNTS, "--json", "--parquet", str(tmp_path / "x.parquet"))
+    assert done.exit_code == 2
+    assert "choose one of --csv, --json, --parquet" in done.stderr
+
+
+def test_local_files_can_be_joined(root: Path, tmp_path: Path) -> None:
+    """Guards against an archive that cannot be put beside what an analyst has."""
+    put_day(root, ONE, [event(ONE, 1)])
+    (tmp_path / "names.csv").write_text("id,name\n1,Ada\n")
+    sql = f"SELECT name FROM events JOIN '{tmp_path}/names.csv' n ON n.id::text = aggregate_id AND seq = 1"
+    assert ask(root, sql, "--csv").stdout == "name\nAda\n"
