@@ -87,7 +87,8 @@ def write_many(database: Database, day: date, events: int) -> None:
         connection.execute(
             "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, created_at) "
             "SELECT 'order', (i %% 100)::text, 'order.placed', "
-            "jsonb_build_object('n', i, 'pad', repeat('x', 100)), %s + i * interval '1 ms' FROM generate_series(1, %s) i",
+            "jsonb_build_object('n', i, 'pad', repeat('x', 100)), %s + i * interval '1 ms' "
+            "FROM generate_series(1, %s) i",
             [at(day), events],
         )
 
