@@ -162,7 +162,7 @@ def rows(settings: Settings, day: date) -> list[dict[str, Any]]:
         return pq.read_table(stream).to_pylist()  # type: ignore[no-any-return]
 
 
-def edit_manifest(settings: Settings, day: date, **changes: Any) -> None:
+def edit_manifest(settings: Settings, day: date, /, **changes: Any) -> None:
     """The manifest as somebody's editor leaves it."""
     path = directory(settings, day) / MANIFEST
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
