@@ -101,6 +101,19 @@ def test_a_transaction_that_began_before_midnight_is_waited_for(database: Databa
         assert closing.closed
 
 
+def test_an_old_transaction_holds_the_day_open(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a look at running transactions that nobody heeds."""
+    days.fill(database)
+    days.relayed(database)
+    # The one below then began before the day's end.
+    monkeypatch.setattr(close.queries, "RUNNING", close.queries.RUNNING.replace("::date + 1", "::date + 9"))
+    with database.connect(autocommit=False) as old:
+        old.execute("SELECT 1")
+        assert "may still write into it" in _why_not(database)
+        old.rollback()
+    assert close.close(database.settings, DAY)[0].closed
+
+
 def test_a_transaction_whose_age_is_hidden_is_waited_for(database: Database) -> None:
     """Guards against an owner that may not see when others began, and takes that for nobody."""
     owner, app = database.role(), database.role()
