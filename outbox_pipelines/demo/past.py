@@ -1,8 +1,8 @@
 """The demo's last part: days that are over are closed, archived and proven, the oldest are dropped.
 
 Invariants:
-- The airline's first days are written once more, as if they had been a few days ago: by the table's owner, who
-  declares a backfill. Applications cannot do that.
+- The airline's first days are written once more, as if they had been a few days ago: by the table's owner,
+  who declares a backfill. Applications cannot do that.
 - Nothing here is special to the demo but the backfill: the rest is what maintenance does each day.
 """
 
@@ -82,7 +82,8 @@ def told(past: Past) -> dict[str, str]:
         "days gone by": f"{len(past.archived)}, with {past.events:,} events: closed, archived "
         f"({past.size / 1000:,.0f} kB) and proven; the oldest {len(past.dropped)} dropped",
         "one question": f"what has aircraft {past.aircraft} done? {len(departures):,} departures to "
-        f"{len(airports)} airports; of its {len(past.movements):,} events {of_archive:,} are in the archive alone",
+        f"{len(airports)} airports; of its {len(past.movements):,} events {of_archive:,} are in the archive "
+        "alone",
     }
 
 
