@@ -5,13 +5,13 @@ from __future__ import annotations
 import platform
 import sys
 
-from benchmarks import commits, drains, latency, peers, poisoned, shards, writers
+from benchmarks import archive_queries, commits, drains, latency, peers, poisoned, shards, writers
 from benchmarks.servers import servers
 from benchmarks.table import Row, render
 
 _PARTS = {
     part.__name__.rpartition(".")[2]: part.measure
-    for part in (drains, peers, shards, poisoned, latency, commits, writers)
+    for part in (drains, peers, shards, poisoned, latency, commits, writers, archive_queries)
 }
 
 
