@@ -7,6 +7,7 @@ import sys
 
 from benchmarks import (
     archive,
+    archive_queries,
     attached,
     commits,
     drains,
@@ -31,6 +32,7 @@ _PARTS = {
         commits,
         writers,
         archive,
+        archive_queries,
         maintenance,
         attached,
     )

@@ -70,6 +70,8 @@ class Archive:
             config={"python_enable_replacements": False, "temp_directory": tempfile.gettempdir()}
         )
         connection.execute("SET TimeZone = 'UTC'")
+        # A file's name is that of its content: what was read of it once stays true.
+        connection.execute("SET parquet_metadata_cache = true")
         if self._store.root is None:
             connection.register_filesystem(self._files)
         connection.execute(f"CREATE VIEW events AS {self._source(self.days)}")

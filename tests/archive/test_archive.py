@@ -106,7 +106,7 @@ def test_the_rows_are_sorted_over_batches_and_row_groups(
 ) -> None:
     """Guards against rows lost or doubled between two batches or groups, and progress that is not told."""
     monkeypatch.setattr(export, "_BATCH_BYTES", 30_000)
-    monkeypatch.setattr(export, "_GROUP_ROWS", 700)
+    monkeypatch.setattr(export, "GROUP_ROWS", 700)
     monkeypatch.setattr(export, "_PROGRESS_ROWS", 1000)
     day = days_ago(3)
     make_days(database, day)
@@ -246,7 +246,7 @@ def test_a_disk_that_is_full_leaves_no_file(
 ) -> None:
     """Guards against a stack trace, a valid file with half the rows, and a thread that waits for ever."""
     monkeypatch.setattr(export, "_BATCH_BYTES", 30_000)
-    monkeypatch.setattr(export, "_GROUP_ROWS", 500)
+    monkeypatch.setattr(export, "GROUP_ROWS", 500)
     day = days_ago(3)
     make_days(database, day)
     write_many(database, day, 5000)
