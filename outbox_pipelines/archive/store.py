@@ -72,6 +72,10 @@ class Store:
         found = [date.fromisoformat(name[len(_PREFIX) :]) for name in names if _DAY.fullmatch(name)]
         return sorted(day for day in found if self.read(key(day, MANIFEST)) is not None)
 
+    def address(self, name: str) -> str:
+        """Of an object: what a person or a reader may open."""
+        return str(self.root / name) if self.root is not None else f"{self.url.rstrip('/')}/{name}"
+
     def read(self, name: str) -> Stored | None:
         """A small object; None where there is none."""
         with self._errors():
@@ -203,7 +207,7 @@ def open_store(settings: Settings) -> Store:
     Raises:
         SetupError: none is named.
     """
-    if settings.archive in ("", NOWHERE):
+    if not settings.archives:
         raise SetupError(
             "no archive is named: set OUTBOX_ARCHIVE to a directory, or to s3://bucket/path, gs://… or az://…"
         )
