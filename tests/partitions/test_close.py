@@ -264,6 +264,16 @@ def test_no_day_is_made_behind_closed_ones(database: Database) -> None:
     assert "a closed day never changes" in shown.output
 
 
+def test_a_gap_behind_the_closed_days_can_be_made(database: Database) -> None:
+    """Guards against a relay that looks from the first day that is there, and misses one that is made before it."""
+    days.closed(database)
+    gap = DAY + timedelta(1)
+    database.rows(f"DROP TABLE {calendar.leaf_of(gap)}")
+    database.rows("DELETE FROM outbox_days WHERE day = %s", gap)
+    assert database.value("SELECT outbox_open_from()") == gap
+    assert ahead.ensure(database.settings, since=gap).made == 1
+
+
 def test_closing_and_making_days_at_once(database: Database) -> None:
     """Guards against a day made in the moment in which a later one closes."""
     days.fill(database)
