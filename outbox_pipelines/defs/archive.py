@@ -59,8 +59,8 @@ def archive(context: dg.AssetExecutionContext, outbox: OutboxResource) -> dg.Mat
     )
 
 
-# Without it a later day's success would hide the failure of an earlier one. Operators need not know that Dagster
-# may still change how it is said.
+# Without it a later day's success would hide the failure of an earlier one. Operators need not know that
+# Dagster may still change how it is said.
 warnings.filterwarnings("ignore", "Specifying a partitions_def on an AssetCheckSpec")
 
 
