@@ -5,13 +5,37 @@ from __future__ import annotations
 import platform
 import sys
 
-from benchmarks import archive_queries, commits, drains, latency, peers, poisoned, shards, writers
+from benchmarks import (
+    archive,
+    archive_queries,
+    attached,
+    commits,
+    drains,
+    latency,
+    maintenance,
+    peers,
+    poisoned,
+    shards,
+    writers,
+)
 from benchmarks.servers import servers
 from benchmarks.table import Row, render
 
 _PARTS = {
     part.__name__.rpartition(".")[2]: part.measure
-    for part in (drains, peers, shards, poisoned, latency, commits, writers, archive_queries)
+    for part in (
+        drains,
+        peers,
+        shards,
+        poisoned,
+        latency,
+        commits,
+        writers,
+        archive,
+        archive_queries,
+        maintenance,
+        attached,
+    )
 }
 
 

@@ -35,12 +35,12 @@ def measure(servers: Settings) -> list[Row]:
     """Rows of the table."""
     rows = []
     for name in ("relay", "relay, exactly_once", "Debezium tuned for latency"):
-        with fresh_outbox(servers) as settings, _running(settings, name) as pid:
+        with fresh_outbox(servers) as settings, running(settings, name) as pid:
             # A broker in production has its code compiled; one of a minute's age competes with its compiler.
             fill(settings, 400_000)
             with programs.running(settings, "benchmarks.load", settings.dsn, 2, 1000):
                 _await_news(settings)
-                _listen(settings)
+                listen(settings)
             rows += [_at(settings, name, rate, clients) for rate, clients in _RATES]
             if name == "relay":
                 rows.append(_idle(pid))
@@ -48,7 +48,7 @@ def measure(servers: Settings) -> list[Row]:
 
 
 @contextmanager
-def _running(settings: Settings, name: str) -> Iterator[int]:
+def running(settings: Settings, name: str) -> Iterator[int]:
     """One of them, at work; its process."""
     if name.startswith("relay"):
         delivery = "exactly_once" if "exactly_once" in name else "at_least_once"
@@ -68,7 +68,7 @@ def _running(settings: Settings, name: str) -> Iterator[int]:
 
 def _at(settings: Settings, name: str, rate: int, clients: int) -> Row:
     with programs.running(settings, "benchmarks.load", settings.dsn, clients, rate):
-        found = _listen(settings)
+        found = listen(settings)
     p50, p99 = median(found), quantiles(found, n=100)[98]
     return Row(
         f"insert → consumer at {rate:,}/s ({len(found):,} events): {name}",
@@ -89,11 +89,11 @@ def _idle(pid: int) -> Row:
 def _await_news(settings: Settings) -> None:
     """Until what is written now arrives: the backlog is published."""
     deadline = time.monotonic() + 120
-    while min(_listen(settings, warm=2, seconds=1), default=math.inf) > 1:
+    while min(listen(settings, warm=2, seconds=1), default=math.inf) > 1:
         assert time.monotonic() < deadline, "nothing is published"
 
 
-def _listen(settings: Settings, *, warm: float = 4, seconds: float = _SECONDS) -> list[float]:
+def listen(settings: Settings, *, warm: float = 4, seconds: float = _SECONDS) -> list[float]:
     """Seconds from just before each insert until a consumer had its message."""
     consumer = Consumer(
         {

@@ -210,6 +210,11 @@ class Settings(BaseSettings):
             raise ValueError("not a URI reference: write for example /shop or https://example.com/shop")
         return value
 
+    @property
+    def archives(self) -> bool:
+        """Whether closed days are archived at all."""
+        return self.archive not in ("", "none")
+
     def require_dsn(self) -> str:
         """The database's connection string; `SetupError` where none was given."""
         if not self.dsn:

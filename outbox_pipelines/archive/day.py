@@ -34,19 +34,21 @@ class Archived:
     manifest: Manifest
     written: bool
     """False: it was archived already."""
+    address: str
+    """Of the file: a path or a URL."""
 
 
 def archive(
     settings: Settings, day: date, progress: Callable[[int], None] = lambda rows: None, again: bool = False
 ) -> Archived:
-    """Writes the file and the manifest of a day that is closed, or can be.
+    """Writes the file and the manifest of a day that is closed, or can be; once archived, it stays as it is.
 
     Args:
         progress: told how many rows are written, every half a million or so.
         again: also where it is archived already; the new file takes the place of the old one.
 
     Raises:
-        NotReadyError: the day is not over, or something in it is not published.
+        NotReadyError: the day is not over, something in it is not published, or its rows are gone.
         SetupError: no archive is named, or it holds another outbox.
         AwayError: the database or the archive does not answer.
     """
@@ -55,9 +57,13 @@ def archive(
     with working_at(settings, day) as connection:
         _require_closed(settings, connection, day)
         before = store.read(key(day, MANIFEST))
+        state, _, _, _, known, _ = require_day(connection, day)
+        if state == "dropped" and (again or before is None):
+            raise NotReadyError(f"{day} is dropped: what its archive has is final")
         if before is not None and not again:
             manifest = read_manifest(before.content, day)
-            known = require_day(connection, day)[4]
+            if state == "dropped":
+                return Archived(manifest, False, store.address(key(day, manifest.file)))
             # Written by a run that died before it could say so here; or by somebody else.
             if known is None and not proof.prove(store, day, connection, leaf_of(day), None).equal:
                 raise SetupError(
@@ -67,13 +73,13 @@ def archive(
             if known in (None, digest(before.content)):
                 _record(connection, manifest, before.content)
                 store.sweep(day, manifest.file)
-                return Archived(manifest, False)
+                return Archived(manifest, False, store.address(key(day, manifest.file)))
         manifest = _write(settings, connection, store, day, progress)
         content = manifest.to_bytes()
         store.write(key(day, MANIFEST), content, before)
         _record(connection, manifest, content)
         store.sweep(day, manifest.file)
-        return Archived(manifest, True)
+        return Archived(manifest, True, store.address(key(day, manifest.file)))
 
 
 def verify(settings: Settings, day: date) -> Proof:
@@ -103,8 +109,6 @@ def _source(connection: Connection) -> Source:
 
 def _require_closed(settings: Settings, connection: Connection, day: date) -> None:
     state, *_ = require_day(connection, day)
-    if state == "dropped":
-        raise NotReadyError(f"{day} is dropped: its archive is final; see `outbox archive verify {day}`")
     if state == "open":
         (closing,) = close.close(settings, day)
         if not closing.closed:

@@ -76,14 +76,17 @@ def read_manifest(stored: bytes, day: date) -> Manifest:
     Raises:
         SetupError: it is none, or one of another day.
     """
+    mend = f"while its rows are there, `outbox archive day {day} --again` writes it anew"
     try:
         manifest = Manifest.model_validate_json(stored)
     except ValidationError as error:
         problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise SetupError(f"the manifest of {day} cannot be read: {where}: {problem['msg']}") from None
+        what = ": ".join((*map(str, problem["loc"]), problem["msg"]))
+        raise SetupError(f"the manifest of {day} cannot be read: {what}; {mend}") from None
     if manifest.day != day:
-        raise SetupError(f"the manifest of {day} speaks of {manifest.day}: it was put in the wrong place")
+        raise SetupError(
+            f"the manifest of {day} speaks of {manifest.day}: it was put in the wrong place; {mend}"
+        )
     return manifest
 
 

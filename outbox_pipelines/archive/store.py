@@ -86,6 +86,10 @@ class Store:
         with self._errors():
             return bytes(obstore.get_range(self._bucket, name, start=start, end=end))
 
+    def address(self, name: str) -> str:
+        """Of an object: what a person or a reader may open."""
+        return str(self.root / name) if self.root is not None else f"{self.url.rstrip('/')}/{name}"
+
     def read(self, name: str) -> Stored | None:
         """A small object; None where there is none."""
         with self._errors():
@@ -226,7 +230,7 @@ def named(settings: Settings) -> str:
     Raises:
         SetupError: they name none.
     """
-    if settings.archive in ("", NOWHERE):
+    if not settings.archives:
         raise SetupError(
             "no archive is named: set OUTBOX_ARCHIVE to a directory, or to s3://bucket/path, gs://… or az://…"
         )

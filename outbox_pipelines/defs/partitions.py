@@ -6,6 +6,7 @@ from typing import Any
 import dagster as dg
 
 from outbox_pipelines.defs.events import events
+from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
 
 _CHECK = "partitions_ahead"
@@ -34,13 +35,10 @@ def partitions_ahead(outbox: OutboxResource) -> dg.AssetCheckResult:
 @dg.op
 def make_partitions(context: dg.OpExecutionContext, outbox: OutboxResource) -> None:
     """Makes what is missing, and reports the check."""
-    from outbox_pipelines.errors import SetupError
-    from outbox_pipelines.partitions import ahead
+    with one_line():
+        from outbox_pipelines.partitions import ahead
 
-    try:
         ensured = ahead.ensure(outbox.settings())
-    except SetupError as error:
-        raise dg.Failure(str(error)) from None
     context.log.info(f"made {ensured.made} partitions; {ensured.ahead} days ahead have one")
     context.add_output_metadata({"made": ensured.made, "days_ahead": ensured.ahead})
     context.instance.report_runless_asset_event(
@@ -48,18 +46,40 @@ def make_partitions(context: dg.OpExecutionContext, outbox: OutboxResource) -> N
     )
 
 
+@dg.op
+def close_days(context: dg.OpExecutionContext, outbox: OutboxResource) -> None:
+    """Closes the days that are over, and says of the others why they stay open."""
+    with one_line():
+        from outbox_pipelines.partitions import close
+
+        closings = close.close(outbox.settings())
+    closed = [str(each.day) for each in closings if each.closed]
+    still_open = {str(each.day): each.why_not for each in closings if not each.closed}
+    if closed:
+        context.log.info(f"closed: {', '.join(closed)}")
+    for day, why_not in still_open.items():
+        context.log.warning(f"{day} stays open: {why_not}")
+    context.add_output_metadata({"closed": closed, "stay_open": still_open})
+
+
 @dg.job(
-    description="""Makes the partitions of the days ahead (OUTBOX_PARTITIONS_AHEAD), by the database's clock.
+    description="""Makes the partitions of the days ahead (OUTBOX_PARTITIONS_AHEAD), and closes the days
+that are over, by the database's clock.
 
 Use: its schedule runs it four times a day. By hand after an outage of days, or when `outbox status` or the
 check `partitions_ahead` says that there are few. Safe at any time, and by two at once; no writer waits.
 
+A day that stays open is no failure: the log and the metadata of `close_days` say what stands against it (a
+transaction that still runs, events that are not published) and what helps; the next run tries again.
+
 When it fails: the run says what to mend in one line. There is time: until the last day ahead is over, nothing
-fails. It needs the database role that owns the outbox.
+fails, and days that are not closed stay in the table. It needs the database role that owns the outbox.
 """,
 )
 def maintain_partitions() -> None:
+    # Neither waits for the other: days are made where none can be closed.
     make_partitions()
+    close_days()
 
 
 maintain_partitions_schedule = dg.ScheduleDefinition(
@@ -69,7 +89,11 @@ maintain_partitions_schedule = dg.ScheduleDefinition(
     cron_schedule="17 */6 * * *",
     execution_timezone="UTC",
     default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="Runs the job `maintain_partitions` four times a day: a failure has two weeks to be seen.",
+    description="""Runs the job `maintain_partitions` four times a day.
+
+Use: leave it on. When a run fails: see the job; a failure has two weeks to be seen, until the last day ahead
+is over, and days that are over wait meanwhile.
+""",
 )
 
 

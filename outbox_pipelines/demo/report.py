@@ -18,6 +18,7 @@ from typing import Final
 
 from outbox_pipelines.demo.desks import Desks
 from outbox_pipelines.demo.ledger import KINDS, Verdict
+from outbox_pipelines.demo.past import Past, told
 from outbox_pipelines.demo.place import topics
 from outbox_pipelines.settings import Settings
 
@@ -96,7 +97,13 @@ def progress_line(desks: Desks, relayed: Relayed) -> str:
 
 
 def summary(
-    settings: Settings, flights: int, desks: Desks, relayed: Relayed, verdict: Verdict, seconds: Seconds
+    settings: Settings,
+    flights: int,
+    desks: Desks,
+    relayed: Relayed,
+    verdict: Verdict,
+    days: Past,
+    seconds: Seconds,
 ) -> str:
     """The whole story, for a person."""
     wrong = verdict.findings.total()
@@ -118,6 +125,7 @@ def summary(
         "duplicates": f"{verdict.duplicates:,} (delivered again; consumers know them by the header id)",
     }
     rows |= {kind: f"{verdict.findings[kind]:,} ({meaning})" for kind, meaning in KINDS.items()}
+    rows |= told(days)
     rows["time"] = f"{seconds.total:.0f} s, {seconds.draining:.1f} s from the last commit to all published"
     return "\n".join(
         [
@@ -132,6 +140,7 @@ def summary(
                 {
                     f"schema {settings.db_schema}": "flights, aircraft; outbox, outbox_events",
                     "topics": ", ".join(topics(settings)),
+                    "archive": str(days.place),
                     **(
                         {}
                         if os.environ.get("OUTBOX_DSN")
@@ -141,7 +150,7 @@ def summary(
             ),
             "",
             "Try next:",
-            *_table(_next(settings)),
+            *_table(_next(settings, days)),
         ]
     )
 
@@ -166,7 +175,7 @@ def _lag(lag: tuple[float, float] | None) -> str:
     return f"median {median * 1000:,.0f} ms from commit to Kafka, worst {worst:.1f} s"
 
 
-def _next(settings: Settings) -> dict[str, str]:
+def _next(settings: Settings, days: Past) -> dict[str, str]:
     programs = Path(sys.executable).parent
     outbox = os.path.relpath(programs / "outbox") if (programs / "outbox").exists() else "outbox"
     local = "" if os.environ.get("OUTBOX_DSN") else f"{outbox} local run -- "
@@ -174,6 +183,8 @@ def _next(settings: Settings) -> dict[str, str]:
         "see the relay live in Dagster": "make ui",
         "the whole year, a million events": "make demo FLIGHTS=all",
         "ask this outbox how it is": f"OUTBOX_SCHEMA={settings.db_schema} {local}{outbox} status",
+        "ask its archive": f"OUTBOX_ARCHIVE={days.place} {outbox} archive query "
+        "'SELECT event_date, count(*) FROM events GROUP BY 1 ORDER BY 1'",
         "put each guarantee to the test": "make test",
         "read how an application writes": "outbox_pipelines/demo/airline.py, then README.md",
     }

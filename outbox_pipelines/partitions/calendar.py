@@ -52,6 +52,15 @@ def read(settings: Settings) -> list[Day]:
         return [Day(*row) for row in connection.execute(queries.DAYS)]
 
 
+def waiting(settings: Settings) -> list[date]:
+    """The days that are closed and not archived, in order.
+
+    Raises:
+        SetupError: as `read`.
+    """
+    return [day.day for day in read(settings) if day.state == "closed"]
+
+
 def leaf_of(day: date) -> str:
     """The name of a day's partition."""
     return f"outbox_{day:%Y%m%d}"
@@ -73,9 +82,7 @@ def working_at(settings: Settings, day: date) -> Iterator[Connection]:
         connection.execute("SET TimeZone = 'UTC'")
         ((free,),) = connection.execute(queries.TRY_DAY, {"day": day})
         if not free:
-            raise NotReadyError(
-                f"{day} is being closed, archived, proven or dropped by somebody else: wait for it"
-            )
+            raise NotReadyError(f"{day} is being archived, proven or dropped by somebody else: wait for it")
         yield connection
 
 

@@ -60,7 +60,7 @@ CROSS JOIN LATERAL regexp_match(
 CROSS JOIN LATERAL (SELECT bounds[1]::timestamptz AS start, bounds[2]::timestamptz AS stop) AS day
 CROSS JOIN LATERAL (
     SELECT FROM outbox
-    WHERE created_at >= day.start AND created_at < day.stop AND seq >= %(from)s AND seq <= %(to)s
+    WHERE {OPEN} AND created_at >= day.start AND created_at < day.stop AND seq >= %(from)s AND seq <= %(to)s
     LIMIT 1) AS row
 WHERE i.inhparent = 'outbox'::regclass AND day.stop > {OPEN_FROM_TIME}"""
 
@@ -140,7 +140,7 @@ SET owner = %(owner)s, epoch = epoch + 1, held_since = clock_timestamp(), heartb
                           ELSE suspect_deaths + 1 END
 WHERE shard = %(shard)s
 RETURNING epoch, ctid::text, done::text, target::text, last_seq, tick_id::text, shards,
-          deaths, suspect, suspect_deaths"""
+          outbox_open_from()::text, deaths, suspect, suspect_deaths"""
 
 # Before an event is handed over alone, because relays have died here. Another event begins its own count.
 SUSPECT: Final = """

@@ -117,8 +117,8 @@ class Shard:
         if not rows:
             return False
         self.shard = shard
-        self._epoch, self._ctid, done, target, last_seq, self.tick_id, self.shards, *deaths = rows[0]
-        self.deaths, self.suspect, self.suspect_deaths = deaths
+        self._epoch, self._ctid, done, target, last_seq, self.tick_id, self.shards, *rest = rows[0]
+        self._open_from, self.deaths, self.suspect, self.suspect_deaths = rest
         self._position = Position(Snapshot.parse(done), Snapshot.parse(target) if target else None, last_seq)
         return True
 

@@ -87,7 +87,8 @@ def write_many(database: Database, day: date, events: int) -> None:
         connection.execute(
             "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, created_at) "
             "SELECT 'order', (i %% 100)::text, 'order.placed', "
-            "jsonb_build_object('n', i, 'pad', repeat('x', 100)), %s + i * interval '1 ms' FROM generate_series(1, %s) i",
+            "jsonb_build_object('n', i, 'pad', repeat('x', 100)), %s + i * interval '1 ms' "
+            "FROM generate_series(1, %s) i",
             [at(day), events],
         )
 
@@ -161,7 +162,7 @@ def rows(settings: Settings, day: date) -> list[dict[str, Any]]:
         return pq.read_table(stream).to_pylist()  # type: ignore[no-any-return]
 
 
-def edit_manifest(settings: Settings, day: date, **changes: Any) -> None:
+def edit_manifest(settings: Settings, day: date, /, **changes: Any) -> None:
     """The manifest as somebody's editor leaves it."""
     path = directory(settings, day) / MANIFEST
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

@@ -197,9 +197,14 @@ def test_a_dropped_day_is_not_archived_again(database: Database, settings: Setti
     days.archive(settings, day)
     database.rows(f"DROP TABLE outbox_{day:%Y%m%d}")
     database.rows("UPDATE outbox_days SET state = 'dropped' WHERE day = %s", day)
-    with pytest.raises(NotReadyError, match=f"its archive is final; see `outbox archive verify {day}`"):
+    with pytest.raises(NotReadyError, match=f"{day} is dropped: what its archive has is final"):
         days.archive(settings, day, again=True)
+    left = days.archive(settings, day)
+    assert (left.written, left.manifest) == (False, manifest(settings, day))
     assert days.verify(settings, day).equal
+    (directory(settings, day) / MANIFEST).unlink()
+    with pytest.raises(NotReadyError, match="is dropped"):
+        days.archive(settings, day)
 
 
 SLOW = """

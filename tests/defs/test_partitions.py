@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import dagster as dg
 
 from outbox_pipelines.definitions import defs
 from outbox_pipelines.defs.partitions import maintain_partitions, partitions_ahead
+from outbox_pipelines.defs.resources import OutboxResource
+from tests.archive.days import days_ago, make_days, publish, write
 from tests.conftest import Outbox
 from tests.defs.conftest import resource_of
 from tests.partitions.test_partitions import DAYS_GO_BY
+from tests.schema.servers import Database
 
 CHECK = dg.AssetCheckKey(dg.AssetKey(["outbox", "events"]), "partitions_ahead")
 
@@ -21,14 +26,32 @@ def _passed(instance: dg.DagsterInstance) -> bool:
     return bool(evaluation.asset_check_evaluation_data.passed)
 
 
+def _output(result: dg.ExecuteInProcessResult, step: str) -> dict[str, Any]:
+    """The metadata of what a step has put out."""
+    (output,) = [
+        event
+        for event in result.all_events
+        if event.event_type is dg.DagsterEventType.STEP_OUTPUT and event.step_key == step
+    ]
+    return dict(output.step_output_data.metadata)
+
+
+def _reasons(result: dg.ExecuteInProcessResult) -> dict[str, str]:
+    """Of the steps that failed."""
+    return {
+        str(event.step_key): str(event.step_failure_data.user_failure_data.description)
+        for event in result.all_events
+        if event.event_type is dg.DagsterEventType.STEP_FAILURE
+    }
+
+
 def test_the_job_makes_days_and_reports_the_check(outbox: Outbox, instance: dg.DagsterInstance) -> None:
     """Guards against a check that shows green because nobody has looked since."""
     with outbox.connect() as connection:
         connection.execute(DAYS_GO_BY.format(days=10).encode())
     resources = {"outbox": resource_of(outbox)}
     result = maintain_partitions.execute_in_process(instance=instance, resources=resources)
-    (output,) = [e for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_OUTPUT]
-    metadata = output.step_output_data.metadata
+    metadata = _output(result, "make_partitions")
     assert (metadata["made"].value, metadata["days_ahead"].value) == (10, 14)
     assert _passed(instance)
 
@@ -51,8 +74,45 @@ def test_a_failure_says_what_to_mend(outbox: Outbox, instance: dg.DagsterInstanc
     result = maintain_partitions.execute_in_process(
         instance=instance, resources=resources, raise_on_error=False
     )
-    (failed,) = [e for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_FAILURE]
-    assert "run `outbox migrate`" in str(failed.step_failure_data.user_failure_data.description)
+    reasons = _reasons(result)
+    assert set(reasons) == {"make_partitions", "close_days"}
+    for reason in reasons.values():
+        assert "run `outbox migrate`" in reason
+        assert len(reason.splitlines()) == 1
+
+
+def test_the_job_closes_days_and_says_why_others_stay_open(
+    database: Database, instance: dg.DagsterInstance
+) -> None:
+    """Guards against days that nobody closes, a run that fails for one of them, and reasons kept secret."""
+    published, unpublished = days_ago(4), days_ago(3)
+    make_days(database, published)
+    write(database, published)
+    publish(database)
+    write(database, unpublished)
+    resources = {"outbox": OutboxResource(dsn=database.dsn)}
+    result = maintain_partitions.execute_in_process(instance=instance, resources=resources)
+    assert result.success
+    metadata = _output(result, "close_days")
+    assert metadata["closed"].value[0] == str(published)
+    (why_not,) = metadata["stay_open"].value.values()
+    assert metadata["stay_open"].value == {str(unpublished): why_not}
+    assert why_not.startswith("shard 0 has not published 1 of its events")
+    logged = [entry.user_message for entry in instance.all_logs(result.run_id)]
+    assert f"{unpublished} stays open: {why_not}" in logged
+    assert database.value("SELECT state FROM outbox_days WHERE day = %s", published) == "closed"
+
+
+def test_days_are_made_where_none_can_be_closed(outbox: Outbox, instance: dg.DagsterInstance) -> None:
+    """Guards against writers that stand still because an old day could not be closed."""
+    with outbox.connect() as connection:
+        connection.execute(DAYS_GO_BY.format(days=10).encode())
+        # As after a database that was restored half.
+        connection.execute("INSERT INTO outbox_days (day) VALUES ('2026-01-01')")
+    resources = {"outbox": resource_of(outbox)}
+    result = maintain_partitions.execute_in_process(instance=instance, resources=resources)
+    assert _output(result, "make_partitions")["made"].value == 10
+    assert "gone" in _output(result, "close_days")["stay_open"].value["2026-01-01"]
 
 
 def test_it_runs_by_itself() -> None:

@@ -16,7 +16,7 @@ import psycopg
 
 from outbox_pipelines.archive import day as archive
 from outbox_pipelines.archive import export, store
-from outbox_pipelines.partitions import close, drop
+from outbox_pipelines.partitions import calendar, close, drop
 from outbox_pipelines.settings import load_settings
 
 _left = 0
@@ -47,6 +47,8 @@ def _live(day: date, directory: str) -> None:
         (store, "_sync"),
     ):
         setattr(owner, name, _counted(getattr(owner, name)))
+    if ("dropped", day) in [(each.state, each.day) for each in calendar.read(settings)]:
+        return
     close.close(settings, day)
     archive.archive(settings, day)
     archive.verify(settings, day)

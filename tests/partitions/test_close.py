@@ -101,6 +101,19 @@ def test_a_transaction_that_began_before_midnight_is_waited_for(database: Databa
         assert closing.closed
 
 
+def test_an_old_transaction_holds_the_day_open(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a look at running transactions that nobody heeds."""
+    days.fill(database)
+    days.relayed(database)
+    # The one below then began before the day's end.
+    monkeypatch.setattr(close.queries, "RUNNING", close.queries.RUNNING.replace("::date + 1", "::date + 9"))
+    with database.connect(autocommit=False) as old:
+        old.execute("SELECT 1")
+        assert "may still write into it" in _why_not(database)
+        old.rollback()
+    assert close.close(database.settings, DAY)[0].closed
+
+
 def test_a_transaction_whose_age_is_hidden_is_waited_for(database: Database) -> None:
     """Guards against an owner that may not see when others began, and takes that for nobody."""
     owner, app = database.role(), database.role()
@@ -249,6 +262,16 @@ def test_no_day_is_made_behind_closed_ones(database: Database) -> None:
     shown = database.outbox("partitions", "ensure", "--since", str(DAY - timedelta(1)))
     assert shown.exit_code == 2
     assert "a closed day never changes" in shown.output
+
+
+def test_a_gap_behind_the_closed_days_can_be_made(database: Database) -> None:
+    """Guards against a relay that looks from the first day that is there, and misses one that is made before it."""
+    days.closed(database)
+    gap = DAY + timedelta(1)
+    database.rows(f"DROP TABLE {calendar.leaf_of(gap)}")
+    database.rows("DELETE FROM outbox_days WHERE day = %s", gap)
+    assert database.value("SELECT outbox_open_from()") == gap
+    assert ahead.ensure(database.settings, since=gap).made == 1
 
 
 def test_closing_and_making_days_at_once(database: Database) -> None:

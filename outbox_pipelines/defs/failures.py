@@ -1,0 +1,26 @@
+"""Errors that a person has to act on, as Dagster shows them: one line, without a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import dagster as dg
+
+from outbox_pipelines.errors import SetupError
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Turns what the packages and the database refuse into a `dg.Failure` with their message."""
+    # Here, because definitions are to load without the drivers.
+    import psycopg
+
+    from outbox_pipelines.database import first_line
+
+    try:
+        yield
+    except SetupError as error:
+        raise dg.Failure(str(error)) from None
+    except psycopg.Error as error:
+        raise dg.Failure(f"the database refuses: {first_line(error)}") from None

@@ -1,0 +1,124 @@
+"""Restoring: a day comes back as it was, or not at all."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from outbox_pipelines.archive import day as archive
+from outbox_pipelines.archive import restore
+from outbox_pipelines.errors import NotReadyError, SetupError
+from outbox_pipelines.partitions import calendar, drop
+from outbox_pipelines.settings import Settings
+from tests.archive.days import past_day
+from tests.schema.servers import Database
+
+_COLUMNS = """
+SELECT id, seq, aggregate_type, aggregate_id, event_type, payload::text, headers::text, idempotency_key,
+       correlation_id, causation_id, traceparent, version, created_at FROM {} ORDER BY seq"""
+
+
+@pytest.fixture
+def settings(database: Database, tmp_path: Path) -> Settings:
+    return database.settings.model_copy(update={"archive": str(tmp_path / "archive")})
+
+
+@pytest.fixture
+def before() -> list[tuple[object, ...]]:
+    """What the day held, filled by the fixture below."""
+    return []
+
+
+@pytest.fixture
+def dropped(database: Database, settings: Settings, before: list[tuple[object, ...]]) -> date:
+    """A day with events of all shapes that is archived and dropped."""
+    day = past_day(database)
+    archive.archive(settings, day)
+    before += database.rows(_COLUMNS.format(calendar.leaf_of(day)))
+    drop.drop(settings, day)
+    return day
+
+
+def test_as_a_table(
+    database: Database, settings: Settings, dropped: date, before: list[tuple[object, ...]]
+) -> None:
+    """Guards against a restored row that is not the one that was archived."""
+    restored = restore.restore(settings, dropped)
+    assert restored == restore.Restored(dropped, f"outbox_restored_{dropped:%Y%m%d}", len(before))
+    assert before
+    assert database.rows(_COLUMNS.format(restored.table)) == before
+    assert database.outbox("migrate", "--check").exit_code == 0
+    with pytest.raises(NotReadyError, match="is there already"):
+        restore.restore(settings, dropped)
+
+
+def test_attached_again(
+    database: Database, settings: Settings, dropped: date, before: list[tuple[object, ...]]
+) -> None:
+    """Guards against a day that comes back without its guards, and is published a second time."""
+    shown = database.outbox("archive", "restore", str(dropped), "--attach", OUTBOX_ARCHIVE=settings.archive)
+    assert shown.exit_code == 0, shown.output
+    leaf = calendar.leaf_of(dropped)
+    assert f"{len(before)} rows in {leaf}, proven equal" in shown.output
+    bounds = calendar.bounds_of(dropped)
+    in_day = f"outbox WHERE created_at >= '{bounds[0]}' AND created_at < '{bounds[1]}'"
+    assert database.rows(_COLUMNS.format(in_day)) == before
+    assert database.value("SELECT state FROM outbox_days WHERE day = %s", dropped) == "archived"
+    unpublished = "SELECT count(*) FROM outbox, outbox_shards WHERE NOT pg_visible_in_snapshot(tx, done)"
+    assert database.value(unpublished) == 0
+    assert {status for (status,) in database.rows("SELECT DISTINCT status FROM outbox_events")} == {
+        "PROCESSED"
+    }
+    for change in ("DELETE FROM {}", "UPDATE {} SET version = 1", "TRUNCATE {}", "INSERT INTO {0} TABLE {0}"):
+        with pytest.raises(psycopg.Error, match=r"append-only|closed"):
+            database.rows(change.format(leaf))
+    assert database.outbox("migrate", "--check").exit_code == 0
+    # And it goes again, as it went.
+    assert archive.verify(settings, dropped).equal
+    assert drop.drop(settings, dropped).rows == len(before)
+
+
+def test_a_damaged_file_is_not_restored(database: Database, settings: Settings, dropped: date) -> None:
+    """Guards against a table that looks like the day and is not."""
+    (file,) = Path(settings.archive).rglob("*.parquet")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(SetupError, match=r"not restored.*has changed"):
+        restore.restore(settings, dropped)
+    assert database.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'outbox_restored%%'") == 0
+
+
+def test_rows_that_differ_from_the_manifest_are_not_kept(
+    database: Database, settings: Settings, dropped: date, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a restore that trusts its own copying."""
+    # The first row is taken for names.
+    monkeypatch.setattr(restore.queries, "COPY", restore.queries.COPY.replace("csv", "csv, HEADER"))
+    with pytest.raises(SetupError, match="differ from the manifest"):
+        restore.restore(settings, dropped)
+    assert database.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'outbox_restored%%'") == 0
+
+
+def test_into_another_database(
+    settings: Settings, dropped: date, empty: Database, before: list[tuple[object, ...]]
+) -> None:
+    """Guards against an archive that can be read only where it was written."""
+    assert empty.outbox("migrate").exit_code == 0
+    elsewhere = empty.settings.model_copy(update={"archive": settings.archive})
+    assert restore.restore(elsewhere, dropped).rows == len(before)
+    with pytest.raises(NotReadyError, match="only a dropped one is attached"):
+        restore.restore(elsewhere, dropped, attach=True)
+
+
+def test_what_is_not_there(database: Database, settings: Settings, dropped: date) -> None:
+    """Guards against a traceback for a typo."""
+    shown = database.outbox("archive", "restore", "2020-01-01", OUTBOX_ARCHIVE=settings.archive)
+    assert shown.exit_code == 2
+    assert "has no 2020-01-01" in shown.output
+    day = calendar.read(settings)[-1].day
+    with pytest.raises(NotReadyError, match="is open"):
+        restore.restore(settings, day, attach=True)
