@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, datetime
@@ -16,7 +17,7 @@ import click
 
 from outbox_pipelines import log
 from outbox_pipelines.database import first_line
-from outbox_pipelines.errors import SetupError
+from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -67,6 +68,9 @@ def query(settings: Settings, sql: str, form: str | None, parquet: Path | None, 
         else:
             _table(archive, asked, limit or 100)
     except duckdb.Error as error:
+        # Raised in the middle of DuckDB, which tells of it with a stack.
+        if away := re.search(r"^AwayError: (.*)$", str(error), re.MULTILINE):
+            raise AwayError(away[1]) from None
         # What stands behind it shows the place in the query, or another name that would do.
         said = [line.strip() for line in str(error).split("\n\nLINE")[0].splitlines() if line.strip()]
         raise SetupError(f"the query fails: {' '.join(said)}") from None
@@ -141,14 +145,23 @@ def _fetch(cursor: duckdb.DuckDBPyConnection) -> Iterator[Row]:
 
 
 def _write(settings: Settings, asked: duckdb.DuckDBPyRelation, file: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     archive = Path(settings.archive.removeprefix("file://")).expanduser().absolute()
     if file.resolve().is_relative_to(archive.resolve()):
         raise SetupError(f"{file} is in the archive, which is only read: name a file elsewhere")
-    # Under its name only when it is whole.
+    # Under its name only when it is whole. Not by DuckDB's own writer: it waits for ever where a query fails
+    # half-way.
     begun = file.with_name(f".{file.name}.begun")
     try:
-        asked.write_parquet(str(begun), compression="zstd")
+        rows = asked.to_arrow_reader(_AT_ONCE)
+        with pq.ParquetWriter(begun, rows.schema, compression="zstd") as writer:
+            for batch in rows:
+                writer.write_batch(batch)
         begun.replace(file)
+    except (OSError, pa.ArrowException) as error:
+        raise SetupError(f"{file} cannot be written: {first_line(error)}") from None
     finally:
         begun.unlink(missing_ok=True)
     log.say(f"written to {file}", file=str(file))

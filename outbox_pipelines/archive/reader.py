@@ -2,7 +2,8 @@
 
 Invariants:
 - Only files that a manifest names are read: half-written and superseded ones never count.
-- A file is opened only where its day is wanted; of it, only row groups and columns that are.
+- A file is opened only where its day is wanted; of it, only row groups and columns that are. The first of a
+  question is opened in any case, for the names of its columns.
 - Files of all versions are one table: what an older one has no column for is NULL.
 - Nothing in the archive can be changed through it.
 """

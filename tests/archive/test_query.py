@@ -59,9 +59,9 @@ def test_rows_that_were_cut_are_told_of(root: Path) -> None:
 
 def test_long_and_missing_cells(root: Path) -> None:
     """Guards against a payload that pushes all else off the screen, and numbers made of texts."""
-    done = ask(root, "SELECT repeat('x', 200) AS long, NULL AS none, '007' AS text, E'a\\nb' AS lines")
+    done = ask(root, "SELECT repeat('x', 200) AS long, NULL AS none, '1e5' AS text, E'a\\nb' AS lines")
     *_, row = done.stdout.splitlines()
-    assert row.split() == ["x" * 79 + "…", "007", "a", "b"]
+    assert row.split() == ["x" * 79 + "…", "1e5", "a", "b"]
     assert done.exit_code == 0
     assert ask(root, "SELECT seq FROM events WHERE false").stdout.splitlines()[0].strip() == "seq"
 
@@ -132,9 +132,13 @@ def test_the_archive_is_not_written(root: Path, tmp_path: Path) -> None:
         assert done.exit_code == 2
         assert "is in the archive, which is only read: name a file elsewhere" in done.stderr
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
-    failed = ask(root, "SELECT payload::int FROM events", "--parquet", str(tmp_path / "out.parquet"))
+    (tmp_path / "out.parquet").write_text("of yesterday")
+    late = "SELECT CASE WHEN range = 900000 THEN error('boom') ELSE range END FROM range(1000000)"
+    failed = ask(root, late, "--parquet", str(tmp_path / "out.parquet"))
     assert failed.exit_code == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["archive"]
+    assert len(failed.stderr.splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "out.parquet"]
+    assert (tmp_path / "out.parquet").read_text() == "of yesterday"
     nowhere = ask(root, COUNTS, "--parquet", str(tmp_path / "no" / "such" / "out.parquet"))
     assert nowhere.exit_code == 2
     assert len(nowhere.stderr.splitlines()) == 1
