@@ -49,6 +49,15 @@ def read(settings: Settings) -> list[Day]:
         return [Day(*row) for row in connection.execute(queries.DAYS)]
 
 
+def waiting(settings: Settings) -> list[date]:
+    """The days that are closed and not archived, in order.
+
+    Raises:
+        SetupError: as `read`.
+    """
+    return [day.day for day in read(settings) if day.state == "closed"]
+
+
 def leaf_of(day: date) -> str:
     """The name of a day's partition."""
     return f"outbox_{day:%Y%m%d}"

@@ -25,8 +25,13 @@ def test_everything_is_there(loaded: dg.Definitions) -> None:
     assert {spec.key.to_user_string() for spec in loaded.resolve_all_asset_specs()} >= {
         "outbox/events",
         "outbox/relay",
+        "outbox/archive",
     }
-    assert {job.name for job in loaded.jobs or ()} >= {"relay_session", "relay_once"}
+    assert {job.name for job in loaded.jobs or ()} >= {"relay_session", "relay_once", "archive_day"}
+    assert {schedule.name for schedule in loaded.schedules or ()} >= {
+        "maintain_partitions",
+        "archive_and_drop",
+    }
     assert {sensor.name for sensor in loaded.sensors or ()} >= {"relay_supervisor"}
     supervisor = loaded.resolve_sensor_def("relay_supervisor")
     assert supervisor.default_status is dg.DefaultSensorStatus.RUNNING
@@ -44,6 +49,7 @@ def test_everything_says_what_it_is_for(loaded: dg.Definitions) -> None:
         *loaded.resolve_all_asset_specs(),
         *(loaded.jobs or ()),
         *(loaded.sensors or ()),
+        *(loaded.schedules or ()),
         *(check for checks in loaded.asset_checks or () for check in checks.check_specs),
     ]
     for definition in described:
@@ -71,7 +77,10 @@ def test_jobs_run_in_one_process(loaded: dg.Definitions) -> None:
 
 def test_loading_imports_nothing_heavy() -> None:
     """Guards against imports that every run, every tick and every `dg` command would pay for."""
-    heavy = ("pandas", "great_expectations", "duckdb", "pyarrow", "psycopg", "confluent_kafka")
+    heavy = (
+        *("pandas", "numpy", "great_expectations", "duckdb", "pyarrow", "adbc_driver_postgresql", "obstore"),
+        *("psycopg", "confluent_kafka"),
+    )
     script = (
         "import sys; from outbox_pipelines.definitions import defs; defs(); "
         f"print(*[name for name in {heavy} if name in sys.modules])"

@@ -1,0 +1,244 @@
+"""The asset `outbox/archive`, its check, its job and its schedule."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._core.event_api import PartitionKeyFilter
+
+from outbox_pipelines.archive import export
+from outbox_pipelines.defs.archive import archive, archive_and_drop, archive_day, archive_equals_table
+from outbox_pipelines.defs.events import DAYS, events
+from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.partitions import close
+from tests.archive.days import days_ago, file, make_days, manifest, publish, write, write_shapes
+from tests.defs.conftest import metadata_of
+from tests.schema.servers import Database
+
+CHECK = dg.AssetCheckKey(archive.key, "archive_equals_table")
+DAY, NEXT = days_ago(4), days_ago(3)
+
+
+@pytest.fixture
+def resource(database: Database, tmp_path: Path) -> OutboxResource:
+    """Of an outbox with two days that are over and published."""
+    make_days(database, DAY)
+    write_shapes(database, DAY)
+    write(database, NEXT)
+    publish(database)
+    return OutboxResource(dsn=database.dsn, archive=str(tmp_path / "archive"))
+
+
+class Dagster:
+    """Runs of the job, and what they leave."""
+
+    def __init__(self, instance: dg.DagsterInstance, resource: OutboxResource) -> None:
+        self.instance = instance
+        self.definitions = dg.Definitions(
+            assets=[events, archive],
+            asset_checks=[archive_equals_table],
+            jobs=[archive_day],
+            resources={"outbox": resource},
+            executor=dg.in_process_executor,
+        )
+
+    def run(self, day: date) -> dg.ExecuteInProcessResult:
+        job = self.definitions.resolve_job_def("archive_day")
+        return job.execute_in_process(instance=self.instance, partition_key=str(day), raise_on_error=False)
+
+    def verdict(self, day: date) -> dg.AssetCheckEvaluation | None:
+        """Of the check, for this day."""
+        found = self.instance.event_log_storage.get_latest_asset_check_execution_by_key(
+            [CHECK], PartitionKeyFilter(key=str(day))
+        )
+        record = found.get(CHECK)
+        event = record.event.dagster_event if record and record.event else None
+        # Else it was planned, and left out.
+        if event is None or event.event_type is not dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+            return None
+        return event.asset_check_evaluation_data
+
+    def reason(self, result: dg.ExecuteInProcessResult) -> str:
+        """Of the one step that failed."""
+        (failed,) = [e for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_FAILURE]
+        return str(failed.step_failure_data.user_failure_data.description)
+
+
+@pytest.fixture
+def dagster(instance: dg.DagsterInstance, resource: OutboxResource) -> Dagster:
+    return Dagster(instance, resource)
+
+
+def test_a_day_is_archived_and_proven(
+    dagster: Dagster, resource: OutboxResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a materialization that says nothing, and a job that leaves out its check."""
+    monkeypatch.setattr(export, "_PROGRESS_ROWS", 10)
+    result = dagster.run(DAY)
+    assert result.success
+    (materialized,) = result.asset_materializations_for_node("outbox__archive")
+    said = manifest(resource.settings(), DAY)
+    metadata = metadata_of(materialized)
+    assert materialized.partition == str(DAY)
+    assert metadata["rows"] == said.rows > 20
+    assert metadata["megabytes"] == round(said.size / 1e6, 3) > 0
+    assert metadata["file"] == str(file(resource.settings(), DAY))
+    assert metadata["seconds"] > 0
+    assert metadata["archived_before"] is False
+    logged = [entry.user_message for entry in dagster.instance.all_logs(result.run_id)]
+    assert f"{said.rows} rows written" in logged
+    verdict = dagster.verdict(DAY)
+    assert verdict is not None
+    assert verdict.passed
+    assert verdict.metadata["rows"].value == said.rows
+    assert verdict.metadata["differences"].value == ""
+    again = dagster.run(DAY)
+    (materialized,) = again.asset_materializations_for_node("outbox__archive")
+    assert metadata_of(materialized)["archived_before"] is True
+
+
+def test_a_later_day_hides_no_failure(dagster: Dagster, resource: OutboxResource, database: Database) -> None:
+    """Guards against a check that is green for all days because the last one is."""
+    dagster.run(DAY)
+    database.rows("ALTER TABLE outbox DISABLE TRIGGER outbox_append_only")
+    ((id, seq),) = database.rows(
+        "UPDATE outbox SET payload = '6' WHERE seq = (SELECT min(seq) FROM outbox) RETURNING id, seq"
+    )
+    database.rows("ALTER TABLE outbox ENABLE TRIGGER outbox_append_only")
+    # A check blocks nothing: the asset is there, and the run a success.
+    result = dagster.run(DAY)
+    assert result.success
+    difference = f"bucket 0: event {id} (seq {seq}) differs"
+    assert f"{DAY}: {difference}" in [e.user_message for e in dagster.instance.all_logs(result.run_id)]
+    assert dagster.run(NEXT).success
+    then, verdict = dagster.verdict(NEXT), dagster.verdict(DAY)
+    assert then is not None
+    assert then.passed
+    assert verdict is not None
+    assert not verdict.passed
+    assert verdict.severity is dg.AssetCheckSeverity.ERROR
+    assert verdict.metadata["differences"].value.splitlines()[-1] == f"- {difference}"
+
+
+def test_a_tampered_file_of_a_dropped_day(
+    dagster: Dagster, resource: OutboxResource, database: Database
+) -> None:
+    """Guards against a check that can say nothing once the rows are gone."""
+    dagster.run(DAY)
+    database.rows(f"DROP TABLE outbox_{DAY:%Y%m%d}")
+    database.rows("UPDATE outbox_days SET state = 'dropped' WHERE day = %s", DAY)
+    assert dagster.run(DAY).success
+    verdict = dagster.verdict(DAY)
+    assert verdict is not None
+    assert verdict.passed
+    path = file(resource.settings(), DAY)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert dagster.run(DAY).success
+    verdict = dagster.verdict(DAY)
+    assert verdict is not None
+    assert not verdict.passed
+    assert f"{path.name} has " in verdict.metadata["differences"].value
+
+
+@pytest.mark.parametrize("setting", [{}, {"archive": "/proc/archive"}, {"db_schema": "elsewhere"}])
+def test_a_refusal_is_one_line(
+    database: Database, dagster: Dagster, resource: OutboxResource, setting: dict[str, str]
+) -> None:
+    """Guards against a stack trace for a day that is not ready, and for a set-up that is not right."""
+    given = {"dsn": database.dsn, "archive": resource.archive} | setting
+    wrong = Dagster(dagster.instance, OutboxResource(**given))
+    day = DAY if setting else datetime.now(UTC).date()
+    result = wrong.run(day)
+    assert not result.success
+    reason = wrong.reason(result)
+    assert len(reason.splitlines()) == 1
+    assert reason.startswith(
+        f"{day} is not closed: it ends at midnight UTC"
+        if not setting
+        else "the archive /proc/archive (OUTBOX_ARCHIVE) refuses"
+        if "archive" in setting
+        else "schema 'elsewhere' (OUTBOX_SCHEMA) lacks"
+    )
+    # Nothing was archived: there is nothing to prove.
+    assert wrong.verdict(day) is None
+
+
+def test_a_range_of_days(dagster: Dagster, database: Database, resource: OutboxResource) -> None:
+    """Guards against a backfill that takes all days in one run, and fails all for one."""
+    # Dagster's default: a run for each.
+    assert archive.backfill_policy is None
+    job = dagster.definitions.resolve_job_def("archive_day")
+    assert job.partitions_def == DAYS
+    keys = DAYS.get_partition_keys_in_range(dg.PartitionKeyRange(str(DAY), str(days_ago(2))))
+    assert keys == [str(DAY), str(NEXT), str(days_ago(2))]
+    assert all(dagster.run(date.fromisoformat(key)).success for key in keys)
+    done = dagster.instance.get_materialized_partitions(archive.key)
+    assert done == set(keys)
+    query = "SELECT day::text FROM outbox_days WHERE state = 'archived' AND proven_at IS NOT NULL ORDER BY 1"
+    assert [day for (day,) in database.rows(query)] == keys
+
+
+# --- the schedule -----------------------------------------------------------------------------------------
+
+NOON = datetime(2026, 11, 21, 12, 37, tzinfo=UTC)
+
+
+def tick(
+    dagster: Dagster, resource: OutboxResource, at: datetime = NOON
+) -> tuple[list[dg.RunRequest], list[str]]:
+    """What a tick asks for, and why it skips."""
+    # As a block: the context opens the instance once more, and Dagster remembers it until it is closed.
+    with dg.build_schedule_context(dagster.instance, at, resources={"outbox": resource}) as context:
+        found = list(archive_and_drop(context))
+    requests = [each for each in found if isinstance(each, dg.RunRequest)]
+    return requests, [str(each.skip_message) for each in found if isinstance(each, dg.SkipReason)]
+
+
+def test_each_closed_day_is_requested_once(
+    dagster: Dagster, database: Database, resource: OutboxResource
+) -> None:
+    """Guards against days that wait for somebody, and against two runs of one day."""
+    assert tick(dagster, resource) == ([], ["every day that is closed is archived"])
+    close.close(resource.settings(), DAY)
+    close.close(resource.settings(), NEXT)
+    requests, _ = tick(dagster, resource)
+    assert [request.partition_key for request in requests] == [str(DAY), str(NEXT)]
+    # The same tick again asks for the same runs; the next one tries again.
+    assert tick(dagster, resource)[0] == requests
+    later, _ = tick(dagster, resource, NOON + timedelta(hours=1))
+    assert not {request.run_key for request in later} & {request.run_key for request in requests}
+    dagster.run(DAY)
+    assert [request.partition_key for request in tick(dagster, resource)[0]] == [str(NEXT)]
+
+
+def test_a_day_at_work_is_left_alone(dagster: Dagster, database: Database, resource: OutboxResource) -> None:
+    """Guards against a second run each hour of a day that takes longer; one that failed is tried again."""
+    close.close(resource.settings(), DAY)
+    run = dagster.instance.create_run_for_job(
+        dagster.definitions.resolve_job_def("archive_day"), tags={"dagster/partition": str(DAY)}
+    )
+    assert tick(dagster, resource) == ([], [f"a run of {DAY} is at work"])
+    dagster.instance.report_run_failed(run)
+    assert len(tick(dagster, resource)[0]) == 1
+
+
+def test_without_an_archive_nothing_is_requested(
+    dagster: Dagster, database: Database, resource: OutboxResource
+) -> None:
+    """Guards against an hourly failure where nobody wants an archive."""
+    close.close(resource.settings(), DAY)
+    for archive_ in ("", "none"):
+        requests, (reason,) = tick(dagster, OutboxResource(dsn=database.dsn, archive=archive_))
+        assert requests == []
+        assert "set OUTBOX_ARCHIVE" in reason
+
+
+def test_it_runs_by_itself() -> None:
+    """Guards against a schedule that somebody must find and switch on."""
+    assert archive_and_drop.default_status is dg.DefaultScheduleStatus.RUNNING
+    assert archive_and_drop.job_name == "archive_day"
+    # Not with everybody's jobs, at the full hour.
+    assert archive_and_drop.cron_schedule == "37 * * * *"
