@@ -31,6 +31,7 @@ from tests.archive.days import (
     SHAPES,
     days_ago,
     directory,
+    edit_manifest,
     file,
     make_days,
     manifest,
@@ -334,6 +335,23 @@ def test_a_run_that_died_before_the_database_knew(
     adopted = days.archive(settings, day)
     assert (adopted.written, adopted.manifest) == (False, written)
     assert database.rows(STATE, day)[0][:2] == ("archived", written.rows)
+    assert days.verify(settings, day).equal
+
+
+@pytest.mark.parametrize("damage", ["edited", "gone"])
+def test_a_manifest_that_the_database_does_not_know(
+    database: Database, settings: Settings, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    """Guards against figures of somebody else that are taken over, and a repair that nobody hears of."""
+    day = past_day(database)
+    truth = days.archive(settings, day).manifest
+    if damage == "edited":
+        edit_manifest(settings, day, statuses={"DISCARDED": truth.rows})
+    else:
+        (directory(settings, day) / MANIFEST).unlink()
+    assert days.archive(settings, day).written
+    assert "the manifest that was written is gone or changed" in caplog.text
+    assert manifest(settings, day).statuses == truth.statuses
     assert days.verify(settings, day).equal
 
 
