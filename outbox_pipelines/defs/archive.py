@@ -2,6 +2,7 @@
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import time
+import warnings
 from collections.abc import Iterator
 from datetime import date
 from typing import Any
@@ -11,6 +12,9 @@ import dagster as dg
 from outbox_pipelines.defs.events import DAYS, events
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
+
+# Every process that loads the definitions would print it.
+warnings.filterwarnings("ignore", "Specifying a partitions_def on an AssetCheckSpec", dg.PreviewWarning)
 
 # Dagster gives it to every run of a partition, whoever starts it.
 _DAY = "dagster/partition"
