@@ -3,7 +3,6 @@
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import time
 import warnings
-from collections.abc import Iterator
 from datetime import date
 from typing import Any
 
@@ -141,24 +140,21 @@ stay in the table until they are archived.
 )
 def archive_and_drop(
     context: dg.ScheduleEvaluationContext, outbox: OutboxResource
-) -> Iterator[dg.RunRequest | dg.SkipReason]:
+) -> list[dg.RunRequest] | dg.SkipReason:
     """A tick. `SetupError` is left to fail it, as in `relay_supervisor`."""
     from outbox_pipelines.partitions import calendar
 
     settings = outbox.settings()
     if not settings.archives:
-        yield dg.SkipReason("no archive is named: set OUTBOX_ARCHIVE to have closed days archived")
-        return
-    days = calendar.waiting(settings)
+        return dg.SkipReason("no archive is named: set OUTBOX_ARCHIVE to have closed days archived")
+    days = [str(day) for day in calendar.waiting(settings)]
     if not days:
-        yield dg.SkipReason("every day that is closed is archived")
-    for day in map(str, days):
-        if _at_work(context.instance, day):
-            yield dg.SkipReason(f"a run of {day} is at work")
-        else:
-            yield dg.RunRequest(
-                partition_key=day, run_key=f"{day} at {context.scheduled_execution_time:%Y-%m-%d %H:%M}"
-            )
+        return dg.SkipReason("every day that is closed is archived")
+    free = [day for day in days if not _at_work(context.instance, day)]
+    if not free:
+        return dg.SkipReason(f"runs are at work on {', '.join(days)}")
+    at = f"{context.scheduled_execution_time:%Y-%m-%d %H:%M}"
+    return [dg.RunRequest(partition_key=day, run_key=f"{day} at {at}") for day in free]
 
 
 def _at_work(instance: dg.DagsterInstance, day: str) -> bool:
