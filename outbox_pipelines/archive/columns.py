@@ -45,22 +45,18 @@ SCHEMA: Final = pa.schema(
 BUCKET: Final = 100_000
 """Events a bucket of sums spans, by `seq`."""
 
-_REQUIRED: Final[tuple[LiteralString, ...]] = (
-    "id",
-    "seq",
+# Of free text the length is summed too: without it a separator in a text could move from one to the next.
+_FREE: Final[tuple[LiteralString, ...]] = (
     "aggregate_type",
     "aggregate_id",
     "event_type",
-    "payload",
-)
-_OPTIONAL: Final[tuple[LiteralString, ...]] = (
-    "headers",
     "idempotency_key",
     "correlation_id",
     "causation_id",
     "traceparent",
-    "version",
 )
+# No separator is in these: JSON's text has it as \u001f.
+_OTHERS: Final[tuple[LiteralString, ...]] = ("id", "seq", "payload", "headers", "version")
 
 
 def row_text(microseconds: LiteralString) -> LiteralString:
@@ -69,10 +65,10 @@ def row_text(microseconds: LiteralString) -> LiteralString:
     Args:
         microseconds: what gives `created_at` as µs since 1970, in that engine.
     """
-    # chr(31) is ASCII's separator of units; the mark tells '' from NULL.
+    # What stands before a value tells '' from NULL. chr(31) is ASCII's separator of units.
     texts = [
-        *(f"{name}::text" for name in _REQUIRED),
-        *(f"coalesce('=' || {name}::text, '')" for name in _OPTIONAL),
+        *(f"coalesce(length({name}) || '=' || {name}, '')" for name in _FREE),
+        *(f"coalesce('=' || {name}::text, '')" for name in _OTHERS),
         f"({microseconds})::text",
     ]
     return f"concat_ws(chr(31), {', '.join(texts)})"

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
@@ -25,6 +26,8 @@ from outbox_pipelines.partitions import close
 from outbox_pipelines.partitions.calendar import leaf_of, require_day, working_at
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,10 @@ def archive(
                 _record(connection, manifest, before.content)
                 store.sweep(day, manifest.file)
                 return Archived(manifest, False, store.address(key(day, manifest.file)))
+        if known is not None and not again:
+            _LOG.warning(
+                "%s: the manifest that was written is gone or changed: the day is archived anew", day
+            )
         manifest = _write(settings, connection, store, day, progress)
         content = manifest.to_bytes()
         store.write(key(day, MANIFEST), content, before)

@@ -55,8 +55,8 @@ class Published:
         self._done = _Sight([Snapshot.parse(done) for _, done, _, _ in rows])
         # Inside a tick that took longer than a second.
         within = [(number, row) for number, row in enumerate(rows) if row[2] is not None]
-        self._within = np.array([number for number, _ in within] + [len(rows)], np.int64)
-        self._within_seq = [int(row[3] or 0) for _, row in within]
+        self._within = np.array([number for number, _ in within], np.int64)
+        self._within_seq = np.array([row[3] for _, row in within], np.int64)
         self._target = _Sight([Snapshot.parse(row[2] or "") for _, row in within])
 
     def at(self, tx: Ints, seq: Ints) -> Ints:
@@ -71,14 +71,9 @@ class Published:
         return self._at[found]
 
     def _tick(self, start: int, end: int) -> tuple[Ints, Ints]:
-        """The rows inside of one tick: their numbers, and up to which seq each reached."""
-        stop = start
-        while stop < len(self._within_seq) and self._within[stop] < end:
-            if stop > start and self._within_seq[stop] < self._within_seq[stop - 1]:
-                break
-            stop += 1
-        numbers = np.append(self._within[start:stop], len(self._at) - 1)
-        return numbers, np.array(self._within_seq[start:stop], np.int64)
+        """The rows inside of one tick, which row `end` finishes: their numbers, and the seq each reached."""
+        stop = int(np.searchsorted(self._within, end))
+        return np.append(self._within[start:stop], len(self._at) - 1), self._within_seq[start:stop]
 
 
 def earliest(times: Sequence[Ints]) -> tuple[Ints, NDArray[np.bool_]]:

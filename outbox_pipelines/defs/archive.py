@@ -3,7 +3,6 @@
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import time
 import warnings
-from collections.abc import Iterator
 from datetime import date
 from typing import Any
 
@@ -13,6 +12,9 @@ from outbox_pipelines.defs.events import DAYS, events
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.defs.runs import requests
+
+# Every process that loads the definitions would print it.
+warnings.filterwarnings("ignore", "Specifying a partitions_def on an AssetCheckSpec", dg.PreviewWarning)
 
 
 @dg.asset(
@@ -57,11 +59,6 @@ def archive(context: dg.AssetExecutionContext, outbox: OutboxResource) -> dg.Mat
             "archived_before": not done.written,
         }
     )
-
-
-# Without it a later day's success would hide the failure of an earlier one. Operators need not know that
-# Dagster may still change how it is said.
-warnings.filterwarnings("ignore", "Specifying a partitions_def on an AssetCheckSpec")
 
 
 @dg.asset_check(
@@ -134,12 +131,11 @@ stay in the table until they are archived.
 )
 def archive_days(
     context: dg.ScheduleEvaluationContext, outbox: OutboxResource
-) -> Iterator[dg.RunRequest | dg.SkipReason]:
+) -> list[dg.RunRequest] | dg.SkipReason:
     """A tick. `SetupError` is left to fail it, as in `relay_supervisor`."""
     from outbox_pipelines.partitions import calendar
 
     settings = outbox.settings()
     if not settings.archives:
-        yield dg.SkipReason("no archive is named: set OUTBOX_ARCHIVE to have closed days archived")
-        return
-    yield from requests(context, calendar.waiting(settings), nothing="every day that is closed is archived")
+        return dg.SkipReason("no archive is named: set OUTBOX_ARCHIVE to have closed days archived")
+    return requests(context, calendar.waiting(settings), nothing="every day that is closed is archived")

@@ -2,7 +2,6 @@
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import time
-from collections.abc import Iterator
 from datetime import date
 from typing import Any
 
@@ -92,12 +91,11 @@ stay in the table until they are dropped.
 )
 def drop_days(
     context: dg.ScheduleEvaluationContext, outbox: OutboxResource
-) -> Iterator[dg.RunRequest | dg.SkipReason]:
+) -> list[dg.RunRequest] | dg.SkipReason:
     """A tick. `SetupError` is left to fail it, as in `relay_supervisor`."""
     from outbox_pipelines.partitions import drop
 
     settings = outbox.settings()
     if not settings.archive:
-        yield dg.SkipReason("no archive is named: set OUTBOX_ARCHIVE to have days archived and dropped")
-        return
-    yield from requests(context, drop.due(settings), nothing="no day that is archived is past the retention")
+        return dg.SkipReason("no archive is named: set OUTBOX_ARCHIVE to have days archived and dropped")
+    return requests(context, drop.due(settings), nothing="no day that is archived is past the retention")

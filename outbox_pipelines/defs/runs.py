@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import date
 
 import dagster as dg
@@ -20,21 +20,19 @@ _IN_FLIGHT = [
 
 def requests(
     context: dg.ScheduleEvaluationContext, days: Sequence[date], *, nothing: str
-) -> Iterator[dg.RunRequest | dg.SkipReason]:
+) -> list[dg.RunRequest] | dg.SkipReason:
     """A run for each of these days that none is at work on.
 
     Args:
         nothing: why there is none to ask for.
     """
     if not days:
-        yield dg.SkipReason(nothing)
-    for day in map(str, days):
-        if _at_work(context.instance, day):
-            yield dg.SkipReason(f"a run of {day} is at work")
-        else:
-            yield dg.RunRequest(
-                partition_key=day, run_key=f"{day} at {context.scheduled_execution_time:%Y-%m-%d %H:%M}"
-            )
+        return dg.SkipReason(nothing)
+    free = [str(day) for day in days if not _at_work(context.instance, str(day))]
+    if not free:
+        return dg.SkipReason(f"runs are at work on {', '.join(map(str, days))}")
+    at = f"{context.scheduled_execution_time:%Y-%m-%d %H:%M}"
+    return [dg.RunRequest(partition_key=day, run_key=f"{day} at {at}") for day in free]
 
 
 def _at_work(instance: dg.DagsterInstance, day: str) -> bool:

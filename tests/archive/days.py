@@ -19,6 +19,7 @@ from tests.schema.events import Written, insert
 from tests.schema.servers import Connection, Database
 
 ODD_TYPE = """it's "odd" {} %s \\ $1"""
+SEPARATED = f"a{chr(31)}b{chr(10)}\tc"
 SHAPES: tuple[dict[str, object], ...] = (
     {},
     {
@@ -36,7 +37,7 @@ SHAPES: tuple[dict[str, object], ...] = (
         "aggregate_id": "日本語 \N{PILE OF POO}",
         "event_type": "e\N{COMBINING ACUTE ACCENT}",
     },
-    {"aggregate_id": f"a{chr(31)}b{chr(10)}\tc", "correlation_id": chr(31), "causation_id": "\\N"},
+    {"aggregate_id": SEPARATED, "correlation_id": chr(31), "causation_id": "\\N"},
     {"aggregate_type": ODD_TYPE, "payload": Jsonb(None), "version": -(2**31)},
     {"payload": Jsonb({"large": "x" * 90_000, "more": list(range(1000))})},
     {"payload": Jsonb([chr(31), "\\", '"', "é", [], {}, True])},

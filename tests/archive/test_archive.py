@@ -9,8 +9,11 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pyarrow.parquet as pq
@@ -20,7 +23,7 @@ from outbox_pipelines import __version__
 from outbox_pipelines.archive import day as days
 from outbox_pipelines.archive import export
 from outbox_pipelines.archive.columns import SCHEMA
-from outbox_pipelines.archive.manifest import digest
+from outbox_pipelines.archive.manifest import Manifest, digest
 from outbox_pipelines.archive.store import MANIFEST
 from outbox_pipelines.errors import AwayError, NotReadyError, SetupError
 from outbox_pipelines.settings import Settings
@@ -28,6 +31,7 @@ from tests.archive.days import (
     SHAPES,
     days_ago,
     directory,
+    edit_manifest,
     file,
     make_days,
     manifest,
@@ -47,11 +51,17 @@ SELECT id::text, seq, aggregate_type, aggregate_id, event_type, payload::text, h
        correlation_id, causation_id, traceparent, version, created_at
 FROM outbox WHERE created_at >= %s AND created_at < %s + 1
 ORDER BY aggregate_type COLLATE "C", aggregate_id COLLATE "C", seq"""
+ENDS = "SELECT count(*), min(seq), max(seq), min(created_at), max(created_at) FROM outbox"
 STATE = """
 SELECT state, events, manifest_sha256, archived_at IS NOT NULL, proven_at FROM outbox_days WHERE day = %s"""
 END_EXPORT = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND query ~ 'LEFT JOIN outbox_released' AND pid <> pg_backend_pid()"""
+
+
+def ends(said: Manifest) -> tuple[Any, ...]:
+    """What the manifest says of all rows."""
+    return said.rows, said.first_seq, said.last_seq, said.first_created_at, said.last_created_at
 
 
 def test_the_file_holds_exactly_the_rows(database: Database, settings: Settings) -> None:
@@ -85,10 +95,7 @@ def test_the_manifest_tells_the_truth(database: Database, settings: Settings) ->
     assert names(settings, day) == sorted([MANIFEST, said.file])
     assert (said.size, said.sha256) == (len(content), hashlib.sha256(content).hexdigest())
     assert said.file == f"events-{said.sha256[:16]}.parquet"
-    query = "SELECT count(*), min(seq), max(seq), min(created_at), max(created_at) FROM outbox"
-    assert database.rows(query) == [
-        (said.rows, said.first_seq, said.last_seq, said.first_created_at, said.last_created_at)
-    ]
+    assert database.rows(ENDS) == [ends(said)]
     assert said.statuses == {"PROCESSED": said.rows - 1, "FAILED": 1}
     assert sum(bucket.rows for bucket in said.buckets.values()) == said.rows
     assert (said.schema_version, said.tool) == (1, f"outbox-pipelines {__version__}")
@@ -120,6 +127,7 @@ def test_the_rows_are_sorted_over_batches_and_row_groups(
     assert order == sorted(order)
     assert {row["id"] for row in found} == {id for (id,) in database.rows("SELECT id::text FROM outbox")}
     assert len(found) == said.rows == 5000 + len(SHAPES) + 2
+    assert database.rows(ENDS) == [ends(said)]
     assert [rows // 1000 for rows in told] == [1, 2, 3, 4, 5]
     with file(settings, day).open("rb") as stream:
         groups = pq.read_metadata(stream)
@@ -246,6 +254,17 @@ def test_a_process_that_dies_leaves_nothing_that_counts(database: Database, sett
     assert days.verify(settings, day).equal
 
 
+@contextmanager
+def disk_of(size: int) -> Iterator[None]:
+    """No file of this process may grow larger: the kernel refuses, and Python has it say so by an error."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def test_a_disk_that_is_full_leaves_no_file(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,17 +275,22 @@ def test_a_disk_that_is_full_leaves_no_file(
     make_days(database, day)
     write_many(database, day, 5000)
     publish(database)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # The kernel refuses to write more; Python has told it to do so by an error.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
-    try:
-        with pytest.raises(AwayError, match="File too large"):
-            days.archive(settings, day)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with disk_of(10_000), pytest.raises(AwayError, match="File too large"):
+        days.archive(settings, day)
     assert names(settings, day) == []
     assert "outbox archive" not in {thread.name for thread in threading.enumerate()}
     assert days.archive(settings, day).written
+
+
+def test_a_disk_that_is_full_at_the_end(database: Database, settings: Settings) -> None:
+    """Guards against a file that is replaced by one without its last bytes."""
+    day = past_day(database)
+    kept = days.archive(settings, day).manifest
+    with disk_of(kept.size - 10), pytest.raises(AwayError, match="File too large"):
+        days.archive(settings, day, again=True)
+    assert manifest(settings, day) == kept
+    assert names(settings, day) == sorted([MANIFEST, kept.file])
+    assert days.verify(settings, day).equal
 
 
 def test_a_database_that_goes_away_leaves_no_file(
@@ -311,6 +335,23 @@ def test_a_run_that_died_before_the_database_knew(
     adopted = days.archive(settings, day)
     assert (adopted.written, adopted.manifest) == (False, written)
     assert database.rows(STATE, day)[0][:2] == ("archived", written.rows)
+    assert days.verify(settings, day).equal
+
+
+@pytest.mark.parametrize("damage", ["edited", "gone"])
+def test_a_manifest_that_the_database_does_not_know(
+    database: Database, settings: Settings, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    """Guards against figures of somebody else that are taken over, and a repair that nobody hears of."""
+    day = past_day(database)
+    truth = days.archive(settings, day).manifest
+    if damage == "edited":
+        edit_manifest(settings, day, statuses={"DISCARDED": truth.rows})
+    else:
+        (directory(settings, day) / MANIFEST).unlink()
+    assert days.archive(settings, day).written
+    assert "the manifest that was written is gone or changed" in caplog.text
+    assert manifest(settings, day).statuses == truth.statuses
     assert days.verify(settings, day).equal
 
 

@@ -18,6 +18,7 @@ from outbox_pipelines.archive.columns import SCHEMA
 from outbox_pipelines.archive.store import MANIFEST, key
 from outbox_pipelines.settings import Settings
 from tests.archive.days import (
+    SEPARATED,
     days_ago,
     directory,
     edit_manifest,
@@ -202,6 +203,14 @@ def first(table: Rows, column: str, value: object) -> int:
     return next(n for n, row in enumerate(table) if row[column] == value)
 
 
+def move_separator(table: Rows) -> list[int]:
+    """The text between two columns, with the separators of the sums, stays what it was."""
+    n = first(table, "aggregate_id", SEPARATED)
+    before, after = SEPARATED.split(chr(31))
+    table[n] |= {"aggregate_type": f"{table[n]['aggregate_type']}{chr(31)}{before}", "aggregate_id": after}
+    return [n]
+
+
 CHANGES: dict[str, Callable[[Rows], list[int]]] = {
     "payload": lambda table: change(table, 5, "payload", '{"total": 6}'),
     "payload, by a blank": lambda table: change(
@@ -212,6 +221,7 @@ CHANGES: dict[str, Callable[[Rows], list[int]]] = {
     ),
     "swapped times": swap_times,
     "swapped payloads": swap_payloads,
+    "a separator, moved": move_separator,
     "NULL, now empty": lambda table: change(
         table, first(table, "correlation_id", None), "correlation_id", ""
     ),
