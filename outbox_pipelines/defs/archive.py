@@ -2,6 +2,7 @@
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import time
+import warnings
 from collections.abc import Iterator
 from datetime import date
 from typing import Any
@@ -11,16 +12,7 @@ import dagster as dg
 from outbox_pipelines.defs.events import DAYS, events
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
-
-# Dagster gives it to every run of a partition, whoever starts it.
-_DAY = "dagster/partition"
-_IN_FLIGHT = [
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-]
+from outbox_pipelines.defs.runs import requests
 
 
 @dg.asset(
@@ -34,7 +26,7 @@ _IN_FLIGHT = [
 A partition is a UTC day. It is closed first, if it can be; then its rows are written with what became of
 them, and a manifest with counts and digests beside the file. A day that is archived already is left as it is.
 
-Use: let the schedule `archive_and_drop` do it. By hand: the job `archive_day` for a day, or choose days under
+Use: let the schedule `archive_days` do it. By hand: the job `archive_day` for a day, or choose days under
 Materialize: each gets a run of its own.
 
 When it fails: the error says in one line why the day is not ready, and what helps, or what the archive or the
@@ -65,6 +57,11 @@ def archive(context: dg.AssetExecutionContext, outbox: OutboxResource) -> dg.Mat
             "archived_before": not done.written,
         }
     )
+
+
+# Without it a later day's success would hide the failure of an earlier one. Operators need not know that
+# Dagster may still change how it is said.
+warnings.filterwarnings("ignore", "Specifying a partitions_def on an AssetCheckSpec")
 
 
 @dg.asset_check(
@@ -110,7 +107,7 @@ archive_day = dg.define_asset_job(
     selection=dg.AssetSelection.assets(archive),
     description="""Archives a day and proves it: the asset `outbox/archive`, then its check.
 
-Use: the schedule `archive_and_drop` launches it for each day that is closed. By hand: choose a day or
+Use: the schedule `archive_days` launches it for each day that is closed. By hand: choose a day or
 a range of days in the launchpad; each gets a run. Safe for a day that is archived already.
 
 When it fails: the run says in one line what stands against it and what helps; run it again afterwards. When
@@ -120,7 +117,7 @@ the check fails, its metadata names the events that differ: see there.
 
 
 @dg.schedule(
-    name="archive_and_drop",
+    name="archive_days",
     job=archive_day,
     # Off the full hour, when everybody's jobs start.
     cron_schedule="37 * * * *",
@@ -135,7 +132,7 @@ When a tick fails: its error says in one line what to mend (settings, database, 
 stay in the table until they are archived.
 """,
 )
-def archive_and_drop(
+def archive_days(
     context: dg.ScheduleEvaluationContext, outbox: OutboxResource
 ) -> Iterator[dg.RunRequest | dg.SkipReason]:
     """A tick. `SetupError` is left to fail it, as in `relay_supervisor`."""
@@ -145,18 +142,4 @@ def archive_and_drop(
     if not settings.archives:
         yield dg.SkipReason("no archive is named: set OUTBOX_ARCHIVE to have closed days archived")
         return
-    days = calendar.waiting(settings)
-    if not days:
-        yield dg.SkipReason("every day that is closed is archived")
-    for day in map(str, days):
-        if _at_work(context.instance, day):
-            yield dg.SkipReason(f"a run of {day} is at work")
-        else:
-            yield dg.RunRequest(
-                partition_key=day, run_key=f"{day} at {context.scheduled_execution_time:%Y-%m-%d %H:%M}"
-            )
-
-
-def _at_work(instance: dg.DagsterInstance, day: str) -> bool:
-    in_flight = dg.RunsFilter(statuses=_IN_FLIGHT, tags={_DAY: day})
-    return bool(instance.get_run_records(in_flight, limit=1))
+    yield from requests(context, calendar.waiting(settings), nothing="every day that is closed is archived")

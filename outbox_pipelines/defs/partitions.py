@@ -1,6 +1,7 @@
-"""The job, the schedule and the check that keep days ahead."""
+"""The job and the schedule that look after the days, and the check that there are days ahead."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+import dataclasses
 from typing import Any
 
 import dagster as dg
@@ -62,9 +63,19 @@ def close_days(context: dg.OpExecutionContext, outbox: OutboxResource) -> None:
     context.add_output_metadata({"closed": closed, "stay_open": still_open})
 
 
+@dg.op
+def purge_rows(context: dg.OpExecutionContext, outbox: OutboxResource) -> None:
+    """Removes old idempotency keys, and what tells of days that are long archived."""
+    with one_line():
+        from outbox_pipelines.partitions import purge
+
+        purged = purge.purge(outbox.settings())
+    context.add_output_metadata(dataclasses.asdict(purged))
+
+
 @dg.job(
-    description="""Makes the partitions of the days ahead (OUTBOX_PARTITIONS_AHEAD), and closes the days
-that are over, by the database's clock.
+    description="""Makes the partitions of the days ahead (OUTBOX_PARTITIONS_AHEAD), closes the days that
+are over, by the database's clock, and purges old idempotency keys (OUTBOX_KEYS_DAYS) and progress.
 
 Use: its schedule runs it four times a day. By hand after an outage of days, or when `outbox status` or the
 check `partitions_ahead` says that there are few. Safe at any time, and by two at once; no writer waits.
@@ -77,9 +88,10 @@ fails, and days that are not closed stay in the table. It needs the database rol
 """,
 )
 def maintain_partitions() -> None:
-    # Neither waits for the other: days are made where none can be closed.
+    # None waits for another: days are made where none can be closed.
     make_partitions()
     close_days()
+    purge_rows()
 
 
 maintain_partitions_schedule = dg.ScheduleDefinition(

@@ -65,11 +65,14 @@ def due(settings: Settings) -> list[date]:
         return [day for (day,) in connection.execute(queries.DUE, given)]
 
 
-def drop(settings: Settings, day: date) -> Dropped:
-    """Drops a day, whatever the retention says: proven first.
+def drop(settings: Settings, day: date, *, early: bool = True) -> Dropped:
+    """Drops a day: proven first.
+
+    Args:
+        early: whatever the retention says.
 
     Raises:
-        NotReadyError: the day is not archived, or a long transaction uses the outbox.
+        NotReadyError: the day is not archived, or too young, or a long transaction uses the outbox.
         NotProvenError: file and rows differ; the day is as it was.
         SetupError: this role does not own the outbox; no archive is named.
         AwayError: the database or the archive does not answer.
@@ -85,6 +88,11 @@ def drop(settings: Settings, day: date) -> Dropped:
             raise NotReadyError(f"{day} is open: see `outbox partitions close {day}`")
         if settings.archive != NOWHERE and manifest_sha256 is None:
             raise NotReadyError(f"{day} is not archived: run `outbox archive day {day}`")
+        if not early and day not in due(settings):
+            raise NotReadyError(
+                f"{day} is within the retention of {settings.retention_days} days (OUTBOX_RETENTION_DAYS): "
+                f"to drop it early, run `outbox partitions drop {day}`"
+            )
         try:
             if not _detach(connection, day):
                 return _was_gone(settings, connection, day, manifest_sha256)

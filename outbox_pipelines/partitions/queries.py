@@ -19,6 +19,15 @@ SELECT count(*) FROM outbox_days d
 JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMDD')) AND c.relispartition
 WHERE d.state = 'open' AND d.day > (clock_timestamp() AT TIME ZONE 'UTC')::date"""
 
+# Over for more than a day, which is time enough for all that is done by itself.
+LATE: Final = """
+SELECT count(*) FILTER (WHERE state = 'open'), count(*) FILTER (WHERE state = 'closed' AND %(archives)s),
+       count(*) FILTER (WHERE state = 'archived' OR state = 'closed' AND %(drops_unarchived)s)
+FROM outbox_days
+WHERE (day + 1 + CASE WHEN state = 'archived' OR state = 'closed' AND %(drops_unarchived)s
+                      THEN %(retention)s ELSE 0 END)::timestamp AT TIME ZONE 'UTC'
+      < clock_timestamp() - interval '1 day' AND state <> 'dropped'"""
+
 ENSURE: Final = "SELECT outbox_ensure_partitions(%(days)s, %(since)s)"
 # For a role that may not own the table.
 ENSURE_IF_OWNER: Final = """

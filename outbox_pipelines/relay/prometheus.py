@@ -200,6 +200,11 @@ def _families(found: Status | None) -> list[Metric]:
     )
     dead_letters = GaugeMetricFamily("outbox_dead_letters_count", "Events given up and not dealt with")
     days_ahead = GaugeMetricFamily("outbox_days_ahead", "Whole days from tomorrow that have a partition")
+    late = GaugeMetricFamily(
+        "outbox_days_late",
+        "Days for which maintenance should have done this a day ago: close, archive, drop",
+        labels=["step"],
+    )
     if found is not None:
         for shard in found.shards:
             unpublished.add_metric([str(shard.shard)], shard.backlog)
@@ -207,7 +212,10 @@ def _families(found: Status | None) -> list[Metric]:
         parked.add_metric([], found.parked)
         dead_letters.add_metric([], found.dead_letters)
         days_ahead.add_metric([], found.days_ahead)
-    return [up, unpublished, oldest, parked, dead_letters, days_ahead]
+        late.add_metric(["close"], found.days_late.to_close)
+        late.add_metric(["archive"], found.days_late.to_archive)
+        late.add_metric(["drop"], found.days_late.to_drop)
+    return [up, unpublished, oldest, parked, dead_letters, days_ahead, late]
 
 
 @contextmanager

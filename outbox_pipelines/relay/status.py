@@ -59,6 +59,8 @@ class Status:
     dead_letters: int
     days_ahead: int
     """Whole days from tomorrow that have a partition."""
+    days_late: calendar.Late
+    """Days for which something should have happened."""
 
 
 def read(settings: Settings) -> Status:
@@ -76,6 +78,7 @@ def read(settings: Settings) -> Status:
                 parked_reasons=dict(connection.execute(queries.PARKED_REASONS).fetchall()),
                 dead_letters=_number(connection, queries.DEAD_LETTERS),
                 days_ahead=calendar.ahead(connection),
+                days_late=calendar.late(connection, settings),
             )
         except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
             raise SetupError(
@@ -104,8 +107,22 @@ def render(status: Status) -> str:
         f"dead letters  {status.dead_letters:,}"
         + ("  (see `outbox dead-letters list`)" if status.dead_letters else ""),
         f"days ahead    {status.days_ahead}{few}",
+        *_late(status.days_late),
     ]
     return "\n".join(lines)
+
+
+def _late(days: calendar.Late) -> list[str]:
+    waiting = {
+        "to be closed": (days.to_close, "outbox partitions close"),
+        "to be archived": (days.to_archive, "outbox archive day DAY"),
+        "to be dropped": (days.to_drop, "outbox partitions drop --due"),
+    }
+    return [
+        f"days late     {count} {what} (see `outbox partitions list`, and run `{command}`)"
+        for what, (count, command) in waiting.items()
+        if count
+    ]
 
 
 def _shards(connection: Connection, settings: Settings) -> list[ShardStatus]:

@@ -30,7 +30,7 @@ def test_everything_is_there(loaded: dg.Definitions) -> None:
     assert {job.name for job in loaded.jobs or ()} >= {"relay_session", "relay_once", "archive_day"}
     assert {schedule.name for schedule in loaded.schedules or ()} >= {
         "maintain_partitions",
-        "archive_and_drop",
+        "archive_days",
     }
     assert {sensor.name for sensor in loaded.sensors or ()} >= {"relay_supervisor"}
     supervisor = loaded.resolve_sensor_def("relay_supervisor")

@@ -75,7 +75,7 @@ def test_a_failure_says_what_to_mend(outbox: Outbox, instance: dg.DagsterInstanc
         instance=instance, resources=resources, raise_on_error=False
     )
     reasons = _reasons(result)
-    assert set(reasons) == {"make_partitions", "close_days"}
+    assert set(reasons) == {"make_partitions", "close_days", "purge_rows"}
     for reason in reasons.values():
         assert "run `outbox migrate`" in reason
         assert len(reason.splitlines()) == 1

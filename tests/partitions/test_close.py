@@ -265,7 +265,7 @@ def test_no_day_is_made_behind_closed_ones(database: Database) -> None:
 
 
 def test_a_gap_behind_the_closed_days_can_be_made(database: Database) -> None:
-    """Guards against a relay that looks from the first day that is there, and misses one that is made before it."""
+    """Guards against a relay that looks from the first day that is there, and misses one made before it."""
     days.closed(database)
     gap = DAY + timedelta(1)
     database.rows(f"DROP TABLE {calendar.leaf_of(gap)}")

@@ -6,14 +6,18 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import psycopg
 import pytest
 
+from outbox_pipelines.archive import day as archive
 from outbox_pipelines.errors import AwayError, SetupError
-from outbox_pipelines.partitions import ahead, calendar
+from outbox_pipelines.partitions import ahead, calendar, close, drop
+from outbox_pipelines.relay import status
 from outbox_pipelines.writer import emit
 from tests.conftest import wait_until
+from tests.partitions import days
 from tests.schema.servers import Database
 
 # The state of the table so many days later: what was ahead is past.
@@ -145,3 +149,26 @@ def test_without_an_outbox(database: Database) -> None:
     listed = database.outbox("partitions", "list", OUTBOX_SCHEMA="elsewhere")
     assert listed.exit_code == 2
     assert "run `outbox migrate`" in listed.output
+
+
+def test_status_says_which_days_are_late(database: Database, tmp_path: Path) -> None:
+    """Guards against maintenance that has failed for days, seen by nobody."""
+    settings = days.archiving(database, tmp_path).model_copy(update={"retention_days": 0})
+    days.fill(database)
+    assert status.read(settings).days_late == calendar.Late(2, 0, 0)
+    shown = database.outbox("status").output
+    assert (
+        "days late     2 to be closed (see `outbox partitions list`, and run `outbox partitions close`)"
+        in shown
+    )
+    days.relayed(database)
+    close.close(settings)
+    assert status.read(settings).days_late == calendar.Late(0, 2, 0)
+    assert status.read(database.settings).days_late == calendar.Late(0, 0, 0)
+    unarchived = settings.model_copy(update={"archive": "none"})
+    assert status.read(unarchived).days_late == calendar.Late(0, 0, 2)
+    archive.archive(settings, days.DAY)
+    assert status.read(settings).days_late == calendar.Late(0, 1, 1)
+    assert status.read(settings.model_copy(update={"retention_days": 30})).days_late == calendar.Late(0, 1, 0)
+    drop.drop(settings, days.DAY)
+    assert status.read(settings).days_late == calendar.Late(0, 1, 0)

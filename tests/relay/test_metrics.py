@@ -36,6 +36,9 @@ OF_THE_DATABASE = {
     "outbox_parked_count",
     "outbox_dead_letters_count",
     "outbox_days_ahead",
+    "outbox_days_late close",
+    "outbox_days_late archive",
+    "outbox_days_late drop",
 }
 
 

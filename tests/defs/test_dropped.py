@@ -1,0 +1,121 @@
+"""The asset `outbox/dropped`, its job and its schedule."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from outbox_pipelines.archive import day as days
+from outbox_pipelines.defs.archive import archive
+from outbox_pipelines.defs.dropped import drop_day, drop_days, dropped
+from outbox_pipelines.defs.events import events
+from outbox_pipelines.defs.resources import OutboxResource
+from tests.archive.days import days_ago, make_days, publish, write_shapes
+from tests.defs.conftest import metadata_of
+from tests.schema.servers import Database
+
+DAY = days_ago(4)
+
+
+@pytest.fixture
+def resource(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OutboxResource:
+    """Of an outbox with an archived day that is past its retention."""
+    monkeypatch.setenv("OUTBOX_RETENTION_DAYS", "2")
+    make_days(database, DAY)
+    write_shapes(database, DAY)
+    publish(database)
+    resource = OutboxResource(dsn=database.dsn, archive=str(tmp_path / "archive"))
+    days.archive(resource.settings(), DAY)
+    return resource
+
+
+def _run(
+    instance: dg.DagsterInstance, resource: OutboxResource, day: date = DAY, **config: bool
+) -> dg.ExecuteInProcessResult:
+    definitions = dg.Definitions(
+        assets=[events, archive, dropped],
+        jobs=[drop_day],
+        resources={"outbox": resource},
+        executor=dg.in_process_executor,
+    )
+    return definitions.resolve_job_def("drop_day").execute_in_process(
+        instance=instance,
+        partition_key=str(day),
+        run_config={"ops": {"outbox__dropped": {"config": config}}},
+        raise_on_error=False,
+    )
+
+
+def _reason(result: dg.ExecuteInProcessResult) -> str:
+    (failed,) = [e for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_FAILURE]
+    return str(failed.step_failure_data.user_failure_data.description)
+
+
+def _is_there(database: Database) -> bool:
+    return bool(database.value("SELECT to_regclass(%s) IS NOT NULL", f"outbox_{DAY:%Y%m%d}"))
+
+
+def test_a_day_is_dropped(instance: dg.DagsterInstance, resource: OutboxResource, database: Database) -> None:
+    """Guards against a job that says it is done, and a day that stays."""
+    rows = database.value("SELECT events FROM outbox_days WHERE day = %s", DAY)
+    result = _run(instance, resource)
+    assert result.success
+    assert not _is_there(database)
+    (made,) = result.asset_materializations_for_node("outbox__dropped")
+    assert metadata_of(made)["rows"] == rows
+    assert _run(instance, resource).success
+
+
+def test_within_the_retention(
+    instance: dg.DagsterInstance,
+    resource: OutboxResource,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guards against days that go because somebody has materialized everything."""
+    monkeypatch.setenv("OUTBOX_RETENTION_DAYS", "30")
+    assert "within the retention of 30 days" in _reason(_run(instance, resource))
+    assert _is_there(database)
+    assert _run(instance, resource, early=True).success
+    assert not _is_there(database)
+
+
+def test_a_day_that_is_not_proven(
+    instance: dg.DagsterInstance, resource: OutboxResource, database: Database
+) -> None:
+    """Guards against G6 broken: checks that failed before do not stop an asset that is run by itself."""
+    leaf = f"outbox_{DAY:%Y%m%d}"
+    database.rows(f"ALTER TABLE {leaf} DISABLE TRIGGER outbox_append_only")
+    ((id,),) = database.rows(f"DELETE FROM {leaf} WHERE ctid = '(0,1)' RETURNING id::text")
+    reason = _reason(_run(instance, resource))
+    assert f"event {id}" in reason
+    assert "\n" not in reason
+    assert _is_there(database)
+
+
+def _tick(instance: dg.DagsterInstance, resource: OutboxResource) -> list[dg.RunRequest | dg.SkipReason]:
+    at = datetime(2026, 11, 21, 12, 52, tzinfo=UTC)
+    with dg.build_schedule_context(instance, at, resources={"outbox": resource}) as context:
+        return list(drop_days(context))
+
+
+def test_days_that_are_due_are_requested(
+    instance: dg.DagsterInstance,
+    resource: OutboxResource,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guards against a table that only grows, and a schedule that fails where nothing is to be done."""
+    (request,) = _tick(instance, resource)
+    assert isinstance(request, dg.RunRequest)
+    assert request.partition_key == str(DAY)
+    monkeypatch.setenv("OUTBOX_RETENTION_DAYS", "30")
+    (reason,) = _tick(instance, resource)
+    assert isinstance(reason, dg.SkipReason)
+    (reason,) = _tick(instance, OutboxResource(dsn=database.dsn))
+    assert isinstance(reason, dg.SkipReason)
+    assert "OUTBOX_ARCHIVE" in str(reason.skip_message)
+    assert drop_days.default_status is dg.DefaultScheduleStatus.RUNNING
