@@ -204,7 +204,7 @@ def test_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["n", "---", "2"], "")
         name = next(name for name in made if str(TWO) in name and name.endswith(".parquet"))
-        boto3.client("s3").delete_object(Bucket="analysts", Key=f"some/archive/{name}")
+        boto3.client("s3").delete_object(Bucket=url.split("/")[2], Key=f"some/archive/{name}")
         failed = ask(url, "SELECT max(payload) FROM events")
         assert failed.exit_code == 2
         # The bucket's server runs in this process, and logs.
