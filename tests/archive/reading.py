@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -106,9 +107,11 @@ def bucket(monkeypatch: pytest.MonkeyPatch, made: dict[str, bytes]) -> Iterator[
         }.items():
             monkeypatch.setenv(name, value)
         client = boto3.client("s3")
-        client.create_bucket(Bucket="analysts")
+        # All servers of a process share what they hold.
+        name_of_bucket = f"analysts-{uuid.uuid4().hex[:12]}"
+        client.create_bucket(Bucket=name_of_bucket)
         for name, content in made.items():
-            client.put_object(Bucket="analysts", Key=f"some/archive/{name}", Body=content)
-        yield "s3://analysts/some/archive"
+            client.put_object(Bucket=name_of_bucket, Key=f"some/archive/{name}", Body=content)
+        yield f"s3://{name_of_bucket}/some/archive"
     finally:
         server.stop()

@@ -6,14 +6,17 @@ import csv
 import io
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
+import boto3
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
 from outbox_pipelines.cli import cli
-from tests.archive.reading import ONE, event, put_day, three_days
+from tests.archive.reading import ONE, TWO, bucket, event, objects, put_day, three_days
 
 COUNTS = "SELECT event_date, count(*) AS events FROM events GROUP BY ALL ORDER BY ALL"
 
@@ -25,7 +28,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "archive"
 
 
-def ask(root: Path, *arguments: str, input: str = "") -> Result:
+def ask(root: Path | str, *arguments: str, input: str = "") -> Result:
     """Runs the command with the archive as its only setting."""
     none: dict[str, str | None] = {name: None for name in os.environ if name.startswith("OUTBOX_")}
     environment = {**none, "OUTBOX_ARCHIVE": str(root)}
@@ -183,3 +186,27 @@ def test_local_files_can_be_joined(root: Path, tmp_path: Path) -> None:
     (tmp_path / "names.csv").write_text("id,name\n1,Ada\n")
     sql = f"SELECT name FROM events JOIN '{tmp_path}/names.csv' n ON n.id::text = aggregate_id AND seq = 1"
     assert ask(root, sql, "--csv").stdout == "name\nAda\n"
+
+
+def test_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a stack trace where the bucket refuses, and a process that says more than the answer."""
+    made = objects(ONE, [event(ONE, 1)]) | objects(TWO, [event(TWO, 2)])
+    with bucket(monkeypatch, made) as url:
+        monkeypatch.setenv("OUTBOX_ARCHIVE", url)
+        command = [
+            sys.executable,
+            "-m",
+            "outbox_pipelines",
+            "archive",
+            "query",
+            "SELECT max(seq) AS n FROM events",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["n", "---", "2"], "")
+        name = next(name for name in made if str(TWO) in name and name.endswith(".parquet"))
+        boto3.client("s3").delete_object(Bucket=url.split("/")[2], Key=f"some/archive/{name}")
+        failed = ask(url, "SELECT max(payload) FROM events")
+        assert failed.exit_code == 2
+        # The bucket's server runs in this process, and logs.
+        (said,) = [line for line in failed.stderr.splitlines() if " info: " not in line]
+        assert said.startswith(f"outbox: the archive {url} (OUTBOX_ARCHIVE) refuses: ")
