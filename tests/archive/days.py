@@ -19,7 +19,7 @@ from tests.schema.events import Written, insert
 from tests.schema.servers import Connection, Database
 
 ODD_TYPE = """it's "odd" {} %s \\ $1"""
-SEPARATED = f"a{chr(31)}b{chr(10)}\tc"
+SEPARATED = f"a{chr(31)}=b{chr(10)}\tc"
 SHAPES: tuple[dict[str, object], ...] = (
     {},
     {

@@ -206,8 +206,8 @@ def first(table: Rows, column: str, value: object) -> int:
 def move_separator(table: Rows) -> list[int]:
     """The text between two columns, with the separators of the sums, stays what it was."""
     n = first(table, "aggregate_id", SEPARATED)
-    before, after = SEPARATED.split(chr(31))
-    table[n] |= {"aggregate_type": f"{table[n]['aggregate_type']}{chr(31)}{before}", "aggregate_id": after}
+    before, after = SEPARATED.split(f"{chr(31)}=")
+    table[n] |= {"aggregate_type": f"{table[n]['aggregate_type']}{chr(31)}={before}", "aggregate_id": after}
     return [n]
 
 
