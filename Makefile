@@ -8,7 +8,7 @@ RELAY ?= at_least_once
 SEED ?=
 PORT ?=
 # Each has servers of its own for the tests that kill them: some 2 GB.
-WORKERS ?= 2
+WORKERS ?= 3
 
 .PHONY: demo ui test soak lint bench clean
 .DELETE_ON_ERROR:

@@ -77,7 +77,7 @@ def purge_rows(context: dg.OpExecutionContext, outbox: OutboxResource) -> None:
     description="""Makes the partitions of the days ahead (OUTBOX_PARTITIONS_AHEAD), closes the days that
 are over, by the database's clock, and purges old idempotency keys (OUTBOX_KEYS_DAYS) and progress.
 
-Use: its schedule runs it four times a day. By hand after an outage of days, or when `outbox status` or the
+Use: its schedule runs it every hour. By hand after an outage of days, or when `outbox status` or the
 check `partitions_ahead` says that there are few. Safe at any time, and by two at once; no writer waits.
 
 A day that stays open is no failure: the log and the metadata of `close_days` say what stands against it (a
@@ -98,10 +98,10 @@ maintain_partitions_schedule = dg.ScheduleDefinition(
     name="maintain_partitions",
     job=maintain_partitions,
     # Off the full hour, when everybody's jobs start.
-    cron_schedule="17 */6 * * *",
+    cron_schedule="17 * * * *",
     execution_timezone="UTC",
     default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="""Runs the job `maintain_partitions` four times a day.
+    description="""Runs the job `maintain_partitions` every hour.
 
 Use: leave it on. When a run fails: see the job; a failure has two weeks to be seen, until the last day ahead
 is over, and days that are over wait meanwhile.
