@@ -34,6 +34,8 @@ from outbox_pipelines.settings import Settings
 
 _BATCH_BYTES: Final = 16_000_000
 GROUP_ROWS: Final = 25_000
+# Where payloads are large: a group is what writer and readers hold in memory.
+_GROUP_BYTES: Final = 64_000_000
 """Of a row group, at most: the least that is read for one aggregate. 100,000 are four times as much, in files
 no smaller; with 5,000 a file's footer costs more than its rows."""
 _PROGRESS_ROWS: Final = 500_000
@@ -246,7 +248,8 @@ class _Writer:
         try:
             while (batch := self._queue.get()) is not None:
                 waiting.append(batch)
-                if sum(each.num_rows for each in waiting) >= GROUP_ROWS:
+                rows, size = (sum(getattr(each, of) for each in waiting) for of in ("num_rows", "nbytes"))
+                if rows >= GROUP_ROWS or size >= _GROUP_BYTES:
                     self._group(waiting)
             self._group(waiting)
         except BaseException as error:  # noqa: BLE001  (told to whoever writes)

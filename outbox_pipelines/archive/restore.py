@@ -28,7 +28,6 @@ from outbox_pipelines.partitions.calendar import bounds_of, leaf_of, working_at
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
-_BATCH_ROWS: Final = 20_000
 _PROGRESS_ROWS: Final = 500_000
 
 
@@ -98,12 +97,13 @@ def _fill(
         copy = queries.of_leaf(queries.COPY, table, columns=sql.SQL(", ").join(map(sql.Identifier, columns)))
         rows = 0
         with pq.ParquetFile(file, page_checksum_verification=True) as parquet, cursor.copy(copy) as sink:
-            for batch in parquet.iter_batches(_BATCH_ROWS, columns=columns):
+            for group in range(parquet.num_row_groups):
+                some = parquet.read_row_group(group, columns=columns).select(columns)
                 text = BytesIO()
                 # Strings are quoted, so that '' and NULL differ.
-                arrow_csv.write_csv(batch.select(columns), text, arrow_csv.WriteOptions(include_header=False))
+                arrow_csv.write_csv(some, text, arrow_csv.WriteOptions(include_header=False))
                 sink.write(text.getbuffer())
-                before, rows = rows, rows + batch.num_rows
+                before, rows = rows, rows + some.num_rows
                 if before // _PROGRESS_ROWS < rows // _PROGRESS_ROWS:
                     progress(rows)
 

@@ -96,7 +96,10 @@ def _close(connection: Connection, day: date) -> Closing:
                 connection.execute(queries.LOCK_CALENDAR)
                 connection.execute(queries.CLOSED, {"day": day})
     except psycopg.errors.UndefinedTable:
-        why_not = "its partition is gone: somebody has dropped it by hand"
+        why_not = (
+            "its partition is gone, somebody has dropped it by hand: to forget the day, "
+            f"DELETE FROM outbox_days WHERE day = '{day}'"
+        )
     except psycopg.errors.InsufficientPrivilege as error:
         raise SetupError(f"{first_line(error)}: days are closed by the role that owns the outbox") from None
     if why_not:

@@ -108,6 +108,23 @@ def test_the_manifest_tells_the_truth(database: Database, settings: Settings) ->
     assert database.rows(STATE, day) == [("archived", said.rows, digest(stored), True, None)]
 
 
+def test_a_row_group_is_bounded_in_bytes(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against memory that grows with the payloads: a group is what writer and readers hold."""
+    monkeypatch.setattr(export, "_BATCH_BYTES", 30_000)
+    monkeypatch.setattr(export, "_GROUP_BYTES", 100_000)
+    day = days_ago(3)
+    make_days(database, day)
+    write_many(database, day, 5000)
+    publish(database)
+    days.archive(settings, day)
+    with file(settings, day).open("rb") as stream:
+        found = pq.read_metadata(stream)
+        assert found.num_row_groups > 5
+        assert max(found.row_group(n).total_byte_size for n in range(found.num_row_groups)) < 200_000
+
+
 def test_the_rows_are_sorted_over_batches_and_row_groups(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
