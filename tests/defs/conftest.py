@@ -14,9 +14,9 @@ from outbox_pipelines.defs.relay.jobs import relay_once, relay_session
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.relay.shards import Shard
 from tests.conftest import Outbox
-from tests.schema.servers import database, server, template
+from tests.schema.servers import database, template, wheel_server
 
-__all__ = ["database", "server", "template"]
+__all__ = ["database", "template", "wheel_server"]
 
 Hold = Callable[[str], Shard]
 RELAY = dg.AssetKey(["outbox", "relay"])

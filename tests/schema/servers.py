@@ -121,6 +121,13 @@ def server(
         yield server
 
 
+@pytest.fixture(scope="session", name="server")
+def wheel_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[postgres.Postgres]:
+    """The wheel's alone, for tests in which the server's version plays no part."""
+    with postgres.running(tmp_path_factory.mktemp("postgres"), bin_dir=_bin_dir("wheel")) as server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def template(server: postgres.Postgres) -> Iterator[str]:
     """The name of a migrated database, to be copied."""
