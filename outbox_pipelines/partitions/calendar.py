@@ -6,6 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.partitions import queries
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
+
+# A session that has just been closed, or whose process was killed, keeps its locks for a moment.
+_GOING_SECONDS: Final = 2.0
 
 FEW_AHEAD: Final = 7
 """With fewer days ahead somebody must look: maintenance has failed for a week."""
@@ -80,9 +84,13 @@ def working_at(settings: Settings, day: date) -> Iterator[Connection]:
     """
     with connect(settings, name=f"outbox: {day}") as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        ((free,),) = connection.execute(queries.TRY_DAY, {"day": day})
-        if not free:
-            raise NotReadyError(f"{day} is being archived, proven or dropped by somebody else: wait for it")
+        deadline = time.monotonic() + _GOING_SECONDS
+        while not connection.execute(queries.TRY_DAY, {"day": day}).fetchall()[0][0]:
+            if time.monotonic() > deadline:
+                raise NotReadyError(
+                    f"{day} is being archived, proven or dropped by somebody else: wait for it"
+                )
+            time.sleep(0.05)
         yield connection
 
 

@@ -250,3 +250,13 @@ def test_a_role_that_is_not_the_owner(database: Database, archived: Settings) ->
     assert shown.exit_code == 2
     assert "the role that owns the outbox" in shown.output
     assert _is_attached(database)
+
+
+def test_a_session_that_is_going_is_waited_for(database: Database, archived: Settings) -> None:
+    """Guards against a refusal by the lock of a session that was closed, or killed, a moment ago."""
+    with database.connect() as going:
+        going.execute(calendar.queries.TRY_DAY, {"day": DAY})
+        closer = threading.Timer(0.5, going.close)
+        closer.start()
+        assert drop.drop(archived, DAY).now
+        closer.join()
