@@ -84,7 +84,7 @@ def test_only_what_changes_is_reported_at_once(
 
 
 def test_a_database_that_is_away_is_a_verdict(instance: dg.DagsterInstance, resource: OutboxResource) -> None:
-    """Guards against a sensor that falls silent when it matters, and against checks that stay green unasked."""
+    """Guards against a sensor that falls silent when it matters."""
     _, _, first = _tick(instance, resource)
     away = OutboxResource(dsn="postgresql://nobody@127.0.0.1:1/nowhere")
     evaluations, observations, second = _tick(instance, away, first.cursor)
@@ -109,7 +109,7 @@ def test_the_cursor_survives_a_rule_that_is_gone(
 def test_the_job_reports_the_same(
     instance: dg.DagsterInstance, resource: OutboxResource, database: Database
 ) -> None:
-    """Guards against a rerun by hand that says something else than the sensor; its checks do not fail the run."""
+    """Guards against a rerun by hand that says something else than the sensor, or that fails."""
     _lose_a_letter(database)
     definitions = dg.Definitions(
         assets=[health],
