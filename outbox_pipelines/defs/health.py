@@ -3,12 +3,14 @@
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import json
 import time
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from outbox_pipelines.defs.events import events
+from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.quality.rules import RULES, Rule, State
 
@@ -20,21 +22,40 @@ if TYPE_CHECKING:
 _REPORT_SECONDS = 300.0
 _DATABASE = "database"
 
-health = dg.AssetSpec(
-    ["outbox", "health"],
-    deps=[events],
-    group_name="outbox",
-    kinds={"postgres", "greatexpectations"},
-    description="""How the outbox is doing: backlog, lag, parked events, dead letters, days, shards, Kafka.
+# Every process that loads the definitions would print it.
+warnings.filterwarnings(
+    "ignore", "Function `multi_observable_source_asset` is currently in beta", dg.BetaWarning
+)
+
+_KEY = dg.AssetKey(["outbox", "health"])
+
+
+@dg.multi_observable_source_asset(  # type: ignore[untyped-decorator]
+    name="measure",
+    specs=[
+        dg.AssetSpec(
+            _KEY,
+            deps=[events],
+            group_name="outbox",
+            kinds={"postgres", "greatexpectations"},
+            description="""How the outbox is doing: backlog, lag, parked events, dead letters, days, Kafka.
 
 The sensor `health` measures twice a minute and reports the checks here: a verdict that changes at once, the
 others every five minutes, with their numbers as plots. `outbox status` says the same on a command line.
 
-Use: look at the Checks. When one fails: its description says what it means, and what helps; docs/operating.md
-has a chapter for each. OUTBOX_WARN_AT and OUTBOX_ERROR_AT change the limits; the job `check_health` measures
-now.
+Use: look at the Checks; Observe measures now, and the job `check_health` judges now. When a check fails: its
+description says what it means, and what helps; docs/operating.md has a chapter for each. OUTBOX_WARN_AT and
+OUTBOX_ERROR_AT change the limits.
 """,
+        )
+    ],
 )
+def health(outbox: OutboxResource) -> Iterator[dg.ObserveResult]:
+    with one_line():
+        from outbox_pipelines.quality import measurements
+
+        found = measurements.read(outbox.settings())
+    yield dg.ObserveResult(asset_key=_KEY, metadata=_numbers(found))
 
 
 def _description(rule: Rule) -> str:
@@ -50,10 +71,10 @@ When it fails: {rule.help}. More: docs/operating.md, {rule.name}.
 
 
 _SPECS = [
-    *(dg.AssetCheckSpec(rule.name, asset=health.key, description=_description(rule)) for rule in RULES),
+    *(dg.AssetCheckSpec(rule.name, asset=_KEY, description=_description(rule)) for rule in RULES),
     dg.AssetCheckSpec(
         _DATABASE,
-        asset=health.key,
+        asset=_KEY,
         description="""Whether the database answers, and has an outbox of this version.
 
 Without it nothing is relayed, and nothing else here is known: the other checks keep their last verdicts.
@@ -75,12 +96,12 @@ def checks(context: dg.AssetCheckExecutionContext, outbox: OutboxResource) -> It
     for name, verdict in evaluations.items():
         if name in wanted:
             context.log.info(f"{name}: {verdict['description']}")
-            yield dg.AssetCheckResult(check_name=name, asset_key=health.key, **verdict)
+            yield dg.AssetCheckResult(check_name=name, asset_key=_KEY, **verdict)
 
 
 check_health = dg.define_asset_job(
     "check_health",
-    selection=dg.AssetSelection.checks_for_assets(health.key),
+    selection=dg.AssetSelection.checks_for_assets(_KEY),
     description="""Measures the outbox now, and reports every check of `outbox/health`.
 
 Use: by hand, after something was mended, to see it green at once; the sensor `health` does the same within
@@ -111,12 +132,12 @@ def health_sensor(context: dg.SensorEvaluationContext, outbox: OutboxResource) -
     states = known | {name: _state(evaluation) for name, evaluation in evaluations.items()}
     is_due = time.time() - before["reported"] >= _REPORT_SECONDS
     reported: list[Any] = [
-        dg.AssetCheckEvaluation(asset_key=health.key, check_name=name, **verdict)
+        dg.AssetCheckEvaluation(asset_key=_KEY, check_name=name, **verdict)
         for name, verdict in evaluations.items()
         if is_due or states[name] != before["states"].get(name)
     ]
     if found is not None and reported:
-        reported.append(dg.AssetObservation(health.key, metadata=_numbers(found)))
+        reported.append(dg.AssetObservation(_KEY, metadata=_numbers(found)))
     wrong = [
         f"{name}: {evaluations[name]['description']}"
         for name, state in states.items()
@@ -151,7 +172,7 @@ def _evaluate(outbox: OutboxResource) -> tuple["Measurements | None", dict[str, 
 
 
 def _evaluation(verdict: "Verdict") -> dict[str, Any]:
-    help_needed = {"what_to_do": dg.MetadataValue.md(verdict.rule.help)} if verdict.state else {}
+    help_needed = {"what_to_do": verdict.rule.help} if verdict.state else {}
     return {
         "passed": verdict.state is State.OK,
         "severity": _severity(verdict.state),

@@ -138,3 +138,11 @@ def test_every_check_says_what_to_do() -> None:
         description: Any = specs[name].description
         assert "When it fails: " in description
         assert f"docs/operating.md, {name}." in description
+
+
+def test_observing_measures_now(instance: dg.DagsterInstance, resource: OutboxResource) -> None:
+    result = dg.observe([health], instance=instance, resources={"outbox": resource})
+    (observation,) = result.asset_observations_for_node("measure")
+    assert observation.metadata["unpublished"].value == 0
+    away = {"outbox": OutboxResource(dsn="postgresql://nobody@127.0.0.1:1/nowhere")}
+    assert not dg.observe([health], instance=instance, resources=away, raise_on_error=False).success

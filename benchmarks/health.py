@@ -1,0 +1,90 @@
+"""What it costs to watch: measuring beside 1 and 10 million published events, and the sensor's CPU and bytes."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import dagster as dg
+
+from benchmarks.past import publish
+from benchmarks.servers import fill, fresh_outbox
+from benchmarks.table import Row
+from outbox_pipelines.defs.health import health_sensor
+from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.quality import measurements
+from outbox_pipelines.settings import Settings
+
+_MILLIONS = (1, 10)
+_ROUNDS = 30
+# Of the sensor: twice a minute, all reported every five minutes.
+_TICK_SECONDS = 30.0
+_REPORTS_A_DAY = 288
+# A tick's row in Dagster's storage, of the sensors `health` and `alerts`.
+_TICK_BYTES = 800
+_TICKS_A_DAY = 2 * 86_400 / _TICK_SECONDS
+
+
+def measure(servers: Settings) -> list[Row]:
+    """Rows of the table."""
+    rows: list[Row] = []
+    first = 0.0
+    with fresh_outbox(servers) as settings:
+        published = 0
+        for millions in _MILLIONS:
+            fill(settings, millions * 1_000_000 - published)
+            published = millions * 1_000_000
+            publish(settings)
+            seconds = _median_seconds(settings)
+            first = first or seconds
+            rows.append(
+                Row(
+                    f"measurements beside {millions} million published events",
+                    f"{seconds * 1000:.1f} ms",
+                    f"{seconds / first:.2f} ×",
+                    "flat",
+                )
+            )
+        return [*rows, *_sensor(settings)]
+
+
+def _median_seconds(settings: Settings) -> float:
+    """Of a reading, with its connection."""
+    found = []
+    for _ in range(_ROUNDS):
+        started = time.perf_counter()
+        measurements.read(settings)
+        found.append(time.perf_counter() - started)
+    return median(found)
+
+
+def _sensor(settings: Settings) -> list[Row]:
+    resource = OutboxResource(dsn=settings.dsn, db_schema=settings.db_schema)
+    with tempfile.TemporaryDirectory() as home:
+        with dg.DagsterInstance.local_temp(home) as instance:
+            _tick(instance, resource)
+            started, cpu = _size(home), time.process_time()
+            for _ in range(_ROUNDS):
+                for event in _tick(instance, resource):
+                    instance.report_runless_asset_event(event)
+            cpu = (time.process_time() - cpu) / _ROUNDS
+        stored = (_size(home) - started) / _ROUNDS
+    day = stored * _REPORTS_A_DAY + _TICK_BYTES * _TICKS_A_DAY
+    return [
+        Row("a tick of the sensor that reports all", f"{cpu * 1000:.0f} ms of CPU"),
+        Row("  of a core, twice a minute", f"{cpu / _TICK_SECONDS:.2%}", "", "≤ 2 %"),
+        Row("  in Dagster's storage (SQLite), with its ticks", f"{day / 1e6:.1f} MB a day", "", "≤ 10 MB"),
+    ]
+
+
+def _tick(instance: dg.DagsterInstance, resource: OutboxResource) -> list[dg.AssetObservation]:
+    with dg.build_sensor_context(instance=instance, resources={"outbox": resource}) as context:
+        result = health_sensor(context)
+    assert isinstance(result, dg.SensorResult)
+    return list(result.asset_events)  # type: ignore[arg-type]
+
+
+def _size(home: str) -> int:
+    return sum(file.stat().st_size for file in Path(home).rglob("*") if file.is_file())
