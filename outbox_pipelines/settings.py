@@ -131,6 +131,9 @@ class Settings(BaseSettings):
     retention_days: int = Field(
         default=30, ge=0, description="days that stay in the table; 0: until a day is closed and proven"
     )
+    catalog: Path | None = Field(
+        default=None, description="YAML file that documents the event types, for `outbox catalog`"
+    )
     keys_days: int = Field(default=30, ge=1, description="how long an idempotency key is remembered, in days")
     session_seconds: float = Field(
         default=600.0, ge=1.0, description="length of a relay session in Dagster before it hands over"
@@ -173,6 +176,15 @@ class Settings(BaseSettings):
 
         if value is not None:
             read_mapping(value)
+        return value
+
+    @field_validator("catalog")
+    @classmethod
+    def _catalog_is_a_catalog(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            from outbox_pipelines.catalog.document import read_catalog
+
+            read_catalog(value)
         return value
 
     @field_validator("topic_replication")
