@@ -1,4 +1,4 @@
-"""Whether an event's payload is what its type promises: asked of a function of yours, before anything is sent.
+"""Whether a payload is what its event type promises: asked of a function of yours, before anything is sent.
 
 Invariants:
 - Where nobody has named one, an event costs one comparison more.
@@ -19,7 +19,7 @@ check: Check | None = None
 
 
 def validate_with(function: Check | None) -> None:
-    """Has every event of this process checked from now on, by `emit`, `emit_many`, `OutboxEvent` and `record`.
+    """Has each event of this process checked from now on: by `emit`, `emit_many`, `OutboxEvent`, `record`.
 
     `outbox_pipelines.catalog.validator` makes such a function of JSON Schemas.
 
