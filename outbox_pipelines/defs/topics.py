@@ -89,7 +89,7 @@ def _lines(types: dict[str, EventType]) -> list[str]:
 
 
 _UNDOCUMENTED: Final = "None of its event types names it in the catalogue (OUTBOX_CATALOG)."
-_DESCRIPTION: Final = """The topic `{name}`, to which the relay publishes. Relay sessions observe it when they send.
+_DESCRIPTION: Final = """The topic `{name}`, to which the relay publishes; its sessions observe it.
 
 {types}
 
