@@ -115,18 +115,6 @@ class Late:
     to_drop: int
 
 
-def late(connection: Connection, settings: Settings) -> Late:
-    """How many days wait for what maintenance does by itself."""
-    given = {
-        "archives": settings.archives,
-        "drops_unarchived": settings.archive == "none",
-        "retention": settings.retention_days,
-    }
-    row = connection.execute(queries.LATE, given).fetchone()
-    assert row is not None
-    return Late(*row)
-
-
 def ahead(connection: Connection) -> int:
     """How many days from tomorrow have a partition."""
     ((days,),) = connection.execute(queries.AHEAD)
