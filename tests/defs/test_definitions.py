@@ -14,7 +14,6 @@ import pytest
 from outbox_pipelines.definitions import defs
 from outbox_pipelines.errors import SetupError
 
-
 EVENTS, TABLES = dg.AssetKey(["outbox", "events"]), dg.AssetKey(["application", "tables"])
 
 
