@@ -52,7 +52,7 @@ def check(settings: Settings, as_json: bool) -> None:
 def render(settings: Settings, output: Path | None, as_html: bool) -> None:
     """Make a page of the catalogue: a table of all types, then each with its fields. Needs no database."""
     from outbox_pipelines.catalog import page
-    from outbox_pipelines.catalog.comparison import require_catalog
+    from outbox_pipelines.catalog.document import require_catalog
 
     found = require_catalog(settings)
     text = page.page(found) if as_html else page.markdown(found)

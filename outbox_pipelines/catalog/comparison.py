@@ -12,9 +12,8 @@ from datetime import datetime
 from typing import Literal
 
 from outbox_pipelines.catalog import queries
-from outbox_pipelines.catalog.document import Catalog, EventType
+from outbox_pipelines.catalog.document import Catalog, EventType, require_catalog
 from outbox_pipelines.database import connect
-from outbox_pipelines.errors import SetupError
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
@@ -48,26 +47,11 @@ class Compared:
         return self.verdict in ("undocumented", "retired")
 
 
-def require_catalog(settings: Settings) -> Catalog:
-    """The catalogue; `SetupError` where none is named."""
-    if settings.catalog is None:
-        raise SetupError(
-            "no catalogue is named: set OUTBOX_CATALOG to a YAML file that documents the event types, "
-            "see docs/catalog.md"
-        )
-    from outbox_pipelines.catalog.document import read_catalog
-
-    try:
-        return read_catalog(settings.catalog)
-    except ValueError as error:
-        raise SetupError(f"OUTBOX_CATALOG={settings.catalog}: {error}") from None
-
-
 def compare(settings: Settings) -> list[Compared]:
     """Every event type that is documented or seen, by name. Reads the rows of all attached days, once.
 
     Raises:
-        SetupError: no catalogue is named, or the database does not answer or has no outbox.
+        SetupError: no catalogue is named, it has a mistake, or the database does not answer or has no outbox.
     """
     catalog = require_catalog(settings)
     require_schema(settings)

@@ -18,7 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from outbox_pipelines.catalog.schemas import check_schema
 from outbox_pipelines.catalog.yaml_file import parse
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.routing import is_topic
+from outbox_pipelines.settings import Settings
 
 Lifecycle = Literal["proposed", "active", "deprecated", "retired"]
 
@@ -69,6 +71,23 @@ class Catalog(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     events: dict[str, EventType]
+
+
+def require_catalog(settings: Settings) -> Catalog:
+    """The catalogue that OUTBOX_CATALOG names, read anew.
+
+    Raises:
+        SetupError: none is named, or it has a mistake.
+    """
+    if settings.catalog is None:
+        raise SetupError(
+            "no catalogue is named: set OUTBOX_CATALOG to a YAML file that documents the event types, "
+            "see docs/catalog.md"
+        )
+    try:
+        return read_catalog(settings.catalog)
+    except ValueError as error:
+        raise SetupError(f"OUTBOX_CATALOG={settings.catalog}: {error}") from None
 
 
 def read_catalog(path: Path) -> Catalog:

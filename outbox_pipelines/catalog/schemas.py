@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,16 +28,9 @@ def checker(schema: Mapping[str, Any]) -> Validator:
 def check_schema(schema: dict[str, Any]) -> None:
     """`ValueError` that says where it is no sound JSON Schema."""
     try:
-        text = json.dumps(schema, allow_nan=False)
+        json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from None
-    _check_schema(text)
-
-
-# Settings are read at every tick of Dagster's, and this takes some 5 ms.
-@functools.lru_cache(maxsize=10_000)
-def _check_schema(text: str) -> None:
-    schema = json.loads(text)
     try:
         validator_for(schema, default=Draft202012Validator).check_schema(schema)
     except SchemaError as error:

@@ -95,8 +95,8 @@ mistake, or the database does not answer. That types are not documented fails th
 
 Use: leave it on; without OUTBOX_CATALOG it does nothing, and says so.
 
-When a tick fails: its error says in one line what is wrong with the settings, or with the catalogue, which is
-read with them. When a run fails, see the job.
+When a tick fails: its error says in one line which setting is wrong. When a run fails, see the job: it says
+what is wrong in the catalogue.
 """,
 )
 def check_catalog_schedule(outbox: OutboxResource) -> dg.RunRequest | dg.SkipReason:

@@ -47,15 +47,15 @@ def _documented() -> dict[str, dict[str, EventType]]:
     if not os.environ.keys() & {"OUTBOX_CATALOG", "OUTBOX_SETTINGS"}:
         return found
     try:
-        path = load_settings().catalog
-        if path is not None:
-            from outbox_pipelines.catalog.document import read_catalog
+        settings = load_settings()
+        if settings.catalog is not None:
+            from outbox_pipelines.catalog.document import require_catalog
 
-            for name, each in read_catalog(path).events.items():
+            for name, each in require_catalog(settings).events.items():
                 if each.topic is not None:
                     found.setdefault(each.topic, {})[name] = each
-    except (SetupError, ValueError) as error:
-        # Every job that reads the settings says the same, where somebody looks.
+    except SetupError as error:
+        # `check_catalog`, and whoever reads the settings, say the same where somebody looks.
         _LOG.debug("no topics of the catalogue: %s", error)
     return found
 

@@ -13,7 +13,7 @@ from datetime import date, datetime
 
 from psycopg.rows import class_row
 
-from outbox_pipelines.catalog.document import Catalog, read_catalog
+from outbox_pipelines.catalog.document import Catalog, require_catalog
 from outbox_pipelines.database import connect
 from outbox_pipelines.partitions.calendar import bounds_of, leaf_of, require_day
 from outbox_pipelines.quality import day_queries
@@ -55,10 +55,10 @@ def measure(settings: Settings, day: date) -> DayFacts | None:
     """Counts them; None where the day's rows are gone.
 
     Raises:
-        SetupError: the database does not answer, or the outbox has no such day.
+        SetupError: the database does not answer, the outbox has no such day, or the catalogue has a mistake.
     """
     require_schema(settings)
-    catalog = None if settings.catalog is None else read_catalog(settings.catalog)
+    catalog = None if settings.catalog is None else require_catalog(settings)
     start, stop = bounds_of(day)
     with connect(settings, name=f"outbox quality: {day}") as connection:
         connection.execute(day_queries.TUNE)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_pipelines.catalog.document import read_catalog
+from outbox_pipelines.catalog.document import read_catalog, require_catalog
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import load_settings
 from tests.catalog.conftest import CATALOG, Write
@@ -61,14 +61,19 @@ def test_a_wrong_catalogue_is_one_line_that_helps(write: Write, text: str, says:
     """Guards against mistakes that surface as a stack of pydantic's, or not at all."""
     path = write(text)
     with pytest.raises(SetupError, match=rf"^OUTBOX_CATALOG={re.escape(str(path))}: {says}") as refused:
-        load_settings(catalog=path)
+        require_catalog(load_settings(catalog=path))
     assert len(str(refused.value).splitlines()) == 1
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """Guards against checks that pass because there is nothing to check."""
     with pytest.raises(SetupError, match=r"^OUTBOX_CATALOG=.* cannot be read .*: name a YAML file"):
-        load_settings(catalog=tmp_path / "none.yaml")
+        require_catalog(load_settings(catalog=tmp_path / "none.yaml"))
+
+
+def test_a_wrong_catalogue_stops_nobody_else(write: Write) -> None:
+    """Guards against a relay that ends because somebody mistyped a description."""
+    assert load_settings(catalog=write("events: [")).catalog is not None
 
 
 def test_a_schema_may_lie_in_a_file_beside_it(write: Write, tmp_path: Path) -> None:
