@@ -155,6 +155,10 @@ def test_session_reports_while_it_runs(
     assert counts == sorted(set(counts))
     assert counts[-1] == 500
     assert metadata_of(found[0]).keys() == NUMBERS
+    # The topic was told when it was first seen, and at the end; not with each report.
+    assert [metadata_of(each) for each in observed(instance, result.run_id, topics=True)] in (
+        [{"events": n}, {"events": 500}] for n in range(1, 501)
+    )
 
 
 def test_session_outlives_a_report_that_fails(

@@ -130,7 +130,7 @@ def test_the_catalogue_is_asked(database: Database, tmp_path: Path) -> None:
     rows = [
         {},
         {"payload": Jsonb({"totals": 5})},
-        {"payload": Jsonb(["total"])},
+        {"payload": Jsonb(["a list"])},
         {"event_type": "order.shipped", "payload": Jsonb({})},
         {"event_type": "order.lost"},
         {"event_type": "order.lost", "payload": Jsonb({})},

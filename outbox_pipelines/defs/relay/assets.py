@@ -77,7 +77,7 @@ def relay(
             # The session has ended in order all the same.
             interrupted = error
         progress = session.progress()
-        if progress is not None and progress.events:
+        if progress is not None:
             _observe_topics(context, progress.topics, progress)
         session.result()
     except ShardHeldError as error:
