@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from outbox_pipelines.quality import expectations, measurements
-from outbox_pipelines.quality.measurements import Measurements
+from outbox_pipelines.quality.measured import Measurements
 from outbox_pipelines.quality.rules import Verdict, judge
 from outbox_pipelines.settings import Settings
 
@@ -27,7 +27,7 @@ def evaluate(settings: Settings) -> tuple[Measurements, list[Verdict]]:
     """
     found = measurements.read(settings)
     verdicts = judge(settings, found)
-    states = expectations.validate(SUITE, *_suite(verdicts))
+    states = expectations.validate(SUITE, *suite_of(verdicts))
     return found, [
         replace(verdict, state=states.get(verdict.rule.name, verdict.state)) for verdict in verdicts
     ]
@@ -40,9 +40,10 @@ def build_docs(settings: Settings, directory: Path) -> Path:
         SetupError: as `evaluate`.
     """
     verdicts = judge(settings, measurements.read(settings))
-    return expectations.data_docs(directory, {SUITE: _suite(verdicts)})
+    return expectations.data_docs(directory, {SUITE: suite_of(verdicts)})
 
 
-def _suite(verdicts: Sequence[Verdict]) -> tuple[dict[str, float], list[expectations.Expected]]:
+def suite_of(verdicts: Sequence[Verdict]) -> tuple[dict[str, float], list[expectations.Expected]]:
+    """The frame's row, and what is expected of it."""
     row = {verdict.rule.name: verdict.value for verdict in verdicts}
     return row, expectations.of_rules(verdict.rule for verdict in verdicts)

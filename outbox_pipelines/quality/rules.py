@@ -7,13 +7,14 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
 
-from outbox_pipelines.partitions.calendar import FEW_AHEAD
-from outbox_pipelines.quality.measurements import CAP, Measurements, age
+from outbox_pipelines.partitions import FEW_AHEAD
+from outbox_pipelines.quality.measured import CAP, Measurements, age
 from outbox_pipelines.settings import Settings
 
 
@@ -33,6 +34,8 @@ class Rule:
     value: Callable[[Measurements], float]
     says: str
     """The measurement in words, with ``{}`` for its value."""
+    why: str
+    """What it means, and why it matters."""
     help: str
     """What to run, or to look at."""
     warn: float | None = None
@@ -65,7 +68,9 @@ RULES: Final = (
         "lag",
         lambda found: found.oldest_unpublished_seconds,
         "the oldest event that is not published is {} old",
-        "`outbox status` says who relays each shard, and what it sees of Kafka",
+        why="Events follow their commits within milliseconds. One that has waited for long means that "
+        "no relay is at work, that Kafka is away, or that the relay cannot keep up.",
+        help="`outbox status` says who relays each shard, and what it sees of Kafka",
         warn=15.0,
         error=60.0,
         show=age,
@@ -74,14 +79,19 @@ RULES: Final = (
         "backlog",
         lambda found: found.unpublished,
         f"{{}} events wait to be published (counted up to {CAP:,})",
-        "look at the rate in `outbox status`: a backlog that shrinks needs nothing",
+        why="A batch of an application may write more at once than goes out in a second; a relay drains "
+        "some hundred thousand a second. A backlog that stays has a cause: see the check `lag` for "
+        "its age.",
+        help="look at the rate in `outbox status`: a backlog that shrinks needs nothing",
         warn=float(CAP),
     ),
     Rule(
         "blocked_aggregates",
         lambda found: found.blocked_aggregates,
         "{} aggregates wait behind an event that was refused",
-        "`outbox status` says why; mend the topic or the event, the retry comes by itself",
+        why="Kafka or the encoder refused an event; it is tried again by itself, OUTBOX_MAX_ATTEMPTS "
+        "times, and the later events of its aggregate wait behind it. All others flow.",
+        help="`outbox status` says why; mend the topic or the event, the retry comes by itself",
         warn=1.0,
         error=100.0,
     ),
@@ -89,14 +99,19 @@ RULES: Final = (
         "dead_letters",
         lambda found: found.dead_letters,
         "{} events were given up",
-        "`outbox dead-letters list`, then `replay` or `discard`",
+        why="They were refused OUTBOX_MAX_ATTEMPTS times, and no consumer has them. They are kept, also "
+        "after their day is dropped, until somebody replays or discards them.",
+        help="`outbox dead-letters list`, then `replay` or `discard`; or the job dead_letters",
         error=1.0,
     ),
     Rule(
         "partitions_ahead",
         lambda found: found.days_ahead,
         "{} days ahead have a partition",
-        "`outbox partitions ensure`, or the job maintain_partitions",
+        why="An insert into a day without a partition fails, and the business transaction with it. The "
+        "hourly job maintain_partitions makes OUTBOX_PARTITIONS_AHEAD days; fewer mean that it has "
+        "failed for days.",
+        help="`outbox partitions ensure`, or the job maintain_partitions, whose error says what is wrong",
         error=float(FEW_AHEAD),
         is_least=True,
     ),
@@ -104,21 +119,28 @@ RULES: Final = (
         "days_closed",
         lambda found: found.days_late.to_close,
         "{} days should have been closed",
-        "`outbox partitions close` says what stands against it",
+        why="A day that is over for more than a day still takes inserts, so that it cannot be archived: "
+        "a transaction is open since then, a prepared one was forgotten, or events of that day are "
+        "not published.",
+        help="`outbox partitions close` says what stands against it",
         error=1.0,
     ),
     Rule(
         "days_archived",
         lambda found: found.days_late.to_archive,
         "{} days should have been archived",
-        "the failed run of archive_day, or `outbox archive day DAY`, says why not",
+        why="A closed day has no file yet, a day after it could have had one. The table grows "
+        "meanwhile; nothing is lost, since no day is dropped without its archive.",
+        help="the failed run of archive_day, or `outbox archive day DAY`, says why not",
         error=1.0,
     ),
     Rule(
         "days_dropped",
         lambda found: found.days_late.to_drop,
         "{} days are past the retention",
-        "`outbox partitions drop --due` says why they stay",
+        why="They should have been dropped a day ago (OUTBOX_RETENTION_DAYS). Either their archive "
+        "could not be proven equal, which needs a person, or a long transaction stood in the way.",
+        help="`outbox partitions drop --due`, or the failed run of drop_day, says why they stay",
         warn=1.0,
         error=7.0,
     ),
@@ -126,7 +148,9 @@ RULES: Final = (
         "shards_relayed",
         lambda found: found.unheld_seconds,
         "a shard has been without a relay for {}",
-        "start `outbox relay`, or turn the sensor relay_supervisor on",
+        why="Nobody holds the shard, so that its events wait. A successor takes over within seconds "
+        "where one is started: as a service, or by the sensor relay_supervisor.",
+        help="start `outbox relay`, or turn the sensor relay_supervisor on",
         warn=15.0,
         error=30.0,
         show=age,
@@ -135,14 +159,19 @@ RULES: Final = (
         "kafka",
         lambda found: found.shards_without_kafka,
         "{} relays find Kafka away",
-        "mend Kafka; events wait, and go out by themselves",
+        why="Kafka has acknowledged nothing for OUTBOX_BREAKER_SECONDS, so the relay's breaker is open: "
+        "it probes, and goes on by itself. No attempt is counted against an event, and nothing is "
+        "lost.",
+        help="mend Kafka; events wait, and go out by themselves",
         error=1.0,
     ),
     Rule(
         "old_transactions",
         lambda found: found.oldest_transaction_seconds,
         "the oldest open transaction is {} old",
-        "end it: its day cannot be closed, and dead rows stay",
+        why="Its events are not committed and so not published; its day cannot be closed; and dead rows "
+        "stay in every table of the database until it ends. Relays are not slowed by it.",
+        help="end it: `SELECT pg_terminate_backend(PID)`, or ROLLBACK PREPARED",
         warn=600.0,
         error=3600.0,
         show=age,
@@ -151,7 +180,10 @@ RULES: Final = (
         "keys",
         lambda found: found.keys,
         "about {} idempotency keys are remembered",
-        "lower OUTBOX_KEYS_DAYS; the job maintain_partitions removes those that are older",
+        why="Each key takes some 100 bytes with its index, and they are removed when they are older "
+        "than OUTBOX_KEYS_DAYS. When far more are kept than are written in that time, nobody "
+        "removes them.",
+        help="see whether maintain_partitions succeeds; lower OUTBOX_KEYS_DAYS",
         warn=50_000_000.0,
     ),
 )
@@ -186,7 +218,7 @@ def read_limits(text: str) -> dict[str, float | None]:
         if name not in (names := [rule.name for rule in RULES]):
             raise ValueError(f"no check is named {name!r}: write NAME=LIMIT,… with {', '.join(names)}")
         try:
-            limits[name] = None if limit == "off" else float(limit)
+            limits[name] = None if limit == "off" else _number(limit)
         except ValueError:
             raise ValueError(f"{item!r} has no limit: write {name}=NUMBER, or {name}=off") from None
     return limits
@@ -194,7 +226,14 @@ def read_limits(text: str) -> dict[str, float | None]:
 
 def judge(settings: Settings, found: Measurements) -> list[Verdict]:
     """What each rule says, in the order of `RULES`."""
-    return [_judged(rule, found) for rule in rules(settings)]
+    return [judge_one(rule, found) for rule in rules(settings)]
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
 
 
 def worst(verdicts: Iterable[Verdict]) -> State:
@@ -202,7 +241,8 @@ def worst(verdicts: Iterable[Verdict]) -> State:
     return max((verdict.state for verdict in verdicts), default=State.OK)
 
 
-def _judged(rule: Rule, found: Measurements) -> Verdict:
+def judge_one(rule: Rule, found: Measurements) -> Verdict:
+    """What this rule says."""
     value = float(rule.value(found))
 
     def is_bad(limit: float | None) -> bool:

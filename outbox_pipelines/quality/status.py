@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from outbox_pipelines.quality.measurements import CAP, Measurements, ShardStatus, age
+from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus, age
 from outbox_pipelines.quality.rules import Verdict
 
 

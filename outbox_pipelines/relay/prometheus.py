@@ -31,7 +31,7 @@ from prometheus_client.registry import Collector
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import measurements, rules
-from outbox_pipelines.quality.measurements import Measurements, ShardStatus
+from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus
 from outbox_pipelines.relay.breaker import State
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.publisher import Delivery
@@ -218,7 +218,7 @@ _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ..
 _OF_A_SHARD: Final[tuple[tuple[str, str, Callable[[ShardStatus], float]], ...]] = (
     (
         "outbox_unpublished_count",
-        f"Committed events that are not published, counted up to {measurements.CAP}",
+        f"Committed events that are not published, counted up to {CAP}",
         lambda shard: shard.backlog,
     ),
     (

@@ -20,7 +20,7 @@ from outbox_pipelines import definitions
 from outbox_pipelines.defs.relay import assets
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.quality import measurements
-from outbox_pipelines.quality.measurements import ShardStatus
+from outbox_pipelines.quality.measured import ShardStatus
 from tests.conftest import Message, Outbox, clean_environment, wait_until
 from tests.defs.conftest import RELAY, Hold, metadata_of, observed, resource_of, run
 

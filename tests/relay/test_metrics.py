@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality.measured import Measurements
 from outbox_pipelines.relay import metrics, prometheus, service
 from outbox_pipelines.relay.breaker import State
 from outbox_pipelines.relay.metrics import Metrics
@@ -182,7 +183,7 @@ def test_many_scrapes_cost_one_read(outbox: Outbox, monkeypatch: pytest.MonkeyPa
     """Guards against dashboards that load the database."""
     read, reads = measurements.read, []
 
-    def counted(settings: Settings) -> measurements.Measurements:
+    def counted(settings: Settings) -> Measurements:
         reads.append(settings)
         return read(settings)
 

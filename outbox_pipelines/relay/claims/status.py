@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outbox_pipelines.database import connect
-from outbox_pipelines.quality.measurements import CAP, age
+from outbox_pipelines.quality.measured import CAP, age
 from outbox_pipelines.relay.claims import catalog, queries
 from outbox_pipelines.relay.claims.holder import holding, open_mapping, shown
 from outbox_pipelines.relay.claims.queries import Statements
