@@ -44,7 +44,9 @@ def test_the_html_page_stands_alone(write: Write) -> None:
 def test_what_is_documented_cannot_break_the_page(write: Write) -> None:
     """Guards against a pipe or a bracket in a description that takes the table, or the page, apart."""
     odd = CATALOG.replace("In cents.", "a|b <script>alert(1)</script> *c*").replace("team:orders", "'a|b'")
-    odd = odd.replace("A customer has placed an order.", "<script>alert(2)</script> [so](javascript:alert(3))")
+    odd = odd.replace(
+        "A customer has placed an order.", "<script>alert(2)</script> [so](javascript:alert(3))"
+    )
     text = page(read_catalog(write(odd)))
     assert "<script" not in text
     assert 'href="javascript' not in text
