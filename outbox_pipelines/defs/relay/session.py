@@ -112,8 +112,9 @@ class Session:
         self._taken = self._taken or time.monotonic()
 
     def _on_progress(self, settled: Settled) -> None:
-        self._events += settled.events
+        # First: whoever sees the events is to know where they went.
         self._topics |= settled.topics
+        self._events += settled.events
         if settled.lag is not None:
             self._lag = settled.lag
             self._greatest_lag = max(settled.lag, self._greatest_lag or 0.0)
