@@ -131,6 +131,10 @@ class Settings(BaseSettings):
     retention_days: int = Field(
         default=30, ge=0, description="days that stay in the table; 0: until a day is closed and proven"
     )
+    # Not looked into here: a mistake in a text about events must not stop those who publish them.
+    catalog: Path | None = Field(
+        default=None, description="YAML file that documents the event types, for `outbox catalog`"
+    )
     keys_days: int = Field(default=30, ge=1, description="how long an idempotency key is remembered, in days")
     warn_at: str = Field(
         default="", description="limits of checks for a warning, instead of the defaults: lag=30,backlog=off"

@@ -1,4 +1,4 @@
-"""The table that everything else is about."""
+"""The table that everything else is about, and those beside which it is written."""
 
 from __future__ import annotations
 
@@ -8,8 +8,23 @@ import dagster as dg
 # first release.
 DAYS = dg.DailyPartitionsDefinition(start_date="2026-01-01", timezone="UTC", end_offset=1)
 
+application_tables = dg.AssetSpec(
+    ["application", "tables"],
+    group_name="application",
+    kinds={"postgres", "table"},
+    description="""The application's own tables: what its business transactions change.
+
+Each such transaction writes its events into `outbox/events` as well, and both commit or neither does. Dagster
+reads and makes nothing here; it stands for where everything begins.
+
+When events are missing that should tell of a change: `outbox lint-writes` finds code that writes the one
+without the other; see docs/writing-events.md.
+""",
+)
+
 events = dg.AssetSpec(
     ["outbox", "events"],
+    deps=[application_tables],
     group_name="outbox",
     kinds={"postgres", "table"},
     partitions_def=DAYS,

@@ -24,6 +24,7 @@ class OutboxResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     kafka: str | None = Field(default=None, description="instead of OUTBOX_KAFKA")
     db_schema: str | None = Field(default=None, description="instead of OUTBOX_SCHEMA")
     topic: str | None = Field(default=None, description="instead of OUTBOX_TOPIC")
+    catalog: str | None = Field(default=None, description="instead of OUTBOX_CATALOG")
     archive: str | None = Field(default=None, description="instead of OUTBOX_ARCHIVE")
     session_seconds: float | None = Field(default=None, description="instead of OUTBOX_SESSION_SECONDS")
 

@@ -177,6 +177,11 @@ class Publisher:
         self._topics.connect()
 
     @property
+    def topics(self) -> frozenset[str]:
+        """Where events have gone; each is looked up before its first."""
+        return self._topics.known
+
+    @property
     def pending(self) -> int:
         """How many pieces are not complete."""
         return len(self._deliveries)

@@ -18,6 +18,11 @@ _LEGAL = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}\Z")
 _FIELDS = frozenset({"aggregate_type", "event_type"})
 
 
+def is_topic(name: str) -> bool:
+    """Whether Kafka accepts this name."""
+    return _LEGAL.match(name) is not None
+
+
 class IllegalTopicError(ValueError):
     """The template makes a name of these types that Kafka does not accept."""
 
@@ -41,13 +46,13 @@ class TopicTemplate:
             if conversion or spec not in ("", "lower"):
                 raise ValueError(f"unknown format of {{{field}}}: use {{{field}}} or {{{field}:lower}}")
         self._parts = [(literal, field, bool(spec)) for literal, field, spec, _ in parts]
-        if not _LEGAL.match(self._name("a", "a")):
+        if not is_topic(self._name("a", "a")):
             raise ValueError("a topic's name has 1 to 249 of the characters a-z A-Z 0-9 . _ -")
 
     def topic(self, aggregate_type: str, event_type: str) -> str:
         """The topic; `IllegalTopicError` where Kafka would refuse its name."""
         topic = self._name(aggregate_type, event_type)
-        if not _LEGAL.match(topic):
+        if not is_topic(topic):
             raise IllegalTopicError(f"{topic!r} is not a topic name that Kafka accepts")
         return topic
 

@@ -46,6 +46,8 @@ class Settled:
     events: int
     lag: float | None
     """Age of the newest of these events when they were settled, in seconds; None without a progress row."""
+    topics: frozenset[str] = frozenset()
+    """Where the relay has sent events since it took the shard, as far as they are still there."""
 
 
 class Shard:

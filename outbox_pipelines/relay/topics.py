@@ -119,6 +119,11 @@ class Topics:
             return False
         return True
 
+    @property
+    def known(self) -> frozenset[str]:
+        """Those that were found, and are still there."""
+        return frozenset(self._topics)
+
     def find(self, name: str) -> Topic:
         """The topic; made where it is missing and the operator allows it.
 

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty
 from typing import Final
 
@@ -364,7 +364,8 @@ class Worker:
 
     def _report(self) -> None:
         while self._settled:
-            self._on_progress(self._settled.popleft())
+            # Here, once a second or so: the publisher's are this thread's.
+            self._on_progress(replace(self._settled.popleft(), topics=self._publisher.topics))
 
     def _ending(self) -> bool:
         return self._stop.is_set() or self._end.is_set()

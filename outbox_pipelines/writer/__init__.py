@@ -17,13 +17,20 @@ from __future__ import annotations
 
 from outbox_pipelines.writer.calls import emit, emit_many
 from outbox_pipelines.writer.context import correlated
-from outbox_pipelines.writer.errors import AutocommitError, OutboxError, PayloadTooLargeError
+from outbox_pipelines.writer.errors import (
+    AutocommitError,
+    InvalidEventError,
+    OutboxError,
+    PayloadTooLargeError,
+)
 from outbox_pipelines.writer.events import Emitted, NewEvent
 from outbox_pipelines.writer.keys import derive_key
+from outbox_pipelines.writer.validation import validate_with
 
 __all__ = [
     "AutocommitError",
     "Emitted",
+    "InvalidEventError",
     "NewEvent",
     "OutboxError",
     "PayloadTooLargeError",
@@ -31,4 +38,5 @@ __all__ = [
     "derive_key",
     "emit",
     "emit_many",
+    "validate_with",
 ]

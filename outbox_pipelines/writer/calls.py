@@ -100,6 +100,7 @@ def emit(
     Raises:
         AutocommitError: the event would be committed by itself: no transaction is open, and none begins.
         PayloadTooLargeError: the payload has more than 1,000,000 bytes.
+        InvalidEventError: what `validate_with` was given refuses it.
         OutboxError: an empty name, content that is not JSON or that PostgreSQL does not store (NUL
             characters), an invalid traceparent, a target of another kind.
         Exception: the driver's own, for what only the database can know; it has aborted the transaction, or

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from outbox_pipelines.writer import validation
 from outbox_pipelines.writer.context import Surroundings
 from outbox_pipelines.writer.encoding import to_json
 from outbox_pipelines.writer.errors import OutboxError, PayloadTooLargeError
@@ -58,7 +59,7 @@ def row(event: NewEvent, around: Surroundings) -> Row:
             f"traceparent {traceparent!r} is none of W3C's, which is 00-<32 hex digits>-<16 hex digits>-<2 "
             "hex digits> in lower case with no id of zeros: leave out what came in broken"
         )
-    return Row(
+    made = Row(
         name("aggregate_type", event.aggregate_type),
         name("aggregate_id", event.aggregate_id, any_kind=True),
         name("event_type", event.event_type),
@@ -70,6 +71,9 @@ def row(event: NewEvent, around: Surroundings) -> Row:
         traceparent,
         _version(event.version),
     )
+    if validation.check is not None:
+        validation.refuse_invalid(validation.check, made.event_type, made.payload)
+    return made
 
 
 def name(column: str, value: object, *, any_kind: bool = False) -> str:

@@ -13,3 +13,7 @@ class AutocommitError(OutboxError):
 
 class PayloadTooLargeError(OutboxError):
     """The payload has more than 1,000,000 bytes as JSON: store it elsewhere and send the reference."""
+
+
+class InvalidEventError(OutboxError):
+    """The payload is not what its event type promises: the message says where, and what is wrong there."""

@@ -93,6 +93,8 @@ def metadata_of(event: dg.AssetMaterialization | dg.AssetObservation) -> dict[st
     return {name: value.value for name, value in event.metadata.items()}
 
 
-def observed(instance: dg.DagsterInstance, run_id: str) -> list[dg.AssetObservation]:
+def observed(instance: dg.DagsterInstance, run_id: str, *, topics: bool = False) -> list[dg.AssetObservation]:
+    """What a run has observed of the relay, or of topics instead."""
     records = instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION)
-    return [record.dagster_event.asset_observation_data.asset_observation for record in records]
+    found = [record.dagster_event.asset_observation_data.asset_observation for record in records]
+    return [each for each in found if (each.asset_key != RELAY) is topics]

@@ -11,6 +11,7 @@ from dagster._core.event_api import PartitionKeyFilter
 
 from outbox_pipelines.archive import export
 from outbox_pipelines.defs.archive import archive, archive_day, archive_days, archive_equals_table
+from outbox_pipelines.defs.day_quality import events_as_expected
 from outbox_pipelines.defs.events import DAYS, events
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.partitions import close
@@ -18,6 +19,7 @@ from tests.archive.days import days_ago, file, make_days, manifest, publish, wri
 from tests.defs.conftest import metadata_of
 from tests.schema.servers import Database
 
+_STEP = "outbox__archive"
 CHECK = dg.AssetCheckKey(archive.key, "archive_equals_table")
 DAY, NEXT = days_ago(4), days_ago(3)
 
@@ -39,7 +41,7 @@ class Dagster:
         self.instance = instance
         self.definitions = dg.Definitions(
             assets=[events, archive],
-            asset_checks=[archive_equals_table],
+            asset_checks=[archive_equals_table, events_as_expected],
             jobs=[archive_day],
             resources={"outbox": resource},
             executor=dg.in_process_executor,
@@ -62,8 +64,8 @@ class Dagster:
         return event.asset_check_evaluation_data
 
     def reason(self, result: dg.ExecuteInProcessResult) -> str:
-        """Of the one step that failed."""
-        (failed,) = [e for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_FAILURE]
+        """Why the archive's step failed."""
+        failed = next(e for e in result.filter_events(lambda e: e.is_step_failure) if e.step_key == _STEP)
         return str(failed.step_failure_data.user_failure_data.description)
 
 
@@ -98,6 +100,57 @@ def test_a_day_is_archived_and_proven(
     again = dagster.run(DAY)
     (materialized,) = again.asset_materializations_for_node("outbox__archive")
     assert metadata_of(materialized)["archived_before"] is True
+
+
+def test_the_rows_are_looked_at_before_they_are_archived(
+    dagster: Dagster, resource: OutboxResource, database: Database
+) -> None:
+    """Guards against a verdict that comes when the file is there, one that holds the file up, and one day's
+    verdict that hides another's."""
+    result = dagster.run(DAY)
+    assert result.success
+    steps = [e.step_key for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_START]
+    assert steps == ["outbox__events_events_as_expected", _STEP, f"{_STEP}_archive_equals_table"]
+    found = {each.check_name: each for each in result.get_asset_check_evaluations()}["events_as_expected"]
+    # One of the shapes is a payload of null, and one a list.
+    assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert found.description == "2 payloads are no JSON object"
+    metadata = {name: value.value for name, value in found.metadata.items()}
+    assert metadata["events"] == manifest(resource.settings(), DAY).rows
+    assert (metadata["not_objects"], metadata["seqs_twice"]) == (2, 0)
+    assert dagster.run(NEXT).success
+    key = dg.AssetCheckKey(events.key, "events_as_expected")
+    for day, passed in ((DAY, False), (NEXT, True)):
+        record = dagster.instance.event_log_storage.get_latest_asset_check_execution_by_key(
+            [key], PartitionKeyFilter(key=str(day))
+        )[key]
+        assert record.evaluation is not None
+        assert record.evaluation.passed is passed
+    # An error of the structure archives it too: it is the run's metadata that says so.
+    with database.connect() as connection:
+        connection.execute("SET session_replication_role = replica")
+        connection.execute(
+            "UPDATE outbox SET seq = (SELECT min(seq) FROM outbox) WHERE event_type = 'number'"
+        )
+    again = dagster.run(DAY)
+    found = {each.check_name: each for each in again.get_asset_check_evaluations()}["events_as_expected"]
+    assert found.severity is dg.AssetCheckSeverity.ERROR
+    assert again.success
+    assert again.asset_materializations_for_node(_STEP)
+
+
+def test_a_check_that_fails_holds_no_archive_up(
+    dagster: Dagster, resource: OutboxResource, tmp_path: Path
+) -> None:
+    """Guards against days that stay in the table because somebody mistyped the catalogue."""
+    (tmp_path / "catalog.yaml").write_text("events: [")
+    mistyped = OutboxResource(
+        dsn=resource.dsn, archive=resource.archive, catalog=str(tmp_path / "catalog.yaml")
+    )
+    result = Dagster(dagster.instance, mistyped).run(DAY)
+    assert not result.success
+    assert result.asset_materializations_for_node(_STEP)
+    assert manifest(resource.settings(), DAY).rows > 20
 
 
 def test_a_later_day_hides_no_failure(dagster: Dagster, resource: OutboxResource, database: Database) -> None:

@@ -14,6 +14,8 @@ import pytest
 from outbox_pipelines.definitions import defs
 from outbox_pipelines.errors import SetupError
 
+EVENTS, TABLES = dg.AssetKey(["outbox", "events"]), dg.AssetKey(["application", "tables"])
+
 
 @pytest.fixture(scope="module")
 def loaded() -> dg.Definitions:
@@ -22,15 +24,19 @@ def loaded() -> dg.Definitions:
 
 def test_everything_is_there(loaded: dg.Definitions) -> None:
     """Guards against a module that the loader does not find, or a name that somebody's script relies on."""
+    assert loaded.get_repository_def().asset_graph.get(EVENTS).parent_keys == {TABLES}
     assert {spec.key.to_user_string() for spec in loaded.resolve_all_asset_specs()} >= {
         "outbox/events",
         "outbox/relay",
         "outbox/archive",
     }
-    assert {job.name for job in loaded.jobs or ()} >= {"relay_session", "relay_once", "archive_day"}
+    assert {job.name for job in loaded.jobs or ()} >= {
+        *("relay_session", "relay_once", "archive_day", "check_catalog"),
+    }
     assert {schedule.name for schedule in loaded.schedules or ()} >= {
         "maintain_partitions",
         "archive_days",
+        "check_catalog",
     }
     assert {sensor.name for sensor in loaded.sensors or ()} >= {"relay_supervisor"}
     supervisor = loaded.resolve_sensor_def("relay_supervisor")
@@ -57,7 +63,8 @@ def test_everything_says_what_it_is_for(loaded: dg.Definitions) -> None:
         assert definition.description, name
         assert "hen " in definition.description, name
         assert len(definition.description) > 200, name
-    assert {spec.group_name for spec in loaded.resolve_all_asset_specs()} == {"outbox"}
+    groups = {spec.key.path[0]: spec.group_name for spec in loaded.resolve_all_asset_specs()}
+    assert groups == {"outbox": "outbox", "application": "application"}
     assert all(spec.kinds for spec in loaded.resolve_all_asset_specs())
 
 

@@ -148,13 +148,18 @@ def test_session_reports_while_it_runs(
             return observed(instance, found[0].run_id) if found else []
 
         wait_until(reports, what="a report")
+        outbox.fill(500)
+        wait_until(lambda: len(reports()) > 1, what="another report")
         hold("the successor")
         result, _ = session.result(timeout=30)
     found = observed(instance, result.run_id)
     counts = [metadata_of(observation)["events"] for observation in found]
     assert counts == sorted(set(counts))
-    assert counts[-1] == 500
+    assert counts[-1] == 1000
     assert metadata_of(found[0]).keys() == NUMBERS
+    # The topic was told when it was first seen, and at the end; not with each report.
+    told = [metadata_of(each)["events"] for each in observed(instance, result.run_id, topics=True)]
+    assert told == [counts[0], 1000]
 
 
 def test_session_outlives_a_report_that_fails(

@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import re
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from django.db import connections, models
 from sqlalchemy import orm
 from sqlalchemy.ext import asyncio as sqlalchemy_asyncio
 
+from outbox_pipelines.writer import validate_with
 from tests.schema.servers import Database
 from tests.writer import targets
 
@@ -83,6 +85,8 @@ def given(database: Database, example: Block) -> Iterator[dict[str, Any]]:
         "Order": Order,
     }
     with ExitStack() as stack:
+        stack.enter_context(contextlib.chdir(Path(__file__).parent))
+        stack.callback(validate_with, None)
         if "django" in example.source:
             connections["default"] = connections[stack.enter_context(targets.django_wrapper(database))]
             stack.callback(connections.__delitem__, "default")

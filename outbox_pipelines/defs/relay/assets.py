@@ -12,6 +12,7 @@ from outbox_pipelines.defs.events import events
 from outbox_pipelines.defs.relay.owner import owner_of
 from outbox_pipelines.defs.relay.session import Progress, Session
 from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.topics import topic_key
 from outbox_pipelines.errors import SetupError
 
 _LOG = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class RelayConfig(dg.Config):
 
 One materialization for each session: how many events, how fast, how late. While it runs, a session observes
 the asset: every ten seconds at first, later every minute, if something was published. The plots show both.
+Each topic that it sends to is observed too, once when it is first seen and once at the end.
 
 Use: let the sensor `relay_supervisor` start the sessions. By hand: the job `relay_session`, or `relay_once`.
 
@@ -75,6 +77,8 @@ def relay(
             # The session has ended in order all the same.
             interrupted = error
         progress = session.progress()
+        if progress is not None:
+            _observe_topics(context, progress.topics, progress)
         session.result()
     except ShardHeldError as error:
         context.log_event(
@@ -105,19 +109,33 @@ def _report(context: dg.AssetExecutionContext, session: Session) -> None:
             continue
         pause = _FIRST_REPORTS if now.seconds < _LATER_REPORTS else _LATER_REPORTS
         metadata = _metadata(now, since=before)
-        # Dagster's storage may be away for a moment, or locked: no reason to end a relay.
-        try:
-            context.log_event(
-                dg.AssetObservation(
-                    context.asset_key,
-                    description=f"{now.events:,} events, {metadata['events_per_second']:,.0f} a second",
-                    metadata=metadata,
-                )
-            )
-        except Exception as error:  # noqa: BLE001 - whatever its storage raises
-            # Not by the context's log: it is stored there too.
-            _LOG.warning("an observation was not stored: %s", error)
+        _observe(
+            context,
+            context.asset_key,
+            f"{now.events:,} events, {metadata['events_per_second']:,.0f} a second",
+            metadata,
+        )
+        _observe_topics(context, now.topics - (before.topics if before else frozenset()), now)
         before = now
+
+
+def _observe_topics(context: dg.AssetExecutionContext, topics: frozenset[str], progress: Progress) -> None:
+    """Says that the session sends to these: its whole count where that is of one topic alone."""
+    # A count for each topic would take the relay a look at each event.
+    metadata = {"events": progress.events} if len(progress.topics) == 1 else {}
+    for topic in sorted(topics):
+        _observe(context, topic_key(topic), "a relay session sends events to it", metadata)
+
+
+def _observe(
+    context: dg.AssetExecutionContext, key: dg.AssetKey, description: str, metadata: dict[str, Any]
+) -> None:
+    # Dagster's storage may be away for a moment, or locked: no reason to end a relay.
+    try:
+        context.log_event(dg.AssetObservation(key, description=description, metadata=metadata))
+    except Exception as error:  # noqa: BLE001 - whatever its storage raises
+        # Not by the context's log: it is stored there too.
+        _LOG.warning("an observation was not stored: %s", error)
 
 
 def _metadata(progress: Progress, since: Progress | None = None) -> dict[str, float]:

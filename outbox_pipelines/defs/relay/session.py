@@ -31,6 +31,8 @@ class Progress:
     lag: float | None
     """Age of the newest event when it was settled last, in seconds."""
     greatest_lag: float | None
+    topics: frozenset[str] = frozenset()
+    """Where it has sent events."""
 
 
 class Session:
@@ -54,6 +56,7 @@ class Session:
         self._events = 0
         self._lag: float | None = None
         self._greatest_lag: float | None = None
+        self._topics: frozenset[str] = frozenset()
 
     def __enter__(self) -> Session:
         self._thread.start()
@@ -74,7 +77,8 @@ class Session:
         if self._taken is None:
             return None
         seconds = (self._finished or time.monotonic()) - self._taken
-        return Progress(self._events, seconds, self._taken - self._started, self._lag, self._greatest_lag)
+        waited = self._taken - self._started
+        return Progress(self._events, seconds, waited, self._lag, self._greatest_lag, self._topics)
 
     def result(self) -> Progress | None:
         """What was done in all, or the error that ended it; to be asked after the block."""
@@ -108,6 +112,8 @@ class Session:
         self._taken = self._taken or time.monotonic()
 
     def _on_progress(self, settled: Settled) -> None:
+        # First: whoever sees the events is to know where they went.
+        self._topics |= settled.topics
         self._events += settled.events
         if settled.lag is not None:
             self._lag = settled.lag

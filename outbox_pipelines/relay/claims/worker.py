@@ -176,7 +176,7 @@ class ClaimWorker:
         if self._progress and (last or time.monotonic() - self._progress_at >= _PROGRESS_EVERY):
             events = sum(self._progress.popleft() for _ in range(len(self._progress)))
             self._progress_at = time.monotonic()
-            self._on_progress(Settled(events, None))
+            self._on_progress(Settled(events, None, self._publisher.topics))
 
     # --- the claiming thread ---
 

@@ -1,0 +1,114 @@
+"""The commands `outbox catalog …`: is every event type documented, and the page for those who read them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.settings import Settings
+
+if TYPE_CHECKING:
+    from outbox_pipelines.catalog.comparison import Compared
+
+
+@click.group()
+def catalog() -> None:
+    """Compare the documented event types with the table, and make a page of them (OUTBOX_CATALOG)."""
+
+
+@catalog.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@click.pass_obj
+def check(settings: Settings, as_json: bool) -> None:
+    """Show every event type that is documented or in the table (its attached days).
+
+    Exits with 1 where one is written that is not documented, or is retired. An active one that is never seen
+    is only said.
+    """
+    from outbox_pipelines.catalog.comparison import compare
+
+    compared = compare(settings)
+    if as_json:
+        click.echo(json.dumps([_object(each) for each in compared], indent=2, default=datetime.isoformat))
+    else:
+        click.echo(_table(compared))
+    wrong = [each for each in compared if each.is_wrong]
+    for each in wrong:
+        click.echo(f"outbox: {each.event_type} {_REMEDIES[each.verdict]}", err=True)
+    if wrong:
+        sys.exit(1)
+
+
+@catalog.command()
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="A file; else it is printed.")
+@click.option("--html", "as_html", is_flag=True, help="One HTML file instead of Markdown.")
+@click.pass_obj
+def render(settings: Settings, output: Path | None, as_html: bool) -> None:
+    """Make a page of the catalogue: a table of all types, then each with its fields. Needs no database."""
+    from outbox_pipelines.catalog import page
+    from outbox_pipelines.catalog.document import require_catalog
+
+    found = require_catalog(settings)
+    text = page.page(found) if as_html else page.markdown(found)
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SetupError(f"{output} cannot be written ({error.strerror}): name another file") from None
+    click.echo(f"{output}: {len(found.events)} event types")
+
+
+_REMEDIES = {
+    "undocumented": "is written and not documented: add it to the catalogue",
+    "retired": "is retired and still written: stop its writer, or say retired_on where these rows are older",
+}
+
+
+def _object(each: Compared) -> dict[str, Any]:
+    seen = each.seen
+    return {
+        "event_type": each.event_type,
+        "lifecycle": each.lifecycle,
+        "verdict": each.verdict,
+        "events": seen.events if seen else 0,
+        "first_at": seen.first_at if seen else None,
+        "last_at": seen.last_at if seen else None,
+        "aggregate_types": seen.aggregate_types if seen else [],
+    }
+
+
+def _table(compared: list[Compared]) -> str:
+    rows = [("event type", "events", "first (UTC)", "last (UTC)", "aggregates", "lifecycle", "")]
+    for each in compared:
+        seen = each.seen
+        rows.append(
+            (
+                each.event_type,
+                f"{seen.events:,}" if seen else "0",
+                _minute(seen.first_at) if seen else "-",
+                _minute(seen.last_at) if seen else "-",
+                ", ".join(seen.aggregate_types) if seen else "-",
+                each.lifecycle or "-",
+                "" if each.verdict == "ok" else each.verdict.upper() if each.is_wrong else each.verdict,
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if n == 1 else cell.ljust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _minute(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M}"

@@ -1,0 +1,87 @@
+"""The catalogue beside the table: which event types are written that should not be, or not documented.
+
+Invariants:
+- Only what is in attached days is seen: a type that is never seen may be in the archive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from outbox_pipelines.catalog import queries
+from outbox_pipelines.catalog.document import Catalog, EventType, require_catalog
+from outbox_pipelines.database import connect
+from outbox_pipelines.schema import require_schema
+from outbox_pipelines.settings import Settings
+
+Verdict = Literal["ok", "undocumented", "retired", "deprecated", "proposed", "never seen"]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the table has of an event type."""
+
+    event_type: str
+    events: int
+    first_at: datetime
+    last_at: datetime
+    aggregate_types: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """An event type, as documented and as seen."""
+
+    event_type: str
+    lifecycle: str | None
+    """None where it is not documented."""
+    verdict: Verdict
+    seen: Seen | None
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether somebody must act: it is written, and is not documented, or no longer to be written."""
+        return self.verdict in ("undocumented", "retired")
+
+
+def compare(settings: Settings) -> list[Compared]:
+    """Every event type that is documented or seen, by name. Reads the rows of all attached days, once.
+
+    Raises:
+        SetupError: no catalogue is named, it has a mistake, or the database does not answer or has no outbox.
+    """
+    catalog = require_catalog(settings)
+    require_schema(settings)
+    with connect(settings, name="outbox catalog") as connection:
+        connection.execute(queries.TUNE)
+        return beside(catalog, (Seen(*row) for row in connection.execute(queries.TYPES)))
+
+
+def beside(catalog: Catalog, table: Iterable[Seen]) -> list[Compared]:
+    """The same, of what the table was seen to have."""
+    seen = {each.event_type: each for each in table}
+    documented = catalog.events
+    return [
+        Compared(
+            name,
+            documented[name].lifecycle if name in documented else None,
+            _verdict(documented.get(name), seen.get(name)),
+            seen.get(name),
+        )
+        for name in sorted(documented.keys() | seen)
+    ]
+
+
+def _verdict(documented: EventType | None, seen: Seen | None) -> Verdict:
+    if documented is None:
+        return "undocumented"
+    if seen is None:
+        return "never seen" if documented.lifecycle == "active" else "ok"
+    if documented.lifecycle == "retired":
+        until = documented.retired_on
+        # Rows from before stay until their day is dropped.
+        return "ok" if until is not None and seen.last_at.date() < until else "retired"
+    return "ok" if documented.lifecycle == "active" else documented.lifecycle

@@ -1,0 +1,121 @@
+"""JSON Schemas: whether one is sound, what checks payloads against it, and the fields that it describes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from jsonschema import Draft202012Validator, FormatChecker, SchemaError
+from jsonschema.protocols import Validator
+from jsonschema.validators import validator_for
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
+
+# Empty, for a registry of its own would fetch what a schema refers to from wherever it is.
+_NOTHING_ELSE: Final[Registry[Any]] = Registry()
+_DEEPEST: Final = 5
+
+
+def checker(schema: Mapping[str, Any]) -> Validator:
+    """What checks payloads; by the draft that the schema names, else by 2020-12, formats included."""
+    kind = validator_for(schema, default=Draft202012Validator)
+    return kind(schema, registry=_NOTHING_ELSE, format_checker=FormatChecker())
+
+
+def check_schema(schema: dict[str, Any]) -> None:
+    """`ValueError` that says where it is no sound JSON Schema."""
+    try:
+        json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON: {error}") from None
+    try:
+        validator_for(schema, default=Draft202012Validator).check_schema(schema)
+    except SchemaError as error:
+        raise ValueError(f"{place(error.absolute_path)} is no JSON Schema: {error.message}") from None
+    for reference in _references(schema):
+        try:
+            _resolve(schema, reference)
+        except Unresolvable:
+            raise ValueError(
+                f"refers to {reference}, which is not in it: put it under $defs, and refer to #/$defs/…"
+            ) from None
+
+
+def place(path: Any, root: str = "it") -> str:
+    """Where in a document, as ``lines[0].price``."""
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return f"{root}{text}" if text.startswith("[") or root != "it" else text.lstrip(".") or root
+
+
+@dataclass(frozen=True, slots=True)
+class FieldOf:
+    """A member of a payload."""
+
+    name: str
+    """With those around it: ``lines[].price``."""
+    kind: str
+    required: bool
+    description: str
+
+
+def fields(schema: dict[str, Any]) -> list[FieldOf]:
+    """The members that a schema describes, those within others too, in its order."""
+    return list(_fields(schema, schema, "", 0))
+
+
+def _fields(root: dict[str, Any], schema: Any, around: str, depth: int) -> Iterator[FieldOf]:
+    schema = _followed(root, schema)
+    if not isinstance(schema, dict) or depth > _DEEPEST:
+        return
+    if isinstance(schema.get("items"), dict):
+        yield from _fields(root, schema["items"], f"{around}[]", depth + 1)
+    for name, found in (schema.get("properties") or {}).items():
+        member = _followed(root, found)
+        if not isinstance(member, dict):
+            member = {}
+        full = f"{around}.{name}" if around else name
+        is_required = name in schema.get("required", ())
+        yield FieldOf(full, _kind(member), is_required, str(member.get("description", "")))
+        yield from _fields(root, member, full, depth + 1)
+
+
+def _followed(root: dict[str, Any], schema: Any) -> Any:
+    """What a reference leads to, with what stands beside it."""
+    for _ in range(_DEEPEST):
+        if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+            break
+        beside = {name: value for name, value in schema.items() if name != "$ref"}
+        found = _resolve(root, schema["$ref"])
+        schema = found | beside if isinstance(found, dict) else found
+    return schema
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    if "const" in schema:
+        return json.dumps(schema["const"], ensure_ascii=False)
+    if "enum" in schema:
+        return ", ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
+    kind = schema.get("type", "any")
+    text = " or ".join(kind) if isinstance(kind, list) else str(kind)
+    return f"{text}, {schema['format']}" if "format" in schema else text
+
+
+def _resolve(root: dict[str, Any], reference: str) -> Any:
+    resource = DRAFT202012.create_resource(root)
+    registry: Registry[Any] = _NOTHING_ELSE.with_resource("", resource)
+    return registry.resolver().lookup(reference).contents
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        for name, value in schema.items():
+            if name == "$ref" and isinstance(value, str):
+                yield value
+            else:
+                yield from _references(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from _references(value)

@@ -1,0 +1,106 @@
+"""The check that every event type is documented, its job and its schedule."""
+
+# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from outbox_pipelines.defs.events import events
+from outbox_pipelines.defs.failures import one_line
+from outbox_pipelines.defs.resources import OutboxResource
+
+if TYPE_CHECKING:
+    from outbox_pipelines.catalog.comparison import Compared
+
+
+@dg.asset_check(
+    asset=events.key,
+    name="event_types_documented",
+    description="""Whether the catalogue (OUTBOX_CATALOG) documents every event type in the table.
+
+An event type that is not documented, or is retired and still written, makes it fail, as a warning: no event
+is held back. An active one that nobody writes is named in the metadata alone. It reads every row once.
+
+When it fails: the metadata has the types with their counts and times. Document each in the catalogue, or stop
+its writer; `outbox catalog check` shows the same on a command line.
+""",
+)
+def event_types_documented(outbox: OutboxResource) -> dg.AssetCheckResult:
+    with one_line():
+        # Here, because definitions are to load without the drivers.
+        from outbox_pipelines.catalog.comparison import compare
+
+        compared = compare(outbox.settings())
+    wrong = [each for each in compared if each.is_wrong]
+    never_seen = [each.event_type for each in compared if each.verdict == "never seen"]
+    return dg.AssetCheckResult(
+        passed=not wrong,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=", ".join(f"{each.event_type} is {each.verdict}" for each in wrong)
+        or f"{len(compared) - len(never_seen)} event types, all documented",
+        metadata={
+            "offending_types": len(wrong),
+            "offending_events": sum(each.seen.events for each in wrong if each.seen),
+            "never_seen": never_seen,
+            "offending": _table(wrong),
+        },
+    )
+
+
+def _table(wrong: "list[Compared]") -> dg.TableMetadataValue:
+    columns = {"event_type": "string", "why": "string", "events": "int"} | dict.fromkeys(
+        ("first_at", "last_at", "aggregate_types"), "string"
+    )
+    return dg.MetadataValue.table(
+        [
+            dg.TableRecord(
+                {
+                    "event_type": each.event_type,
+                    "why": each.verdict,
+                    "events": each.seen.events,
+                    "first_at": each.seen.first_at.isoformat(timespec="seconds"),
+                    "last_at": each.seen.last_at.isoformat(timespec="seconds"),
+                    "aggregate_types": ", ".join(each.seen.aggregate_types),
+                }
+            )
+            for each in wrong
+            if each.seen
+        ],
+        schema=dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()]),
+    )
+
+
+check_catalog = dg.define_asset_job(
+    "check_catalog",
+    selection=dg.AssetSelection.checks(event_types_documented),
+    description="""Compares the documented event types with the table's: the check `event_types_documented`.
+
+Use: its schedule runs it every day. By hand after a deployment that writes new event types. It reads the rows
+of all attached days once, with two workers, and holds nobody up.
+
+When it fails: the run says in one line what to mend: no catalogue is named (OUTBOX_CATALOG), it has a
+mistake, or the database does not answer. That types are not documented fails the check, not the run.
+""",
+)
+
+
+@dg.schedule(
+    name="check_catalog",
+    job=check_catalog,
+    # Off the full hour, when everybody's jobs start.
+    cron_schedule="7 6 * * *",
+    execution_timezone="UTC",
+    default_status=dg.DefaultScheduleStatus.RUNNING,
+    description="""Runs the job `check_catalog` every day.
+
+Use: leave it on; without OUTBOX_CATALOG it does nothing, and says so.
+
+When a tick fails: its error says in one line which setting is wrong. When a run fails, see the job: it says
+what is wrong in the catalogue.
+""",
+)
+def check_catalog_schedule(outbox: OutboxResource) -> dg.RunRequest | dg.SkipReason:
+    """A tick. `SetupError` is left to fail it, as in `relay_supervisor`."""
+    if outbox.settings().catalog is None:
+        return dg.SkipReason("no catalogue is named: set OUTBOX_CATALOG to have event types checked")
+    return dg.RunRequest()

@@ -1,0 +1,83 @@
+"""`outbox catalog check`: the catalogue beside the table."""
+
+from __future__ import annotations
+
+import json
+
+from outbox_pipelines.catalog.comparison import compare
+from outbox_pipelines.settings import load_settings
+from tests.archive.days import days_ago, make_days
+from tests.archive.days import write as write_day
+from tests.catalog.conftest import CATALOG, Write
+from tests.schema.events import insert
+from tests.schema.servers import Database
+
+
+def test_the_table_is_compared_with_the_catalogue(database: Database, write: Write) -> None:
+    """Guards against types that nobody documented and nobody notices, and counts of one day alone."""
+    early = days_ago(3)
+    make_days(database, early)
+    write_day(database, early, [{}, {"aggregate_type": "invoice"}])
+    with database.connect() as connection:
+        insert(connection)
+        insert(connection, event_type="order.lost")
+    path = str(write(CATALOG))
+    done = database.outbox("catalog", "check", "--json", OUTBOX_CATALOG=path)
+    assert done.exit_code == 1
+    assert done.stderr == "outbox: order.lost is written and not documented: add it to the catalogue\n"
+    lost, placed, shipped = json.loads(done.stdout)
+    assert (lost["event_type"], lost["lifecycle"], lost["verdict"]) == ("order.lost", None, "undocumented")
+    assert (placed["verdict"], placed["events"]) == ("ok", 3)
+    assert placed["aggregate_types"] == ["invoice", "order"]
+    assert placed["first_at"].startswith(f"{early}T00:00:00")
+    assert placed["last_at"] > placed["first_at"]
+    assert (shipped["verdict"], shipped["events"], shipped["first_at"]) == ("never seen", 0, None)
+
+
+def test_what_is_never_seen_is_only_said(database: Database, write: Write) -> None:
+    """Guards against a failing pipeline because a type is rare, or its events are in the archive."""
+    with database.connect() as connection:
+        insert(connection)
+    done = database.outbox("catalog", "check", OUTBOX_CATALOG=str(write(CATALOG)))
+    assert (done.exit_code, done.stderr) == (0, "")
+    [heading, placed, shipped] = done.stdout.splitlines()
+    assert heading.split()[:3] == ["event", "type", "events"]
+    assert placed.split()[:2] == ["order.placed", "1"]
+    assert shipped.endswith("active     never seen")
+
+
+def test_a_retired_type_is_not_to_be_written(database: Database, write: Write) -> None:
+    """Guards against a type that is given up on paper alone; and against rows from before that count."""
+    before = days_ago(3)
+    make_days(database, before)
+    write_day(database, before)
+    retired = CATALOG.replace("topic: order-events", "lifecycle: retired")
+    done = database.outbox("catalog", "check", OUTBOX_CATALOG=str(write(retired)))
+    assert done.exit_code == 1
+    assert done.stderr.startswith("outbox: order.placed is retired and still written: stop its writer")
+    since = retired.replace("lifecycle: retired", f"lifecycle: retired\n    retired_on: {days_ago(2)}")
+    path = str(write(since))
+    assert database.outbox("catalog", "check", OUTBOX_CATALOG=path).exit_code == 0
+    with database.connect() as connection:
+        insert(connection)
+    assert database.outbox("catalog", "check", OUTBOX_CATALOG=path).exit_code == 1
+
+
+def test_deprecated_and_proposed_types_are_noted(database: Database, write: Write) -> None:
+    """Guards against a deprecated type that fails the check while its writers are moved."""
+    with database.connect() as connection:
+        insert(connection)
+    for lifecycle in ("deprecated", "proposed"):
+        path = write(CATALOG.replace("topic: order-events", f"lifecycle: {lifecycle}"))
+        settings = load_settings(dsn=database.dsn, catalog=path)
+        found = {each.event_type: (each.verdict, each.is_wrong) for each in compare(settings)}
+        assert found["order.placed"] == (lifecycle, False)
+
+
+def test_without_a_catalogue_it_says_what_to_set(database: Database) -> None:
+    """Guards against a check that passes because nothing was checked."""
+    for command in ("check", "render"):
+        done = database.outbox("catalog", command)
+        assert done.exit_code == 2
+        assert done.stderr.startswith("outbox: no catalogue is named: set OUTBOX_CATALOG")
+        assert len(done.stderr.splitlines()) == 1

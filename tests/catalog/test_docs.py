@@ -1,0 +1,69 @@
+"""docs/catalog.md: its example is a catalogue, and the commands print what it shows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from outbox_pipelines.catalog import validator
+from outbox_pipelines.catalog.document import EventType
+from tests.catalog.conftest import Write
+from tests.schema.events import insert
+from tests.schema.servers import Database
+
+TEXT = (Path(__file__).parents[2] / "docs" / "catalog.md").read_text()
+[EXAMPLE] = re.findall(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+_TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d")
+
+
+def test_check_prints_what_is_shown(database: Database, write: Write) -> None:
+    """Guards against a page that shows another command."""
+    with database.connect() as connection:
+        for event_type in ("order.placed", "order.placed", "order.shipped", "order.refunded"):
+            insert(connection, event_type=event_type)
+    done = database.outbox("catalog", "check", OUTBOX_CATALOG=str(write(EXAMPLE)))
+    assert _TIME.sub("…", done.stdout + done.stderr) in _TIME.sub("…", TEXT)
+
+
+def test_render_prints_what_is_shown(database: Database, write: Write) -> None:
+    """Guards against fields that look otherwise."""
+    done = database.outbox("catalog", "render", OUTBOX_CATALOG=str(write(EXAMPLE)))
+    assert re.findall(r"(\| field .*?)\n\n", done.stdout, re.DOTALL)[0] in TEXT
+
+
+def test_a_mistake_prints_what_is_shown(database: Database, write: Write) -> None:
+    """Guards against an error that says less than is promised."""
+    path = str(write(EXAMPLE.replace("lifecycle: deprecated", "lifecycle: old")))
+    done = database.outbox("catalog", "check", OUTBOX_CATALOG=path)
+    assert done.exit_code == 2
+    assert done.stderr.replace(path, "catalog.yaml") in TEXT
+
+
+def test_a_refusal_says_what_is_shown(write: Write) -> None:
+    """Guards against a message that has changed."""
+    with pytest.raises(ValueError, match="pieces") as refused:
+        validator(write(EXAMPLE))("order.placed", {"total": 1, "currency": "EUR", "lines": [{"sku": "a"}]})
+    assert f"order.placed: {refused.value}" in TEXT
+
+
+def test_the_formats_that_are_promised_are_checked(write: Write) -> None:
+    """Guards against a format that needs a package which nobody installs."""
+    wrong = dict.fromkeys(("date-time", "date", "time", "email", "ipv4", "ipv6", "uuid"), "no such thing(")
+    wrong["regex"] = "("
+    wrong["email"] = "nobody"
+    for name, value in wrong.items():
+        assert f"`{name}`" in TEXT
+        properties = f"{{type: object, properties: {{a: {{format: {name}}}}}}}"
+        check = validator(
+            write(f"events: {{e: {{description: d, producer: p, owner: o, schema: {properties}}}}}")
+        )
+        with pytest.raises(ValueError, match=f"is not a '{name}'"):
+            check("e", {"a": value})
+
+
+def test_every_entry_is_described() -> None:
+    """Guards against an entry that only the code knows."""
+    for name, field in EventType.model_fields.items():
+        assert f"| `{field.alias or name}` |" in TEXT

@@ -1,0 +1,92 @@
+"""What a catalogue may say, and what is said of one that is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from outbox_pipelines.catalog.document import read_catalog, require_catalog
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.settings import load_settings
+from tests.catalog.conftest import CATALOG, Write
+
+ENTRY = "events: {e: {description: d, producer: p, owner: o, %s}}"
+
+
+def test_what_is_documented_is_read(write: Write) -> None:
+    """Guards against an entry that is lost on the way, and wrong defaults."""
+    placed, shipped = read_catalog(write(CATALOG)).events.values()
+    assert (placed.topic, placed.consumers, placed.required) == (
+        "order-events",
+        ("billing", "shipping"),
+        ["total"],
+    )
+    assert (shipped.topic, shipped.consumers, shipped.payload) == (None, (), None)
+    assert (shipped.lifecycle, shipped.required) == ("active", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "documents nothing: write events:"),
+        ("events: [a]", "documents nothing: write events:"),
+        ("events: {e: {", r"is not YAML \(.*\): see docs/catalog.md"),
+        ("x: 1\n" + ENTRY % "topic: t", "x is not known: there is events: alone"),
+        ("events: {e: d}", "e is no mapping: write entries below it: description, producer"),
+        ("events: {e: {producer: p, owner: o}}", "e: description is missing: add it"),
+        ("events: {e: {description: d, producer: '', owner: o}}", "e: producer is empty"),
+        (ENTRY % "lifecycle: activ", "e: lifecycle is 'activ': input should be 'proposed', 'active'"),
+        (ENTRY % "consumer: [a]", "e: consumer is not known: there are .*, schema$"),
+        (ENTRY % "consumers: billing", r"e: consumers is no list: write it as \[billing, shipping\]"),
+        (ENTRY % "consumers: [1]", "e: consumers 0 is no text: write it in quotes"),
+        (ENTRY % "topic: a/b", "e: topic is 'a/b': a topic's name has 1 to 249"),
+        (ENTRY % "retired_on: 2026-11-01", "e: has retired_on, but its lifecycle is not retired"),
+        (ENTRY % "lifecycle: retired, retired_on: soon", "e: retired_on is no day: write it as 2026-11-21"),
+        (ENTRY % "owner: a", "has owner twice, again in line 1: keep one of them"),
+        (ENTRY % "schema: [a]", "e: schema is no mapping: write a JSON Schema"),
+        (ENTRY % "schema: {type: objekt}", "e: schema: type is no JSON Schema: 'objekt' is not valid"),
+        (ENTRY % "schema: {minimum: .nan}", "e: schema: is not JSON"),
+        (
+            ENTRY % 'schema: {$ref: "https://example.com/order.json"}',
+            r"e: schema: refers to https://example.com/order.json, which is not in it: put it under \$defs",
+        ),
+        (ENTRY % 'schema: {$ref: "#/$defs/none"}', r"e: schema: refers to #/\$defs/none"),
+        (ENTRY % "schema: none.json", r"e: schema none.json cannot be read \(.*\): name a JSON file"),
+    ],
+)
+def test_a_wrong_catalogue_is_one_line_that_helps(write: Write, text: str, says: str) -> None:
+    """Guards against mistakes that surface as a stack of pydantic's, or not at all."""
+    path = write(text)
+    with pytest.raises(SetupError, match=rf"^OUTBOX_CATALOG={re.escape(str(path))}: {says}") as refused:
+        require_catalog(load_settings(catalog=path))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """Guards against checks that pass because there is nothing to check."""
+    with pytest.raises(SetupError, match=r"^OUTBOX_CATALOG=.* cannot be read .*: name a YAML file"):
+        require_catalog(load_settings(catalog=tmp_path / "none.yaml"))
+
+
+def test_a_wrong_catalogue_stops_nobody_else(write: Write) -> None:
+    """Guards against a relay that ends because somebody mistyped a description."""
+    assert load_settings(catalog=write("events: [")).catalog is not None
+
+
+def test_a_schema_may_lie_in_a_file_beside_it(write: Write, tmp_path: Path) -> None:
+    """Guards against paths that count from wherever the command is started."""
+    (tmp_path / "schemas").mkdir()
+    schema = {"type": "object", "required": ["total"]}
+    (tmp_path / "schemas" / "order.json").write_text(json.dumps(schema))
+    assert read_catalog(write(ENTRY % "schema: schemas/order.json")).events["e"].payload == schema
+
+
+def test_yaml_does_not_turn_words_into_something_else(write: Write) -> None:
+    """Guards against YAML's dates, and its `on` and `no` that are booleans, within schemas."""
+    schema = "schema: {properties: {on: {const: 2026-11-21}, no: {type: string}}}"
+    assert read_catalog(write(ENTRY % schema)).events["e"].payload == {
+        "properties": {"on": {"const": "2026-11-21"}, "no": {"type": "string"}}
+    }

@@ -1,0 +1,76 @@
+"""`outbox catalog render`: the page that analysts and consumers' developers read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from outbox_pipelines.catalog.document import read_catalog
+from outbox_pipelines.catalog.page import markdown, page
+from outbox_pipelines.cli import cli
+from tests.catalog.conftest import CATALOG, Write
+
+
+def test_the_page_has_everything_that_is_documented(write: Write) -> None:
+    """Guards against entries and fields, those within others too, that are documented and not shown."""
+    text = markdown(read_catalog(write(CATALOG)))
+    assert (
+        "| [`order.placed`](#orderplaced) | A customer has placed an order. | shop | billing, shipping "
+        "| team:orders | active |" in text
+    )
+    placed = text.partition("## `order.placed`")[2].partition("##")[0]
+    assert "- topic: `order-events`" in placed
+    assert "| `total` | integer | yes | In cents. |" in placed
+    assert "| `at` | string, date-time |  |  |" in placed
+    assert "| `lines[].sku` | string | yes |  |" in placed
+    shipped = text.partition("## `order.shipped`")[2]
+    assert "- topic: by the aggregate type" in shipped
+    assert "- consumers: none that is known" in shipped
+    assert "Its payload is not described." in shipped
+
+
+def test_the_html_page_stands_alone(write: Write) -> None:
+    """Guards against links of the table that lead nowhere, and a page that needs the network."""
+    text = page(read_catalog(write(CATALOG)))
+    anchors = re.findall(r'href="#(.+?)"', text)
+    assert anchors == ["orderplaced", "ordershipped"]
+    assert all(f'<h2 id="{anchor}">' in text for anchor in anchors)
+    assert "<td>In cents.</td>" in text
+    assert not re.search(r"<script|<link|src=|https?:", text)
+
+
+def test_what_is_documented_cannot_break_the_page(write: Write) -> None:
+    """Guards against a pipe or a bracket in a description that takes the table, or the page, apart."""
+    odd = CATALOG.replace("In cents.", "a|b <script>alert(1)</script> *c*").replace("team:orders", "'a|b'")
+    odd = odd.replace(
+        "A customer has placed an order.", "<script>alert(2)</script> [so](javascript:alert(3))"
+    )
+    text = page(read_catalog(write(odd)))
+    assert "<script" not in text
+    assert 'href="javascript' not in text
+    assert "<td>a|b &lt;script&gt;alert(1)&lt;/script&gt; *c*</td>" in text
+    assert text.count("<td>a|b</td>") == 1
+
+
+def test_a_schema_that_contains_itself_has_an_end(write: Write) -> None:
+    """Guards against a tree of categories that renders for ever."""
+    tree = """
+      properties: {child: {$ref: "#"}}"""
+    text = markdown(read_catalog(write(CATALOG.split("    schema:")[0] + f"    schema: {tree}\n")))
+    assert "`child.child`" in text
+
+
+def test_it_is_written_where_one_says(write: Write, tmp_path: Path) -> None:
+    """Guards against a page that cannot be kept, and a failure to write that looks like success."""
+    environment = {"OUTBOX_CATALOG": str(write(CATALOG))}
+    output = tmp_path / "types.md"
+    done = CliRunner().invoke(cli, ["catalog", "render", "--output", str(output)], env=environment)
+    assert (done.exit_code, done.stdout) == (0, f"{output}: 2 event types\n")
+    printed = CliRunner().invoke(cli, ["catalog", "render"], env=environment)
+    assert output.read_text() == printed.stdout
+    nowhere = str(tmp_path / "none" / "types.md")
+    done = CliRunner().invoke(cli, ["catalog", "render", "--output", nowhere], env=environment)
+    assert done.exit_code == 2
+    assert "name another file" in done.stderr

@@ -1,0 +1,99 @@
+"""The check `event_types_documented`, its job and its schedule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from outbox_pipelines.defs.catalog import (
+    check_catalog,
+    check_catalog_schedule,
+    event_types_documented,
+)
+from outbox_pipelines.defs.events import events
+from outbox_pipelines.defs.resources import OutboxResource
+from tests.catalog.conftest import CATALOG
+from tests.schema.events import insert
+from tests.schema.servers import Database
+
+
+@pytest.fixture
+def resource(database: Database, tmp_path: Path) -> OutboxResource:
+    """Of an outbox with a documented type and one that is not."""
+    (tmp_path / "catalog.yaml").write_text(CATALOG)
+    with database.connect() as connection:
+        insert(connection)
+        insert(connection, event_type="order.lost")
+        insert(connection, event_type="order.lost", aggregate_type="parcel")
+    return OutboxResource(dsn=database.dsn, catalog=str(tmp_path / "catalog.yaml"))
+
+
+def run(instance: dg.DagsterInstance, resource: OutboxResource) -> dg.ExecuteInProcessResult:
+    definitions = dg.Definitions(
+        assets=[events],
+        asset_checks=[event_types_documented],
+        jobs=[check_catalog],
+        resources={"outbox": resource},
+        executor=dg.in_process_executor,
+    )
+    job = definitions.resolve_job_def("check_catalog")
+    return job.execute_in_process(instance=instance, raise_on_error=False)
+
+
+def test_the_job_names_what_is_not_documented(instance: dg.DagsterInstance, resource: OutboxResource) -> None:
+    """Guards against types that nobody documented and nobody sees, and a red run for a missing text."""
+    result = run(instance, resource)
+    assert result.success
+    [verdict] = result.get_asset_check_evaluations()
+    assert (verdict.asset_key, verdict.check_name) == (events.key, "event_types_documented")
+    assert (verdict.passed, verdict.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert verdict.description == "order.lost is undocumented"
+    metadata: dict[str, Any] = {name: value.value for name, value in verdict.metadata.items()}
+    assert (metadata["offending_types"], metadata["offending_events"]) == (1, 2)
+    assert metadata["never_seen"] == ["order.shipped"]
+    [row] = verdict.metadata["offending"].records  # type: ignore[union-attr]
+    assert row.data["event_type"] == "order.lost"
+    assert (row.data["events"], row.data["aggregate_types"]) == (2, "order, parcel")
+
+
+def test_it_passes_when_all_is_documented(
+    instance: dg.DagsterInstance, database: Database, tmp_path: Path
+) -> None:
+    """Guards against a warning that nobody can get rid of: a type that is never seen is none."""
+    (tmp_path / "catalog.yaml").write_text(CATALOG)
+    with database.connect() as connection:
+        insert(connection)
+    result = run(instance, OutboxResource(dsn=database.dsn, catalog=str(tmp_path / "catalog.yaml")))
+    [verdict] = result.get_asset_check_evaluations()
+    assert verdict.passed
+    assert verdict.description == "1 event types, all documented"
+
+
+def test_without_a_catalogue_the_run_says_what_to_set(
+    instance: dg.DagsterInstance, database: Database
+) -> None:
+    """Guards against a check that is green because it checked nothing."""
+    result = run(instance, OutboxResource(dsn=database.dsn))
+    assert not result.success
+    [failure] = [event for event in result.all_events if event.is_step_failure]
+    assert "set OUTBOX_CATALOG" in str(failure.step_failure_data.user_failure_data.description)
+
+
+def test_the_schedule_skips_without_a_catalogue(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    """Guards against a failure each day where nobody wants a catalogue, and one that must be switched on."""
+    assert check_catalog_schedule.default_status is dg.DefaultScheduleStatus.RUNNING
+
+    def tick(resource: OutboxResource) -> dg.RunRequest | dg.SkipReason:
+        context = dg.build_schedule_context(instance=instance, resources={"outbox": resource})
+        found = check_catalog_schedule(context)
+        assert isinstance(found, dg.RunRequest | dg.SkipReason)
+        return found
+
+    skipped = tick(OutboxResource())
+    assert isinstance(skipped, dg.SkipReason)
+    assert "set OUTBOX_CATALOG" in str(skipped.skip_message)
+    (tmp_path / "catalog.yaml").write_text(CATALOG)
+    assert isinstance(tick(OutboxResource(catalog=str(tmp_path / "catalog.yaml"))), dg.RunRequest)
