@@ -11,6 +11,7 @@ from benchmarks import (
     attached,
     commits,
     drains,
+    history,
     latency,
     maintenance,
     peers,
@@ -35,6 +36,7 @@ _PARTS = {
         archive_queries,
         maintenance,
         attached,
+        history,
     )
 }
 
