@@ -20,6 +20,7 @@ from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.lint.commands import lint_writes
 from outbox_pipelines.local.commands import local
 from outbox_pipelines.partitions.commands import partitions
+from outbox_pipelines.quality.commands import quality
 from outbox_pipelines.relay.dead_letter_commands import dead_letters
 from outbox_pipelines.settings import Settings, load_settings
 
@@ -163,15 +164,16 @@ def relay(
 @click.pass_context
 def shards(context: click.Context, as_json: bool) -> None:
     """Show who holds which shard since when; `outbox shards set N` changes their number."""
-    from outbox_pipelines.relay import status as relay_status
+    from outbox_pipelines.quality import measurements
+    from outbox_pipelines.quality import status as rendering
 
     if context.invoked_subcommand is not None:
         return
-    found = relay_status.read(context.obj).shards
+    found = measurements.read(context.obj).shards
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(shard) for shard in found], indent=2))
     else:
-        click.echo("\n".join(f"shard {one.shard}  {relay_status.holder(one)}" for one in found))
+        click.echo("\n".join(f"shard {one.shard}  {rendering.holder(one)}" for one in found))
 
 
 @shards.command("set")
@@ -219,19 +221,38 @@ def _rebase(settings: Settings) -> None:
 
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--check", is_flag=True, help="Exit 1 if a check is at ERROR: somebody must act.")
 @click.pass_obj
-def status(settings: Settings, as_json: bool) -> None:
-    """Show backlog, lag, parked events, partitions ahead, and who holds each shard."""
-    from outbox_pipelines.relay import status as relay_status
+def status(settings: Settings, as_json: bool, check: bool) -> None:
+    """Show backlog, lag, parked events, who holds each shard, and what is not as it should be.
+
+    The checks are those of Dagster's asset outbox/health; OUTBOX_WARN_AT and OUTBOX_ERROR_AT change their
+    limits.
+    """
+    from outbox_pipelines.quality import measurements, rules
+    from outbox_pipelines.quality import status as rendering
+
+    if settings.table is not None:
+        _table_status(settings, as_json=as_json, check=check)
+        return
+    found = measurements.read(settings)
+    verdicts = rules.judge(settings, found)
+    if as_json:
+        checks = [rendering.described(verdict) for verdict in verdicts]
+        click.echo(json.dumps(dataclasses.asdict(found) | {"checks": checks}, indent=2))
+    else:
+        click.echo(rendering.render(found, verdicts))
+    if check and rules.worst(verdicts) is rules.State.ERROR:
+        sys.exit(1)
+
+
+def _table_status(settings: Settings, *, as_json: bool, check: bool) -> None:
     from outbox_pipelines.relay.claims import status as table_status
 
-    found = relay_status.read(settings) if settings.table is None else table_status.read(settings)
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(found), indent=2))
-    elif isinstance(found, table_status.TableStatus):
-        click.echo(table_status.render(found))
-    else:
-        click.echo(relay_status.render(found))
+    if check:
+        raise SetupError("--check knows the pipeline's own tables alone: unset OUTBOX_TABLE, or leave it out")
+    found = table_status.read(settings)
+    click.echo(json.dumps(dataclasses.asdict(found), indent=2) if as_json else table_status.render(found))
 
 
 cli.add_command(archive)
@@ -239,3 +260,4 @@ cli.add_command(dead_letters)
 cli.add_command(lint_writes)
 cli.add_command(local)
 cli.add_command(partitions)
+cli.add_command(quality)

@@ -132,6 +132,13 @@ class Settings(BaseSettings):
         default=30, ge=0, description="days that stay in the table; 0: until a day is closed and proven"
     )
     keys_days: int = Field(default=30, ge=1, description="how long an idempotency key is remembered, in days")
+    warn_at: str = Field(
+        default="", description="limits of checks for a warning, instead of the defaults: lag=30,backlog=off"
+    )
+    error_at: str = Field(
+        default="",
+        description="limits of checks for an error, which is an alert: lag=120,keys=off",
+    )
     session_seconds: float = Field(
         default=600.0, ge=1.0, description="length of a relay session in Dagster before it hands over"
     )
@@ -199,6 +206,15 @@ class Settings(BaseSettings):
         from outbox_pipelines.relay.encoding import header_names
 
         header_names(value)
+        return value
+
+    @field_validator("warn_at", "error_at")
+    @classmethod
+    def _limits_can_be_read(cls, value: str) -> str:
+        from outbox_pipelines.quality.rules import read_limits
+
+        if value:
+            read_limits(value)
         return value
 
     @field_validator("log_level", "log_format", mode="before")

@@ -1,8 +1,7 @@
-"""The job and the schedule that look after the days, and the check that there are days ahead."""
+"""The job and the schedule that look after the days."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import dataclasses
-from typing import Any
 
 import dagster as dg
 
@@ -10,41 +9,19 @@ from outbox_pipelines.defs.events import events
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
 
-_CHECK = "partitions_ahead"
-
-
-@dg.asset_check(
-    asset=events.key,
-    name=_CHECK,
-    description="""Whether at least 7 days ahead have a partition.
-
-An insert into a day without one fails, and the business transaction with it. The job `maintain_partitions`
-reports this check each time; here it can be run by hand.
-
-When it fails: run the job `maintain_partitions`, or `outbox partitions ensure`; its error says what is wrong.
-""",
-)
-def partitions_ahead(outbox: OutboxResource) -> dg.AssetCheckResult:
-    # Here, because definitions are to load without the drivers.
-    from outbox_pipelines.database import connect
-    from outbox_pipelines.partitions import calendar
-
-    with connect(outbox.settings(), name="outbox partitions") as connection:
-        return dg.AssetCheckResult(**_verdict(calendar.ahead(connection)))
+# A page of the UI shows so many rows without scrolling for ever.
+_DAYS_SHOWN = 60
 
 
 @dg.op
 def make_partitions(context: dg.OpExecutionContext, outbox: OutboxResource) -> None:
-    """Makes what is missing, and reports the check."""
+    """Makes what is missing."""
     with one_line():
         from outbox_pipelines.partitions import ahead
 
         ensured = ahead.ensure(outbox.settings())
     context.log.info(f"made {ensured.made} partitions; {ensured.ahead} days ahead have one")
     context.add_output_metadata({"made": ensured.made, "days_ahead": ensured.ahead})
-    context.instance.report_runless_asset_event(
-        dg.AssetCheckEvaluation(asset_key=events.key, check_name=_CHECK, **_verdict(ensured.ahead))
-    )
 
 
 @dg.op
@@ -73,12 +50,45 @@ def purge_rows(context: dg.OpExecutionContext, outbox: OutboxResource) -> None:
     context.add_output_metadata(dataclasses.asdict(purged))
 
 
+@dg.op
+def show_days(context: dg.OpExecutionContext, outbox: OutboxResource) -> None:
+    """Observes `outbox/events` with a table of the days, as `outbox partitions list` shows them."""
+    with one_line():
+        from outbox_pipelines.partitions import calendar
+
+        days = calendar.read(outbox.settings())
+    records = [
+        dg.TableRecord(
+            {
+                "day": str(day.day),
+                "state": day.state,
+                "rows": day.rows,
+                "megabytes": round(day.size / 1e6, 1),
+                "archived": str(day.archived_at or "")[:19],
+                "proven": str(day.proven_at or "")[:19],
+            }
+        )
+        for day in reversed(days)
+    ]
+    context.log_event(
+        dg.AssetObservation(
+            events.key,
+            metadata={
+                "days": dg.MetadataValue.table(records[:_DAYS_SHOWN]),
+                "attached_days": sum(day.attached for day in days),
+                "megabytes": round(sum(day.size for day in days) / 1e6, 1),
+            },
+        )
+    )
+
+
 @dg.job(
     description="""Makes the partitions of the days ahead (OUTBOX_PARTITIONS_AHEAD), closes the days that
 are over, by the database's clock, and purges old idempotency keys (OUTBOX_KEYS_DAYS) and progress.
 
 Use: its schedule runs it every hour. By hand after an outage of days, or when `outbox status` or the
-check `partitions_ahead` says that there are few. Safe at any time, and by two at once; no writer waits.
+check `partitions_ahead` of `outbox/health` says that there are few. Safe at any time, and by two at once; no
+writer waits.
 
 A day that stays open is no failure: the log and the metadata of `close_days` say what stands against it (a
 transaction that still runs, events that are not published) and what helps; the next run tries again.
@@ -92,6 +102,7 @@ def maintain_partitions() -> None:
     make_partitions()
     close_days()
     purge_rows()
+    show_days()
 
 
 maintain_partitions_schedule = dg.ScheduleDefinition(
@@ -107,14 +118,3 @@ Use: leave it on. When a run fails: see the job; a failure has two weeks to be s
 is over, and days that are over wait meanwhile.
 """,
 )
-
-
-def _verdict(ahead: int) -> dict[str, Any]:
-    from outbox_pipelines.partitions.calendar import FEW_AHEAD
-
-    return {
-        "passed": ahead >= FEW_AHEAD,
-        "severity": dg.AssetCheckSeverity.ERROR,
-        "metadata": {"days_ahead": ahead},
-        "description": f"{ahead} days ahead have a partition; {FEW_AHEAD} are the least",
-    }

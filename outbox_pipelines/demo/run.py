@@ -23,7 +23,7 @@ from outbox_pipelines.demo.sessions import Sessions
 from outbox_pipelines.demo.verify import verify
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import stack
-from outbox_pipelines.relay import status
+from outbox_pipelines.quality import measurements
 from outbox_pipelines.settings import Settings, load_settings
 
 SCHEMA: Final = "outbox_demo"
@@ -108,7 +108,7 @@ def _look(connection: Connection, desks: Desks, sessions: Sessions, progress: Pr
 
 
 def _backlog(settings: Settings) -> int:
-    return sum(shard.backlog for shard in status.read(settings).shards)
+    return sum(shard.backlog for shard in measurements.read(settings).shards)
 
 
 def relayed(connection: Connection) -> Relayed:

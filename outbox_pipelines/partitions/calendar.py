@@ -22,9 +22,6 @@ from outbox_pipelines.settings import Settings
 # A session that has just been closed, or whose process was killed, keeps its locks for a moment.
 _GOING_SECONDS: Final = 2.0
 
-FEW_AHEAD: Final = 7
-"""With fewer days ahead somebody must look: maintenance has failed for a week."""
-
 
 @dataclass(frozen=True, slots=True)
 class Day:
@@ -104,27 +101,6 @@ def require_day(connection: Connection, day: date) -> tuple[Any, ...]:
     if row is None:
         raise SetupError(f"{day} is no day of the outbox: see `outbox partitions list`")
     return row
-
-
-@dataclass(frozen=True, slots=True)
-class Late:
-    """Days for which something should have happened a day ago."""
-
-    to_close: int
-    to_archive: int
-    to_drop: int
-
-
-def late(connection: Connection, settings: Settings) -> Late:
-    """How many days wait for what maintenance does by itself."""
-    given = {
-        "archives": settings.archives,
-        "drops_unarchived": settings.archive == "none",
-        "retention": settings.retention_days,
-    }
-    row = connection.execute(queries.LATE, given).fetchone()
-    assert row is not None
-    return Late(*row)
 
 
 def ahead(connection: Connection) -> int:

@@ -56,15 +56,15 @@ def ensure(settings: Settings, days: int | None, since: date | None, as_json: bo
     Writers do not wait for it. It needs the role that owns the outbox. Exits with 1 where fewer than 7 days
     ahead have a partition afterwards.
     """
-    from outbox_pipelines.partitions import ahead, calendar
+    from outbox_pipelines.partitions import FEW_AHEAD, ahead
 
     ensured = ahead.ensure(settings, days, since)
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(ensured)))
     else:
         click.echo(f"made {ensured.made}; {ensured.ahead} days ahead have a partition")
-    if ensured.ahead < calendar.FEW_AHEAD:
-        click.echo(f"outbox: fewer than {calendar.FEW_AHEAD} days ahead: ask for more with --days", err=True)
+    if ensured.ahead < FEW_AHEAD:
+        click.echo(f"outbox: fewer than {FEW_AHEAD} days ahead: ask for more with --days", err=True)
         sys.exit(1)
 
 

@@ -21,8 +21,9 @@ WHERE d.state = 'open' AND d.day > (clock_timestamp() AT TIME ZONE 'UTC')::date"
 
 # Over for more than a day, which is time enough for all that is done by itself.
 LATE: Final = """
-SELECT count(*) FILTER (WHERE state = 'open'), count(*) FILTER (WHERE state = 'closed' AND %(archives)s),
-       count(*) FILTER (WHERE state = 'archived' OR state = 'closed' AND %(drops_unarchived)s)
+SELECT count(*) FILTER (WHERE state = 'open') AS to_close,
+       count(*) FILTER (WHERE state = 'closed' AND %(archives)s) AS to_archive,
+       count(*) FILTER (WHERE state = 'archived' OR state = 'closed' AND %(drops_unarchived)s) AS to_drop
 FROM outbox_days
 WHERE (day + 1 + CASE WHEN state = 'archived' OR state = 'closed' AND %(drops_unarchived)s
                       THEN %(retention)s ELSE 0 END)::timestamp AT TIME ZONE 'UTC'

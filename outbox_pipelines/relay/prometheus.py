@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -30,12 +30,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import status
+from outbox_pipelines.quality import measurements, rules
+from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus
 from outbox_pipelines.relay.breaker import State
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.publisher import Delivery
 from outbox_pipelines.relay.shards import Settled
-from outbox_pipelines.relay.status import Status
 from outbox_pipelines.settings import Settings
 
 # Several scrapers, or a person who reloads, cost one read.
@@ -155,16 +155,16 @@ class Database(Collector):
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._asked_at = -math.inf
-        self._found: Status | None = None
+        self._found: Measurements | None = None
 
     def describe(self) -> Iterable[Metric]:
-        return _families(None)
+        return _families(self._settings, None)
 
     def collect(self) -> Iterable[Metric]:
-        return _families(self._read())
+        return _families(self._settings, self._read())
 
-    def _read(self) -> Status | None:
-        """The status, at most `FRESH` old; None if the database does not give it in time."""
+    def _read(self) -> Measurements | None:
+        """The measurements, at most `FRESH` old; None if the database does not give it in time."""
         with self._lock:
             asking = self._thread is not None and self._thread.is_alive()
             if not asking and time.monotonic() - self._asked_at > FRESH:
@@ -179,43 +179,88 @@ class Database(Collector):
 
     def _ask(self) -> None:
         try:
-            self._found = status.read(self._settings)
+            self._found = measurements.read(self._settings)
         except (SetupError, psycopg.Error):
             self._found = None
 
 
-def _families(found: Status | None) -> list[Metric]:
+# Of the whole outbox: name, meaning, and where it stands.
+_OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ...]] = (
+    (
+        "outbox_parked_count",
+        "Events that wait for a retry, and those of their aggregates behind them",
+        lambda found: found.parked,
+    ),
+    (
+        "outbox_blocked_aggregates_count",
+        "Aggregates of which an event is parked",
+        lambda found: found.blocked_aggregates,
+    ),
+    (
+        "outbox_dead_letters_count",
+        "Events given up and not dealt with",
+        lambda found: found.dead_letters,
+    ),
+    (
+        "outbox_days_ahead",
+        "Whole days from tomorrow that have a partition",
+        lambda found: found.days_ahead,
+    ),
+    ("outbox_table_bytes", "Size of the outbox's partitions, with indexes", lambda found: found.table_bytes),
+    ("outbox_keys_count", "About so many idempotency keys are remembered", lambda found: found.keys),
+    ("outbox_keys_bytes", "Size of their table", lambda found: found.keys_bytes),
+    (
+        "outbox_oldest_transaction_age_seconds",
+        "Age of the oldest open transaction of this database that the relay's role may see, 0 without any",
+        lambda found: found.oldest_transaction_seconds,
+    ),
+)
+_OF_A_SHARD: Final[tuple[tuple[str, str, Callable[[ShardStatus], float]], ...]] = (
+    (
+        "outbox_unpublished_count",
+        f"Committed events that are not published, counted up to {CAP}",
+        lambda shard: shard.backlog,
+    ),
+    (
+        "outbox_oldest_unpublished_age_seconds",
+        "Age of the oldest of them, 0 without any",
+        lambda shard: shard.oldest_seconds,
+    ),
+    (
+        "outbox_unheld_seconds",
+        "For how long nobody has relayed the shard, 0 while somebody does",
+        lambda shard: shard.unheld_seconds,
+    ),
+)
+
+
+def _families(settings: Settings, found: Measurements | None) -> list[Metric]:
     up = GaugeMetricFamily("outbox_database_up", "1 if the database answered this scrape, else 0")
     up.add_metric([], 1 if found else 0)
-    unpublished = GaugeMetricFamily(
-        "outbox_unpublished_count",
-        f"Committed events that are not published, counted up to {status.BACKLOG_CAP}",
-        labels=["shard"],
-    )
-    oldest = GaugeMetricFamily(
-        "outbox_oldest_unpublished_age_seconds", "Age of the oldest of them, 0 without any", labels=["shard"]
-    )
-    parked = GaugeMetricFamily(
-        "outbox_parked_count", "Events that wait for a retry, and those of their aggregates behind them"
-    )
-    dead_letters = GaugeMetricFamily("outbox_dead_letters_count", "Events given up and not dealt with")
-    days_ahead = GaugeMetricFamily("outbox_days_ahead", "Whole days from tomorrow that have a partition")
     late = GaugeMetricFamily(
         "outbox_days_late",
         "Days for which maintenance should have done this a day ago: close, archive, drop",
         labels=["step"],
     )
+    states = GaugeMetricFamily(
+        "outbox_check_state", "What `outbox status` says of this: 0 ok, 1 warn, 2 error", labels=["check"]
+    )
+    families = [up]
+    for name, meaning, of_shard in _OF_A_SHARD:
+        families.append(family := GaugeMetricFamily(name, meaning, labels=["shard"]))
+        for shard in found.shards if found else ():
+            family.add_metric([str(shard.shard)], of_shard(shard))
+    for name, meaning, of_outbox in _OF_THE_OUTBOX:
+        families.append(family := GaugeMetricFamily(name, meaning))
+        if found:
+            family.add_metric([], of_outbox(found))
     if found is not None:
-        for shard in found.shards:
-            unpublished.add_metric([str(shard.shard)], shard.backlog)
-            oldest.add_metric([str(shard.shard)], shard.oldest_seconds)
-        parked.add_metric([], found.parked)
-        dead_letters.add_metric([], found.dead_letters)
-        days_ahead.add_metric([], found.days_ahead)
         late.add_metric(["close"], found.days_late.to_close)
         late.add_metric(["archive"], found.days_late.to_archive)
         late.add_metric(["drop"], found.days_late.to_drop)
-    return [up, unpublished, oldest, parked, dead_letters, days_ahead, late]
+        for verdict in rules.judge(settings, found):
+            states.add_metric([verdict.rule.name], verdict.state)
+    return [*families, late, states]
 
 
 @contextmanager

@@ -188,54 +188,7 @@ RELEASE: Final = """
 UPDATE outbox_shards SET owner = NULL, held_since = NULL
 WHERE shard = %(shard)s AND epoch = %(epoch)s"""
 
-# The holder is who has the lock now: the row alone would still name one that was killed.
-SHARDS: Final = """
-WITH locks AS (
-    SELECT classid, objid FROM pg_locks
-    WHERE locktype = 'advisory' AND objsubid = 2 AND granted
-      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-)
-SELECT s.shard, s.shards, h.owner, extract(epoch FROM clock_timestamp() - h.held_since)::float8,
-       extract(epoch FROM clock_timestamp() - s.heartbeat)::float8,
-       EXISTS (SELECT FROM locks WHERE objid = s.shard
-               AND classid = hashtext(%(waiting)s)::bigint & 4294967295),
-       coalesce(h.breaker, 'closed'), h.breaker_reason, s.wanted
-FROM outbox_shards s
-LEFT JOIN outbox_shards h ON h.shard = s.shard AND EXISTS (
-    SELECT FROM locks WHERE objid = s.shard AND classid = hashtext(%(lock)s)::bigint & 4294967295)
-ORDER BY s.shard"""
-
 SHARD_NUMBERS: Final = "SELECT shard FROM outbox_shards ORDER BY shard"
-
-# In tx order, up to a cap: exact counting of 5.6 million takes 0.7 s. The oldest event is among the lowest
-# transaction ids, so the cap does not touch the age.
-BACKLOG: Final[LiteralString] = f"""
-WITH position AS MATERIALIZED (SELECT done, target, last_seq FROM outbox_shards WHERE shard = %(shard)s),
-waiting AS (
-    (SELECT o.created_at FROM outbox o, unnest(ARRAY(
-         SELECT pg_snapshot_xip(done) FROM position)) AS late
-     WHERE o.tx = late AND {OPEN} AND {MINE}
-       AND NOT (SELECT outbox_covers(done, target, last_seq, o.tx, o.seq) FROM position)
-     LIMIT %(cap)s)
-    UNION ALL
-    (SELECT o.created_at FROM outbox o
-     WHERE o.tx >= (SELECT pg_snapshot_xmax(done) FROM position) AND {OPEN} AND {MINE}
-       AND NOT (SELECT outbox_covers(done, target, last_seq, o.tx, o.seq) FROM position)
-     ORDER BY o.tx LIMIT %(cap)s)
-)
-SELECT least(count(*), %(cap)s), extract(epoch FROM clock_timestamp() - min(created_at))::float8
-FROM waiting"""
-
-RATE: Final = """
-SELECT coalesce(sum(events), 0)::float8 / 60,
-       (SELECT lag FROM outbox_progress WHERE shard = %(shard)s ORDER BY at DESC LIMIT 1)
-FROM outbox_progress WHERE shard = %(shard)s AND at > clock_timestamp() - interval '1 minute'"""
-
-PARKED: Final = "SELECT count(*) FROM outbox_parked WHERE state IN ('waiting', 'retrying')"
-PARKED_REASONS: Final = """
-SELECT last_error, count(*) FROM outbox_parked WHERE state = 'retrying'
-GROUP BY last_error ORDER BY count(*) DESC LIMIT 3"""
-DEAD_LETTERS: Final = "SELECT count(*) FROM outbox_parked WHERE state = 'failed'"
 
 # --- shards ---------------------------------------------------------------------------------------------
 

@@ -19,8 +19,8 @@ import pytest
 from outbox_pipelines import definitions
 from outbox_pipelines.defs.relay import assets
 from outbox_pipelines.defs.resources import OutboxResource
-from outbox_pipelines.relay import status
-from outbox_pipelines.relay.status import ShardStatus
+from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality.measured import ShardStatus
 from tests.conftest import Message, Outbox, clean_environment, wait_until
 from tests.defs.conftest import RELAY, Hold, metadata_of, observed, resource_of, run
 
@@ -35,7 +35,7 @@ NUMBERS = {
 
 
 def shard(outbox: Outbox) -> ShardStatus:
-    return status.read(outbox.settings).shards[0]
+    return measurements.read(outbox.settings).shards[0]
 
 
 def by_key(messages: list[Message]) -> dict[str, list[str]]:

@@ -14,7 +14,8 @@ import pytest
 from outbox_pipelines.archive import day as archive
 from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.partitions import ahead, calendar, close, drop
-from outbox_pipelines.relay import status
+from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality.measured import Late
 from outbox_pipelines.writer import emit
 from tests.conftest import wait_until
 from tests.partitions import days
@@ -155,20 +156,20 @@ def test_status_says_which_days_are_late(database: Database, tmp_path: Path) -> 
     """Guards against maintenance that has failed for days, seen by nobody."""
     settings = days.archiving(database, tmp_path).model_copy(update={"retention_days": 0})
     days.fill(database)
-    assert status.read(settings).days_late == calendar.Late(2, 0, 0)
+    assert measurements.read(settings).days_late == Late(2, 0, 0)
     shown = database.outbox("status").output
     assert (
-        "days late     2 to be closed (see `outbox partitions list`, and run `outbox partitions close`)"
-        in shown
+        "ERROR         days_closed: 2 days should have been closed\n"
+        "              → `outbox partitions close` says what stands against it" in shown
     )
     days.relayed(database)
     close.close(settings)
-    assert status.read(settings).days_late == calendar.Late(0, 2, 0)
-    assert status.read(database.settings).days_late == calendar.Late(0, 0, 0)
+    assert measurements.read(settings).days_late == Late(0, 2, 0)
+    assert measurements.read(database.settings).days_late == Late(0, 0, 0)
     unarchived = settings.model_copy(update={"archive": "none"})
-    assert status.read(unarchived).days_late == calendar.Late(0, 0, 2)
+    assert measurements.read(unarchived).days_late == Late(0, 0, 2)
     archive.archive(settings, days.DAY)
-    assert status.read(settings).days_late == calendar.Late(0, 1, 1)
-    assert status.read(settings.model_copy(update={"retention_days": 30})).days_late == calendar.Late(0, 1, 0)
+    assert measurements.read(settings).days_late == Late(0, 1, 1)
+    assert measurements.read(settings.model_copy(update={"retention_days": 30})).days_late == Late(0, 1, 0)
     drop.drop(settings, days.DAY)
-    assert status.read(settings).days_late == calendar.Late(0, 1, 0)
+    assert measurements.read(settings).days_late == Late(0, 1, 0)

@@ -8,7 +8,8 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
-from outbox_pipelines.relay import service, status
+from outbox_pipelines.quality import measurements
+from outbox_pipelines.relay import service
 from tests.conftest import Outbox, clean_environment, command, wait_until
 from tests.history.judge import Verdict
 from tests.history.verify import seed as seed
@@ -58,7 +59,7 @@ def wait_for_more(published: Callable[[], int], more: int = 1, seconds: float = 
 
 
 def holder(outbox: Outbox) -> str | None:
-    return status.read(outbox.settings).shards[0].owner
+    return measurements.read(outbox.settings).shards[0].owner
 
 
 def verify(outbox: Outbox) -> Verdict:

@@ -10,7 +10,8 @@ from os import fdopen
 
 import pytest
 
-from outbox_pipelines.relay import service, status
+from outbox_pipelines.quality import measurements
+from outbox_pipelines.relay import service
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, clean_environment, command, wait_until
 from tests.relay.parked import keys, numbers, parked_rows
@@ -43,7 +44,7 @@ def test_they_are_listed_and_counted(outbox: Outbox, letters: list[str]) -> None
     assert "3 × MSG_SIZE_TOO_LARGE" in done.stdout
     found = json.loads(outbox.outbox("dead-letters", "list", "--json", "--limit", "1").stdout)
     assert (found["total"], len(found["rows"])) == (3, 1)
-    assert status.read(outbox.settings).dead_letters == 3
+    assert measurements.read(outbox.settings).dead_letters == 3
     assert "dead letters  3" in outbox.outbox("status").stdout
 
 
@@ -127,7 +128,7 @@ def test_discard_lets_a_blocked_aggregate_go(outbox: Outbox, letters: list[str])
         assert json.loads(done.stdout) == {"action": "discard", "dry_run": False, "found": 2, "done": 2}
         wait_until(lambda: numbers(outbox, "a") == [5])
     assert [row[2] for row in parked_rows(outbox)] == ["discarded", "discarded", "failed"]
-    assert status.read(outbox.settings).dead_letters == 1
+    assert measurements.read(outbox.settings).dead_letters == 1
     listed = json.loads(outbox.outbox("dead-letters", "list", "--discarded", "--json").stdout)
     assert listed["total"] == 2
     with outbox.connect() as connection:

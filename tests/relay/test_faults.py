@@ -12,7 +12,8 @@ from contextlib import suppress
 
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.relay import service, status
+from outbox_pipelines.quality import measurements
+from outbox_pipelines.relay import service
 from tests.conftest import Outbox, wait_until
 from tests.history import business
 from tests.history.writers import APPLICATION, Writers
@@ -132,6 +133,6 @@ def test_kill_9_of_postgres(own_servers: tuple[Postgres, Kafka, Outbox]) -> None
             postgres.kill()
             postgres.start()
             writers.stop()
-        wait_until(lambda: status.read(outbox.settings).shards[0].backlog == 0, what="no backlog")
+        wait_until(lambda: measurements.read(outbox.settings).shards[0].backlog == 0, what="no backlog")
         assert relay.poll() is None
     faults.verify(outbox)

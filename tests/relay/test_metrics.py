@@ -17,7 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.relay import metrics, prometheus, service, status
+from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality.measured import Measurements
+from outbox_pipelines.relay import metrics, prometheus, service
 from outbox_pipelines.relay.breaker import State
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.shards import Shard
@@ -179,14 +181,14 @@ def test_a_database_that_hangs_holds_no_scrape_up(outbox: Outbox, monkeypatch: p
 
 def test_many_scrapes_cost_one_read(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against dashboards that load the database."""
-    read, reads = status.read, []
+    read, reads = measurements.read, []
 
-    def counted(settings: Settings) -> status.Status:
+    def counted(settings: Settings) -> Measurements:
         reads.append(settings)
         return read(settings)
 
     monkeypatch.setattr(prometheus, "FRESH", 3600.0)
-    monkeypatch.setattr(status, "read", counted)
+    monkeypatch.setattr(measurements, "read", counted)
     with prometheus.serving(outbox.settings, 0) as (_, url):
         for _ in range(5):
             assert _scrape(url)["outbox_database_up"] == 1

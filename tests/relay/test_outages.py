@@ -11,7 +11,7 @@ import pytest
 
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.relay import status
+from outbox_pipelines.quality import measurements
 from tests.conftest import Outbox, wait_until
 from tests.relay import faults
 from tests.relay.parked import parked_rows, write
@@ -20,11 +20,13 @@ from tests.relay.topic import NOISE, create_topic
 
 
 def _breaker(outbox: Outbox) -> str:
-    return status.read(outbox.settings).shards[0].breaker
+    return measurements.read(outbox.settings).shards[0].breaker
 
 
 def _wait_until_relayed(outbox: Outbox) -> None:
-    wait_until(lambda: status.read(outbox.settings).shards[0].backlog == 0, seconds=60, what="no backlog")
+    wait_until(
+        lambda: measurements.read(outbox.settings).shards[0].backlog == 0, seconds=60, what="no backlog"
+    )
 
 
 def _assert_all_arrived(outbox: Outbox, events: int) -> None:

@@ -9,7 +9,8 @@ import uuid
 import psycopg
 import pytest
 
-from outbox_pipelines.relay import service, status
+from outbox_pipelines.quality import measurements
+from outbox_pipelines.relay import service
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, wait_until
 
@@ -112,7 +113,7 @@ def test_a_running_relay_publishes_what_commits_and_stops_when_told(outbox: Outb
     stop.set()
     relay.join(10)
     assert totals[0].events == 20
-    assert status.read(outbox.settings).shards[0].owner is None
+    assert measurements.read(outbox.settings).shards[0].owner is None
     assert _drain(outbox) == 0
 
 
@@ -152,7 +153,7 @@ def test_progress_says_when_an_event_was_published(outbox: Outbox) -> None:
             "FROM outbox_events GROUP BY status"
         ).fetchall()
     assert rows == [("PROCESSED", 6000, 6000, True)]
-    (shard,) = status.read(outbox.settings).shards
+    (shard,) = measurements.read(outbox.settings).shards
     assert shard.backlog == 0
     assert shard.lag_seconds is not None
     assert shard.events_per_second == pytest.approx(100)
@@ -168,7 +169,7 @@ def test_status_counts_what_waits(outbox: Outbox) -> None:
         _drain(outbox)
         late.commit()
         outbox.write(6)
-        (shard,) = status.read(outbox.settings).shards
+        (shard,) = measurements.read(outbox.settings).shards
     assert shard.backlog == 2
     assert 0 < shard.oldest_seconds < 60
 
@@ -181,9 +182,9 @@ def test_a_relay_keeps_days_ahead(outbox: Outbox) -> None:
             "FROM pg_inherits WHERE inhparent = 'outbox'::regclass); END $$"
         )
         connection.execute("DELETE FROM outbox_days WHERE day = (SELECT max(day) FROM outbox_days)")
-    assert status.read(outbox.settings).days_ahead == 13
+    assert measurements.read(outbox.settings).days_ahead == 13
     _drain(outbox)
-    assert status.read(outbox.settings).days_ahead == 14
+    assert measurements.read(outbox.settings).days_ahead == 14
 
 
 def test_a_role_of_its_own_is_enough(outbox: Outbox) -> None:
@@ -198,7 +199,7 @@ def test_a_role_of_its_own_is_enough(outbox: Outbox) -> None:
             outbox.write(1)
             assert _drain(modest) == 1
             outbox.fill(12_000)
-            assert status.read(modest.settings).shards[0].backlog == 12_000
+            assert measurements.read(modest.settings).shards[0].backlog == 12_000
             assert _drain(modest) == 12_000
         finally:
             connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())

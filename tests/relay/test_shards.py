@@ -12,7 +12,7 @@ import pytest
 from outbox_pipelines import schema
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import postgres
-from outbox_pipelines.relay import status
+from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay.position import Position, Snapshot
 from outbox_pipelines.relay.shards import Shard, ShardLostError
 from outbox_pipelines.settings import load_settings
@@ -42,16 +42,16 @@ def test_one_takes_it_and_one_waits(outbox: Outbox) -> None:
     assert successor.try_wait()
     assert holder.is_awaited()
     assert not third.try_wait()
-    assert status.read(outbox.settings).shards[0].successor_waits
+    assert measurements.read(outbox.settings).shards[0].successor_waits
     holder.release()
     assert successor.try_take()
     assert not successor.is_awaited()
     assert third.try_wait()
-    (shard,) = status.read(outbox.settings).shards
+    (shard,) = measurements.read(outbox.settings).shards
     assert (shard.owner, shard.successor_waits) == ("b", True)
     successor.release()
     third.release()
-    assert status.read(outbox.settings).shards[0].owner is None
+    assert measurements.read(outbox.settings).shards[0].owner is None
 
 
 def test_the_lock_goes_with_the_session(outbox: Outbox) -> None:

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from outbox_pipelines.relay import service, status
+from outbox_pipelines.quality import measurements
+from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings
 from tests.conftest import Outbox, wait_until
 
@@ -63,7 +64,7 @@ def relays(outbox: Outbox, count: int, **more: object) -> Iterator[None]:
 
 
 def holders(outbox: Outbox) -> list[str | None]:
-    return [shard.owner for shard in status.read(outbox.settings).shards]
+    return [shard.owner for shard in measurements.read(outbox.settings).shards]
 
 
 def wait_for_holders(outbox: Outbox, count: int) -> None:
@@ -76,7 +77,7 @@ def wait_for_holders(outbox: Outbox, count: int) -> None:
 
 def wait_until_relayed(outbox: Outbox) -> None:
     wait_until(
-        lambda: not any(shard.backlog for shard in status.read(outbox.settings).shards),
+        lambda: not any(shard.backlog for shard in measurements.read(outbox.settings).shards),
         seconds=60,
         what="no backlog",
     )

@@ -39,12 +39,12 @@ def relay_supervisor(context: dg.SensorEvaluationContext, outbox: OutboxResource
     """A tick. `SetupError` is left to fail it: red is what an operator should see of a database that is away,
     and a skipped tick would look like all is well."""
     # Here, because definitions are to load without the drivers.
-    from outbox_pipelines.relay import status
+    from outbox_pipelines.quality import measurements
 
     settings = outbox.settings()
     settings.require_kafka()
     requests, reasons = [], []
-    for shard in status.read(settings).shards:
+    for shard in measurements.read(settings).shards:
         verdict = judge(
             shard,
             _runs(context, shard.shard, _UNFINISHED),

@@ -20,7 +20,7 @@ import dagster as dg
 from outbox_pipelines.defs.relay.owner import is_run, is_session
 
 if TYPE_CHECKING:
-    from outbox_pipelines.relay.status import ShardStatus
+    from outbox_pipelines.quality.measured import ShardStatus
 
 # From the launch of a run to its place at the shard: 3 to 8 s on two cores, more under load.
 START_SECONDS = 60.0

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outbox_pipelines.database import connect
+from outbox_pipelines.quality.measured import CAP, age
 from outbox_pipelines.relay.claims import catalog, queries
 from outbox_pipelines.relay.claims.holder import holding, open_mapping, shown
 from outbox_pipelines.relay.claims.queries import Statements
 from outbox_pipelines.relay.queries import TUNE
-from outbox_pipelines.relay.status import BACKLOG_CAP, age
 from outbox_pipelines.settings import Settings
 
 
@@ -27,11 +27,11 @@ class TableStatus:
     held_seconds: float | None
     """For how long; None where the role may not know."""
     backlog: int
-    """Pending rows, counted up to `BACKLOG_CAP`."""
+    """Pending rows, counted up to `CAP`."""
     oldest_seconds: float | None
     """Age of the oldest of them; None without a backlog, or without a created_at."""
     failed: int
-    """Rows that were given up, counted up to `BACKLOG_CAP`."""
+    """Rows that were given up, counted up to `CAP`."""
     warnings: list[str]
 
 
@@ -46,7 +46,7 @@ def read(settings: Settings) -> TableStatus:
         connection.execute(TUNE)
         found = catalog.check(connection, mapping)
         statements = Statements(mapping, found.types, max_attempts=settings.max_attempts, with_time=False)
-        cap = {"cap": BACKLOG_CAP}
+        cap = {"cap": CAP}
         backlog = connection.execute(statements(queries.BACKLOG), cap).fetchone()
         failed = connection.execute(statements(queries.FAILURES), cap).fetchone()
         holder = connection.execute(queries.HOLDER, {"key": holding(found.oid)}).fetchone()
@@ -81,4 +81,4 @@ def render(status: TableStatus) -> str:
 
 
 def _count(number: int) -> str:
-    return f"{number:,}" if number < BACKLOG_CAP else f"at least {BACKLOG_CAP:,}"
+    return f"{number:,}" if number < CAP else f"at least {CAP:,}"

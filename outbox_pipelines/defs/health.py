@@ -1,0 +1,202 @@
+"""How the outbox is doing: the asset, a check for each rule, the sensor that reports them, and a job."""
+
+# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+import json
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from outbox_pipelines.defs.events import events
+from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.quality.rules import RULES, Rule, State
+
+if TYPE_CHECKING:
+    from outbox_pipelines.quality.measured import Measurements
+    from outbox_pipelines.quality.rules import Verdict
+
+# An unchanged verdict takes a kilobyte of Dagster's storage: often enough for a plot.
+_REPORT_SECONDS = 300.0
+_DATABASE = "database"
+
+health = dg.AssetSpec(
+    ["outbox", "health"],
+    deps=[events],
+    group_name="outbox",
+    kinds={"postgres", "greatexpectations"},
+    description="""How the outbox is doing: backlog, lag, parked events, dead letters, days, shards, Kafka.
+
+The sensor `health` measures twice a minute and reports the checks here: a verdict that changes at once, the
+others every five minutes, with their numbers as plots. `outbox status` says the same on a command line.
+
+Use: look at the Checks. When one fails: its description says what it means, and what helps; docs/operating.md
+has a chapter for each. OUTBOX_WARN_AT and OUTBOX_ERROR_AT change the limits; the job `check_health` measures
+now.
+""",
+)
+
+
+def _description(rule: Rule) -> str:
+    def limit(value: float | None) -> str:
+        return "never" if value is None else f"{'below' if rule.is_least else 'at'} {rule.show(value)}"
+
+    return f"""{rule.why}
+
+Warns {limit(rule.warn)}, fails {limit(rule.error)}, unless OUTBOX_WARN_AT and OUTBOX_ERROR_AT say otherwise.
+
+When it fails: {rule.help}. More: docs/operating.md, {rule.name}.
+"""
+
+
+_SPECS = [
+    *(dg.AssetCheckSpec(rule.name, asset=health.key, description=_description(rule)) for rule in RULES),
+    dg.AssetCheckSpec(
+        _DATABASE,
+        asset=health.key,
+        description="""Whether the database answers, and has an outbox of this version.
+
+Without it nothing is relayed, and nothing else here is known: the other checks keep their last verdicts.
+
+When it fails: its text says what is wrong, in one line: the database is away, refuses the credentials of
+OUTBOX_DSN, or has no outbox (`outbox migrate`). More: docs/operating.md, database.
+""",
+    ),
+]
+
+
+_NAMES = {spec.name for spec in _SPECS}
+
+
+@dg.multi_asset_check(specs=_SPECS, name="check_health_now", can_subset=True)
+def checks(context: dg.AssetCheckExecutionContext, outbox: OutboxResource) -> Iterable[dg.AssetCheckResult]:
+    wanted = {key.name for key in context.selected_asset_check_keys}
+    _, evaluations = _evaluate(outbox)
+    for name, verdict in evaluations.items():
+        if name in wanted:
+            context.log.info(f"{name}: {verdict['description']}")
+            yield dg.AssetCheckResult(check_name=name, asset_key=health.key, **verdict)
+
+
+check_health = dg.define_asset_job(
+    "check_health",
+    selection=dg.AssetSelection.checks_for_assets(health.key),
+    description="""Measures the outbox now, and reports every check of `outbox/health`.
+
+Use: by hand, after something was mended, to see it green at once; the sensor `health` does the same within
+half a minute, without a run. A check that fails does not fail the run.
+
+When it fails: the run says in one line what to mend.
+""",
+)
+
+
+@dg.sensor(
+    name="health",
+    minimum_interval_seconds=30,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="""Measures the outbox, and reports the checks of `outbox/health`, without a run.
+
+Use: leave it on. A tick is one statement in the database and a validation by Great Expectations; it shows as
+skipped, with what it found. A verdict that changes is reported at once, the others every five minutes.
+
+When a tick fails: its error says what to mend in the settings. A database that is away fails no tick, but the
+check `database`.
+""",
+)
+def health_sensor(context: dg.SensorEvaluationContext, outbox: OutboxResource) -> dg.SensorResult:
+    before: dict[str, Any] = json.loads(context.cursor) if context.cursor else {"states": {}, "reported": 0.0}
+    found, evaluations = _evaluate(outbox)
+    known = {name: state for name, state in before["states"].items() if name in _NAMES}
+    states = known | {name: _state(evaluation) for name, evaluation in evaluations.items()}
+    is_due = time.time() - before["reported"] >= _REPORT_SECONDS
+    reported: list[Any] = [
+        dg.AssetCheckEvaluation(asset_key=health.key, check_name=name, **verdict)
+        for name, verdict in evaluations.items()
+        if is_due or states[name] != before["states"].get(name)
+    ]
+    if found is not None and reported:
+        reported.append(dg.AssetObservation(health.key, metadata=_numbers(found)))
+    wrong = [
+        f"{name}: {evaluations[name]['description']}"
+        for name, state in states.items()
+        if state and name in evaluations
+    ]
+    return dg.SensorResult(
+        asset_events=reported,
+        skip_reason=dg.SkipReason("; ".join(wrong) or "all is as it should be"),
+        cursor=json.dumps({"states": states, "reported": time.time() if is_due else before["reported"]}),
+    )
+
+
+def _evaluate(outbox: OutboxResource) -> tuple["Measurements | None", dict[str, dict[str, Any]]]:
+    """What was measured, and the arguments of an evaluation by the check's name."""
+    # Here, because definitions are to load without the drivers.
+    import psycopg
+
+    from outbox_pipelines.database import first_line
+    from outbox_pipelines.errors import SetupError
+    from outbox_pipelines.quality.health import evaluate
+
+    settings = outbox.settings()
+    try:
+        found, verdicts = evaluate(settings)
+    except SetupError as error:
+        return None, {_DATABASE: _answers(str(error))}
+    except psycopg.Error as error:
+        return None, {_DATABASE: _answers(f"the database refuses: {first_line(error)}")}
+    return found, {verdict.rule.name: _evaluation(verdict) for verdict in verdicts} | {
+        _DATABASE: _answers(None)
+    }
+
+
+def _evaluation(verdict: "Verdict") -> dict[str, Any]:
+    help_needed = {"what_to_do": verdict.rule.help} if verdict.state else {}
+    return {
+        "passed": verdict.state is State.OK,
+        "severity": _severity(verdict.state),
+        "description": verdict.text,
+        "metadata": {"value": verdict.value, **help_needed},
+    }
+
+
+def _answers(error: str | None) -> dict[str, Any]:
+    return {
+        "passed": error is None,
+        "severity": dg.AssetCheckSeverity.ERROR,
+        "description": error or "the database answers",
+        "metadata": {},
+    }
+
+
+def _severity(state: State) -> dg.AssetCheckSeverity:
+    return dg.AssetCheckSeverity.WARN if state is State.WARN else dg.AssetCheckSeverity.ERROR
+
+
+def _state(evaluation: dict[str, Any]) -> int:
+    if evaluation["passed"]:
+        return State.OK
+    return State.WARN if evaluation["severity"] is dg.AssetCheckSeverity.WARN else State.ERROR
+
+
+def _numbers(found: "Measurements") -> dict[str, Any]:
+    """What is plotted, under names that stay; tables where there is something to list."""
+    tables = {
+        "dead_letters_by_reason": found.dead_letter_reasons,
+        "parked_by_reason": found.parked_reasons,
+    }
+    return {
+        "unpublished": found.unpublished,
+        "oldest_unpublished_seconds": round(found.oldest_unpublished_seconds, 3),
+        "events_per_second": round(found.events_per_second, 1),
+        "parked": found.parked,
+        "dead_letters": found.dead_letters,
+        "megabytes": round(found.table_bytes / 1e6, 1),
+        "keys": found.keys,
+    } | {name: _table(reasons) for name, reasons in tables.items() if reasons}
+
+
+def _table(reasons: dict[str, int]) -> dg.MetadataValue[Any]:
+    return dg.MetadataValue.table(
+        [dg.TableRecord({"events": count, "reason": reason}) for reason, count in reasons.items()]
+    )

@@ -1,0 +1,153 @@
+"""Great Expectations over a frame of one row: numbers that SQL has made of many.
+
+Invariants:
+- `great_expectations` and pandas are imported when something is validated: together they take seconds.
+- A name's verdict is that of its worst expectation that is not met.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from outbox_pipelines.quality.rules import Rule, State
+
+_SEVERITIES: Final = {State.WARN: "warning", State.ERROR: "critical"}
+_lock: Final = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """That a value lies between limits, and how bad it is if not."""
+
+    name: str
+    """Of the check that it belongs to; also the column, unless that is named."""
+    state: State
+    """WARN or ERROR."""
+    least: float | None = None
+    """The value is at least this."""
+    below: float | None = None
+    """The value is less than this."""
+    column: str | None = None
+
+
+def of_rules(rules: Iterable[Rule]) -> list[Expected]:
+    """What the rules of an outbox's health expect; the columns have the rules' names."""
+    return [
+        Expected(rule.name, state, least=limit) if rule.is_least else Expected(rule.name, state, below=limit)
+        for rule in rules
+        for state, limit in ((State.WARN, rule.warn), (State.ERROR, rule.error))
+        if limit is not None
+    ]
+
+
+def validate(suite: str, row: Mapping[str, float], expected: Sequence[Expected]) -> dict[str, State]:
+    """The verdict for each name in `expected`.
+
+    Args:
+        suite: its name; one for each set of columns.
+        row: values by column; all that are expected of must be there.
+
+    Raises:
+        ValueError: Great Expectations could not evaluate one, as of a column that is not there.
+    """
+    # Its context is not made for threads.
+    with _lock:
+        batch = _definition(suite).get_batch(batch_parameters={"dataframe": _frame(row)})
+        results = batch.validate(_suite(suite, expected), result_format="BASIC").results
+    verdicts = dict.fromkeys((each.name for each in expected), State.OK)
+    for result in results:
+        meta = result.expectation_config.meta
+        if result.exception_info.get("raised_exception", True):
+            raise ValueError(f"{meta['name']}: {result.exception_info.get('exception_message')}")
+        if not result.success:
+            verdicts[meta["name"]] = max(verdicts[meta["name"]], State[meta["state"]])
+    return verdicts
+
+
+def data_docs(directory: Path, suites: Mapping[str, tuple[Mapping[str, float], Sequence[Expected]]]) -> Path:
+    """Great Expectations' own pages of these suites and of what they find now; where to begin reading.
+
+    Each call adds a result to those that the directory holds.
+
+    Args:
+        directory: of a Great Expectations project; made where there is none.
+        suites: a row and what is expected of it, by the suite's name.
+    """
+    import great_expectations as gx
+    from great_expectations.checkpoint import UpdateDataDocsAction
+
+    directory.mkdir(parents=True, exist_ok=True)
+    context: Any = gx.get_context(mode="file", project_root_dir=str(directory))
+    _quieten(context)
+    for name, (row, expected) in suites.items():
+        source = context.data_sources.add_or_update_pandas(name)
+        definition = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe(name)
+        suite = context.suites.add_or_update(_suite(name, expected))
+        validation = context.validation_definitions.add_or_update(
+            gx.ValidationDefinition(name=name, data=definition, suite=suite)
+        )
+        checkpoint = context.checkpoints.add_or_update(
+            gx.Checkpoint(
+                name=name,
+                validation_definitions=[validation],
+                actions=[UpdateDataDocsAction(name="update_data_docs")],
+            )
+        )
+        checkpoint.run(batch_parameters={"dataframe": _frame(row)})
+    return directory / "gx" / "uncommitted" / "data_docs" / "local_site" / "index.html"
+
+
+@functools.cache
+def _definition(name: str) -> Any:
+    return (
+        _context()
+        .data_sources.add_pandas(name)
+        .add_dataframe_asset(name)
+        .add_batch_definition_whole_dataframe(name)
+    )
+
+
+@functools.cache
+def _context() -> Any:
+    import great_expectations as gx
+
+    context = gx.get_context(mode="ephemeral")
+    _quieten(context)
+    return context
+
+
+def _quieten(context: Any) -> None:
+    from great_expectations.data_context.types.base import ProgressBarsConfig
+
+    context.variables.progress_bars = ProgressBarsConfig(globally=False, metric_calculations=False)
+
+
+def _suite(name: str, expected: Sequence[Expected]) -> Any:
+    import great_expectations as gx
+    from great_expectations.expectations import ExpectColumnValuesToBeBetween
+
+    return gx.ExpectationSuite(
+        name=name,
+        expectations=[
+            ExpectColumnValuesToBeBetween(
+                column=each.column or each.name,
+                min_value=each.least,
+                max_value=each.below,
+                strict_max=each.below is not None,
+                severity=_SEVERITIES[each.state],
+                meta={"name": each.name, "state": each.state.name},
+            )
+            for each in expected
+        ],
+    )
+
+
+def _frame(row: Mapping[str, float]) -> Any:
+    import pandas
+
+    return pandas.DataFrame([dict(row)])

@@ -1,0 +1,67 @@
+"""How an outbox is doing, in numbers: what the status, the checks, the alerts and the metrics all speak of.
+
+Invariants:
+- One statement, cheap however large the table: counts are capped, the range comes from the position.
+- Nothing here judges: what is too much stands in `rules.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import psycopg
+from psycopg.rows import dict_row
+
+from outbox_pipelines.database import connect
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.quality import queries
+from outbox_pipelines.quality.measured import CAP, Late, Measurements, ShardStatus
+from outbox_pipelines.settings import Settings
+
+_NO_OUTBOX: Final = (
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedColumn,
+    psycopg.errors.UndefinedFunction,
+)
+# A generic plan reads whole partitions, and compiling one costs more than running it.
+_TUNE: Final = "SET jit = off; SET plan_cache_mode = force_custom_plan; SET TimeZone = 'UTC'"
+
+
+def read(settings: Settings) -> Measurements:
+    """Measures, in one round trip after those that connect.
+
+    Raises:
+        SetupError: the database is away, or has no outbox.
+    """
+    lock = f"{settings.db_schema}.outbox_shards"
+    given = {
+        "cap": CAP,
+        "lock": lock,
+        "waiting": f"{lock}.next",
+        "archives": settings.archives,
+        "drops_unarchived": settings.archive == "none",
+        "retention": settings.retention_days,
+    }
+    with connect(settings, name="outbox: status") as connection:
+        connection.execute(_TUNE)
+        try:
+            row = connection.cursor(row_factory=dict_row).execute(queries.MEASURE, given).fetchone()
+        except _NO_OUTBOX:
+            raise SetupError(
+                f"no outbox in schema {settings.db_schema!r} (OUTBOX_SCHEMA): run `outbox migrate`"
+            ) from None
+    assert row is not None
+    age, whose = row["old_transaction"] or (0.0, None)
+    return Measurements(
+        shards=[ShardStatus(**shard) for shard in row["shards"]],
+        **row["parked"],
+        parked_reasons=dict(row["parked_reasons"]),
+        **row["dead_letters"],
+        dead_letter_reasons=dict(row["dead_letter_reasons"]),
+        days_ahead=row["days_ahead"],
+        days_late=Late(**row["days_late"]),
+        table_bytes=int(row["table_bytes"]),
+        **row["keys"],
+        oldest_transaction_seconds=float(age),
+        oldest_transaction=whose,
+    )

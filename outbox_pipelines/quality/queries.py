@@ -1,0 +1,121 @@
+"""SQL of the measurements: one statement, one snapshot, one round trip. Table names are unqualified.
+
+Invariants:
+- Nothing here grows with the events that are published: rows are counted up to a cap, whole tables by the
+  server itself.
+"""
+
+from typing import Final, LiteralString
+
+from outbox_pipelines.partitions.queries import AHEAD, LATE
+
+# Of this shard, and in days that are open. Closed days have nothing that is not published.
+_HERE: Final[LiteralString] = """
+    o.created_at >= outbox_open_from()::timestamp AT TIME ZONE 'UTC'
+    AND (s.shards = 1 OR outbox_shard_of(o.aggregate_type, o.aggregate_id, s.shards) = s.shard)
+    AND NOT outbox_covers(s.done, s.target, s.last_seq, o.tx, o.seq)"""
+
+# In tx order, up to a cap: exact counting of 5.6 million takes 0.7 s. The oldest event is among the lowest
+# transaction ids, so the cap does not touch the age.
+_BACKLOG: Final[LiteralString] = f"""
+SELECT least(count(*), %(cap)s) AS backlog,
+       coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0) AS oldest_seconds
+FROM (
+    (SELECT o.created_at FROM outbox o
+     WHERE o.tx = ANY (ARRAY(SELECT pg_snapshot_xip(s.done))) AND {_HERE} LIMIT %(cap)s)
+    UNION ALL
+    (SELECT o.created_at FROM outbox o
+     WHERE o.tx >= pg_snapshot_xmax(s.done) AND {_HERE} ORDER BY o.tx LIMIT %(cap)s)
+) waiting"""
+
+_RATE: Final = """
+SELECT coalesce(sum(events), 0) / 60 AS events_per_second,
+       (SELECT lag FROM outbox_progress WHERE shard = s.shard ORDER BY at DESC LIMIT 1) AS lag_seconds
+FROM outbox_progress WHERE shard = s.shard AND at > clock_timestamp() - interval '1 minute'"""
+
+# The holder is who has the lock now: the row alone would still name one that was killed. A shard that nobody
+# ever relayed has been alone since the tables were made.
+_SHARDS: Final[LiteralString] = f"""
+WITH locks AS (
+    SELECT classid, objid FROM pg_locks
+    WHERE locktype = 'advisory' AND objsubid = 2 AND granted
+      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+)
+SELECT coalesce(jsonb_agg(to_jsonb(found) ORDER BY found.shard), '[]') FROM (
+    SELECT s.shard, s.shards, h.owner,
+           extract(epoch FROM clock_timestamp() - h.held_since) AS held_seconds,
+           extract(epoch FROM clock_timestamp() - s.heartbeat) AS heartbeat_seconds,
+           CASE WHEN h.shard IS NOT NULL THEN 0 ELSE extract(epoch FROM clock_timestamp() - coalesce(
+               s.heartbeat, (SELECT min(applied_at) FROM outbox_migrations))) END AS unheld_seconds,
+           EXISTS (SELECT FROM locks WHERE objid = s.shard
+                   AND classid = hashtext(%(waiting)s)::bigint & 4294967295) AS successor_waits,
+           coalesce(h.breaker, 'closed') AS breaker, h.breaker_reason, s.wanted, backlog.*, rate.*
+    FROM outbox_shards s
+    LEFT JOIN outbox_shards h ON h.shard = s.shard AND EXISTS (
+        SELECT FROM locks WHERE objid = s.shard AND classid = hashtext(%(lock)s)::bigint & 4294967295)
+    CROSS JOIN LATERAL ({_BACKLOG}) backlog
+    CROSS JOIN LATERAL ({_RATE}) rate
+) found"""
+
+# A poisoned aggregate may have a hundred thousand events behind it.
+_PARKED: Final = """
+SELECT jsonb_build_object(
+    'parked', count(*), 'blocked_aggregates', count(DISTINCT (aggregate_type, aggregate_id)))
+FROM (SELECT aggregate_type, aggregate_id FROM outbox_parked
+      WHERE state IN ('waiting', 'retrying') LIMIT %(cap)s) parked"""
+_PARKED_REASONS: Final = """
+SELECT coalesce(jsonb_agg(jsonb_build_array(last_error, events) ORDER BY events DESC), '[]') FROM (
+    SELECT last_error, count(*) AS events FROM outbox_parked WHERE state = 'retrying'
+    GROUP BY last_error ORDER BY count(*) DESC LIMIT 3) reasons"""
+
+_DEAD_LETTERS: Final = """
+SELECT jsonb_build_object(
+    'dead_letters', count(*),
+    'new_dead_letters', count(*) FILTER (WHERE failed_at > clock_timestamp() - interval '1 hour'))
+FROM (SELECT failed_at FROM outbox_parked WHERE state = 'failed' LIMIT %(cap)s) failed"""
+_DEAD_LETTER_REASONS: Final = """
+SELECT coalesce(jsonb_agg(jsonb_build_array(last_error, events) ORDER BY events DESC), '[]') FROM (
+    SELECT last_error, count(*) AS events
+    FROM (SELECT last_error FROM outbox_parked WHERE state = 'failed' LIMIT %(cap)s) failed
+    GROUP BY last_error ORDER BY count(*) DESC LIMIT 10) reasons"""
+
+_TABLE_BYTES: Final = """
+SELECT coalesce(sum(pg_total_relation_size(inhrelid)), 0)
+FROM pg_inherits WHERE inhparent = 'outbox'::regclass"""
+
+# Counting a hundred million keys takes minutes; the server's own count is near enough to plot.
+_KEYS: Final = """
+SELECT jsonb_build_object(
+    'keys', greatest(reltuples::bigint, pg_stat_get_live_tuples(oid), 0),
+    'keys_bytes', pg_total_relation_size(oid))
+FROM pg_class WHERE oid = 'outbox_keys'::regclass"""
+
+# What keeps a day from being closed, and dead rows from being removed. The age of other roles' transactions
+# shows to members of pg_read_all_stats; prepared ones show to everybody.
+_OLD_TRANSACTION: Final = """
+SELECT jsonb_build_array(extract(epoch FROM clock_timestamp() - since), what) FROM (
+    SELECT xact_start AS since, format('session %%s of %%s (%%s)', pid, usename, application_name) AS what
+    FROM pg_stat_activity
+    WHERE datname = current_database() AND xact_start IS NOT NULL AND pid <> pg_backend_pid()
+      AND backend_type = 'client backend'
+    UNION ALL
+    SELECT prepared, format('prepared transaction %%s of %%s', gid, owner)
+    FROM pg_prepared_xacts WHERE database = current_database()
+) open ORDER BY since LIMIT 1"""
+
+_PARTS: Final[dict[LiteralString, LiteralString]] = {
+    "shards": _SHARDS,
+    "parked": _PARKED,
+    "parked_reasons": _PARKED_REASONS,
+    "dead_letters": _DEAD_LETTERS,
+    "dead_letter_reasons": _DEAD_LETTER_REASONS,
+    "days_ahead": AHEAD,
+    "days_late": f"SELECT to_jsonb(late) FROM ({LATE}) late",
+    "table_bytes": _TABLE_BYTES,
+    "keys": _KEYS,
+    "old_transaction": _OLD_TRANSACTION,
+}
+
+MEASURE: Final[LiteralString] = "SELECT " + ", ".join(
+    [f"({part}) AS {name}" for name, part in _PARTS.items()]
+)

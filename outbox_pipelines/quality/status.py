@@ -1,0 +1,85 @@
+"""The measurements for a terminal, with what the rules say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus, age
+from outbox_pipelines.quality.rules import Verdict
+
+
+def render(found: Measurements, verdicts: Iterable[Verdict]) -> str:
+    """What was measured; then, worst first, what is not as it should be, and what helps."""
+    lines = []
+    for shard in found.shards:
+        lines += [
+            f"shard {shard.shard}",
+            f"  holder      {holder(shard)}",
+            f"  kafka       {_kafka(shard)}",
+            f"  backlog     {_count(shard.backlog)} events"
+            + (f", the oldest {age(shard.oldest_seconds)} old" if shard.backlog else ""),
+            f"  rate        {shard.events_per_second:,.0f} events/s over the last minute",
+            f"  lag         {'-' if shard.lag_seconds is None else f'{shard.lag_seconds * 1000:,.0f} ms'}",
+        ]
+    lines += [
+        f"parked        {_count(found.parked)}",
+        *(f"  {count:,} × {reason}" for reason, count in found.parked_reasons.items()),
+        f"dead letters  {_count(found.dead_letters)}"
+        + (f", {found.new_dead_letters:,} of the last hour" if found.new_dead_letters else ""),
+        f"days ahead    {found.days_ahead}",
+        f"size          {_bytes(found.table_bytes)}, keys {_bytes(found.keys_bytes)}",
+        *_verdicts(verdicts),
+    ]
+    return "\n".join(lines)
+
+
+def _verdicts(verdicts: Iterable[Verdict]) -> list[str]:
+    wrong = sorted((verdict for verdict in verdicts if verdict.state), key=lambda verdict: -verdict.state)
+    if not wrong:
+        return ["checks        all as it should be"]
+    return [
+        line
+        for verdict in wrong
+        for line in (
+            f"{verdict.state.name:<5}         {verdict.rule.name}: {verdict.text}",
+            f"              → {verdict.rule.help}",
+        )
+    ]
+
+
+def described(verdict: Verdict) -> dict[str, object]:
+    """A verdict for JSON."""
+    return {
+        "check": verdict.rule.name,
+        "state": verdict.state.name.lower(),
+        "value": verdict.value,
+        "text": verdict.text,
+        "help": verdict.rule.help,
+    }
+
+
+def _count(number: int) -> str:
+    return f"{number:,}" if number < CAP else f"at least {CAP:,}"
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:,.0f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"
+
+
+def holder(shard: ShardStatus) -> str:
+    """Who relays a shard since when, for people."""
+    if shard.owner is None:
+        seen = shard.heartbeat_seconds
+        return "nobody: start `outbox relay`" + ("" if seen is None else f"; last seen {age(seen)} ago")
+    successor = ", a successor waits" if shard.successor_waits else ""
+    return f"{shard.owner} for {age(shard.held_seconds or 0)}{successor}"
+
+
+def _kafka(shard: ShardStatus) -> str:
+    if shard.breaker == "closed":
+        return "-" if shard.owner is None else "takes events"
+    return f"AWAY, breaker {shard.breaker}: {shard.breaker_reason}; events wait, nothing is to be done here"

@@ -1,0 +1,140 @@
+"""The asset `outbox/health`: its checks, reported by the sensor and by the job."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from outbox_pipelines.definitions import defs
+from outbox_pipelines.defs import health as module
+from outbox_pipelines.defs.health import checks, health, health_sensor
+from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.quality.rules import RULES
+from tests.schema.servers import Database
+
+NAMES = {rule.name for rule in RULES} | {"database"}
+
+
+def _tick(
+    instance: dg.DagsterInstance, resource: OutboxResource, cursor: str | None = None
+) -> tuple[dict[str, dg.AssetCheckEvaluation], list[dg.AssetObservation], dg.SensorResult]:
+    """A tick: what it reports of the checks, of the asset, and all of it."""
+    with dg.build_sensor_context(instance=instance, cursor=cursor, resources={"outbox": resource}) as context:
+        result = health_sensor(context)
+    assert isinstance(result, dg.SensorResult)
+    found = list(result.asset_events)
+    return (
+        {event.check_name: event for event in found if isinstance(event, dg.AssetCheckEvaluation)},
+        [event for event in found if isinstance(event, dg.AssetObservation)],
+        result,
+    )
+
+
+@pytest.fixture
+def resource(database: Database) -> OutboxResource:
+    database.rows("UPDATE outbox_shards SET heartbeat = now()")
+    return OutboxResource(dsn=database.dsn)
+
+
+def _lose_a_letter(database: Database) -> None:
+    database.rows(
+        "INSERT INTO outbox_parked (id, seq, tx, aggregate_type, aggregate_id, event_type, payload, "
+        "created_at, state, last_error, failed_at) "
+        "SELECT outbox_uuidv7(), 1, '3', 'order', '1', 'order.placed', '{}', now(), "
+        "'failed', 'too large', now()"
+    )
+
+
+def test_a_tick_reports_every_check(instance: dg.DagsterInstance, resource: OutboxResource) -> None:
+    evaluations, (observation,), result = _tick(instance, resource)
+    assert set(evaluations) == NAMES
+    assert all(evaluation.passed for evaluation in evaluations.values())
+    assert observation.metadata["unpublished"].value == 0
+    assert observation.metadata["megabytes"].value > 0
+    assert str(result.skip_reason.skip_message) == "all is as it should be"
+
+
+def test_only_what_changes_is_reported_at_once(
+    instance: dg.DagsterInstance,
+    resource: OutboxResource,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guards against a storage filled with what nobody asked, and against news that wait for five minutes."""
+    _, _, first = _tick(instance, resource)
+    evaluations, observations, second = _tick(instance, resource, first.cursor)
+    assert (evaluations, observations) == ({}, [])
+    _lose_a_letter(database)
+    evaluations, observations, third = _tick(instance, resource, second.cursor)
+    assert set(evaluations) == {"dead_letters"}
+    found = evaluations["dead_letters"]
+    assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert found.description == "1 events were given up (1 × too large)"
+    assert found.metadata["value"].value == 1
+    assert "outbox dead-letters list" in found.metadata["what_to_do"].value
+    (record,) = observations[0].metadata["dead_letters_by_reason"].value.records
+    assert record.data == {"events": 1, "reason": "too large"}
+    assert "dead_letters: 1 events were given up" in str(third.skip_reason)
+    monkeypatch.setattr(module, "_REPORT_SECONDS", 0.0)
+    evaluations, _, _ = _tick(instance, resource, third.cursor)
+    assert set(evaluations) == NAMES
+
+
+def test_a_database_that_is_away_is_a_verdict(instance: dg.DagsterInstance, resource: OutboxResource) -> None:
+    """Guards against a sensor that falls silent when it matters."""
+    _, _, first = _tick(instance, resource)
+    away = OutboxResource(dsn="postgresql://nobody@127.0.0.1:1/nowhere")
+    evaluations, observations, second = _tick(instance, away, first.cursor)
+    assert set(evaluations) == {"database"}
+    assert not evaluations["database"].passed
+    assert "no entry to the database" in str(evaluations["database"].description)
+    assert observations == []
+    evaluations, _, _ = _tick(instance, resource, second.cursor)
+    assert {name for name, each in evaluations.items() if each.passed} == {"database"}
+
+
+def test_the_cursor_survives_a_rule_that_is_gone(
+    instance: dg.DagsterInstance, resource: OutboxResource
+) -> None:
+    """Guards against an upgrade after which every tick fails."""
+    cursor = json.dumps({"states": {"of_old": 2}, "reported": 0.0})
+    evaluations, _, result = _tick(instance, resource, cursor)
+    assert set(evaluations) == NAMES
+    assert "of_old" not in json.loads(str(result.cursor))["states"]
+
+
+def test_the_job_reports_the_same(
+    instance: dg.DagsterInstance, resource: OutboxResource, database: Database
+) -> None:
+    """Guards against a rerun by hand that says something else than the sensor, or that fails."""
+    _lose_a_letter(database)
+    definitions = dg.Definitions(
+        assets=[health],
+        asset_checks=[checks],
+        jobs=[module.check_health],
+        resources={"outbox": resource},
+        executor=dg.in_process_executor,
+    )
+    result = definitions.resolve_job_def("check_health").execute_in_process(instance=instance)
+    assert result.success
+    by_job = {each.check_name: each for each in result.get_asset_check_evaluations()}
+    by_sensor, _, _ = _tick(instance, resource)
+    assert set(by_job) == NAMES
+    for name in NAMES:
+        assert (by_job[name].passed, by_job[name].severity) == (
+            by_sensor[name].passed,
+            by_sensor[name].severity,
+        )
+        assert set(by_job[name].metadata) == set(by_sensor[name].metadata)
+    assert not by_job["dead_letters"].passed
+
+
+def test_every_check_says_what_to_do() -> None:
+    specs = {spec.name: spec for each in defs().asset_checks or () for spec in each.check_specs}
+    for name in NAMES:
+        description: Any = specs[name].description
+        assert "When it fails: " in description
+        assert f"docs/operating.md, {name}." in description

@@ -1,0 +1,3 @@
+from tests.schema.servers import database, template, wheel_server
+
+__all__ = ["database", "template", "wheel_server"]

@@ -1,0 +1,224 @@
+"""What is measured is so: each number is made to be something, by the means by which it comes about."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+
+import psycopg
+import pytest
+
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality.measured import CAP, Measurements
+from outbox_pipelines.quality.rules import State, judge
+from outbox_pipelines.relay.shards import Shard
+from tests.archive.days import days_ago, make_days, publish, write
+from tests.schema.servers import Database
+
+
+def _fill(database: Database, events: int) -> None:
+    database.rows(
+        "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
+        "SELECT 'order', (i %% 100)::text, 'order.placed', '{}' FROM generate_series(1, %s) i",
+        events,
+    )
+
+
+def _park(database: Database, aggregate: str, *states: str, error: str | None = None) -> None:
+    """An aggregate's parked events, in order."""
+    for state in states:
+        database.rows(
+            "INSERT INTO outbox_parked (id, seq, tx, aggregate_type, aggregate_id, event_type, payload, "
+            "created_at, state, last_error, failed_at) "
+            "SELECT outbox_uuidv7(), nextval('outbox_seq'), '3', 'order', %s, 'order.placed', '{}', now(), "
+            "%s, %s, CASE WHEN %s THEN now() END",
+            aggregate,
+            state,
+            None if state == "waiting" else error,
+            state == "failed",
+        )
+
+
+def _measured(database: Database) -> Measurements:
+    return measurements.read(database.settings)
+
+
+def _wrong(database: Database) -> dict[str, State]:
+    return {
+        verdict.rule.name: verdict.state
+        for verdict in judge(database.settings, _measured(database))
+        if verdict.state
+    }
+
+
+def test_a_new_outbox(database: Database) -> None:
+    found = _measured(database)
+    (shard,) = found.shards
+    assert (found.unpublished, found.oldest_unpublished_seconds, found.events_per_second) == (0, 0.0, 0.0)
+    assert (found.parked, found.blocked_aggregates, found.dead_letters) == (0, 0, 0)
+    assert found.days_ahead == 14
+    assert found.table_bytes > 0
+    assert (shard.owner, shard.heartbeat_seconds, shard.lag_seconds) == (None, None, None)
+    # Nobody ever relayed it: since the tables were made.
+    assert 0 < found.unheld_seconds < 300
+    assert found.oldest_transaction is None
+
+
+def test_one_round_trip(database: Database) -> None:
+    """Guards against a status that costs a statement for each of its numbers."""
+    seen: list[str] = []
+    execute = psycopg.Cursor.execute
+
+    def counted(self: psycopg.Cursor[object], query: object, *rest: object, **more: object) -> object:
+        seen.append(str(query))
+        return execute(self, query, *rest, **more)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(psycopg.Cursor, "execute", counted)
+        _measured(database)
+    assert len([query for query in seen if "SET " not in query]) == 1
+
+
+def test_backlog_and_its_age_of_all_shards(database: Database) -> None:
+    """Guards against events that are counted twice, or by no shard."""
+    database.rows("UPDATE outbox_shards SET shards = 2")
+    database.rows(
+        "INSERT INTO outbox_shards (shard, shards, done, system_identifier, database) "
+        "SELECT 1, 2, done, system_identifier, database FROM outbox_shards"
+    )
+    _fill(database, 1000)
+    found = _measured(database)
+    first, second = (shard.backlog for shard in found.shards)
+    assert (first > 300, second > 300, first + second) == (True, True, 1000)
+    assert found.unpublished == 1000
+    assert 0 < found.oldest_unpublished_seconds < 60
+
+
+def test_the_backlog_of_transactions_that_were_late(database: Database) -> None:
+    """Guards against a count that leaves out what was in flight when the position moved past it."""
+    with database.connect(autocommit=False) as late:
+        late.execute(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
+            "VALUES ('order', '1', 'order.placed', '{}')"
+        )
+        publish(database)
+        _fill(database, 3)
+        assert _measured(database).unpublished == 3
+        late.commit()
+    assert _measured(database).unpublished == 4
+
+
+def test_counts_end_at_the_cap(database: Database) -> None:
+    _fill(database, CAP + 500)
+    found = _measured(database)
+    assert found.unpublished == found.shards[0].backlog == CAP
+    assert _wrong(database)["backlog"] is State.WARN
+
+
+def test_who_holds_a_shard(database: Database) -> None:
+    # The template's copy is another database than the position's.
+    database.rows(
+        "UPDATE outbox_shards SET database = d.oid FROM pg_database d WHERE datname = current_database()"
+    )
+    with ExitStack() as places:
+        shard = Shard(database.settings, 0, "somebody")
+        places.callback(shard.release)
+        assert shard.try_take()
+        (held,) = _measured(database).shards
+        assert (held.owner, held.unheld_seconds) == ("somebody", 0.0)
+        assert held.held_seconds is not None
+        database.rows("UPDATE outbox_shards SET breaker = 'open', breaker_reason = 'no answer'")
+        assert _measured(database).shards_without_kafka == 1
+        assert _wrong(database) == {"kafka": State.ERROR}
+    # What a relay saw that is gone says nothing.
+    assert _measured(database).shards_without_kafka == 0
+    database.rows("UPDATE outbox_shards SET heartbeat = now() - interval '20 seconds'")
+    assert 20 <= _measured(database).unheld_seconds < 60
+    assert _wrong(database) == {"shards_relayed": State.WARN}
+
+
+def test_parked_and_dead(database: Database) -> None:
+    _park(database, "1", "retrying", "waiting", "waiting", error="too large")
+    _park(database, "2", "retrying", error="too large")
+    _park(database, "3", "failed", error="no such topic")
+    _park(database, "4", "discarded", error="no such topic")
+    found = _measured(database)
+    assert (found.parked, found.blocked_aggregates, found.parked_reasons) == (4, 2, {"too large": 2})
+    assert (found.dead_letters, found.new_dead_letters) == (1, 1)
+    assert found.dead_letter_reasons == {"no such topic": 1}
+    database.rows("UPDATE outbox_parked SET failed_at = now() - interval '2 hours' WHERE state = 'failed'")
+    assert (_measured(database).dead_letters, _measured(database).new_dead_letters) == (1, 0)
+    verdicts = {verdict.rule.name: verdict for verdict in judge(database.settings, found)}
+    assert verdicts["dead_letters"].text == "1 events were given up (1 × no such topic)"
+    assert verdicts["blocked_aggregates"].state is State.WARN
+
+
+def test_an_old_transaction_is_named(database: Database) -> None:
+    """Guards against an age of which nobody knows whose it is; prepared ones have no session."""
+    with database.connect(autocommit=False) as open_one:
+        open_one.execute("SELECT 1")
+        ((pid,),) = open_one.execute("SELECT pg_backend_pid()")
+        found = _measured(database)
+        assert found.oldest_transaction is not None
+        assert found.oldest_transaction.startswith(f"session {pid} of postgres")
+        assert found.oldest_transaction_seconds > 0
+    assert _measured(database).oldest_transaction is None
+    limits = database.settings.model_copy(update={"error_at": "old_transactions=0.001"})
+    with database.connect(autocommit=False) as open_one:
+        open_one.execute("SELECT 1")
+        (verdict,) = [
+            v for v in judge(limits, measurements.read(limits)) if v.rule.name == "old_transactions"
+        ]
+        assert verdict.state is State.ERROR
+
+
+def test_days_that_are_late(database: Database) -> None:
+    make_days(database, days_ago(3))
+    write(database, days_ago(3))
+    publish(database)
+    assert _measured(database).days_late.to_close == 2
+    assert _wrong(database)["days_closed"] is State.ERROR
+
+
+def test_keys_are_counted_by_the_server(database: Database) -> None:
+    database.rows(
+        "INSERT INTO outbox_keys (key, event_id) SELECT outbox_key(i::text), outbox_uuidv7() "
+        "FROM generate_series(1, 500) i"
+    )
+    database.rows("ANALYZE outbox_keys")
+    found = _measured(database)
+    assert found.keys == 500
+    assert found.keys_bytes > 20_000
+
+
+def test_the_command_says_it_and_exits_by_it(database: Database) -> None:
+    """Guards against a monitoring that asks for the exit code and is told that all is well."""
+    database.rows("UPDATE outbox_shards SET heartbeat = now()")
+    done = database.outbox("status", "--check")
+    assert done.exit_code == 0, done.output
+    assert "checks        all as it should be" in done.output
+    _park(database, "1", "failed", error="too large")
+    assert database.outbox("status").exit_code == 0
+    done = database.outbox("status", "--check")
+    assert done.exit_code == 1
+    assert "ERROR         dead_letters: 1 events were given up (1 × too large)" in done.output
+    assert "→ `outbox dead-letters list`" in done.output
+    told = json.loads(database.outbox("status", "--json").output)
+    assert {"check": "dead_letters", "state": "error"}.items() <= told["checks"][3].items()
+    assert database.outbox("status", "--check", OUTBOX_ERROR_AT="dead_letters=2").exit_code == 0
+
+
+def test_no_outbox_is_said(database: Database) -> None:
+    with pytest.raises(SetupError, match="run `outbox migrate`"):
+        measurements.read(database.settings.model_copy(update={"db_schema": "elsewhere"}))
+
+
+def test_a_role_that_may_relay_may_measure(database: Database) -> None:
+    """Guards against a health sensor that needs a superuser."""
+    role = database.role()
+    database.rows(f"SELECT outbox_grant_relay('{role}')")
+    settings = database.settings.model_copy(
+        update={"dsn": psycopg.conninfo.make_conninfo(database.dsn, user=role)}
+    )
+    assert measurements.read(settings).days_ahead == 14

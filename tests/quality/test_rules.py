@@ -1,0 +1,148 @@
+"""What the rules say, and that Great Expectations says the same: at each limit, and on both sides of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.quality import expectations, health
+from outbox_pipelines.quality.measured import Late, Measurements, ShardStatus
+from outbox_pipelines.quality.rules import RULES, Rule, State, judge, judge_one, read_limits, rules, worst
+from outbox_pipelines.settings import load_settings
+
+SHARD = ShardStatus(
+    shard=0,
+    shards=1,
+    owner="somebody",
+    held_seconds=60.0,
+    heartbeat_seconds=0.1,
+    unheld_seconds=0.0,
+    successor_waits=False,
+    breaker="closed",
+    breaker_reason=None,
+    wanted=None,
+    backlog=0,
+    oldest_seconds=0.0,
+    events_per_second=0.0,
+    lag_seconds=None,
+)
+WELL = Measurements(
+    shards=[SHARD],
+    parked=0,
+    blocked_aggregates=0,
+    parked_reasons={},
+    dead_letters=0,
+    new_dead_letters=0,
+    dead_letter_reasons={},
+    days_ahead=14,
+    days_late=Late(0, 0, 0),
+    table_bytes=0,
+    keys=0,
+    keys_bytes=0,
+    oldest_transaction_seconds=0.0,
+    oldest_transaction=None,
+)
+# What makes each rule an error, or a warning where it knows no errors.
+WRONG = {
+    "lag": replace(WELL, shards=[replace(SHARD, oldest_seconds=60.0)]),
+    "backlog": replace(WELL, shards=[replace(SHARD, backlog=60_000), replace(SHARD, backlog=40_000)]),
+    "blocked_aggregates": replace(WELL, blocked_aggregates=100, parked_reasons={"too large": 100}),
+    "dead_letters": replace(WELL, dead_letters=1, dead_letter_reasons={"too large": 1}),
+    "partitions_ahead": replace(WELL, days_ahead=6),
+    "days_closed": replace(WELL, days_late=Late(1, 0, 0)),
+    "days_archived": replace(WELL, days_late=Late(0, 1, 0)),
+    "days_dropped": replace(WELL, days_late=Late(0, 0, 7)),
+    "shards_relayed": replace(WELL, shards=[SHARD, replace(SHARD, unheld_seconds=30.0)]),
+    "kafka": replace(WELL, shards=[replace(SHARD, breaker="half-open", breaker_reason="no answer")]),
+    "old_transactions": replace(WELL, oldest_transaction_seconds=3600.0, oldest_transaction="session 5"),
+    "keys": replace(WELL, keys=50_000_000),
+}
+
+
+def _found_by_great_expectations(rule: Rule, value: float) -> State:
+    expected = expectations.of_rules([rule])
+    return expectations.validate("outbox_health", {rule.name: value}, expected)[rule.name]
+
+
+def _limits(rule: Rule) -> list[float]:
+    return [limit for limit in (rule.warn, rule.error) if limit is not None]
+
+
+def test_all_is_well() -> None:
+    assert {verdict.state for verdict in judge(load_settings(), WELL)} == {State.OK}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_each_rule_finds_its_own_trouble_and_no_other(rule: Rule) -> None:
+    verdicts = judge(load_settings(), WRONG[rule.name])
+    wrong = {verdict.rule.name: verdict.state for verdict in verdicts if verdict.state}
+    assert wrong == {rule.name: State.WARN if rule.error is None else State.ERROR}
+    assert worst(verdicts) is wrong[rule.name]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_great_expectations_says_the_same(rule: Rule) -> None:
+    """Guards against a status that is green where the check is red: at every limit, and beside it."""
+    assert _limits(rule)
+    for limit in _limits(rule):
+        for value in (math.nextafter(limit, -math.inf), limit, math.nextafter(limit, math.inf), 0.0, 1e12):
+            ours = judge_one(replace(rule, value=lambda _, value=value: value), WELL)
+            assert _found_by_great_expectations(rule, value) is ours.state
+
+
+def test_limits_can_be_changed_and_switched_off() -> None:
+    settings = load_settings(warn_at="lag=1.5, backlog = off", error_at="keys=10")
+    changed = {rule.name: rule for rule in rules(settings)}
+    assert (changed["lag"].warn, changed["lag"].error) == (1.5, 60.0)
+    assert (changed["backlog"].warn, changed["backlog"].error) == (None, None)
+    assert (changed["keys"].warn, changed["keys"].error) == (50_000_000.0, 10.0)
+
+
+def test_a_rule_that_is_off_is_not_expected_of_anything() -> None:
+    """Guards against a check that vanishes, or fails, because nothing is expected of it."""
+    settings = load_settings(warn_at="backlog=off")
+    states = {verdict.rule.name: verdict.state for verdict in judge(settings, WRONG["backlog"])}
+    assert states["backlog"] is State.OK
+    assert "backlog" not in {each.name for each in expectations.of_rules(rules(settings))}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("lagg=3", "no check is named 'lagg': write NAME=LIMIT,… with lag, backlog"),
+        ("lag", "'lag' has no limit: write lag=NUMBER, or lag=off"),
+        ("lag=soon", "'lag=soon' has no limit"),
+        ("lag=nan", "'lag=nan' has no limit"),
+    ],
+)
+def test_limits_that_mean_nothing_are_refused(text: str, says: str) -> None:
+    with pytest.raises(SetupError, match="OUTBOX_WARN_AT=") as refused:
+        load_settings(warn_at=text)
+    assert says in str(refused.value)
+    with pytest.raises(SetupError, match="OUTBOX_ERROR_AT="):
+        load_settings(error_at=text)
+    assert read_limits("") == {}
+
+
+def test_a_column_that_is_not_there_is_an_error() -> None:
+    """Guards against an expectation that could not be evaluated and counts as met."""
+    expected = [expectations.Expected("a", State.ERROR, below=1.0)]
+    with pytest.raises(ValueError, match="a: "):
+        expectations.validate("other", {"b": 0.0}, expected)
+
+
+def test_data_docs_are_built_and_built_again(tmp_path: Path) -> None:
+    """Guards against pages that can be built once only."""
+    verdicts = judge(load_settings(), WRONG["dead_letters"])
+    suites = {health.SUITE: health.suite_of(verdicts)}
+    for _ in range(2):
+        index = expectations.data_docs(tmp_path, suites)
+    assert "outbox_health" in index.read_text()
+    pages = [*index.parent.glob("validations/**/*.html")]
+    assert len(pages) == 2
+    assert "dead_letters" in pages[0].read_text()
+    assert "Failed" in pages[0].read_text()
