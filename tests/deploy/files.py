@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
+import pytest
 import yaml
 
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -93,3 +95,18 @@ def check_settings(names: set[str]) -> None:
     known = {field.alias or f"OUTBOX_{name.upper()}" for name, field in Settings.model_fields.items()}
     ours = {name for name in names if name.startswith("OUTBOX_")}
     assert ours <= known, ours - known
+
+
+def settings_of(environment: dict[str, str]) -> Settings:
+    """As a process with this environment reads them.
+
+    Raises:
+        SetupError: one is refused.
+    """
+    check_settings(set(environment))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("OUTBOX_")]:
+            patch.delenv(name)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        return load_settings()
