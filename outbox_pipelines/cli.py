@@ -20,7 +20,7 @@ from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.lint.commands import lint_writes
 from outbox_pipelines.local.commands import local
 from outbox_pipelines.partitions.commands import partitions
-from outbox_pipelines.quality.commands import quality
+from outbox_pipelines.quality.commands import alerts, quality
 from outbox_pipelines.relay.dead_letter_commands import dead_letters
 from outbox_pipelines.settings import Settings, load_settings
 
@@ -255,6 +255,7 @@ def _table_status(settings: Settings, *, as_json: bool, check: bool) -> None:
     click.echo(json.dumps(dataclasses.asdict(found), indent=2) if as_json else table_status.render(found))
 
 
+cli.add_command(alerts)
 cli.add_command(archive)
 cli.add_command(dead_letters)
 cli.add_command(lint_writes)

@@ -139,6 +139,14 @@ class Settings(BaseSettings):
         default="",
         description="limits of checks for an error, which is an alert: lag=120,keys=off",
     )
+    alerts: str = Field(
+        default="",
+        description="who is told when a check fails: addresses of apprise, separated by spaces",
+    )
+    alert_after_seconds: float = Field(
+        default=30.0, ge=0.0, description="how long a problem lasts, or is gone, until it is told"
+    )
+    ui_url: str = Field(default="", description="address of Dagster's pages, for links in messages")
     session_seconds: float = Field(
         default=600.0, ge=1.0, description="length of a relay session in Dagster before it hands over"
     )
@@ -206,6 +214,13 @@ class Settings(BaseSettings):
         from outbox_pipelines.relay.encoding import header_names
 
         header_names(value)
+        return value
+
+    @field_validator("ui_url")
+    @classmethod
+    def _ui_url_is_an_address(cls, value: str) -> str:
+        if value and not value.startswith(("http://", "https://")):
+            raise ValueError("write the address as a browser takes it, such as https://dagster.example.com")
         return value
 
     @field_validator("warn_at", "error_at")

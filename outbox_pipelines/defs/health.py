@@ -151,7 +151,7 @@ def _evaluate(outbox: OutboxResource) -> tuple["Measurements | None", dict[str, 
 
 
 def _evaluation(verdict: "Verdict") -> dict[str, Any]:
-    help_needed = {"what_to_do": verdict.rule.help} if verdict.state else {}
+    help_needed = {"what_to_do": dg.MetadataValue.md(verdict.rule.help)} if verdict.state else {}
     return {
         "passed": verdict.state is State.OK,
         "severity": _severity(verdict.state),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -25,3 +26,25 @@ def docs(settings: Settings, directory: Path) -> None:
     from outbox_pipelines.quality import health
 
     click.echo(health.build_docs(settings, directory))
+
+
+@click.group()
+def alerts() -> None:
+    """Messages to people (OUTBOX_ALERTS), which Dagster's sensor `alerts` sends."""
+
+
+@alerts.command("test")
+@click.pass_obj
+def test(settings: Settings) -> None:
+    """Send a test message to every address. Exits with 1 if one does not take it."""
+    from outbox_pipelines.quality import alerts as module
+
+    message = module.Message(
+        f"{module.where(settings)}: a test", "Alerts of this outbox arrive here. Nothing is to be done.", True
+    )
+    failed = module.send(settings, [message])
+    for shown in failed:
+        click.echo(f"outbox: {shown} did not take the message", err=True)
+    if failed:
+        sys.exit(1)
+    click.echo(f"sent to {module.addresses(settings)}")

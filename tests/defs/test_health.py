@@ -39,7 +39,7 @@ def resource(database: Database) -> OutboxResource:
     return OutboxResource(dsn=database.dsn)
 
 
-def _lose_a_letter(database: Database) -> None:
+def lose_a_letter(database: Database) -> None:
     database.rows(
         "INSERT INTO outbox_parked (id, seq, tx, aggregate_type, aggregate_id, event_type, payload, "
         "created_at, state, last_error, failed_at) "
@@ -67,7 +67,7 @@ def test_only_what_changes_is_reported_at_once(
     _, _, first = _tick(instance, resource)
     evaluations, observations, second = _tick(instance, resource, first.cursor)
     assert (evaluations, observations) == ({}, [])
-    _lose_a_letter(database)
+    lose_a_letter(database)
     evaluations, observations, third = _tick(instance, resource, second.cursor)
     assert set(evaluations) == {"dead_letters"}
     found = evaluations["dead_letters"]
@@ -110,7 +110,7 @@ def test_the_job_reports_the_same(
     instance: dg.DagsterInstance, resource: OutboxResource, database: Database
 ) -> None:
     """Guards against a rerun by hand that says something else than the sensor, or that fails."""
-    _lose_a_letter(database)
+    lose_a_letter(database)
     definitions = dg.Definitions(
         assets=[health],
         asset_checks=[checks],

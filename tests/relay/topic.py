@@ -12,19 +12,19 @@ from tests.conftest import Outbox
 NOISE: Final = [f"{n * 7919 % 100_003:05d}" for n in range(20_000)]
 
 
-def create_topic(outbox: Outbox, partitions: int = 1, **config: str) -> None:
-    """The topic of `order`, with these settings."""
+def create_topic(outbox: Outbox, partitions: int = 1, *, of: str = "order", **config: str) -> None:
+    """The topic of an aggregate type, with these settings."""
     admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
-    topic = NewTopic(outbox.topic(), partitions, 1, config=config)
-    admin.create_topics([topic])[outbox.topic()].result(10)
+    topic = NewTopic(outbox.topic(of), partitions, 1, config=config)
+    admin.create_topics([topic])[outbox.topic(of)].result(10)
 
 
-def change_topic(outbox: Outbox, **config: str) -> None:
-    """Other settings of the topic of `order`."""
+def change_topic(outbox: Outbox, *, of: str = "order", **config: str) -> None:
+    """Other settings of the topic of an aggregate type."""
     admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
     entries = [
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         for name, value in config.items()
     ]
-    resource = ConfigResource(ConfigResource.Type.TOPIC, outbox.topic(), incremental_configs=entries)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, outbox.topic(of), incremental_configs=entries)
     admin.incremental_alter_configs([resource])[resource].result(10)

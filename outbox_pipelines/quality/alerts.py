@@ -1,0 +1,163 @@
+"""Who is told what: one message when a problem begins, and one when it is over.
+
+Invariants:
+- What was told is kept by the caller, so that a restart tells nobody anything twice.
+- A problem is told once it has lasted; and it is over once it has been gone for as long.
+- Addresses hold passwords: they are never shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.quality.rules import State, Verdict
+from outbox_pipelines.settings import Settings
+
+_DOCS: Final = "docs/operating.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that a person must act on."""
+
+    key: str
+    """What it is, always by the same name; as short as a title."""
+    text: str
+    help: str
+    """The command, or the address in Dagster's pages, that helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What people are told."""
+
+    title: str
+    body: str
+    is_over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A problem as it is remembered; times are Unix times."""
+
+    text: str
+    since: float
+    told: bool = False
+    gone_at: float | None = None
+
+
+def of_verdicts(settings: Settings, verdicts: Iterable[Verdict]) -> list[Problem]:
+    """The problems among these verdicts: errors, not warnings."""
+    link = f"; {settings.ui_url.rstrip('/')}/assets/outbox/health?view=checks" if settings.ui_url else ""
+    return [
+        Problem(
+            verdict.rule.name,
+            verdict.text,
+            f"{verdict.rule.help} ({_DOCS}#{verdict.rule.name}){link}",
+        )
+        for verdict in verdicts
+        if verdict.state is State.ERROR
+    ]
+
+
+def news(
+    known: Mapping[str, Known], problems: Iterable[Problem], *, now: float, after: float, where: str
+) -> tuple[list[Message], dict[str, Known]]:
+    """What is to be told now, and what is to be remembered once it is.
+
+    Args:
+        known: what the last call gave.
+        after: how many seconds a problem lasts, or is gone, until it is told.
+        where: which outbox it is, for people who have several.
+    """
+    messages: list[Message] = []
+    remembered: dict[str, Known] = {}
+    present = {problem.key: problem for problem in problems}
+    for problem in present.values():
+        one = replace(known.get(problem.key) or Known("", now), text=problem.text, gone_at=None)
+        if not one.told and now - one.since >= after:
+            one = replace(one, told=True)
+            messages.append(Message(f"{where}: {problem.key}", f"{problem.text}\n→ {problem.help}", False))
+        remembered[problem.key] = one
+    for key, one in known.items():
+        if key in present or not one.told:
+            continue
+        gone_at = now if one.gone_at is None else one.gone_at
+        if now - gone_at < after:
+            remembered[key] = replace(one, gone_at=gone_at)
+        else:
+            messages.append(Message(f"{where}: {key} is over", f"It was: {one.text}", True))
+    return messages, remembered
+
+
+def where(settings: Settings) -> str:
+    """Which outbox, for people: the database and its host, without a password."""
+    from psycopg.conninfo import conninfo_to_dict
+
+    given = conninfo_to_dict(settings.require_dsn())
+    schema = "" if settings.db_schema == "public" else f", schema {settings.db_schema}"
+    return (
+        f"outbox in {given.get('dbname', 'the default database')} at {given.get('host', 'this host')}{schema}"
+    )
+
+
+def send(settings: Settings, messages: Sequence[Message]) -> list[str]:
+    """Sends them to every address of OUTBOX_ALERTS.
+
+    Returns:
+        The addresses that did not take one of them, without their secrets.
+
+    Raises:
+        SetupError: there is no address, or none that is understood.
+    """
+    import apprise
+
+    failed = []
+    for shown, channel in _channels(settings):
+        for message in messages:
+            kind = apprise.NotifyType.SUCCESS if message.is_over else apprise.NotifyType.FAILURE
+            if not channel.notify(title=message.title, body=message.body, notify_type=kind):
+                failed.append(shown)
+                break
+    return failed
+
+
+def addresses(settings: Settings) -> int:
+    """How many there are.
+
+    Raises:
+        SetupError: as `send`.
+    """
+    return len(_channels(settings))
+
+
+def _channels(settings: Settings) -> list[tuple[str, Any]]:
+    import apprise
+
+    given = settings.alerts.split()
+    if not given:
+        raise SetupError("nobody is to be told: set OUTBOX_ALERTS to an address of apprise, or to several")
+    channels = []
+    for number, address in enumerate(given, 1):
+        shown = f"address {number} ({address.partition('://')[0]}://…)"
+        channel = apprise.Apprise()
+        if not channel.add(address):
+            raise SetupError(
+                f"OUTBOX_ALERTS: {shown} is none that apprise understands: write for example "
+                "mailto://user:password@example.com or slack://…, separated by spaces"
+            )
+        channels.append((shown, channel))
+    return channels
+
+
+def to_json(known: Mapping[str, Known]) -> dict[str, dict[str, Any]]:
+    """What is remembered, to be kept."""
+    return {key: asdict(one) for key, one in known.items()}
+
+
+def from_json(kept: Mapping[str, Mapping[str, Any]]) -> dict[str, Known]:
+    """What was kept."""
+    return {key: Known(**one) for key, one in kept.items()}

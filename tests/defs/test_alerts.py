@@ -1,0 +1,158 @@
+"""The sensor `alerts`: what it tells, over ticks and restarts."""
+
+# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+from collections.abc import Iterator
+
+import dagster as dg
+import pytest
+
+from outbox_pipelines.defs import alerts as module
+from outbox_pipelines.defs.alerts import alerts_sensor
+from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.errors import SetupError
+from tests.defs.test_health import lose_a_letter
+from tests.quality.receivers import Webhook, webhook
+from tests.schema.servers import Database
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
+    with webhook() as posted:
+        monkeypatch.setenv("OUTBOX_ALERTS", posted.address)
+        monkeypatch.setenv("OUTBOX_ALERT_AFTER_SECONDS", "0")
+        monkeypatch.setenv("OUTBOX_UI_URL", "http://pages.example")
+        yield posted
+
+
+@pytest.fixture
+def resource(database: Database) -> OutboxResource:
+    database.rows("UPDATE outbox_shards SET heartbeat = now()")
+    return OutboxResource(dsn=database.dsn)
+
+
+class Ticks:
+    """Ticks one after the other, with the cursor that Dagster keeps between them."""
+
+    def __init__(self, instance: dg.DagsterInstance, hook: Webhook) -> None:
+        self._instance = instance
+        self._hook = hook
+        self._cursor: str | None = None
+
+    def tick(self, resource: OutboxResource) -> list[str]:
+        """The titles that it told."""
+        before = len(self._hook.bodies)
+        with dg.build_sensor_context(
+            instance=self._instance, cursor=self._cursor, resources={"outbox": resource}
+        ) as context:
+            result = alerts_sensor(context)
+        assert isinstance(result, dg.SensorResult)
+        self._cursor = result.cursor
+        return [body["title"].partition(": ")[2] for body in self._hook.bodies[before:]]
+
+
+@pytest.fixture
+def ticks(instance: dg.DagsterInstance, hook: Webhook) -> Ticks:
+    return Ticks(instance, hook)
+
+
+@dg.op(config_schema={"fails": bool})
+def work(context: dg.OpExecutionContext) -> None:
+    if context.op_config["fails"]:
+        raise dg.Failure("the archive is full")
+
+
+@dg.job
+def some_job() -> None:
+    work()
+
+
+def _run(instance: dg.DagsterInstance, *, fails: bool, day: str) -> str:
+    result = some_job.execute_in_process(
+        instance=instance,
+        run_config={"ops": {"work": {"config": {"fails": fails}}}},
+        tags={"dagster/partition": day},
+        raise_on_error=False,
+    )
+    return result.run_id
+
+
+def test_a_dead_letter_is_told_until_it_is_dealt_with(
+    ticks: Ticks, resource: OutboxResource, database: Database, hook: Webhook
+) -> None:
+    assert ticks.tick(resource) == []
+    lose_a_letter(database)
+    assert ticks.tick(resource) == ["dead_letters"]
+    assert "too large" in hook.bodies[0]["message"]
+    assert "outbox dead-letters list" in hook.bodies[0]["message"]
+    assert "http://pages.example/assets/outbox/health?view=checks" in hook.bodies[0]["message"]
+    assert ticks.tick(resource) == []
+    database.rows("DELETE FROM outbox_parked")
+    # One tick sees it gone, and with no time to wait the next one says so.
+    assert ticks.tick(resource) + ticks.tick(resource) == ["dead_letters is over"]
+
+
+def test_a_database_that_is_away_is_told(ticks: Ticks, resource: OutboxResource, database: Database) -> None:
+    """Guards against silence when nothing can be measured; and what was told before is not over by that."""
+    lose_a_letter(database)
+    assert ticks.tick(resource) == ["dead_letters"]
+    away = OutboxResource(dsn="postgresql://nobody@127.0.0.1:1/nowhere")
+    assert ticks.tick(away) + ticks.tick(away) == ["database"]
+    assert ticks.tick(resource) + ticks.tick(resource) == ["database is over"]
+    database.rows("DELETE FROM outbox_parked")
+    assert ticks.tick(resource) + ticks.tick(resource) == ["dead_letters is over"]
+
+
+def test_a_run_that_fails_is_told_until_one_succeeds(
+    ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, hook: Webhook
+) -> None:
+    ticks.tick(resource)
+    failed = _run(instance, fails=True, day="2026-01-01")
+    assert ticks.tick(resource) == ["failed run of some_job 2026-01-01"]
+    assert "the archive is full" in hook.bodies[0]["message"]
+    assert f"http://pages.example/runs/{failed}" in hook.bodies[0]["message"]
+    _run(instance, fails=True, day="2026-01-01")
+    assert ticks.tick(resource) == []
+    _run(instance, fails=False, day="2026-01-02")
+    assert ticks.tick(resource) + ticks.tick(resource) == []
+    _run(instance, fails=False, day="2026-01-01")
+    assert ticks.tick(resource) + ticks.tick(resource) == ["failed run of some_job 2026-01-01 is over"]
+
+
+def test_runs_before_the_first_tick_are_not_told(
+    ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance
+) -> None:
+    """Guards against a flood when alerts are switched on."""
+    _run(instance, fails=True, day="2026-01-01")
+    assert ticks.tick(resource) == []
+
+
+def test_a_failure_that_nobody_mends_is_forgotten(
+    ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks.tick(resource)
+    _run(instance, fails=True, day="2026-01-01")
+    assert len(ticks.tick(resource)) == 1
+    monkeypatch.setattr(module, "_FORGET_SECONDS", 0.0)
+    assert ticks.tick(resource) + ticks.tick(resource) == ["failed run of some_job 2026-01-01 is over"]
+
+
+def test_what_nobody_took_is_told_again(
+    ticks: Ticks, resource: OutboxResource, database: Database, hook: Webhook
+) -> None:
+    """Guards against an alert that counts as told because somebody tried."""
+    lose_a_letter(database)
+    hook.status = 500
+    with pytest.raises(SetupError, match="no address of OUTBOX_ALERTS took: "):
+        ticks.tick(resource)
+    hook.status = 200
+    assert ticks.tick(resource) == ["dead_letters"]
+
+
+def test_without_addresses_it_does_nothing(
+    instance: dg.DagsterInstance, resource: OutboxResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OUTBOX_ALERTS", raising=False)
+    with dg.build_sensor_context(instance=instance, resources={"outbox": resource}) as context:
+        found = alerts_sensor(context)
+    assert isinstance(found, dg.SkipReason)
+    assert "OUTBOX_ALERTS" in str(found.skip_message)

@@ -1,0 +1,140 @@
+"""One message when it begins, one when it is over; by mail and by webhook, to receivers that are real."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from outbox_pipelines.cli import cli
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.quality import alerts
+from outbox_pipelines.quality.alerts import Known, Message, Problem
+from outbox_pipelines.quality.rules import judge
+from outbox_pipelines.settings import load_settings
+from tests.quality.receivers import mail_box, webhook
+from tests.quality.test_rules import WELL, WRONG
+
+LAG = Problem("lag", "the oldest event is 5 min old", "`outbox status`")
+
+
+class Pager:
+    """A person's view: what was told, tick by tick."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Known] = {}
+
+    def tick(self, now: float, *problems: Problem) -> list[str]:
+        # As over a restart: only what is JSON is kept.
+        kept = alerts.from_json(alerts.to_json(self.known))
+        messages, self.known = alerts.news(kept, problems, now=now, after=30.0, where="shop")
+        return [message.title for message in messages]
+
+
+def test_one_message_when_it_begins_and_one_when_it_is_over() -> None:
+    pager = Pager()
+    assert pager.tick(0, LAG) == []
+    assert pager.tick(30, LAG) == ["shop: lag"]
+    assert pager.tick(60, LAG) == []
+    assert pager.tick(90) == []
+    assert pager.tick(120) == ["shop: lag is over"]
+    assert pager.tick(150) == []
+    assert pager.known == {}
+
+
+def test_what_lasts_for_a_moment_is_not_told() -> None:
+    pager = Pager()
+    assert [pager.tick(0, LAG), pager.tick(20), pager.tick(40, LAG), pager.tick(60)] == [[], [], [], []]
+
+
+def test_what_comes_and_goes_is_told_once() -> None:
+    """Guards against a pager that rings all night over a relay that comes and goes."""
+    pager = Pager()
+    told = [pager.tick(10.0 * tick, *([LAG] if tick % 3 else [])) for tick in range(1, 60)]
+    assert [titles for titles in told if titles] == [["shop: lag"]] or not any(told)
+    pager = Pager()
+    assert [pager.tick(0, LAG), pager.tick(30, LAG)] == [[], ["shop: lag"]]
+    assert not any(pager.tick(40.0 + 20 * tick, *([LAG] if tick % 2 else [])) for tick in range(20))
+
+
+def test_problems_are_told_apart() -> None:
+    pager = Pager()
+    keys = Problem("keys", "many", "fewer")
+    pager.tick(0, LAG)
+    assert pager.tick(30, LAG, keys) == ["shop: lag"]
+    assert pager.tick(60, LAG, keys) == ["shop: keys"]
+    pager.tick(70, keys)
+    assert pager.tick(100, keys) == ["shop: lag is over"]
+
+
+def test_errors_are_problems_and_warnings_are_not() -> None:
+    settings = load_settings(ui_url="https://dagster.example.com/")
+    assert alerts.of_verdicts(settings, judge(settings, WELL)) == []
+    assert alerts.of_verdicts(settings, judge(settings, WRONG["backlog"])) == []
+    (problem,) = alerts.of_verdicts(settings, judge(settings, WRONG["dead_letters"]))
+    assert problem.key == "dead_letters"
+    assert problem.text == "1 events were given up (1 × too large)"
+    assert "`outbox dead-letters list`" in problem.help
+    assert "docs/operating.md#dead_letters" in problem.help
+    assert problem.help.endswith("; https://dagster.example.com/assets/outbox/health?view=checks")
+
+
+def test_a_webhook_and_a_mail_box_get_it() -> None:
+    begins = Message("shop: lag", "5 min\n→ `outbox status`", is_over=False)
+    over = Message("shop: lag is over", "it was", is_over=True)
+    with webhook() as posted, mail_box() as mailed:
+        settings = load_settings(alerts=f"{posted.address}  {mailed.address}")
+        assert alerts.send(settings, [begins, over]) == []
+    assert [(body["title"], body["type"]) for body in posted.bodies] == [
+        ("shop: lag", "failure"),
+        ("shop: lag is over", "success"),
+    ]
+    assert "→ `outbox status`" in posted.bodies[0]["message"]
+    assert [mail["subject"] for mail in mailed.mails] == ["shop: lag", "shop: lag is over"]
+    assert "operator@example.com" in mailed.mails[0]["to"]
+    body = mailed.mails[0].get_body(("plain", "html"))
+    assert body is not None
+    assert "outbox status" in body.get_content()
+
+
+def test_an_address_that_fails_is_named_without_its_secret() -> None:
+    message = Message("shop: lag", "5 min", is_over=False)
+    with webhook() as good, webhook() as bad:
+        bad.status = 500
+        settings = load_settings(alerts=f"{bad.address} {good.address}")
+        assert alerts.send(settings, [message]) == ["address 1 (json://…)"]
+        assert len(good.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("", "set OUTBOX_ALERTS"),
+        ("smoke://signal/secret", "OUTBOX_ALERTS: address 1 (smoke://…) is none that apprise understands"),
+        ("operator@example.com", "OUTBOX_ALERTS: address 1"),
+    ],
+)
+def test_what_is_no_address_is_refused(given: str, says: str) -> None:
+    with pytest.raises(SetupError) as refused:
+        alerts.send(load_settings(alerts=given), [])
+    assert says in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_the_command_sends_a_test() -> None:
+    def run(alerts: str) -> tuple[int, str]:
+        environment = {"OUTBOX_DSN": "postgresql://me:secret@db.example/shop", "OUTBOX_ALERTS": alerts}
+        done = CliRunner().invoke(cli, ["alerts", "test"], env=environment)
+        return done.exit_code, done.output
+
+    with webhook() as posted:
+        assert run(posted.address) == (0, "sent to 1\n")
+        assert posted.bodies[0]["title"] == "outbox in shop at db.example: a test"
+        posted.status = 500
+        code, output = run(posted.address)
+        assert (code, "address 1 (json://…) did not take the message" in output) == (1, True)
+    assert run("")[0] == 2
+
+
+def test_an_address_of_the_pages_is_checked() -> None:
+    with pytest.raises(SetupError, match=r"OUTBOX_UI_URL=dagster\.example\.com: write"):
+        load_settings(ui_url="dagster.example.com")
