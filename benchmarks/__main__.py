@@ -12,6 +12,7 @@ from benchmarks import (
     commits,
     drains,
     health,
+    history,
     latency,
     maintenance,
     peers,
@@ -37,6 +38,7 @@ _PARTS = {
         maintenance,
         attached,
         health,
+        history,
     )
 }
 

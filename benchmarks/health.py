@@ -1,4 +1,4 @@
-"""What it costs to watch: measuring beside 1 and 10 million published events, and the sensor's CPU and bytes."""
+"""What it costs to watch: measuring beside 1 and 10 million published events, and the sensor itself."""
 
 from __future__ import annotations
 

@@ -154,6 +154,9 @@ class Settings(BaseSettings):
     session_seconds: float = Field(
         default=600.0, ge=1.0, description="length of a relay session in Dagster before it hands over"
     )
+    history_days: int = Field(
+        default=14, ge=1, description="how long Dagster remembers runs and verdicts that are over, in days"
+    )
 
     local_dir: Path = Field(
         default=Path("~/.cache/outbox-pipelines/local"), description="data and logs of the local stack"

@@ -7,6 +7,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.observe import observe
 
 from outbox_pipelines.definitions import defs
 from outbox_pipelines.defs import health as module
@@ -141,8 +142,8 @@ def test_every_check_says_what_to_do() -> None:
 
 
 def test_observing_measures_now(instance: dg.DagsterInstance, resource: OutboxResource) -> None:
-    result = dg.observe([health], instance=instance, resources={"outbox": resource})
+    result = observe([health], instance=instance, resources={"outbox": resource})
     (observation,) = result.asset_observations_for_node("measure")
     assert observation.metadata["unpublished"].value == 0
     away = {"outbox": OutboxResource(dsn="postgresql://nobody@127.0.0.1:1/nowhere")}
-    assert not dg.observe([health], instance=instance, resources=away, raise_on_error=False).success
+    assert not observe([health], instance=instance, resources=away, raise_on_error=False).success

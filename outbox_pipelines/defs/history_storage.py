@@ -1,0 +1,161 @@
+"""Dagster's own tables, as far as Dagster has no way to remove what is old in them.
+
+Invariants:
+- All that relies on Dagster's internals stands here: its tables and columns, and SQLite's files.
+- What a page shows as the newest of an asset, a partition or a check stays.
+- A kill between two steps leaves what the next purge removes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import dagster as dg
+
+from outbox_pipelines.errors import SetupError
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
+# A transaction each: others write to the same tables, and SQLite has one lock for all of them.
+BATCH: Final = 5_000
+# Keys are JSON lists. Another project may share the instance.
+_OURS: Final = '["outbox", %'
+
+# Runs whose events a page still shows. Without its run a day that is archived would be shown as missing.
+RUNS_IN_VIEW: Final = """
+SELECT run_id FROM event_logs WHERE id IN (
+    SELECT max(id) FROM event_logs
+    WHERE asset_key IS NOT NULL AND dagster_event_type IN ('ASSET_MATERIALIZATION', 'ASSET_OBSERVATION')
+    GROUP BY asset_key, dagster_event_type, "partition")
+UNION
+SELECT run_id FROM asset_check_executions WHERE id IN (
+    SELECT max(id) FROM asset_check_executions
+    GROUP BY asset_key, check_name, "partition", execution_status = 'PLANNED')"""
+
+# Verdicts that a newer one has replaced; and their events where they have no run that takes those along.
+OLD_VERDICTS: Final = """
+SELECT id, CASE WHEN run_id = '' THEN evaluation_event_storage_id END FROM asset_check_executions
+WHERE asset_key LIKE :ours AND evaluation_event_timestamp < :before AND id NOT IN (
+    SELECT max(id) FROM asset_check_executions
+    GROUP BY asset_key, check_name, "partition", execution_status = 'PLANNED')"""
+
+# Observations without a run, but the newest of each asset and partition.
+OLD_EVENTS: Final = """
+SELECT id FROM event_logs
+WHERE run_id = '' AND asset_key LIKE :ours AND timestamp < :before AND id NOT IN (
+    SELECT max(id) FROM event_logs WHERE asset_key LIKE :ours
+    GROUP BY asset_key, dagster_event_type, "partition")"""
+
+# In SQLite events without a run are stored twice. Pages read the other place; here nothing says whose.
+OLD_COPIES: Final = "SELECT id FROM event_logs WHERE timestamp < :before"
+
+DELETE_VERDICTS: Final = "DELETE FROM asset_check_executions WHERE id IN :ids"
+DELETE_EVENTS: Final = "DELETE FROM event_logs WHERE id IN :ids"
+# Nothing else takes them along.
+DELETE_TAGS: Final = "DELETE FROM asset_event_tags WHERE event_id IN :ids"
+
+
+def runs_in_view(instance: dg.DagsterInstance) -> set[str]:
+    """The ids of the runs that have to stay, however old.
+
+    Raises:
+        SetupError: the instance has no storage in SQL.
+    """
+    from sqlalchemy import text
+
+    with _storage(instance).index_connection() as connection:
+        return {run_id for (run_id,) in connection.execute(text(RUNS_IN_VIEW)) if run_id}
+
+
+def delete_run(instance: dg.DagsterInstance, run_id: str) -> None:
+    """Deletes a run that has ended: what it printed, its events, SQLite's file of them, at last itself."""
+    # Not by `instance.delete_run`: that begins with the run, and after a kill nothing would name its events.
+    # And in SQLite it leaves the run's file, which it opens, a tenth of a second each, to empty it.
+    instance.compute_log_manager.delete_logs(prefix=[run_id])
+    storage = _storage(instance)
+    with storage.index_connection() as connection:
+        storage.delete_events_for_run(connection, run_id)
+    if storage.is_run_sharded:
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{storage.path_for_shard(run_id)}{suffix}").unlink(missing_ok=True)
+    instance.run_storage.delete_run(run_id)
+
+
+def delete_events(
+    instance: dg.DagsterInstance, before: datetime, progress: Callable[[int], None] = lambda deleted: None
+) -> int:
+    """Deletes verdicts and events without a run, older than this and not the newest.
+
+    Args:
+        before: with its zone.
+        progress: told how many are deleted, after each batch.
+
+    Returns:
+        How many rows.
+
+    Raises:
+        SetupError: the instance has no storage in SQL.
+    """
+    from dagster._core.instance.utils import RUNLESS_RUN_ID
+
+    storage = _storage(instance)
+    found = {"ours": _OURS, "before": before.astimezone(UTC).replace(tzinfo=None)}
+    deleted = 0
+    with storage.index_connection() as connection:
+        verdicts = _read(connection, OLD_VERDICTS, found)
+        events = _read(connection, OLD_EVENTS, found)
+    for some in _batches(verdicts):
+        of_them = [event for _, event in some if event is not None]
+        with storage.index_connection() as connection:
+            _delete(connection, DELETE_EVENTS, of_them)
+            deleted += _delete(connection, DELETE_VERDICTS, [id for id, _ in some])
+        progress(deleted)
+    for some in _batches(events):
+        with storage.index_connection() as connection:
+            _delete(connection, DELETE_TAGS, [id for (id,) in some])
+            deleted += _delete(connection, DELETE_EVENTS, [id for (id,) in some])
+        progress(deleted)
+    if storage.is_run_sharded:
+        with storage.run_connection(RUNLESS_RUN_ID) as connection:
+            copies = _read(connection, OLD_COPIES, {"before": found["before"]})
+        for some in _batches(copies):
+            with storage.run_connection(RUNLESS_RUN_ID) as connection:
+                _delete(connection, DELETE_EVENTS, [id for (id,) in some])
+    return deleted
+
+
+def _storage(instance: dg.DagsterInstance) -> Any:
+    from dagster._core.storage.event_log import SqlEventLogStorage
+
+    storage = instance.event_log_storage
+    if not isinstance(storage, SqlEventLogStorage):
+        raise SetupError(
+            f"Dagster keeps its events in {type(storage).__name__}, which purge_history does not know: "
+            "switch the schedule purge_history off, and remove old runs by that storage's own means"
+        )
+    return storage
+
+
+def _read(connection: Connection, query: str, given: dict[str, Any]) -> Sequence[Any]:
+    from sqlalchemy import DateTime, bindparam, text
+
+    typed = text(query).bindparams(bindparam("before", type_=DateTime))
+    return connection.execute(typed, given).fetchall()
+
+
+def _delete(connection: Connection, statement: str, ids: Sequence[int]) -> int:
+    from sqlalchemy import bindparam, text
+
+    if not ids:
+        return 0
+    typed = text(statement).bindparams(bindparam("ids", expanding=True))
+    return connection.execute(typed, {"ids": ids}).rowcount
+
+
+def _batches(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(rows), BATCH):
+        yield rows[start : start + BATCH]

@@ -1,0 +1,112 @@
+"""Where the files for operators are, and how the tests read them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from outbox_pipelines.settings import Settings, load_settings
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    """Of a file in YAML."""
+    return [found for found in yaml.safe_load_all(path.read_text()) if found]
+
+
+def rules() -> list[dict[str, Any]]:
+    """Prometheus's, recording and alerting."""
+    (found,) = documents(DEPLOY / "prometheus" / "rules.yml")
+    return [rule for group in found["groups"] for rule in group["rules"]]
+
+
+def alerts() -> list[dict[str, Any]]:
+    return [rule for rule in rules() if "alert" in rule]
+
+
+def dashboard() -> Any:
+    return json.loads((DEPLOY / "grafana" / "outbox.json").read_text())
+
+
+def metrics_in(expression: str) -> set[str]:
+    """The names of metrics in PromQL, recorded ones included; without those of labels."""
+    bare = re.sub(
+        r"\{[^}]*\}|\b(?:by|without|on|ignoring)\s*\([^)]*\)|\"[^\"]*\"|\[[^\]]*\]", " ", expression
+    )
+    return set(re.findall(r"\b[a-z_]*:?outbox_\w+(?::\w+)*", bare))
+
+
+def panels() -> Iterator[dict[str, Any]]:
+    for panel in dashboard()["panels"]:
+        if panel["type"] != "row":
+            yield panel
+
+
+def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The command of ours or of Dagster's that a command line begins with, and the rest of it.
+
+    Raises:
+        KeyError: there is none.
+    """
+    # Here, because each takes a second.
+    from dagster._cli import create_dagster_cli
+    from dagster._daemon.cli import create_dagster_daemon_cli
+    from dagster_webserver.cli import dagster_webserver
+
+    from outbox_pipelines.cli import cli
+
+    command: click.Command = {
+        "outbox": cli,
+        "dagster": create_dagster_cli(),
+        "dagster-daemon": create_dagster_daemon_cli(),
+        "dagster-webserver": dagster_webserver,
+    }[words[0].rpartition("/")[2]]
+    rest = words[1:]
+    while isinstance(command, click.Group):
+        command = command.commands[rest[0]]
+        rest = rest[1:]
+    return command, rest
+
+
+def check_command(words: list[str]) -> None:
+    """Raises where the command does not exist, or has no such option."""
+    here = [word.replace("/etc/outbox/", f"{DEPLOY / 'dagster'}/") for word in words]
+    command, rest = command_of(here)
+    context = click.Context(command)
+    found, arguments, _ = command.make_parser(context).parse_args(list(rest))
+    assert arguments == []
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and parameter.name in found:
+            parameter.type_cast_value(context, found[parameter.name])
+
+
+def check_settings(names: set[str]) -> None:
+    """Every `OUTBOX_…` is a setting."""
+    known = {field.alias or f"OUTBOX_{name.upper()}" for name, field in Settings.model_fields.items()}
+    ours = {name for name in names if name.startswith("OUTBOX_")}
+    assert ours <= known, ours - known
+
+
+def settings_of(environment: dict[str, str]) -> Settings:
+    """As a process with this environment reads them.
+
+    Raises:
+        SetupError: one is refused.
+    """
+    check_settings(set(environment))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("OUTBOX_")]:
+            patch.delenv(name)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        return load_settings()

