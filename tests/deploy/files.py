@@ -56,7 +56,7 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
     """The command of ours or of Dagster's that a command line begins with, and the rest of it.
 
     Raises:
-        KeyError: there is none.
+        LookupError: there is none.
     """
     # Here, because each takes a second.
     from dagster._cli import create_dagster_cli
@@ -72,7 +72,7 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
         "dagster-webserver": dagster_webserver,
     }[words[0].rpartition("/")[2]]
     rest = words[1:]
-    while isinstance(command, click.Group):
+    while isinstance(command, click.Group) and (rest or not command.invoke_without_command):
         command = command.commands[rest[0]]
         rest = rest[1:]
     return command, rest
