@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from outbox_pipelines.quality.measured import Measurements
     from outbox_pipelines.quality.rules import Verdict
 
-# A verdict takes 1.4 KB of Dagster's storage in PostgreSQL, 4 KB in SQLite: the numbers for the plots, and what
-# is wrong, are told every five minutes; that all is still well, seldom.
+# A verdict takes 1.4 KB of Dagster's storage in PostgreSQL, 4 KB in SQLite: the numbers for the plots, and
+# what is wrong, are told every five minutes; that all is still well, seldom.
 _REPORT_SECONDS = 300.0
 _STILL_WELL_SECONDS = 1800.0
 _DATABASE = "database"
@@ -43,7 +43,8 @@ _KEY = dg.AssetKey(["outbox", "health"])
             description="""How the outbox is doing: backlog, lag, parked events, dead letters, days, Kafka.
 
 The sensor `health` measures twice a minute and reports the checks here: a verdict that changes at once, one
-that fails every five minutes, the others every half hour; its numbers, as plots, every five minutes. `outbox status` says the same on a command line.
+that fails every five minutes, the others every half hour; its numbers, as plots, every five minutes. `outbox
+status` says the same on a command line.
 
 Use: look at the Checks; Observe measures now, and the job `check_health` judges now. When a check fails: its
 description says what it means, and what helps; docs/operating.md has a chapter for each. OUTBOX_WARN_AT and
@@ -121,8 +122,8 @@ When it fails: the run says in one line what to mend.
     description="""Measures the outbox, and reports the checks of `outbox/health`, without a run.
 
 Use: leave it on. A tick is one statement in the database and a validation by Great Expectations; it shows as
-skipped, with what it found. A verdict that changes is reported at once, one that fails every five minutes, the
-others every half hour: they take room in Dagster's storage.
+skipped, with what it found. A verdict that changes is reported at once, one that fails every five minutes,
+the others every half hour: they take room in Dagster's storage.
 
 When a tick fails: its error says what to mend in the settings. A database that is away fails no tick, but the
 check `database`.

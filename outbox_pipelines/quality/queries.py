@@ -17,7 +17,7 @@ _HERE: Final[LiteralString] = """
 
 # In tx order, up to a cap: exact counting of 5.6 million takes 0.7 s. The oldest event is among the lowest
 # transaction ids, so the cap does not touch the age. Every tx has two bounds, also where one would do: of a
-# range with unknown bounds the planner expects few rows, and takes the index on tx; else it may read the table.
+# range with unknown bounds the planner expects few rows, and takes the index on tx; else it may read all.
 _BACKLOG: Final[LiteralString] = f"""
 SELECT least(count(*), %(cap)s) AS backlog,
        coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0) AS oldest_seconds

@@ -82,8 +82,8 @@ def test_one_round_trip(database: Database) -> None:
 
 
 def test_what_is_published_is_not_read(database: Database) -> None:
-    """Guards against a status that takes longer the larger the table is. All rows are of one transaction here,
-    which makes the planner believe that every id has that many."""
+    """Guards against a status that takes longer the larger the table is. All rows are of one transaction, so
+    that the planner believes that every id has as many."""
     _fill(database, 200_000)
     publish(database)
     database.rows("ANALYZE outbox")
