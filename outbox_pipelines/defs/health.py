@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from outbox_pipelines.defs.events import events
+from outbox_pipelines.defs.events import OWNERS, events
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.quality.rules import RULES, Rule, State
@@ -39,6 +39,7 @@ _KEY = dg.AssetKey(["outbox", "health"])
             _KEY,
             deps=[events],
             group_name="outbox",
+            owners=OWNERS,
             kinds={"postgres", "greatexpectations"},
             description="""How the outbox is doing: backlog, lag, parked events, dead letters, days, Kafka.
 
