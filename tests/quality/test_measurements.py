@@ -125,6 +125,8 @@ def test_the_backlog_of_transactions_that_were_late(database: Database) -> None:
             "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
             "VALUES ('order', '1', 'order.placed', '{}')"
         )
+        # Something ends after it has begun: only then does the position move past it.
+        _fill(database, 2)
         publish(database)
         _fill(database, 3)
         assert _measured(database).unpublished == 3
