@@ -3,11 +3,14 @@
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
+from dagster._core.storage.asset_check_execution_record import (
+    COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES as _JUDGED,
+)
 
 from outbox_pipelines.defs.resources import OutboxResource
 
@@ -17,8 +20,9 @@ if TYPE_CHECKING:
 
 _DAY = "dagster/partition"
 _SHARD = "outbox/shard"
-_RUNS_A_TICK = 500
-# A run that failed and was never run again is forgotten then.
+_HEALTH = dg.AssetKey(["outbox", "health"])
+_AT_ONCE = 100
+# What failed and was never tried again is forgotten then.
 _FORGET_SECONDS = 7 * 86_400.0
 
 
@@ -26,8 +30,8 @@ _FORGET_SECONDS = 7 * 86_400.0
     name="alerts",
     minimum_interval_seconds=30,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="""Tells people (OUTBOX_ALERTS) of every check of `outbox/health` that fails, of a database
-that is away, and of runs that fail: one message when it begins, and one when it is over.
+    description="""Tells people (OUTBOX_ALERTS) of every check that fails with an error, of a database that is
+away, and of runs that fail: one message when it begins, and one when it is over.
 
 Use: set OUTBOX_ALERTS to addresses of apprise (mail, Slack, webhooks, …), OUTBOX_UI_URL to the address of
 these pages, and try it with `outbox alerts test`. Without OUTBOX_ALERTS it does nothing. Warnings are not
@@ -49,14 +53,18 @@ def alerts_sensor(
     if not settings.alerts:
         return dg.SkipReason("nobody is to be told: set OUTBOX_ALERTS")
     now = time.time()
-    kept: dict[str, Any] = (
-        json.loads(context.cursor) if context.cursor else {"known": {}, "runs": {}, "after": now}
-    )
-    runs, after = _failed_runs(context, kept["runs"], kept["after"], now)
-    known = alerts.from_json(kept["known"])
+    # What was before the first tick is not told.
+    kept: dict[str, Any] = {"known": {}, "runs": {}, "begun": now, "after": now}
+    if context.cursor:
+        kept = json.loads(context.cursor)
+    failures, forgotten = _failures(context, kept, now)
+    known = {key: one for key, one in alerts.from_json(kept["known"]).items() if key not in forgotten}
     messages, known = alerts.news(
         known,
-        [*_of_the_outbox(settings, known), *(_of_a_run(settings, run) for run in runs.values())],
+        [
+            *_of_the_outbox(settings, known),
+            *(_of_a_run(settings, what, one) for what, one in failures.items()),
+        ],
         now=now,
         after=settings.alert_after_seconds,
         where=alerts.where(settings),
@@ -66,15 +74,14 @@ def alerts_sensor(
         for shown in failed:
             context.log.warning(f"{shown} did not take the message")
         if len(failed) == alerts.addresses(settings):
-            raise SetupError(
-                f"no address of OUTBOX_ALERTS took: {'; '.join(each.title for each in messages)}"
-            )
+            titles = "; ".join(each.title for each in messages)
+            raise SetupError(f"no address of OUTBOX_ALERTS took: {titles}")
     told = [key for key, one in known.items() if one.told]
     return dg.SensorResult(
         skip_reason=dg.SkipReason(
             f"told and not over: {', '.join(told)}" if told else "there is nothing to tell"
         ),
-        cursor=json.dumps({"known": alerts.to_json(known), "runs": runs, "after": after}),
+        cursor=json.dumps(kept | {"known": alerts.to_json(known)}),
     )
 
 
@@ -98,47 +105,77 @@ def _of_the_outbox(settings: "Settings", known: Mapping[str, "Known"]) -> list["
         return [Problem("database", f"the database refuses: {first_line(error)}", remedy), *unseen]
 
 
-def _of_a_run(settings: "Settings", run: dict[str, Any]) -> "Problem":
+def _of_a_run(settings: "Settings", what: str, failure: dict[str, Any]) -> "Problem":
     from outbox_pipelines.quality.alerts import Problem
 
-    page = (
-        f"{settings.ui_url.rstrip('/')}/runs/{run['id']}"
-        if settings.ui_url
-        else f"run {run['id'][:8]} in Dagster"
-    )
-    return Problem(run["what"], run["why"], page)
+    page = f"{settings.ui_url.rstrip('/')}/runs/{failure['run']}"
+    where = page if settings.ui_url else f"run {failure['run'][:8]} in Dagster"
+    return Problem(what, failure["why"], where)
 
 
-def _failed_runs(
-    context: dg.SensorEvaluationContext, failed: dict[str, Any], after: float, now: float
-) -> tuple[dict[str, Any], float]:
-    """The runs that failed and were not made good, by what they are of; and up to when that is known."""
+def _failures(
+    context: dg.SensorEvaluationContext, kept: dict[str, Any], now: float
+) -> tuple[dict[str, Any], set[str]]:
+    """The runs and checks that failed and were not made good, by what they are of; and what is too old.
+
+    Args:
+        kept: is moved on to what has been looked at.
+    """
+    for what, run in _ended_runs(context, kept):
+        if run is None:
+            kept["runs"].pop(what, None)
+        else:
+            kept["runs"][what] = {"at": now, **run}
+    found = kept["runs"] | dict(_failed_checks(context, since=kept["begun"]))
+    forgotten = {what for what, one in found.items() if now - one["at"] >= _FORGET_SECONDS}
+    for what in forgotten:
+        kept["runs"].pop(what, None)
+    return {what: one for what, one in found.items() if what not in forgotten}, forgotten
+
+
+def _ended_runs(
+    context: dg.SensorEvaluationContext, kept: dict[str, Any]
+) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """Of each run that has ended since: of what it was, and how it failed if it did."""
     records = context.instance.get_run_records(
         dg.RunsFilter(
             statuses=[dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE],
-            updated_after=datetime.fromtimestamp(after, UTC),
+            updated_after=datetime.fromtimestamp(kept["after"], UTC),
         ),
-        limit=_RUNS_A_TICK,
+        limit=_AT_ONCE,
         order_by="update_timestamp",
         ascending=True,
     )
-    found = {what: run for what, run in failed.items() if now - run["at"] < _FORGET_SECONDS}
     for record in records:
         run = record.dagster_run
-        after = max(after, record.update_timestamp.timestamp())
-        if not _is_ours(context, run):
+        kept["after"] = max(kept["after"], record.update_timestamp.timestamp())
+        if _is_ours(context, run):
+            is_failed = run.status is dg.DagsterRunStatus.FAILURE
+            failure = {"run": run.run_id, "why": _why(context.instance, run.run_id)} if is_failed else None
+            yield _what(run), failure
+
+
+def _failed_checks(context: dg.SensorEvaluationContext, since: float) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The checks whose newest verdict of a day is an error; those of `outbox/health` are measured anew."""
+    graph = context.repository_def.asset_graph if context.repository_def else None
+    for key in graph.asset_check_keys if graph else ():
+        if key.asset_key.path[0] != "outbox" or key.asset_key == _HEALTH:
             continue
-        what = _what(run)
-        if run.status is dg.DagsterRunStatus.SUCCESS:
-            found.pop(what, None)
-        else:
-            found[what] = {
-                "id": run.run_id,
-                "what": what,
-                "why": _why(context.instance, run.run_id),
-                "at": now,
-            }
-    return found, after
+        seen = set()
+        records = context.instance.event_log_storage.get_asset_check_execution_history(key, limit=_AT_ONCE)
+        for record in records:
+            # One that is planned, or whose run died, is no verdict.
+            if record.status not in _JUDGED or record.partition in seen:
+                continue
+            seen.add(record.partition)
+            verdict, event = record.evaluation, record.event
+            assert verdict is not None
+            assert event is not None
+            is_error = not verdict.passed and verdict.severity is dg.AssetCheckSeverity.ERROR
+            if is_error and event.timestamp >= since:
+                what = " ".join(filter(None, ["check", key.name, record.partition]))
+                why = verdict.description or "see its metadata"
+                yield what, {"run": record.run_id, "why": why, "at": event.timestamp}
 
 
 def _is_ours(context: dg.SensorEvaluationContext, run: dg.DagsterRun) -> bool:

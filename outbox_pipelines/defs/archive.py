@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 
 from outbox_pipelines.defs.day_quality import events_as_expected
-from outbox_pipelines.defs.events import DAYS, events
+from outbox_pipelines.defs.events import DAYS, OWNERS, events
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.defs.runs import requests
@@ -19,6 +19,7 @@ from outbox_pipelines.defs.runs import requests
     partitions_def=DAYS,
     deps=[events],
     group_name="outbox",
+    owners=OWNERS,
     kinds={"parquet"},
     description="""A Parquet file for each day that is over, in the directory or bucket of OUTBOX_ARCHIVE.
 

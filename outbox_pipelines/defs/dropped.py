@@ -9,7 +9,7 @@ import dagster as dg
 from pydantic import Field
 
 from outbox_pipelines.defs.archive import archive
-from outbox_pipelines.defs.events import DAYS
+from outbox_pipelines.defs.events import DAYS, OWNERS
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.defs.runs import requests
@@ -28,6 +28,7 @@ class DropConfig(dg.Config):
     partitions_def=DAYS,
     deps=[archive],
     group_name="outbox",
+    owners=OWNERS,
     kinds={"postgres"},
     description="""The days that are gone from the table: past OUTBOX_RETENTION_DAYS, archived, and proven.
 

@@ -8,6 +8,9 @@ import dagster as dg
 # first release.
 DAYS = dg.DailyPartitionsDefinition(start_date="2026-01-01", timezone="UTC", end_offset=1)
 
+# A name to search for, and to fork with your own.
+OWNERS = ["team:outbox"]
+
 application_tables = dg.AssetSpec(
     ["application", "tables"],
     group_name="application",
@@ -26,6 +29,7 @@ events = dg.AssetSpec(
     ["outbox", "events"],
     deps=[application_tables],
     group_name="outbox",
+    owners=OWNERS,
     kinds={"postgres", "table"},
     partitions_def=DAYS,
     description="""The outbox: what applications write in the transactions of their business.

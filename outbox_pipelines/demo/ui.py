@@ -53,9 +53,15 @@ def run(port: int, seed: int) -> int:
     ):
         say("Starting Dagster …")
         make_home(Path(home))
+        shown = settings.model_copy(
+            update={
+                "archive": settings.archive or str(Path(home) / "archive"),
+                "catalog": settings.catalog or Path(__file__).parent / "catalog.yaml",
+            }
+        )
         desks = Desks(settings, operations(IN_A_YEAR), seed=seed, per_second=_PER_SECOND)
         progress = Progress()
-        with serving(environment(settings, Path(home), _SESSION_SECONDS), Path(home), port) as pages:
+        with serving(environment(shown, Path(home), _SESSION_SECONDS), Path(home), port) as pages:
             pages.wait_until_ready()
             say(_welcome(port))
             desks.start()

@@ -8,7 +8,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -144,13 +146,26 @@ def _channels(settings: Settings) -> list[tuple[str, Any]]:
     for number, address in enumerate(given, 1):
         shown = f"address {number} ({address.partition('://')[0]}://…)"
         channel = apprise.Apprise()
-        if not channel.add(address):
+        with _silenced("apprise"):
+            understood = channel.add(address)
+        if not understood:
             raise SetupError(
                 f"OUTBOX_ALERTS: {shown} is none that apprise understands: write for example "
                 "mailto://user:password@example.com or slack://…, separated by spaces"
             )
         channels.append((shown, channel))
     return channels
+
+
+@contextmanager
+def _silenced(name: str) -> Iterator[None]:
+    """A logger that would show the whole of what it does not understand."""
+    logger = logging.getLogger(name)
+    logger.disabled, before = True, logger.disabled
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def to_json(known: Mapping[str, Known]) -> dict[str, dict[str, Any]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.rules import Rule, State
 
 _SEVERITIES: Final = {State.WARN: "warning", State.ERROR: "critical"}
@@ -77,11 +78,19 @@ def data_docs(directory: Path, suites: Mapping[str, tuple[Mapping[str, float], S
     Args:
         directory: of a Great Expectations project; made where there is none.
         suites: a row and what is expected of it, by the suite's name.
+
+    Raises:
+        SetupError: the directory cannot be made.
     """
     import great_expectations as gx
     from great_expectations.checkpoint import UpdateDataDocsAction
 
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SetupError(
+            f"{directory} cannot be written ({error.strerror}): name another directory"
+        ) from None
     context: Any = gx.get_context(mode="file", project_root_dir=str(directory))
     _quieten(context)
     for name, (row, expected) in suites.items():

@@ -67,7 +67,6 @@ def place(stack: Stack, directory: Path) -> Iterator[Place]:
         make_home(home)
         variables = {
             **environment(settings, home, _SESSION_SECONDS),
-            "OUTBOX_ARCHIVE": str(archive),
             # One refusal is enough for a dead letter.
             "OUTBOX_MAX_ATTEMPTS": "1",
         }

@@ -2,10 +2,12 @@
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 from collections.abc import Iterator
+from uuid import uuid4
 
 import dagster as dg
 import pytest
 
+from outbox_pipelines.definitions import defs
 from outbox_pipelines.defs import alerts as module
 from outbox_pipelines.defs.alerts import alerts_sensor
 from outbox_pipelines.defs.resources import OutboxResource
@@ -42,7 +44,10 @@ class Ticks:
         """The titles that it told."""
         before = len(self._hook.bodies)
         with dg.build_sensor_context(
-            instance=self._instance, cursor=self._cursor, resources={"outbox": resource}
+            instance=self._instance,
+            cursor=self._cursor,
+            resources={"outbox": resource},
+            repository_def=REPOSITORY,
         ) as context:
             result = alerts_sensor(context)
         assert isinstance(result, dg.SensorResult)
@@ -64,6 +69,10 @@ def work(context: dg.OpExecutionContext) -> None:
 @dg.job
 def some_job() -> None:
     work()
+
+
+# With a job that can be made to fail.
+REPOSITORY = dg.Definitions.merge(defs(), dg.Definitions(jobs=[some_job])).get_repository_def()
 
 
 def _run(instance: dg.DagsterInstance, *, fails: bool, day: str) -> str:
@@ -133,7 +142,40 @@ def test_a_failure_that_nobody_mends_is_forgotten(
     _run(instance, fails=True, day="2026-01-01")
     assert len(ticks.tick(resource)) == 1
     monkeypatch.setattr(module, "_FORGET_SECONDS", 0.0)
-    assert ticks.tick(resource) + ticks.tick(resource) == ["failed run of some_job 2026-01-01 is over"]
+    # It is not over: so nobody is told that it is.
+    assert ticks.tick(resource) + ticks.tick(resource) == []
+
+
+def test_a_check_that_fails_is_told_until_it_passes(
+    ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, hook: Webhook
+) -> None:
+    """Guards against a file that is not equal to its day, seen by nobody until the table is full."""
+
+    def judge(day: str, *, passed: bool, severity: dg.AssetCheckSeverity, asset: str = "archive") -> None:
+        # Of a run: without one Dagster takes a single verdict for each day.
+        verdict = dg.AssetCheckEvaluation(
+            asset_key=dg.AssetKey(["outbox", asset]),
+            check_name="archive_equals_table",
+            passed=passed,
+            severity=severity,
+            description="2 events differ",
+            partition=day,
+        )
+        event = dg.DagsterEvent("ASSET_CHECK_EVALUATION", "archive_day", event_specific_data=verdict)
+        instance.report_dagster_event(event, run_id=str(uuid4()))
+
+    error, warn = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
+    judge("2026-01-01", passed=False, severity=error)
+    assert ticks.tick(resource) == []
+    judge("2026-01-02", passed=False, severity=error)
+    judge("2026-01-03", passed=False, severity=warn)
+    judge("2026-01-04", passed=False, severity=error, asset="health")
+    assert ticks.tick(resource) == ["check archive_equals_table 2026-01-02"]
+    assert "2 events differ" in hook.bodies[0]["message"]
+    judge("2026-01-03", passed=True, severity=error)
+    assert ticks.tick(resource) + ticks.tick(resource) == []
+    judge("2026-01-02", passed=True, severity=error)
+    assert ticks.tick(resource) + ticks.tick(resource) == ["check archive_equals_table 2026-01-02 is over"]
 
 
 def test_what_nobody_took_is_told_again(

@@ -55,7 +55,8 @@ def test_by_itself_it_lists_and_changes_nothing(
     assert output.is_step_success
     assert metadata["found"].value == 1
     assert metadata["done"].value == 0
-    assert letter in metadata["table"].value
+    (row,) = metadata["dead_letters"].value.records
+    assert (row.data["id"], row.data["aggregate"]) == (letter, "or/der 1")
     assert _state(outbox) == "failed"
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core.definitions.observe import observe
 
 from outbox_pipelines.definitions import defs
 from outbox_pipelines.defs import health as module
@@ -80,7 +79,10 @@ def test_only_what_changes_is_reported_at_once(
     assert record.data == {"events": 1, "reason": "too large"}
     assert "dead_letters: 1 events were given up" in str(third.skip_reason)
     monkeypatch.setattr(module, "_REPORT_SECONDS", 0.0)
-    evaluations, _, _ = _tick(instance, resource, third.cursor)
+    evaluations, observations, fourth = _tick(instance, resource, third.cursor)
+    assert (set(evaluations), len(observations)) == ({"dead_letters"}, 1)
+    monkeypatch.setattr(module, "_STILL_WELL_SECONDS", 0.0)
+    evaluations, _, _ = _tick(instance, resource, fourth.cursor)
     assert set(evaluations) == NAMES
 
 
@@ -101,10 +103,10 @@ def test_the_cursor_survives_a_rule_that_is_gone(
     instance: dg.DagsterInstance, resource: OutboxResource
 ) -> None:
     """Guards against an upgrade after which every tick fails."""
-    cursor = json.dumps({"states": {"of_old": 2}, "reported": 0.0})
+    cursor = json.dumps({"checks": {"of_old": [2, 0.0]}, "observed": 0.0})
     evaluations, _, result = _tick(instance, resource, cursor)
     assert set(evaluations) == NAMES
-    assert "of_old" not in json.loads(str(result.cursor))["states"]
+    assert "of_old" not in json.loads(str(result.cursor))["checks"]
 
 
 def test_the_job_reports_the_same(
@@ -141,9 +143,8 @@ def test_every_check_says_what_to_do() -> None:
         assert f"docs/operating.md, {name}." in description
 
 
-def test_observing_measures_now(instance: dg.DagsterInstance, resource: OutboxResource) -> None:
-    result = observe([health], instance=instance, resources={"outbox": resource})
-    (observation,) = result.asset_observations_for_node("measure")
-    assert observation.metadata["unpublished"].value == 0
-    away = {"outbox": OutboxResource(dsn="postgresql://nobody@127.0.0.1:1/nowhere")}
-    assert not observe([health], instance=instance, resources=away, raise_on_error=False).success
+def test_observing_measures_now(resource: OutboxResource) -> None:
+    (observed,) = health(outbox=resource)
+    assert observed.metadata["unpublished"] == 0
+    with pytest.raises(dg.Failure, match="no entry to the database"):
+        list(health(outbox=OutboxResource(dsn="postgresql://nobody@127.0.0.1:1/nowhere")))

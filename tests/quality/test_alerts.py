@@ -113,11 +113,12 @@ def test_an_address_that_fails_is_named_without_its_secret() -> None:
         ("operator@example.com", "OUTBOX_ALERTS: address 1"),
     ],
 )
-def test_what_is_no_address_is_refused(given: str, says: str) -> None:
+def test_what_is_no_address_is_refused(given: str, says: str, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(SetupError) as refused:
         alerts.send(load_settings(alerts=given), [])
     assert says in str(refused.value)
     assert "secret" not in str(refused.value)
+    assert "secret" not in caplog.text
 
 
 def test_the_command_sends_a_test() -> None:

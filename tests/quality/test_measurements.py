@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from datetime import UTC, datetime
 
 import psycopg
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality import measurements, queries
 from outbox_pipelines.quality.measured import CAP, Measurements
 from outbox_pipelines.quality.rules import State, judge
 from outbox_pipelines.relay.shards import Shard
@@ -80,6 +81,28 @@ def test_one_round_trip(database: Database) -> None:
     assert len([query for query in seen if "SET " not in query]) == 1
 
 
+def test_what_is_published_is_not_read(database: Database) -> None:
+    """Guards against a status that takes longer the larger the table is. All rows are of one transaction, so
+    that the planner believes that every id has as many."""
+    _fill(database, 200_000)
+    publish(database)
+    database.rows("ANALYZE outbox")
+    given = {
+        "cap": CAP,
+        "lock": "",
+        "waiting": "",
+        "archives": False,
+        "drops_unarchived": False,
+        "retention": 30,
+    }
+    with database.connect() as connection:
+        # A published event is visible in the position: what a scan removes by that it has read in vain.
+        plan = connection.execute(f"EXPLAIN {queries.MEASURE}".encode(), given).fetchall()
+    scans = [line for (line,) in plan if f" on outbox_{datetime.now(UTC):%Y%m%d} " in line]
+    assert scans
+    assert all("tx_seq_idx" in line for line in scans), scans
+
+
 def test_backlog_and_its_age_of_all_shards(database: Database) -> None:
     """Guards against events that are counted twice, or by no shard."""
     database.rows("UPDATE outbox_shards SET shards = 2")
@@ -102,6 +125,8 @@ def test_the_backlog_of_transactions_that_were_late(database: Database) -> None:
             "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
             "VALUES ('order', '1', 'order.placed', '{}')"
         )
+        # Something ends after it has begun: only then does the position move past it.
+        _fill(database, 2)
         publish(database)
         _fill(database, 3)
         assert _measured(database).unpublished == 3

@@ -135,6 +135,12 @@ def test_a_column_that_is_not_there_is_an_error() -> None:
         expectations.validate("other", {"b": 0.0}, expected)
 
 
+def test_data_docs_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SetupError, match="name another directory"):
+        expectations.data_docs(tmp_path / "file" / "docs", {})
+
+
 def test_data_docs_are_built_and_built_again(tmp_path: Path) -> None:
     """Guards against pages that can be built once only."""
     verdicts = judge(load_settings(), WRONG["dead_letters"])

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from outbox_pipelines.defs.events import events
+from outbox_pipelines.defs.events import OWNERS, events
 from outbox_pipelines.defs.relay.owner import owner_of
 from outbox_pipelines.defs.relay.session import Progress, Session
 from outbox_pipelines.defs.resources import OutboxResource
@@ -37,6 +37,7 @@ class RelayConfig(dg.Config):
     key=["outbox", "relay"],
     deps=[events],
     group_name="outbox",
+    owners=OWNERS,
     kinds={"postgres", "kafka"},
     # Nothing is materialized by a run that finds its shard held.
     output_required=False,

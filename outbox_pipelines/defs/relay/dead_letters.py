@@ -1,13 +1,17 @@
 """Dead letters from Dagster's launchpad: what `outbox dead-letters replay` and `discard` do."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
-from typing import Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 import dagster as dg
 from pydantic import Field
 
 from outbox_pipelines.defs.resources import OutboxResource
+
+if TYPE_CHECKING:
+    from outbox_pipelines.relay.dead_letters import DeadLetterRow
 
 
 class DeadLettersConfig(dg.Config):
@@ -50,14 +54,6 @@ def act_on_dead_letters(
             "name ids, or give a filter, or set everything (and nothing else)", allow_retries=False
         )
     found = dead_letters.find(settings, which)
-    rows = "\n".join(
-        f"| {r.failed_at:%Y-%m-%d %H:%M:%S} | {r.id} | {r.event_type} | {r.aggregate_type} {r.aggregate_id} "
-        f"| {r.attempts} | {r.error} |"
-        for r in found.rows
-    )
-    table = (
-        "| failed at | id | event type | aggregate | attempts | reason |\n|---|---|---|---|---|---|\n" + rows
-    )
     done = 0
     if config.action != "list":
         try:
@@ -72,7 +68,27 @@ def act_on_dead_letters(
             raise dg.Failure(str(error).replace("--reason", "reason"), allow_retries=False) from None
     context.log.info(f"{found.total} dead letters are meant; {done} {config.action}ed")
     context.add_output_metadata(
-        {"found": found.total, "done": done, "by_reason": found.by_error, "table": dg.MetadataValue.md(table)}
+        {"found": found.total, "done": done, "by_reason": found.by_error, "dead_letters": _table(found.rows)}
+    )
+
+
+def _table(rows: Iterable["DeadLetterRow"]) -> dg.MetadataValue[Any]:
+    columns = ("failed_at", "id", "event_type", "aggregate", "attempts", "reason")
+    return dg.MetadataValue.table(
+        [
+            dg.TableRecord(
+                {
+                    "failed_at": f"{row.failed_at:%Y-%m-%d %H:%M:%S}",
+                    "id": str(row.id),
+                    "event_type": row.event_type,
+                    "aggregate": f"{row.aggregate_type} {row.aggregate_id}",
+                    "attempts": row.attempts,
+                    "reason": row.error or "",
+                }
+            )
+            for row in rows
+        ],
+        schema=dg.TableSchema([dg.TableColumn(name) for name in columns]),
     )
 
 
