@@ -82,7 +82,9 @@ def test_the_messages_that_are_shown_are_sent() -> None:
 
 def test_every_command_and_setting_exists() -> None:
     """Guards against a remedy that prints a usage error at night."""
-    prompts = [line for _, text in _FENCE.findall(TEXT) for line in re.findall(r"^\$ (.*)$", text, re.MULTILINE)]
+    prompts = [
+        line for _, text in _FENCE.findall(TEXT) for line in re.findall(r"^\$ (.*)$", text, re.MULTILINE)
+    ]
     spans = [" ".join(span.split()) for span in _SPAN.findall(_PROSE)]
     commands = [line for line in [*prompts, *spans] if line.startswith(("outbox ", "dagster-daemon "))]
     assert len(commands) > 30
