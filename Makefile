@@ -20,7 +20,7 @@ ui: $(VENV)/ready
 	@$(BIN)/python -m outbox_pipelines.demo ui $(if $(PORT),--port $(PORT))
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 soak: $(VENV)/ready
 	@$(BIN)/python -m tests.history run --seconds $(SOAK_SECONDS) --relay $(RELAY) $(if $(SEED),--seed $(SEED))

@@ -148,3 +148,15 @@ def test_observing_measures_now(resource: OutboxResource) -> None:
     assert observed.metadata["unpublished"] == 0
     with pytest.raises(dg.Failure, match="no entry to the database"):
         list(health(outbox=OutboxResource(dsn="postgresql://nobody@127.0.0.1:1/nowhere")))
+
+
+def test_a_warning_is_no_error(
+    instance: dg.DagsterInstance, resource: OutboxResource, database: Database
+) -> None:
+    """Guards against pages that are red for what can wait."""
+    database.rows("UPDATE outbox_shards SET heartbeat = now() - interval '20 seconds'")
+    found = _tick(instance, resource)[0]["shards_relayed"]
+    assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.WARN)
+    database.rows("UPDATE outbox_shards SET heartbeat = now() - interval '2 minutes'")
+    found = _tick(instance, resource)[0]["shards_relayed"]
+    assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.ERROR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,9 +17,7 @@ import psycopg
 import pytest
 import sqlalchemy
 from dagster._core.event_api import PartitionKeyFilter
-from dagster._core.events import DagsterEvent
-from dagster._core.events.log import EventLogEntry
-from dagster._core.storage.event_log import SqlEventLogStorage, SqlEventLogStorageMetadata
+from dagster._core.storage.event_log import SqlEventLogStorage
 from sqlalchemy.engine import Connection
 
 from outbox_pipelines.defs import history_storage
@@ -65,6 +64,30 @@ DEFINITIONS = dg.Definitions(
 CHECK = dg.AssetCheckKey(archived.key, "equal")
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """An instance without runs, with each storage that it may have in production."""
+    if request.param == "sqlite":
+        storage: dg.DagsterInstance = request.getfixturevalue("storage")
+        storage.wipe()
+        yield storage
+        return
+    database: Database = request.getfixturevalue("database")
+    given = psycopg.conninfo.conninfo_to_dict(database.dsn)
+    place = {
+        "scheme": "postgresql+psycopg2",
+        "hostname": given["host"],
+        "port": int(given["port"] or 0),
+        "username": given["user"],
+        "password": "none is asked for",
+        "db_name": given["dbname"],
+    }
+    settings = {"storage": {"postgres": {"postgres_db": place}}, "telemetry": {"enabled": False}}
+    (tmp_path / "dagster.yaml").write_text(json.dumps(settings))
+    with dg.DagsterInstance.from_config(str(tmp_path)) as found:
+        yield found
+
+
 def run(instance: dg.DagsterInstance, job: str = "idle", day: str | None = None, location: str = OURS) -> str:
     """A run that has ended."""
     resolved = DEFINITIONS.resolve_job_def(job)
@@ -82,20 +105,22 @@ def report(instance: Any, check: str, passed: bool = True, asset: dg.AssetKey = 
 
 def age(instance: dg.DagsterInstance, days: int) -> None:
     """Makes all that is stored older."""
-    shift = f"-{days} days"
     storage = instance.event_log_storage
     assert isinstance(storage, SqlEventLogStorage)
     places: list[tuple[AbstractContextManager[Connection], str, str]] = [
         (instance.run_storage.connect(), "runs", "update_timestamp"),  # type: ignore[attr-defined]
         (storage.index_connection(), "event_logs", "timestamp"),
         (storage.index_connection(), "asset_check_executions", "evaluation_event_timestamp"),
-        (storage.run_connection(""), "event_logs", "timestamp"),
     ]
+    if storage.is_run_sharded:
+        places.append((storage.run_connection(""), "event_logs", "timestamp"))
     for place, table, column in places:
         with place as connection:
-            connection.execute(
-                sqlalchemy.text(f"UPDATE {table} SET {column} = datetime({column}, '{shift}')")
+            is_sqlite = connection.dialect.name == "sqlite"
+            older = (
+                f"datetime({column}, '-{days} days')" if is_sqlite else f"{column} - interval '{days} days'"
             )
+            connection.execute(sqlalchemy.text(f"UPDATE {table} SET {column} = {older}"))
 
 
 def purge(instance: dg.DagsterInstance, **tags: str) -> dict[str, Any]:
@@ -135,7 +160,7 @@ def test_runs_that_are_long_over_go(instance: dg.DagsterInstance) -> None:
     age(instance, 15)
     young = run(instance)
     storage: Any = instance.event_log_storage
-    files = [Path(storage.path_for_shard(run_id)) for run_id in old]
+    files = [Path(storage.path_for_shard(run_id)) for run_id in old] if storage.is_run_sharded else []
     assert all(file.exists() for file in files)
     found = purge(instance)
     assert (found["runs"], found["runs_kept_for_what_they_show"]) == (3, 0)
@@ -255,9 +280,10 @@ def test_events_without_a_run_go_but_the_newest(instance: dg.DagsterInstance) ->
     assert counted(storage, "event_logs", "dagster_event_type = 'ASSET_CHECK_EVALUATION'") == 6
     assert len(instance.fetch_observations(HEALTH, limit=99).records) == 2
     assert len(instance.fetch_observations(FOREIGN, limit=99).records) == 2
-    with storage.run_connection("") as connection:
-        copies = connection.execute(sqlalchemy.text("SELECT count(*) FROM event_logs")).scalar()
-    assert copies == 4
+    if storage.is_run_sharded:
+        with storage.run_connection("") as connection:
+            copies = connection.execute(sqlalchemy.text("SELECT count(*) FROM event_logs")).scalar()
+        assert copies == 4
     assert purge(instance)["events"] == 0
 
 
@@ -325,92 +351,3 @@ def test_loading_touches_no_internals() -> None:
 
 
 # --- PostgreSQL -------------------------------------------------------------------------------------------
-
-
-class InPostgres(SqlEventLogStorage):
-    """Dagster's tables and its SQL in PostgreSQL: what dagster-postgres is made of, which is not here."""
-
-    def __init__(self, dsn: str) -> None:
-        self.engine = sqlalchemy.create_engine(
-            "postgresql+psycopg://",
-            creator=lambda: psycopg.connect(dsn),
-            # Made for SQLite, this storage goes on after a refusal, which ends a transaction here.
-            isolation_level="AUTOCOMMIT",
-        )
-        SqlEventLogStorageMetadata.create_all(self.engine)
-        super().__init__()
-
-    def index_connection(self) -> Any:
-        return self.engine.begin()
-
-    def run_connection(self, run_id: str | None = None) -> Any:
-        return self.engine.begin()
-
-    def has_table(self, table_name: str) -> bool:
-        return sqlalchemy.inspect(self.engine).has_table(table_name)
-
-    def upgrade(self) -> None: ...
-
-    def watch(self, run_id: Any, cursor: Any, callback: Any) -> None: ...
-
-    def end_watch(self, run_id: Any, handler: Any) -> None: ...
-
-    def alembic_version(self) -> Any: ...
-
-
-@pytest.fixture
-def in_postgres(database: Database) -> Iterator[InPostgres]:
-    storage = InPostgres(database.dsn)
-    yield storage
-    storage.engine.dispose()
-
-
-def _entry(event: DagsterEvent, days_old: int, run_id: str = "") -> EventLogEntry:
-    return EventLogEntry(
-        error_info=None,
-        level=20,
-        user_message="",
-        run_id=run_id,
-        timestamp=(datetime.now(UTC) - timedelta(days=days_old)).timestamp(),
-        dagster_event=event,
-        job_name="any",
-    )
-
-
-def _verdict(check: str, passed: bool = True, asset: dg.AssetKey = HEALTH) -> DagsterEvent:
-    return DagsterEvent(
-        event_type_value=dg.DagsterEventType.ASSET_CHECK_EVALUATION.value,
-        job_name="any",
-        event_specific_data=dg.AssetCheckEvaluation(asset_key=asset, check_name=check, passed=passed),
-    )
-
-
-def _observation(asset: dg.AssetKey) -> DagsterEvent:
-    from dagster._core.events import AssetObservationData
-
-    return DagsterEvent(
-        event_type_value=dg.DagsterEventType.ASSET_OBSERVATION.value,
-        job_name="any",
-        event_specific_data=AssetObservationData(dg.AssetObservation(asset)),
-    )
-
-
-def test_the_same_in_postgres(in_postgres: InPostgres) -> None:
-    """Guards against SQL that only SQLite takes, or reads otherwise."""
-    for days_old in (30, 20, 1):
-        in_postgres.store_event(_entry(_verdict("lag", passed=days_old == 1), days_old))
-        in_postgres.store_event(_entry(_observation(HEALTH), days_old))
-        in_postgres.store_event(_entry(_verdict("rows", asset=FOREIGN), days_old))
-        in_postgres.store_event(_entry(_observation(FOREIGN), days_old))
-    for days_old, run_id in ((30, "replaced"), (29, "newest")):
-        in_postgres.store_event(_entry(_observation(dg.AssetKey(["outbox", "relay"])), days_old, run_id))
-    instance: Any = SimpleNamespace(event_log_storage=in_postgres)
-    assert history_storage.runs_in_view(instance) == {"newest"}
-    before = datetime.now(UTC) - timedelta(days=14)
-    assert history_storage.delete_events(instance, before) == 2 + 2
-    key = dg.AssetCheckKey(HEALTH, "lag")
-    (verdict,) = in_postgres.get_asset_check_execution_history(key, limit=9)
-    assert verdict.status.value == "SUCCEEDED"
-    assert counted(in_postgres, "asset_check_executions") == 1 + 3
-    # A verdict and an observation of ours, three each of others, two of runs.
-    assert counted(in_postgres, "event_logs") == 2 + 6 + 2

@@ -10,7 +10,7 @@ import pytest
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import expectations, health
-from outbox_pipelines.quality.measured import Late, Measurements, ShardStatus
+from outbox_pipelines.quality.measured import CAP, Late, Measurements, ShardStatus
 from outbox_pipelines.quality.rules import RULES, Rule, State, judge, judge_one, read_limits, rules, worst
 from outbox_pipelines.settings import load_settings
 
@@ -74,6 +74,12 @@ def _limits(rule: Rule) -> list[float]:
 
 def test_all_is_well() -> None:
     assert {verdict.state for verdict in judge(load_settings(), WELL)} == {State.OK}
+
+
+def test_the_backlog_of_all_shards_ends_at_the_cap() -> None:
+    """Guards against a text that says it is counted up to a number, and shows a larger one."""
+    shards = [replace(SHARD, backlog=60_000), replace(SHARD, backlog=60_000)]
+    assert replace(WELL, shards=shards).unpublished == CAP
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
