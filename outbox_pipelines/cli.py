@@ -196,7 +196,7 @@ def set_shards(settings: Settings, /, number: int, seconds: float) -> None:
             settings,
             number,
             seconds=seconds,
-            on_wait=lambda what: log.say(f"waiting for {what}"),
+            on_wait=lambda what: log.say(f"waiting: {what}"),
         )
     except NotAllThereError as error:
         click.echo(f"outbox: {error}", err=True)

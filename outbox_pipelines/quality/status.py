@@ -82,4 +82,4 @@ def holder(shard: ShardStatus) -> str:
 def _kafka(shard: ShardStatus) -> str:
     if shard.breaker == "closed":
         return "-" if shard.owner is None else "takes events"
-    return f"AWAY, breaker {shard.breaker}: {shard.breaker_reason}; events wait, nothing is to be done here"
+    return f"AWAY, breaker {shard.breaker}: {shard.breaker_reason}; events wait for it"
