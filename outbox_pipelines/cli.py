@@ -17,6 +17,7 @@ import click
 from outbox_pipelines import __version__, log
 from outbox_pipelines.archive.commands import archive
 from outbox_pipelines.catalog.commands import catalog
+from outbox_pipelines.consumer.commands import consumer
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.lint.commands import lint_writes
 from outbox_pipelines.local.commands import local
@@ -259,6 +260,7 @@ def _table_status(settings: Settings, *, as_json: bool, check: bool) -> None:
 cli.add_command(alerts)
 cli.add_command(archive)
 cli.add_command(catalog)
+cli.add_command(consumer)
 cli.add_command(dead_letters)
 cli.add_command(lint_writes)
 cli.add_command(local)

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Final
 
 
-def files() -> list[Path]:
-    """The files of `sql/`, in order."""
+def files(part: str = "") -> list[Path]:
+    """The files of `sql/`, or of a part that has its own folder there, in order."""
     package = Path(__file__).parent
     # In a checkout the files stand beside the package, in an installed one inside it.
     folder = package / "sql" if (package / "sql").is_dir() else package.parent / "sql"
-    return sorted(folder.glob("*.sql"))
+    return sorted((folder / part).glob("*.sql"))
 
 
 def is_ours(table: str) -> bool:

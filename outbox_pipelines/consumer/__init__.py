@@ -1,0 +1,59 @@
+"""The idempotent consumer: an event's handler and the note that it was handled are one transaction.
+
+    from outbox_pipelines.consumer import Consumer, Event
+
+    consumer = Consumer(
+        source="billing", topics=["order-events"], kafka={"bootstrap.servers": "broker:9092"}, dsn="…"
+    )
+
+    @consumer.on("order.placed")
+    def placed(event: Event, connection: psycopg.Connection) -> None:
+        connection.execute("INSERT INTO invoices …", [event.aggregate_id])
+
+    consumer.run()
+
+Invariants:
+- Needs Kafka's client and psycopg (the extra `consumer`), and nothing of the relay's settings or commands.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outbox_pipelines.consumer.consumer import Consumer, Counts
+    from outbox_pipelines.consumer.errors import ConsumerError, HandlingError, UnreadableError
+    from outbox_pipelines.consumer.event import Event
+    from outbox_pipelines.consumer.tables import Pruned, migrate, prune
+
+_PLACES = {
+    "Consumer": "consumer",
+    "ConsumerError": "errors",
+    "Counts": "consumer",
+    "Event": "event",
+    "HandlingError": "errors",
+    "Pruned": "tables",
+    "UnreadableError": "errors",
+    "migrate": "tables",
+    "prune": "tables",
+}
+__all__ = [
+    "Consumer",
+    "ConsumerError",
+    "Counts",
+    "Event",
+    "HandlingError",
+    "Pruned",
+    "UnreadableError",
+    "migrate",
+    "prune",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Late, because `outbox` loads this package for each of its commands.
+    from importlib import import_module
+
+    if name in _PLACES:
+        return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

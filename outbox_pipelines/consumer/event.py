@@ -1,0 +1,81 @@
+"""An event as a handler gets it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Final
+
+ENVELOPE: Final = frozenset(
+    ("event_id", "event_type", "aggregate_type", "aggregate_id", "payload", "timestamp")
+)
+# For ids that are no UUIDs: the same text always gives the same one.
+_NAMESPACE: Final = uuid.UUID("5d1b7c1e-3a54-5c0e-9b61-0d2f6c1f8a77")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One message of a topic of events."""
+
+    id: str
+    type: str
+    """Such as ``order.placed``; empty where neither headers nor value tell."""
+    aggregate_type: str | None
+    aggregate_id: str | None
+    """Such as the order's number; the message's key where nothing else tells."""
+    value: bytes | None
+    """As it was in Kafka; None: a tombstone."""
+    headers: Mapping[str, str | None]
+    """All of them, by their names in Kafka."""
+    idempotency_key: str | None
+    correlation_id: str | None
+    causation_id: str | None
+    traceparent: str | None
+    version: int | None
+    topic: str
+    partition: int
+    offset: int
+    timestamp: datetime
+    """When it came to Kafka, UTC."""
+
+    @cached_property
+    def payload(self) -> Any:
+        """The body, parsed when it is first asked for and taken out of an envelope or CloudEvent.
+
+        None for a tombstone. In the shape `flat` it has the members that the relay adds.
+
+        Raises:
+            ValueError: the value is not JSON.
+        """
+        if self.value is None:
+            return None
+        body = json.loads(self.value)
+        if is_cloudevent(body) and body["id"] == self.id:
+            return body.get("data")
+        if is_envelope(body) and body["event_id"] == self.id:
+            return body["payload"]
+        return body
+
+    @cached_property
+    def uuid(self) -> uuid.UUID:
+        """The id as `processed_events` has it: one that is no UUID becomes one (version 5)."""
+        try:
+            return uuid.UUID(self.id)
+        except ValueError:
+            return uuid.uuid5(_NAMESPACE, self.id)
+
+    def __str__(self) -> str:
+        place = f"{self.topic}, partition {self.partition}, offset {self.offset}"
+        return f"{self.type or 'event'} {self.id} ({place})"
+
+
+def is_envelope(body: object) -> bool:
+    return isinstance(body, dict) and body.keys() == ENVELOPE
+
+
+def is_cloudevent(body: object) -> bool:
+    return isinstance(body, dict) and {"specversion", "id", "type", "source"} <= body.keys()

@@ -1,0 +1,166 @@
+"""A place in a consumer group: messages come out, offsets go back once they are done.
+
+Invariants:
+- An offset is stored when its message is done, and committed from there: every second in passing, and waited
+  for when partitions go to another member and at the end.
+- Partitions come and go within `poll` alone: what is at hand between two polls is always ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from outbox_pipelines.consumer.errors import ConsumerError
+from outbox_pipelines.errors import SetupError
+
+_LOG: Final = logging.getLogger(__name__)
+# What Kafka's client logs by itself.
+_CLIENT_LOG: Final = logging.getLogger("outbox_pipelines.librdkafka")
+_POLL_SECONDS: Final = 0.2
+_COMMIT_SECONDS: Final = 1.0
+
+_FIXED: Final[dict[str, Any]] = {
+    # Offsets follow the database.
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    # Partitions that stay are not interrupted.
+    "partition.assignment.strategy": "cooperative-sticky",
+    "group.protocol": "classic",
+    # With `latest` a partition that is added to the topic would begin after its first events.
+    "auto.offset.reset": "earliest",
+    "enable.partition.eof": False,
+}
+_DEFAULTS: Final[dict[str, Any]] = {"isolation.level": "read_committed"}
+_SAME: Final = {"smallest": "earliest", "beginning": "earliest"}
+_DENIED: Final = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+)
+# The group has moved on without us: whoever has the partition now sees the event as a duplicate.
+_NOT_OURS: Final = (
+    KafkaError._STATE,
+    KafkaError._NO_OFFSET,
+    KafkaError._ASSIGNMENT_LOST,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.REBALANCE_IN_PROGRESS,
+)
+
+
+def settings(given: Mapping[str, Any], group: str) -> dict[str, Any]:
+    """What the client is made with: the user's settings, but for those that the guarantees need.
+
+    Raises:
+        SetupError: they differ from what is needed, or name no broker.
+    """
+    for name, ours in _FIXED.items():
+        theirs = str(given.get(name, ours)).lower()
+        if _SAME.get(theirs, theirs) != str(ours).lower():
+            raise SetupError(
+                f"kafka has {name}={given[name]}: remove it, the consumer needs {str(ours).lower()}"
+            )
+    if not given.get("bootstrap.servers"):
+        raise SetupError('kafka names no broker: give {"bootstrap.servers": "broker:9092"}')
+    return {**_DEFAULTS, "group.id": group, **given, **_FIXED}
+
+
+class Member:
+    """One member of the group; to be used by one thread.
+
+    Raises:
+        SetupError: Kafka's client refuses the settings.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], topics: Sequence[str]) -> None:
+        callbacks = {"on_commit": _committed, "error_cb": _trouble}
+        try:
+            self._client = confluent_kafka.Consumer({**settings, **callbacks}, logger=_CLIENT_LOG)
+        except KafkaException as error:
+            raise SetupError(f"Kafka's client refuses its settings: {error.args[0].str()}") from None
+        self._client.subscribe(list(topics), on_revoke=self._revoked, on_lost=self._lost)
+        self._stored = False
+        self._commit_at = 0.0
+
+    def poll(self) -> Message | None:
+        """The next message; None where there is none for a moment.
+
+        Raises:
+            SetupError: Kafka denies access.
+            ConsumerError: the client cannot go on.
+        """
+        if self._stored and time.monotonic() >= self._commit_at:
+            self._stored = False
+            self._commit_at = time.monotonic() + _COMMIT_SECONDS
+            self._client.commit(asynchronous=True)
+        message = self._client.poll(_POLL_SECONDS)
+        if message is not None and (error := message.error()) is not None:
+            _judge(error)
+            return None
+        return message
+
+    def done(self, message: Message) -> None:
+        """The message is handled, and the database has it: its offset may be committed."""
+        try:
+            self._client.store_offsets(message=message)
+            self._stored = True
+        except KafkaException as error:
+            if error.args[0].code() not in _NOT_OURS:
+                raise
+
+    def close(self) -> None:
+        """Commits what is done and leaves the group, so that others take over at once."""
+        try:
+            self._commit()
+        finally:
+            self._client.close()
+
+    def _revoked(self, _client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        self._commit()
+        _LOG.info("partitions given up: %s", _named(partitions))
+
+    def _lost(self, _client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        _LOG.warning(
+            "partitions lost: %s; events handled since the last commit are duplicates elsewhere",
+            _named(partitions),
+        )
+
+    def _commit(self) -> None:
+        """Waits for it. What cannot be committed comes again, as a duplicate."""
+        try:
+            committed = self._client.commit(asynchronous=False)
+        except KafkaException as error:
+            if error.args[0].code() not in _NOT_OURS:
+                _LOG.warning("offsets were not committed: %s", error.args[0].str())
+        else:
+            _committed(None, committed)
+
+
+def _committed(error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
+    refused = [error, *(partition.error for partition in partitions)]
+    for each in dict.fromkeys(filter(None, refused)):
+        if each.code() not in _NOT_OURS:
+            _LOG.warning("offsets were not committed: %s", each.str())
+
+
+def _judge(error: KafkaError) -> None:
+    """What comes in place of a message: an error that passes is told, another one raised."""
+    if error.code() in _DENIED:
+        raise SetupError(f"Kafka denies access: {error.str()}: allow READ on the topics and the group")
+    if error.fatal():
+        raise ConsumerError(f"Kafka's client cannot go on: {error.str()}")
+    _LOG.warning("Kafka: %s", error.str())
+
+
+def _trouble(error: KafkaError) -> None:
+    _LOG.warning("Kafka: %s", error.str())
+
+
+def _named(partitions: Sequence[TopicPartition]) -> str:
+    return ", ".join(f"{each.topic} {each.partition}" for each in partitions)

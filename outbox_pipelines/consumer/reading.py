@@ -1,0 +1,119 @@
+"""Messages of Kafka as events: all shapes that the relay writes, and Debezium's event router.
+
+Invariants:
+- Headers decide; the value is parsed only where they lack something, or say that it is a CloudEvent.
+- What is no event is an error, never passed over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from confluent_kafka import Message
+
+from outbox_pipelines.consumer.errors import UnreadableError
+from outbox_pipelines.consumer.event import Event, is_cloudevent, is_envelope
+from outbox_pipelines.errors import SetupError
+
+_METADATA: Final = ("idempotency-key", "correlation-id", "causation-id", "traceparent", "version")
+_NAMES: Final = ("id", "event-type", "aggregate-type", "aggregate-id", *_METADATA)
+# Attributes of a CloudEvent, as the relay writes them.
+_ATTRIBUTES: Final = {
+    "id": "id",
+    "event-type": "type",
+    "aggregate-type": "aggregatetype",
+    "aggregate-id": "subject",
+    **{name: name.replace("-", "") for name in _METADATA},
+}
+_CLOUDEVENT: Final = "application/cloudevents+json"
+
+
+class Reader:
+    """Reads messages whose headers have these names.
+
+    Args:
+        names: what headers are called that have another name, as `{"id": "event-id"}`.
+
+    Raises:
+        SetupError: there is no such header.
+    """
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        if unknown := set(names) - set(_NAMES):
+            raise SetupError(f"header_names has {min(unknown)!r}: there are {', '.join(_NAMES)}")
+        self._names = {name: names.get(name, name) for name in _NAMES}
+
+    def read(self, message: Message) -> Event:
+        """The event of a message.
+
+        Raises:
+            UnreadableError: it is none; the message says where it is.
+        """
+        headers: dict[str, str | None] = {}
+        # As confluent-kafka gives them; its types allow more.
+        carried: list[tuple[str, bytes | None]] = message.headers() or []  # type: ignore[assignment]
+        for name, raw in carried:
+            # The relay's own come first, and count.
+            headers.setdefault(name, _text(raw))
+        found = {ours: headers.get(theirs) for ours, theirs in self._names.items()}
+        value = message.value()
+        content_type = headers.get("content-type") or ""
+        if content_type.startswith(_CLOUDEVENT) or not (
+            found["id"] and found["event-type"] and found["aggregate-type"]
+        ):
+            told = _told_by_value(value, found["id"])
+            found = {name: header or told.get(name) for name, header in found.items()}
+        if not found["id"]:
+            raise UnreadableError(
+                f"the message at {message.topic()}, partition {message.partition()}, offset "
+                f"{message.offset()} is no event: it has no header {self._names['id']!r}, and its value is "
+                "neither an envelope nor a CloudEvent"
+            )
+        return Event(
+            id=found["id"],
+            type=found["event-type"] or "",
+            aggregate_type=found["aggregate-type"],
+            aggregate_id=found["aggregate-id"] or _text(message.key()),
+            value=value,
+            headers=headers,
+            idempotency_key=found["idempotency-key"],
+            correlation_id=found["correlation-id"],
+            causation_id=found["causation-id"],
+            traceparent=found["traceparent"],
+            version=_number(found["version"]),
+            topic=str(message.topic()),
+            partition=message.partition() or 0,
+            offset=message.offset() or 0,
+            timestamp=datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC),
+        )
+
+
+def _told_by_value(value: bytes | None, event_id: str | None) -> dict[str, str]:
+    """What a value of a known shape tells of its event; a value of no shape tells nothing."""
+    try:
+        body: Any = json.loads(value or b"null")
+    except ValueError:
+        return {}
+    told: dict[str, Any] = {}
+    if is_cloudevent(body):
+        told = {ours: body.get(theirs) for ours, theirs in _ATTRIBUTES.items()}
+    elif is_envelope(body):
+        told = {name: body[name.replace("-", "_")] for name in _NAMES[1:4]} | {"id": body["event_id"]}
+    elif isinstance(body, dict) and event_id:
+        # `flat`; without the header `id` it might be anything.
+        told = {name: body.get(name.replace("-", "_")) for name in ("event-type", "idempotency-key")}
+    return {name: str(part) for name, part in told.items() if isinstance(part, str | int)}
+
+
+def _text(raw: str | bytes | None) -> str | None:
+    return raw.decode(errors="surrogateescape") if isinstance(raw, bytes) else raw
+
+
+def _number(text: str | None) -> int | None:
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return None

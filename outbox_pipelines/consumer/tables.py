@@ -1,0 +1,109 @@
+"""The consumer's tables: made, and kept small.
+
+Invariants:
+- `sql/consumer/` makes them, each file one statement that changes nothing where it has run before.
+- What was recorded within `keep` stays, however old its event is; what goes, goes a day at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from outbox_pipelines import scripts
+from outbox_pipelines.consumer import queries
+from outbox_pipelines.errors import SetupError
+
+# The ring has 64 days. A day is emptied this long after its last event was handled, and has to be before its
+# place is used again.
+MOST_DAYS: Final = 50
+_AT_ONCE: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What `prune` did."""
+
+    emptied: tuple[str, ...]
+    """Partitions."""
+    busy: tuple[str, ...]
+    """Partitions that were in use; the next call comes."""
+    deleted: int
+    """Rows of ids that tell no time."""
+
+
+def migrate(connection: psycopg.Connection[Any]) -> None:
+    """Makes the tables in the first schema of the search_path; what is there stays.
+
+    In an open transaction it is part of that; else it commits.
+    """
+    with connection.transaction():
+        for file in scripts.files("consumer"):
+            connection.execute(file.read_bytes())
+
+
+def prune(connection: psycopg.Connection[Any], keep: timedelta) -> Pruned:
+    """Forgets events that were handled longer than `keep` ago, 1 to 50 days; needs the owner of the tables.
+
+    A partition goes once everything in it is that old. Consumers do not wait, but for one that has an event
+    of such an old day, and that for 50 ms.
+
+    Raises:
+        SetupError: `keep` does not fit, or the connection has an open transaction.
+    """
+    if not timedelta(days=1) <= keep <= timedelta(days=MOST_DAYS):
+        raise SetupError(f"keep is {keep}: give 1 to {MOST_DAYS} days")
+    if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+        raise SetupError("the connection has an open transaction: commit it first")
+    with connection.transaction():
+        names = [name for (name,) in _rows(connection, queries.PARTITIONS)]
+    emptied, busy = [], []
+    for name in names:
+        try:
+            if _empty(connection, name, keep):
+                emptied.append(name)
+        except psycopg.errors.LockNotAvailable:
+            busy.append(name)
+    return Pruned(tuple(emptied), tuple(busy), _delete_others(connection, keep))
+
+
+def _empty(connection: psycopg.Connection[Any], name: str, keep: timedelta) -> bool:
+    # regclass::text has quoted the name, and qualified it where it must be.
+    partition = {"partition": sql.SQL(name)}
+    is_over = sql.SQL(queries.IS_OVER).format(**partition)
+    with connection.transaction():
+        if not _value(connection, is_over, {"keep": keep}):
+            return False
+    with connection.transaction():
+        connection.execute(queries.LOCK_TIMEOUT)
+        connection.execute(sql.SQL(queries.LOCK).format(**partition))
+        # Somebody may have handled an event of that day since.
+        if not _value(connection, is_over, {"keep": keep}):
+            return False
+        connection.execute(sql.SQL(queries.EMPTY).format(**partition))
+        return True
+
+
+def _delete_others(connection: psycopg.Connection[Any], keep: timedelta) -> int:
+    deleted = 0
+    while True:
+        with connection.transaction():
+            now = connection.execute(queries.DELETE_OTHERS, {"keep": keep, "limit": _AT_ONCE}).rowcount
+        deleted += now
+        if now < _AT_ONCE:
+            return deleted
+
+
+def _rows(connection: psycopg.Connection[Any], query: Any, given: Any = None) -> list[tuple[Any, ...]]:
+    """Rows as tuples, whatever the connection's own are."""
+    with connection.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
+        return cursor.execute(query, given).fetchall()
+
+
+def _value(connection: psycopg.Connection[Any], query: Any, given: Any) -> Any:
+    [(value,)] = _rows(connection, query, given)
+    return value

@@ -1,0 +1,40 @@
+-- What a consumer has handled: a row for each event and source. It lives in the database of the consumer's own
+-- tables. One statement, so that it is there whole or not at all, by whatever client; again: changes nothing.
+DO $processed$
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtext('outbox consumer migrate'));
+    IF to_regclass('processed_events') IS NOT NULL THEN
+        RETURN;
+    END IF;
+
+    -- An id of version 7 begins with milliseconds: its UTC day, counted round a ring of 64. Other ids tell no
+    -- time: -1. A function of the id alone, so that the key below is unique for (event_id, source).
+    CREATE FUNCTION processed_bucket(event_id uuid) RETURNS smallint
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN CASE
+        WHEN get_byte(uuid_send(event_id), 6) >> 4 = 7 AND get_byte(uuid_send(event_id), 8) >> 6 = 2
+        THEN ((get_byte(uuid_send(event_id), 0)::bigint << 40) + (get_byte(uuid_send(event_id), 1)::bigint << 32)
+            + (get_byte(uuid_send(event_id), 2)::bigint << 24) + (get_byte(uuid_send(event_id), 3) << 16)
+            + (get_byte(uuid_send(event_id), 4) << 8) + get_byte(uuid_send(event_id), 5)) / 86400000 % 64
+        ELSE -1
+    END;
+
+    CREATE TABLE processed_events (
+        event_id uuid NOT NULL,
+        processed_at timestamptz NOT NULL DEFAULT now(),
+        bucket smallint NOT NULL,
+        source text NOT NULL,
+        PRIMARY KEY (event_id, source, bucket),
+        CONSTRAINT processed_events_bucket CHECK (bucket = processed_bucket(event_id))
+    ) PARTITION BY LIST (bucket);
+
+    -- Whether anything in a partition is recent, without reading all of it.
+    CREATE INDEX processed_events_processed_at ON processed_events USING brin (processed_at);
+
+    -- Every value that the function can have: no insert ever lacks a partition, and none is made later.
+    FOR n IN 0..63 LOOP
+        EXECUTE format('CREATE TABLE %I PARTITION OF processed_events FOR VALUES IN (%s)',
+                       'processed_events_' || to_char(n, 'FM00'), n);
+    END LOOP;
+    CREATE TABLE processed_events_other PARTITION OF processed_events FOR VALUES IN (-1);
+END $processed$;

@@ -1,0 +1,160 @@
+"""What a consumer stands on in these tests: a topic, a database with its tables, and what handlers did there."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import confluent_kafka
+import psycopg
+from confluent_kafka import TopicPartition
+
+from outbox_pipelines.consumer import Consumer, Counts, Event
+
+DAY_MS = 86_400_000
+
+
+def uuid7(at_ms: int | None = None) -> uuid.UUID:
+    """An id of version 7 of this time."""
+    at_ms = time.time_ns() // 1_000_000 if at_ms is None else at_ms
+    random = uuid.uuid4().int & ((1 << 80) - 1)
+    number = at_ms << 80 | random
+    number = number & ~(0xF << 76) | 7 << 76
+    return uuid.UUID(int=number & ~(3 << 62) | 2 << 62)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One test's own topic and database."""
+
+    dsn: str
+    kafka: str
+    topic: str
+
+    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            cursor = connection.execute(query.encode(), values or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def value(self, query: str, *values: object) -> Any:
+        [(value,)] = self.rows(query, *values)
+        return value
+
+    def send(self, *ids: object, type: str = "order.placed", keys: int = 10, **headers: str) -> list[str]:
+        """An event for each id, in the default shape, the n-th about aggregate n modulo `keys`."""
+        for n, event_id in enumerate(ids):
+            ours = {"id": str(event_id), "event-type": type, "aggregate-type": "order"}
+            self.put(f'{{"n": {n}}}', key=str(n % keys), **{**ours, **headers})
+        return [str(each) for each in ids]
+
+    def put(self, value: str | None, *, key: str = "1", **headers: str) -> None:
+        """A message as it is; an underscore in a header's name is a dash."""
+        producer = confluent_kafka.Producer({"bootstrap.servers": self.kafka, "linger.ms": 0})
+        named = [(name.replace("_", "-"), text) for name, text in headers.items()]
+        producer.produce(self.topic, value, key=key, headers=named)
+        assert producer.flush(20) == 0
+
+    def load(self, events: int, keys: int = 20) -> None:
+        """Many events at once, payload {"n": 0 …}."""
+        producer = confluent_kafka.Producer(
+            {"bootstrap.servers": self.kafka, "partitioner": "murmur2_random"}
+        )
+        for n in range(events):
+            headers = [("id", str(uuid7())), ("event-type", "order.placed"), ("aggregate-type", "order")]
+            producer.produce(self.topic, f'{{"n": {n}}}', key=str(n % keys), headers=headers)
+        assert producer.flush(20) == 0
+
+    def consumer(self, source: str = "billing", group: str | None = None, **more: Any) -> Consumer:
+        """One whose handler of order.placed writes a row of `effects`, twice if called twice."""
+        consumer = self.bare(source, group, **more)
+        consumer.on("order.placed")(effect)
+        return consumer
+
+    def bare(self, source: str = "billing", group: str | None = None, **more: Any) -> Consumer:
+        """One without handlers; each test has groups of its own, since topics are."""
+        kafka = {
+            "bootstrap.servers": self.kafka,
+            "group.id": f"{self.topic}-{group or source}",
+            "heartbeat.interval.ms": 100,
+            **more.pop("kafka", {}),
+        }
+        database = {} if more.keys() & {"connect", "session"} else {"dsn": self.dsn}
+        return Consumer(source=source, topics=[self.topic], kafka=kafka, **database, **more)
+
+    def effects(self) -> int:
+        return self.value("SELECT count(*) FROM effects")
+
+    def processed(self, source: str = "billing") -> int:
+        return self.value("SELECT count(*) FROM processed_events WHERE source = %s", source)
+
+    def uncommitted(self, group: str = "billing") -> int:
+        """How many messages of the topic the group would get again, or for the first time."""
+        client = confluent_kafka.Consumer(
+            {"bootstrap.servers": self.kafka, "group.id": f"{self.topic}-{group}"}
+        )
+        try:
+            partitions = client.list_topics(self.topic, timeout=10).topics[self.topic].partitions
+            left = 0
+            for at in client.committed([TopicPartition(self.topic, n) for n in partitions], timeout=10):
+                first, end = client.get_watermark_offsets(at, timeout=10)
+                left += end - (at.offset if at.offset >= 0 else first)
+            return left
+        finally:
+            client.close()
+
+
+def effect(event: Event, connection: psycopg.Connection[Any]) -> None:
+    """What a handler does: its own row, in the consumer's transaction."""
+    connection.execute(
+        "INSERT INTO effects (event_id, key, n) VALUES (%s, %s, %s)",
+        [event.id, event.aggregate_id, (event.payload or {}).get("n")],
+    )
+
+
+@dataclass
+class Run:
+    """A consumer at work in a thread."""
+
+    consumer: Consumer
+    stop: threading.Event = field(default_factory=threading.Event)
+    counts: Counts | None = None
+    failure: BaseException | None = None
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.counts = self.consumer.run(self.stop)
+        except BaseException as error:  # noqa: BLE001 - for the test
+            self.failure = error
+
+    def end(self) -> Counts:
+        """Stops it; what it counted, or its failure."""
+        self.stop.set()
+        return self.wait()
+
+    def wait(self) -> Counts:
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        if self.failure is not None:
+            raise self.failure
+        assert self.counts is not None
+        return self.counts
+
+
+@contextmanager
+def running(consumer: Consumer) -> Iterator[Run]:
+    run = Run(consumer)
+    try:
+        yield run
+    finally:
+        run.stop.set()
+        run.thread.join(30)

@@ -1,0 +1,191 @@
+"""Every shape that the relay writes, and Debezium's, is the same event to a handler."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from outbox_pipelines.consumer import Consumer, Counts, Event
+from outbox_pipelines.consumer.membership import settings
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay import service
+from outbox_pipelines.writer import emit
+from tests.conftest import Outbox, wait_until
+from tests.consumer.place import Place, running, uuid7
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+# In each shape something would be lost, or found only in the value, with these.
+FEW = "event-type=,aggregate-type=,idempotency-key=,correlation-id=,causation-id=,traceparent=,version="
+RENAMED = {"id": "event-id", "event-type": "kind", "aggregate-id": "about"}
+
+
+def received(place: Place, count: int, **more: Any) -> list[Event]:
+    events: list[Event] = []
+    consumer = place.bare(**more)
+    consumer.on_other(lambda event, _: events.append(event))
+    with running(consumer) as run:
+        wait_until(lambda: len(events) == count or run.failure, what=f"{count} events")
+        assert run.end() == Counts(handled=count)
+    return events
+
+
+@pytest.mark.parametrize("value", ["payload", "flat", "envelope", "cloudevents"])
+@pytest.mark.parametrize("names", ["", FEW, "id=event-id,event-type=kind,aggregate-id=about"])
+def test_every_shape_of_the_relay(place: Place, outbox: Outbox, value: str, names: str) -> None:
+    """Guards against a consumer that must change when the relay's settings do."""
+    shaped = Outbox(
+        outbox.settings.model_copy(update={"value": value, "header_names": names, "tombstones": True})
+    )
+    with outbox.connect(autocommit=False) as connection:
+        written = emit(
+            connection,
+            "order",
+            42,
+            "order.placed",
+            {"total": 5, "note": "größer"},
+            headers={"tenant": "a", "id": "not this"},
+            idempotency_key="request 7",
+            correlation_id="correlated",
+            causation_id="caused",
+            traceparent=TRACEPARENT,
+            version=3,
+        )
+        emit(connection, "order", 42, "order.removed", None)
+    service.relay(shaped.settings, until_empty=True)
+    there = Place(place.dsn, place.kafka, outbox.topic())
+    before = time.time()
+    renamed = RENAMED if "=kind" in names else {}
+    event, tombstone = received(there, 2, header_names=renamed)
+
+    assert (event.id, event.aggregate_id) == (str(written.id), "42")
+    assert abs(event.timestamp.timestamp() - before) < 60
+    assert event.headers["tenant"] == "a"
+    assert (event.topic, event.partition) == (outbox.topic(), tombstone.partition)
+    assert (event.offset, tombstone.offset) == (0, 1)
+    body = {"total": 5, "note": "größer"}
+    if value == "flat":
+        body |= {"event_type": "order.placed", "idempotency_key": "request 7"}
+    assert event.payload == body
+    assert (tombstone.payload, tombstone.value) == (None, None)
+    if names != FEW:
+        assert (tombstone.type, tombstone.aggregate_type) == ("order.removed", "order")
+
+    told = {
+        "type": "order.placed",
+        "aggregate_type": "order",
+        "idempotency_key": "request 7",
+        "correlation_id": "correlated",
+        "causation_id": "caused",
+        "traceparent": TRACEPARENT,
+        "version": 3,
+    }
+    # What neither headers nor the value have, nobody can tell.
+    in_value = {
+        "payload": {"type": ""},
+        "flat": {"type", "idempotency_key"},
+        "envelope": {"type", "aggregate_type"},
+        "cloudevents": set(told),
+    }
+    if names == FEW:
+        told = {name: part if name in in_value[value] else None for name, part in told.items()}
+        told["type"] = "" if value == "payload" else "order.placed"
+    assert {name: getattr(event, name) for name in told} == told
+
+
+def test_debeziums_event_router(place: Place) -> None:
+    """Its messages as they are by default: the header `id`, the key, and whatever was placed beside them."""
+    place.put('{"total": 5}', key="42", id=str(uuid7()), eventType="order.placed")
+    [event] = received(place, 1, header_names={"event-type": "eventType"})
+    assert (event.type, event.aggregate_id, event.payload) == ("order.placed", "42", {"total": 5})
+
+
+def test_an_envelope_or_cloudevent_without_headers(place: Place) -> None:
+    """Guards against other producers' events, whose only id is in the value."""
+    one, two = uuid7(), uuid7()
+    place.put(
+        f'{{"event_id": "{one}", "event_type": "a.b", "aggregate_type": "a", "aggregate_id": "1", '
+        '"payload": [1], "timestamp": "2026-11-21T06:40:00Z"}'
+    )
+    place.put(f'{{"specversion": "1.0", "id": "{two}", "type": "c.d", "source": "/x", "data": {{"n": 1}}}}')
+    events = {event.id: event for event in received(place, 2)}
+    assert (events[str(one)].type, events[str(one)].payload) == ("a.b", [1])
+    assert (events[str(two)].type, events[str(two)].payload) == ("c.d", {"n": 1})
+
+
+def test_a_body_that_looks_like_an_envelope_is_not_opened(place: Place) -> None:
+    """Guards against a payload that carries somebody else's event."""
+    body = (
+        '{"event_id": "another", "event_type": "a", "aggregate_type": "b", "aggregate_id": "c", '
+        '"payload": 1, "timestamp": "d"}'
+    )
+    headers = {"id": str(uuid7()), "event-type": "order.forwarded", "aggregate-type": "order"}
+    place.put(body, **headers)
+    [event] = received(place, 1)
+    assert event.payload["event_id"] == "another"
+
+
+@pytest.mark.parametrize(
+    ("kafka", "says"),
+    [
+        ({"enable.auto.commit": True}, "kafka has enable.auto.commit=True: remove it, the consumer needs f"),
+        ({"enable.auto.offset.store": "true"}, "enable.auto.offset.store=true: remove it"),
+        ({"auto.offset.reset": "latest"}, "auto.offset.reset=latest: remove it, the consumer needs earliest"),
+        ({"partition.assignment.strategy": "range"}, "the consumer needs cooperative-sticky"),
+        ({"bootstrap.servers": ""}, "kafka names no broker"),
+    ],
+)
+def test_settings_that_break_the_guarantees_are_refused(kafka: dict[str, Any], says: str) -> None:
+    with pytest.raises(SetupError, match=says):
+        settings({"bootstrap.servers": "broker:9092", **kafka}, "billing")
+
+
+def test_settings_that_are_right_pass() -> None:
+    given = {"bootstrap.servers": "broker:9092", "enable.auto.commit": "False", "group.id": "mine"}
+    made = settings(
+        {**given, "auto.offset.reset": "smallest", "isolation.level": "read_uncommitted"}, "billing"
+    )
+    assert (made["group.id"], made["isolation.level"]) == ("mine", "read_uncommitted")
+    assert settings(given | {"group.id": "x"}, "billing")["isolation.level"] == "read_committed"
+
+
+KAFKA = {"bootstrap.servers": "broker:9092"}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"source": ""}, "source is empty"),
+        ({"topics": "order-events"}, "topics is no list"),
+        ({"topics": []}, "topics is no list"),
+        ({"dsn": None}, "give one of dsn, connect and session"),
+        ({"connect": lambda: None}, "give one of dsn, connect and session"),
+        ({"header_names": {"ID": "x"}}, "header_names has 'ID': there are id, event-type"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(SetupError, match=says):
+        Consumer(**{"source": "a", "topics": ["b"], "kafka": KAFKA, "dsn": "", **given})
+
+
+async def _later(event: Event, connection: object) -> None: ...
+
+
+def _now(event: Event, connection: object) -> None: ...
+
+
+def test_handlers_that_cannot_work_are_refused() -> None:
+    """Guards against a handler that never runs, and events that count as handled by it."""
+    consumer = Consumer(source="a", topics=["b"], kafka=KAFKA, dsn="")
+    consumer.on("a", "b")(_now)
+    consumer.on_other(_now)
+    for register in (consumer.on("c"), consumer.on_other):
+        with pytest.raises(SetupError, match="_later is asynchronous|on_other has"):
+            register(_later)
+    with pytest.raises(SetupError, match="b has a handler already"):
+        consumer.on("b", "c")(_now)
+    with pytest.raises(SetupError, match="on_other has a handler already"):
+        consumer.on_other(_now)
+    with pytest.raises(SetupError, match="name the types"):
+        consumer.on(_now)  # type: ignore[arg-type]

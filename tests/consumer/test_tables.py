@@ -1,0 +1,203 @@
+"""The table of what was handled: every id has its place, once, and old days go at once."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+import uuid
+from datetime import timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from outbox_pipelines import scripts
+from outbox_pipelines.consumer import Pruned, migrate, prune, queries
+from outbox_pipelines.errors import SetupError
+from tests.consumer.place import DAY_MS, uuid7
+from tests.schema.servers import Database
+
+NOW = time.time_ns() // 1_000_000
+FILE = Path(__file__).parents[2] / "sql" / "consumer" / "0001_processed.sql"
+SIZE = "SELECT pg_relation_size('{}')"
+
+
+def leaf(days_ago: int) -> str:
+    return f"processed_events_{(NOW // DAY_MS - days_ago) % 64:02}"
+
+
+def at(days_ago: int) -> uuid.UUID:
+    return uuid7(NOW - days_ago * DAY_MS)
+
+
+@pytest.fixture
+def database(empty: Database) -> Database:
+    with empty.connect() as connection:
+        migrate(connection)
+    return empty
+
+
+def record(
+    database: Database, event_id: uuid.UUID, *, handled_days_ago: float = 0, source: str = "a"
+) -> bool:
+    """Whether the event is new; as the consumer does it, and then the clock goes on."""
+    with database.connect() as connection:
+        given = {"event_id": event_id, "source": source}
+        is_new = connection.execute(queries.RECORD, given).rowcount == 1
+        if is_new:
+            connection.execute(
+                "UPDATE processed_events SET processed_at = now() - %s WHERE event_id = %s",
+                [timedelta(days=handled_days_ago), event_id],
+            )
+    return is_new
+
+
+def pruned(database: Database, days: float) -> Pruned:
+    with database.connect() as connection:
+        return prune(connection, timedelta(days=days))
+
+
+@pytest.mark.parametrize("days_ago", [0, 1, 63, 64, 20_000])
+def test_an_id_of_version_7_lies_in_its_day(database: Database, days_ago: int) -> None:
+    assert record(database, at(days_ago))
+    assert database.value("SELECT tableoid::regclass::text FROM processed_events") == leaf(days_ago)
+
+
+def test_no_id_lacks_a_place_and_none_has_two(database: Database) -> None:
+    """Guards against an insert that fails for want of a partition, or a duplicate in another one."""
+    extremes = [uuid.UUID(int=0), uuid.UUID(int=(1 << 128) - 1), uuid7(0), uuid7((1 << 48) - 1)]
+    made = [uuid.uuid4(), uuid.uuid1(), uuid.uuid5(uuid.NAMESPACE_URL, "x"), *map(at, range(-70, 70))]
+    for event_id in [*extremes, *made]:
+        assert record(database, event_id)
+        assert not record(database, event_id)
+        assert record(database, event_id, source="b")
+    twice = "INSERT INTO processed_events (event_id, source, bucket) SELECT gen_random_uuid(), 'a', {} {}"
+    database.rows(twice.format("-1", "FROM generate_series(1, 5000)"))
+    with pytest.raises(psycopg.errors.CheckViolation):
+        database.rows(twice.format("3", ""))
+
+
+def test_pruning_empties_whole_days(database: Database) -> None:
+    """Guards against rows deleted one by one, and against a duplicate within the days that are kept."""
+    old, new = at(20), at(3)
+    record(database, old, handled_days_ago=19)
+    record(database, new, handled_days_ago=3)
+    record(database, uuid.uuid4(), handled_days_ago=19)
+    kept = uuid.uuid4()
+    record(database, kept, handled_days_ago=3)
+    assert pruned(database, 14) == Pruned((leaf(20),), (), 1)
+    assert database.value(SIZE.format(leaf(20))) == 0
+    assert [record(database, each) for each in (old, new, kept)] == [True, False, False]
+    assert pruned(database, 14) == Pruned((), (), 0)
+
+
+def test_an_old_event_handled_lately_is_kept(database: Database) -> None:
+    """Guards against a dead letter that is replayed after weeks, delivered twice, and handled twice."""
+    late, early = at(40), at(40)
+    record(database, late, handled_days_ago=1)
+    record(database, early, handled_days_ago=40)
+    assert pruned(database, 14).emptied == ()
+    assert not record(database, late)
+    # And from the other side of the ring.
+    record(database, at(-24), handled_days_ago=0)
+    assert pruned(database, 1).emptied == ()
+
+
+def test_pruning_waits_for_nobody(database: Database) -> None:
+    """Guards against a lock behind which all consumers queue, and against events recorded since the look."""
+    straggler = at(20)
+    record(database, at(20), handled_days_ago=19)
+    record(database, at(21), handled_days_ago=19)
+    with database.connect(autocommit=False) as consumer:
+        consumer.execute(queries.RECORD, {"event_id": straggler, "source": "a"})
+        consumer.execute(queries.RECORD, {"event_id": at(0), "source": "a"})
+        assert pruned(database, 14) == Pruned((leaf(21),), (leaf(20),), 0)
+        consumer.commit()
+    assert pruned(database, 14) == Pruned((), (), 0)
+    assert not record(database, straggler)
+
+
+def test_an_event_recorded_between_look_and_lock_is_kept(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a day emptied of what came a moment ago."""
+    straggler = at(20)
+    record(database, at(20), handled_days_ago=19)
+    late = f"DO $$ BEGIN PERFORM dblink FROM (SELECT 1 AS dblink) _; END $$; {queries.LOCK_TIMEOUT}"
+    monkeypatch.setattr(queries, "LOCK_TIMEOUT", late)
+    with database.connect() as connection:
+        looked = threading.Event()
+        execute = connection.execute
+
+        def between(query: object, *given: object, **named: object) -> object:
+            if query == late and not looked.is_set():
+                looked.set()
+                record(database, straggler)
+            return execute(query, *given, **named)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(connection, "execute", between)
+        assert prune(connection, timedelta(days=14)).emptied == ()
+        assert looked.is_set()
+    assert not record(database, straggler)
+
+
+@pytest.mark.parametrize("days", [0, 0.5, 51])
+def test_days_that_cannot_be_kept_are_refused(database: Database, days: float) -> None:
+    with pytest.raises(SetupError, match="give 1 to 50 days"):
+        pruned(database, days)
+
+
+def test_migrating_again_changes_nothing(database: Database) -> None:
+    catalog = database.catalog()
+    with database.connect() as connection:
+        migrate(connection)
+    assert database.outbox("consumer", "migrate").output == "the consumer's tables are there\n"
+    assert database.catalog() == catalog
+
+
+def test_two_migrations_at_once(empty: Database) -> None:
+    """Guards against two replicas of a service that start side by side."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with empty.connect() as connection:
+                migrate(connection)
+        except BaseException as error:  # noqa: BLE001 - asserted below
+            failures.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert failures == []
+    assert record(empty, at(0))
+
+
+def test_psql_is_enough(empty: Database) -> None:
+    psql = empty.bin_dir / "psql"
+    if not psql.exists():
+        pytest.skip(f"no psql in {empty.bin_dir}")
+    for _ in range(2):
+        subprocess.run([psql, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", FILE, empty.dsn], check=True)
+    assert record(empty, at(0))
+
+
+def test_they_are_no_tables_of_the_outbox(empty: Database) -> None:
+    """Guards against consumers' tables in every outbox, and a check that calls them unknown."""
+    assert FILE not in scripts.files()
+    assert "applied" in empty.outbox("migrate").output
+    assert empty.value("SELECT to_regclass('processed_events')") is None
+    assert empty.outbox("consumer", "migrate").exit_code == 0
+    assert empty.outbox("migrate", "--check").output == "the schema is as it should be\n"
+
+
+def test_the_command_prunes(database: Database) -> None:
+    record(database, at(20), handled_days_ago=19)
+    record(database, uuid.uuid4(), handled_days_ago=19)
+    told = database.outbox("consumer", "prune", "--days", "14")
+    assert (told.exit_code, told.output) == (0, "1 days emptied, 1 rows without a day deleted\n")
+    asked = database.outbox("consumer", "prune", "--days", "14", "--json")
+    assert asked.output == '{"emptied": [], "busy": [], "deleted": 0}\n'

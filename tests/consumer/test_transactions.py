@@ -1,0 +1,189 @@
+"""What a handler may not do to the transaction, with psycopg and with SQLAlchemy."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+from sqlalchemy import orm, text
+
+from outbox_pipelines.consumer import Consumer, Counts, Event, HandlingError
+from outbox_pipelines.errors import SetupError
+from tests.conftest import wait_until
+from tests.consumer.place import Place, effect, running, uuid7
+
+Handle = Callable[[Event, Any], object]
+INSERT = "INSERT INTO effects (event_id) VALUES ('x')"
+
+
+def sessions(place: Place, driver: str = "psycopg", **more: Any) -> orm.sessionmaker[orm.Session]:
+    import psycopg2
+
+    connect = {"psycopg": psycopg.connect, "psycopg2": psycopg2.connect}[driver]
+    engine = sqlalchemy.create_engine(
+        f"postgresql+{driver}://", creator=lambda: connect(place.dsn), poolclass=sqlalchemy.NullPool, **more
+    )
+    return orm.sessionmaker(engine)
+
+
+def of(place: Place, handler: Handle, **database: Any) -> Consumer:
+    consumer = place.bare(**database)
+    consumer.on("order.placed")(handler)
+    return consumer
+
+
+def fails(place: Place, consumer: Consumer, says: str) -> None:
+    """It ends with this, and the event comes again."""
+    place.send(uuid7())
+    with running(consumer) as run, pytest.raises(HandlingError, match=says):
+        run.wait()
+    assert place.uncommitted() == 1
+
+
+def passes_over(run: Callable[[str], object]) -> None:
+    run(INSERT)
+    try:
+        run("SELECT 1 / 0")
+    except (psycopg.Error, sqlalchemy.exc.DBAPIError):
+        pass
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_a_session_of_sqlalchemy(place: Place, driver: str) -> None:
+    """Guards against a record in another transaction than the session's."""
+    [first, *_] = place.send(*(uuid7() for _ in range(5)), keys=1)
+    failed: list[str] = []
+
+    def handler(event: Event, session: orm.Session) -> None:
+        session.execute(text("INSERT INTO effects (event_id) VALUES (:id)"), {"id": event.id})
+        if event.id == first and not failed:
+            failed.append(event.id)
+            raise ValueError("once")
+
+    consumer = of(place, handler, session=sessions(place, driver))
+    with running(consumer) as run, pytest.raises(HandlingError):
+        run.wait()
+    assert place.effects() == place.processed() == 0
+    for group, expected in ("billing", Counts(handled=5)), ("again", Counts(duplicates=5)):
+        again = of(place, handler, session=sessions(place, driver), group=group)
+        with running(again) as run:
+            wait_until(lambda group=group: place.uncommitted(group) == 0, what="all offsets")
+            assert run.end() == expected
+    assert place.effects() == place.processed() == 5
+
+
+def test_an_error_passed_over_is_not_committed_as_nothing(place: Place) -> None:
+    """Guards against a lost event: PostgreSQL answers the COMMIT of an aborted transaction without an error."""
+    fails(place, of(place, lambda _, it: passes_over(it.execute)), "failed and was passed over")
+    assert place.effects() == place.processed() == 0
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_an_error_passed_over_in_a_session(place: Place, driver: str) -> None:
+    consumer = of(
+        place,
+        lambda _, session: passes_over(lambda sql: session.execute(text(sql))),
+        session=sessions(place, driver),
+    )
+    fails(place, consumer, "failed and was passed over")
+    assert place.effects() == place.processed() == 0
+
+
+def test_a_savepoint_makes_an_error_passable(place: Place) -> None:
+    place.send(uuid7())
+
+    def handler(event: Event, connection: psycopg.Connection[Any]) -> None:
+        effect(event, connection)
+        with pytest.raises(psycopg.Error), connection.transaction():
+            connection.execute("SELECT 1 / 0")
+
+    with running(of(place, handler)) as run:
+        wait_until(lambda: place.uncommitted() == 0, what="its offset")
+        assert run.end() == Counts(handled=1)
+    assert place.effects() == 1
+
+
+def _raise_rollback(_: Event, connection: psycopg.Connection[Any]) -> None:
+    connection.execute(INSERT)
+    raise psycopg.Rollback
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        lambda _, it: it.commit(),
+        lambda _, it: it.rollback(),
+        lambda _, it: it.execute("ROLLBACK"),
+        _raise_rollback,
+    ],
+    ids=["commit", "rollback", "ROLLBACK", "Rollback"],
+)
+def test_a_handler_that_ends_the_transaction_fails(place: Place, handler: Handle) -> None:
+    """Guards against effects without their record, or an event that is lost with its offset committed."""
+    fails(place, of(place, handler), "has ended the transaction|forbidden within a Transaction")
+    assert place.effects() == place.processed() == 0
+
+
+@pytest.mark.parametrize("end", ["rollback", "close"])
+def test_a_handler_that_ends_the_session_fails(place: Place, end: str) -> None:
+    def handler(_: Event, session: orm.Session) -> None:
+        session.execute(text(INSERT))
+        getattr(session, end)()
+
+    fails(place, of(place, handler, session=sessions(place)), "has ended the transaction")
+    assert place.effects() == place.processed() == 0
+
+
+def test_a_connection_of_ones_own(place: Place) -> None:
+    place.send(uuid7())
+    consumer = of(
+        place, effect, connect=lambda: psycopg.connect(place.dsn, row_factory=psycopg.rows.dict_row)
+    )
+    with running(consumer) as run:
+        wait_until(lambda: place.uncommitted() == 0, what="its offset")
+        assert run.end() == Counts(handled=1)
+    assert place.effects() == place.processed() == 1
+
+
+def test_a_connection_with_an_open_transaction_is_refused(place: Place) -> None:
+    """Guards against a consumer whose every commit is a savepoint's."""
+
+    def connect() -> psycopg.Connection[Any]:
+        connection = psycopg.connect(place.dsn)
+        connection.execute("SELECT 1")
+        return connection
+
+    place.send(uuid7())
+    with running(of(place, effect, connect=connect)) as run, pytest.raises(SetupError, match="open trans"):
+        run.wait()
+    assert (place.effects(), place.uncommitted()) == (0, 1)
+
+
+def test_an_engine_that_commits_each_statement_is_refused(place: Place) -> None:
+    """Guards against a record that is committed before the handler has begun."""
+    place.send(uuid7())
+    factory = sessions(place, isolation_level="AUTOCOMMIT")
+    with running(of(place, effect, session=factory)) as run, pytest.raises(SetupError, match="AUTOCOMMIT"):
+        run.wait()
+    assert (place.processed(), place.uncommitted()) == (0, 1)
+
+
+def test_rights_to_insert_are_enough(place: Place) -> None:
+    """Guards against a consumer that must be the owner of the tables."""
+    role = f"role_{uuid.uuid4().hex[:12]}"
+    place.rows(f"CREATE ROLE {role} LOGIN")
+    try:
+        place.rows(f"GRANT INSERT ON processed_events, effects TO {role}")
+        place.rows(f"GRANT USAGE ON SEQUENCE effects_seq_seq TO {role}")
+        place.send(uuid7())
+        consumer = of(place, effect, connect=lambda: psycopg.connect(place.dsn, user=role))
+        with running(consumer) as run:
+            wait_until(lambda: place.uncommitted() == 0, what="its offset")
+            assert run.end() == Counts(handled=1)
+    finally:
+        place.rows(f"DROP OWNED BY {role}")
+        place.rows(f"DROP ROLE {role}")
