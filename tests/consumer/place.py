@@ -1,4 +1,4 @@
-"""What a consumer stands on in these tests: a topic, a database with its tables, and what handlers did there."""
+"""What a consumer of these tests stands on: a topic, a database with its tables, and what handlers did."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_sigterm_ends_it_in_order(place: Place) -> None:
 
 
 def test_the_same_event_at_work_elsewhere_is_waited_for(place: Place) -> None:
-    """Guards against two that look at once, find nothing, and both handle: a member the group has given up."""
+    """Guards against two that look at once, find nothing, and both handle the event."""
     [event_id] = place.send(uuid7())
     with psycopg.connect(place.dsn) as other:
         other.execute(

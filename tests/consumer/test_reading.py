@@ -181,7 +181,7 @@ def test_handlers_that_cannot_work_are_refused() -> None:
     consumer.on("a", "b")(_now)
     consumer.on_other(_now)
     for register in (consumer.on("c"), consumer.on_other):
-        with pytest.raises(SetupError, match="_later is asynchronous|on_other has"):
+        with pytest.raises(SetupError, match="_later is asynchronous"):
             register(_later)
     with pytest.raises(SetupError, match="b has a handler already"):
         consumer.on("b", "c")(_now)

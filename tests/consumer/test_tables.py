@@ -124,14 +124,12 @@ def test_an_event_recorded_between_look_and_lock_is_kept(
     """Guards against a day emptied of what came a moment ago."""
     straggler = at(20)
     record(database, at(20), handled_days_ago=19)
-    late = f"DO $$ BEGIN PERFORM dblink FROM (SELECT 1 AS dblink) _; END $$; {queries.LOCK_TIMEOUT}"
-    monkeypatch.setattr(queries, "LOCK_TIMEOUT", late)
     with database.connect() as connection:
         looked = threading.Event()
         execute = connection.execute
 
         def between(query: object, *given: object, **named: object) -> object:
-            if query == late and not looked.is_set():
+            if query == queries.LOCK_TIMEOUT and not looked.is_set():
                 looked.set()
                 record(database, straggler)
             return execute(query, *given, **named)  # type: ignore[arg-type]
