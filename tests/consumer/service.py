@@ -15,7 +15,7 @@ import psycopg
 
 from outbox_pipelines.consumer import Event
 from outbox_pipelines.consumer.membership import Member
-from tests.consumer.place import Place, effect
+from tests.consumer.place import STATIC, Place, effect
 
 _FATAL = 5
 
@@ -39,7 +39,7 @@ def main(dsn: str, kafka: str, topic: str, dies_at: str) -> None:
         done(self, message)
 
     Member.done = late  # type: ignore[method-assign]
-    consumer = Place(dsn, kafka, topic).bare(kafka={"session.timeout.ms": 6000})
+    consumer = Place(dsn, kafka, topic).bare(kafka=STATIC)
     consumer.on("order.placed")(handler)
     print(consumer.run())
 

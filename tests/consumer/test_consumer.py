@@ -14,7 +14,7 @@ import pytest
 from outbox_pipelines.consumer import Counts, Event, HandlingError, UnreadableError
 from outbox_pipelines.relay import service
 from tests.conftest import Outbox, clean_environment, wait_until
-from tests.consumer.place import Place, Run, effect, running, uuid7
+from tests.consumer.place import STATIC, Place, Run, effect, running, uuid7
 
 
 def ids(count: int) -> list[str]:
@@ -56,13 +56,13 @@ def test_a_kill_neither_loses_nor_doubles(place: Place, dies_at: str, known: int
         lambda: place.value("SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^consumer'") == 0
     )
     assert place.effects() == place.processed() == known
-    with running(place.consumer()) as run:
+    with running(place.consumer(kafka=STATIC)) as run:
         wait_until(lambda: place.effects() == 20, what="all effects")
         wait_until(lambda: place.uncommitted() == 0, what="all offsets")
         counts = run.end()
     assert counts.handled == 20 - known
-    # The process never came to commit an offset.
-    assert counts.duplicates == known
+    # It may have committed the offsets of the first ones, never that of the last.
+    assert (dies_at == "commit") <= counts.duplicates <= known
     assert place.effects() == place.value("SELECT count(DISTINCT event_id) FROM effects") == 20
 
 

@@ -1,0 +1,73 @@
+"""docs/consuming.md: its examples run, and do what it says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+import sqlalchemy
+from sqlalchemy import orm
+
+from outbox_pipelines.consumer import Consumer
+from tests.conftest import clean_environment, wait_until
+from tests.consumer.place import Place, uuid7
+
+PATH = Path(__file__).parents[2] / "docs" / "consuming.md"
+TEXT = PATH.read_text()
+BLOCKS = dict(re.findall(r"^```python\n# (\w+)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL))
+
+
+def test_the_examples_are_those_tested_here() -> None:
+    assert set(BLOCKS) == {"migrate", "consume", "connect", "session"}
+    assert len(BLOCKS) == TEXT.count("```python")
+
+
+def test_the_consumer_works_as_it_stands_there(place: Place, tmp_path: Path) -> None:
+    """Guards against a guide whose first example fails."""
+    place.rows("CREATE TABLE invoices (order_id text PRIMARY KEY, total int)")
+    service = tmp_path / "service.py"
+    example = BLOCKS["migrate"] + BLOCKS["consume"]
+    # Topic and group of this test's own.
+    for theirs, ours in (("order-events", place.topic), ('"billing"', repr(place.topic))):
+        assert theirs in example
+        example = example.replace(theirs, ours)
+    service.write_text(f"dsn, kafka = {place.dsn!r}, {place.kafka!r}\n{example}")
+    place.put('{"total": 5}', key="42", id=str(uuid7()), event_type="order.placed")
+    place.put('{"total": 7}', key="43", id=str(uuid7()), event_type="order.placed")
+    place.put("{}", key="42", id=str(uuid7()), event_type="order.cancelled")
+    process = subprocess.Popen(
+        [sys.executable, service], env=clean_environment(), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_until(
+            lambda: process.poll() is not None or place.value("SELECT count(*) FROM processed_events") == 3,
+            what="all events handled",
+        )
+    finally:
+        process.terminate()
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert place.rows("SELECT order_id, total FROM invoices") == [("43", 7)]
+
+
+@pytest.mark.parametrize("block", ["connect", "session"])
+def test_other_ways_to_the_database(block: str) -> None:
+    names = {
+        "Consumer": Consumer,
+        "psycopg": psycopg,
+        "sessionmaker": orm.sessionmaker,
+        "engine": sqlalchemy.create_engine("postgresql+psycopg://"),
+        "dsn": "",
+        "kafka": "broker:9092",
+    }
+    exec(BLOCKS[block], names)
+    assert isinstance(names["consumer"], Consumer)
+
+
+@pytest.mark.parametrize("link", [*re.findall(r"\]\(([^)]+)\)", TEXT), "../sql/consumer/0001_processed.sql"])
+def test_links(link: str) -> None:
+    assert (PATH.parent / link.partition("#")[0]).exists()
