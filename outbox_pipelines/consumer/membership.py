@@ -48,10 +48,12 @@ _NOT_OURS: Final = (
     KafkaError._STATE,
     KafkaError._NO_OFFSET,
     KafkaError._ASSIGNMENT_LOST,
-    KafkaError.ILLEGAL_GENERATION,
     KafkaError.UNKNOWN_MEMBER_ID,
-    KafkaError.REBALANCE_IN_PROGRESS,
 )
+# The group is between two generations, and takes no offsets for a moment.
+_IN_BETWEEN: Final = (KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION)
+_IN_BETWEEN_SECONDS: Final = 5.0
+_PAUSE_SECONDS: Final = 0.02
 
 
 def settings(given: Mapping[str, Any], group: str) -> dict[str, Any]:
@@ -133,20 +135,31 @@ class Member:
 
     def _commit(self) -> None:
         """Waits for it. What cannot be committed comes again, as a duplicate."""
+        deadline = time.monotonic() + _IN_BETWEEN_SECONDS
+        while True:
+            errors = self._refused()
+            if not any(error.code() in _IN_BETWEEN for error in errors) or time.monotonic() > deadline:
+                break
+            time.sleep(_PAUSE_SECONDS)
+        _tell(errors)
+
+    def _refused(self) -> list[KafkaError]:
+        """Commits what is stored; the errors."""
         try:
-            committed = self._client.commit(asynchronous=False)
+            return [each.error for each in self._client.commit(asynchronous=False) if each.error]
         except KafkaException as error:
-            if error.args[0].code() not in _NOT_OURS:
-                _LOG.warning("offsets were not committed: %s", error.args[0].str())
-        else:
-            _committed(None, committed)
+            return [error.args[0]]
 
 
 def _committed(error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
-    refused = [error, *(partition.error for partition in partitions)]
-    for each in dict.fromkeys(filter(None, refused)):
-        if each.code() not in _NOT_OURS:
-            _LOG.warning("offsets were not committed: %s", each.str())
+    """What became of a commit in passing; where it fell between two generations, the next makes up for it."""
+    errors = [error, *(each.error for each in partitions)]
+    _tell([each for each in errors if each is not None and each.code() not in _IN_BETWEEN])
+
+
+def _tell(errors: Sequence[KafkaError]) -> None:
+    for message in sorted({error.str() for error in errors if error.code() not in _NOT_OURS}):
+        _LOG.warning("offsets were not committed: %s", message)
 
 
 def _judge(error: KafkaError) -> None:
