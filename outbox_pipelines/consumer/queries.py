@@ -17,12 +17,13 @@ SELECT inhrelid::regclass::text FROM pg_inherits
 WHERE inhparent = 'processed_events'::regclass AND inhrelid <> 'processed_events_other'::regclass
 ORDER BY 1"""
 
-# Whether a partition holds rows, and none that is to be kept.
+# Whether a partition holds rows, and none that is to be kept. All of it is read only where that is so; an
+# index for it would be paid for by every event.
 IS_OVER: Final = """
 SELECT EXISTS (SELECT FROM {partition})
    AND NOT EXISTS (SELECT FROM {partition} WHERE processed_at >= now() - %(keep)s)"""
 
-# Only who handles events of that old day waits, and not for long.
+# Only who handles an event of that old day waits: we for 50 ms, it while the rows are looked at once more.
 LOCK_TIMEOUT: Final = "SET LOCAL lock_timeout = '50ms'"
 LOCK: Final = "LOCK TABLE {partition} IN ACCESS EXCLUSIVE MODE"
 EMPTY: Final = "TRUNCATE {partition}"
