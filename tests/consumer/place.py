@@ -61,12 +61,12 @@ class Place:
         producer.produce(self.topic, value, key=key, headers=named)
         assert producer.flush(20) == 0
 
-    def load(self, events: int, keys: int = 20) -> None:
-        """Many events at once, payload {"n": 0 …}."""
+    def load(self, events: int, *, first: int = 0, keys: int = 20) -> None:
+        """Many events at once, payload {"n": 0 …}, or counted from `first`."""
         producer = confluent_kafka.Producer(
             {"bootstrap.servers": self.kafka, "partitioner": "murmur2_random"}
         )
-        for n in range(events):
+        for n in range(first, first + events):
             headers = [("id", str(uuid7())), ("event-type", "order.placed"), ("aggregate-type", "order")]
             producer.produce(self.topic, f'{{"n": {n}}}', key=str(n % keys), headers=headers)
         assert producer.flush(20) == 0
