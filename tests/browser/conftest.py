@@ -21,7 +21,8 @@ SCREENSHOTS: Final = Path(__file__).parents[2] / "screenshots"
 _PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome")
 
 
-@pytest.fixture(scope="session")
+# Of the module: what is served writes and relays all the time, and other tests count statements.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
@@ -41,7 +42,7 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def served(stack: Stack, tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Place]:
     with place(stack, tmp_path_factory.mktemp("pages")) as found:
         yield found

@@ -137,7 +137,8 @@ def _started(
 def _end(process: subprocess.Popen[bytes]) -> None:
     """As systemd does, which would kill it later than that."""
     process.send_signal(signal.SIGTERM)
-    process.wait(10)
+    # Beside other tests; alone it takes a second or two.
+    process.wait(45)
 
 
 def _ask(port: int, query: str) -> Any:
