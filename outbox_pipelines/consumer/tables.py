@@ -50,7 +50,7 @@ def prune(connection: psycopg.Connection[Any], keep: timedelta) -> Pruned:
     """Forgets events that were handled longer than `keep` ago, 1 to 50 days; needs the owner of the tables.
 
     A partition goes once everything in it is that old. Consumers do not wait, but for one that has an event
-    of such an old day: while its rows are read, some 0.1 s a million.
+    of such an old day: while its rows are read, up to 0.5 s a million.
 
     Raises:
         SetupError: `keep` does not fit, or the connection has an open transaction.
