@@ -137,8 +137,12 @@ def _started(
 def _end(process: subprocess.Popen[bytes]) -> None:
     """As systemd does, which would kill it later than that."""
     process.send_signal(signal.SIGTERM)
-    # Beside other tests; alone it takes a second or two.
-    process.wait(45)
+    try:
+        process.wait(45)
+    except subprocess.TimeoutExpired:
+        # Dagster's code server at times does not end beside a busy machine: what systemd does then.
+        process.kill()
+        process.wait(30)
 
 
 def _ask(port: int, query: str) -> Any:
