@@ -221,19 +221,39 @@ def bound(command: Command, death_signal: signal.Signals, user: tuple[int, int] 
     return [str(part) for part in (sys.executable, "-I", "-S", launch, *identity, *command)]
 
 
+_held: dict[int, socket.socket] = {}
+
+
 def free_port(wished: int | None = None) -> int:
-    """A port of 127.0.0.1 that nobody listens on: the wished one, if it is free."""
-    # Below the range that systems take for outgoing connections, so that a server which is down for a
-    # moment finds its port free again.
+    """A port of 127.0.0.1 that nobody listens on or was given: the wished one, if nobody listens on it.
+
+    It is held until this process ends, so that a server which is down for a moment finds it free again, and
+    two that start side by side are never given the same one.
+    """
+    # Below the range that systems take for outgoing connections.
     candidates = [wished] if wished else []
-    candidates += random.sample(range(20_000, 30_000), 100)
+    candidates += [port for port in random.sample(range(20_000, 30_000), 100) if port not in _held]
     for port in candidates:
-        with socket.socket() as probe:
+        probe = socket.socket()
+        if port == wished:
             # As servers do: a connection of the past in TIME_WAIT does not block a port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            probe.close()
+            continue
+        _hold(port, probe)
+        return port
     raise SetupError("no free port between 20000 and 30000 on 127.0.0.1 for the local stack")
+
+
+def _hold(port: int, probe: socket.socket) -> None:
+    """Keep the port from other calls, here and in other processes, and not from the server it is for."""
+    _held[port] = probe
+    if sys.platform == "linux":
+        # A socket that is bound and does not listen is no obstacle to servers, which say SO_REUSEADDR; it is
+        # one to a probe that does not.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    else:
+        probe.close()

@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -21,6 +20,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from outbox_pipelines.local.server import free_port
 from outbox_pipelines.relay import worker
 from tests.conftest import wait_until
 from tests.deploy.files import DEPLOY, ROOT, check_command, settings_of
@@ -109,12 +109,6 @@ def test_the_samples_of_settings_load() -> None:
 # --- the three processes ----------------------------------------------------------------------------------
 
 
-def _free_ports(number: int) -> list[int]:
-    with ExitStack() as sockets:
-        bound = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
-        return [each.getsockname()[1] for each in bound]
-
-
 @contextmanager
 def _started(
     path: Path, replaced: dict[str, str], environment: dict[str, str], directory: Path
@@ -161,7 +155,7 @@ _LOCATIONS = """{workspaceOrError {... on Workspace {locationEntries {name locat
 @pytest.mark.timeout(300)
 def test_the_processes_of_the_units_work_together(tmp_path: Path) -> None:
     """Guards against command lines that do not fit: to each other, to the workspace, to the instance."""
-    code, web = _free_ports(2)
+    code, web = free_port(), free_port()
     home = tmp_path / "dagster"
     home.mkdir()
     # As the deployed one, but without PostgreSQL. No sensor of ours: without a database they only fail.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from outbox_pipelines.local.server import free_port
 from outbox_pipelines.relay import service
 from tests.conftest import Outbox, wait_until
 
@@ -31,9 +31,7 @@ def pooled(outbox: Outbox, tmp_path: Path) -> Iterator[Pooled]:
     with ExitStack() as cleanup:
 
         def start(**settings: object) -> Outbox:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
+            port = free_port()
             given = {
                 "listen_addr": "127.0.0.1",
                 "listen_port": port,
