@@ -1,0 +1,45 @@
+-- Messages that are received and not handled yet, in the database of the consumer's own tables: those of slow
+-- handlers, those whose handling failed, and those behind them with the same key. A message is in
+-- processed_events from the moment it is received. One statement; again: changes nothing.
+DO $inbox$
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtext('outbox consumer migrate'));
+    IF to_regclass('inbox') IS NOT NULL THEN
+        RETURN;
+    END IF;
+
+    CREATE TABLE inbox (
+        seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, -- the order within a key
+        message_id uuid NOT NULL, -- event_id of processed_events
+        source text NOT NULL,
+        topic text NOT NULL,
+        partition int NOT NULL,
+        "offset" bigint NOT NULL,
+        key text NOT NULL, -- messages of one source, topic and key are handled one after the other
+        event_type text NOT NULL,
+        message_key bytea,
+        payload bytea, -- as it was in Kafka; NULL: a tombstone
+        headers json NOT NULL, -- [[name, value or null], …]; not jsonb, which refuses \u0000
+        sent_at timestamptz NOT NULL, -- when it came to Kafka
+        received_at timestamptz NOT NULL DEFAULT now(),
+        state text NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'failed', 'processed', 'discarded')),
+        attempts int NOT NULL DEFAULT 0, -- begun, so that one that ends the process counts too
+        next_attempt_at timestamptz NOT NULL DEFAULT now(),
+        last_error text,
+        processed_at timestamptz -- or discarded
+    );
+    -- Whether a key is free, and the first message of each key; empty in a consumer whose handlers do well.
+    CREATE INDEX inbox_open ON inbox (source, topic, key, seq) WHERE state IN ('waiting', 'failed');
+    CREATE INDEX inbox_message ON inbox (message_id);
+
+    -- Who dealt with a dead letter, when and why.
+    CREATE TABLE inbox_audit (
+        at timestamptz NOT NULL DEFAULT clock_timestamp(),
+        actor text NOT NULL,
+        action text NOT NULL CHECK (action IN ('replay', 'discard')),
+        reason text,
+        seq bigint NOT NULL,
+        message_id uuid NOT NULL,
+        source text NOT NULL
+    );
+END $inbox$;
