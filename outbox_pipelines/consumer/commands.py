@@ -51,4 +51,7 @@ def prune_rows(settings: Settings, days: int, as_json: bool) -> None:
         click.echo(json.dumps(dataclasses.asdict(pruned)))
         return
     busy = f"; {len(pruned.busy)} in use were left for the next time" if pruned.busy else ""
-    click.echo(f"{len(pruned.emptied)} days emptied, {pruned.deleted:,} rows without a day deleted{busy}")
+    click.echo(
+        f"{len(pruned.emptied)} days emptied, {pruned.deleted:,} rows without a day and "
+        f"{pruned.received:,} of the inbox deleted{busy}"
+    )

@@ -85,14 +85,21 @@ class Place:
             "heartbeat.interval.ms": 100,
             **more.pop("kafka", {}),
         }
+        kind = more.pop("kind", Consumer)
         database = {} if more.keys() & {"connect", "session"} else {"dsn": self.dsn}
-        return Consumer(source=source, topics=[self.topic], kafka=kafka, **database, **more)
+        more = {"backoff": 0.2, **database, **more}
+        return kind(source=source, topics=[self.topic], kafka=kafka, **more)
 
     def effects(self) -> int:
         return self.value("SELECT count(*) FROM effects")
 
     def processed(self, source: str = "billing") -> int:
         return self.value("SELECT count(*) FROM processed_events WHERE source = %s", source)
+
+    def inbox(self, source: str = "billing") -> dict[str, int]:
+        """How many messages are in which state."""
+        query = "SELECT state, count(*)::int FROM inbox WHERE source = %s GROUP BY state"
+        return dict(self.rows(query, source))
 
     def uncommitted(self, group: str = "billing") -> int:
         """How many messages of the topic the group would get again, or for the first time."""
@@ -157,6 +164,9 @@ def running(consumer: Consumer) -> Iterator[Run]:
     run = Run(consumer)
     try:
         yield run
+    except AssertionError as error:
+        # What was waited for did not come, because the consumer is gone.
+        raise error from run.failure
     finally:
         run.stop.set()
         run.thread.join(30)
