@@ -203,16 +203,14 @@ class Work:
             await self._refuse(first)
         elif first.handler is None:
             self.counts.ignored += 1
-        elif len(items) == 1 or any(self._is_cautious(each) for each in items):
-            for each in items:
-                await self._take(each)
+        elif any(self._caution(each) for each in items):
+            await self._take_cautiously(items)
+        elif len(items) == 1:
+            await self._take(first)
         else:
             await self._take_many(first.handler, items)
 
     async def _take(self, item: _Item) -> None:
-        if self._is_cautious(item):
-            await self._take_cautiously(item)
-            return
         assert item.event is not None
         assert item.handler is not None
         event, handler = item.event, item.handler
@@ -284,20 +282,21 @@ class Work:
             if id(each) not in done:
                 await self._take(each)
 
-    async def _take_cautiously(self, item: _Item) -> None:
-        """An event that may have ended the process before: its attempts are counted."""
-        where = await self._receive([item])
-        if item.message_id not in where:
-            self.counts.duplicates += 1
-            return
-        place = str(item.message.topic()), item.message.partition()
-        self._cautious[place] -= 1
-        before = self.counts.handled
-        await self._attempt_again(Waiting(where[item.message_id], 0))
-        self.counts.received += self.counts.handled == before
+    async def _take_cautiously(self, items: Sequence[_Item]) -> None:
+        """Events that may have ended the process before: their attempts are counted."""
+        where = await self._receive(items)
+        self.counts.duplicates += len(items) - len(where)
+        for each in items:
+            seq = where.pop(each.message_id, None)
+            if seq is not None:
+                self._cautious[_place(each)] = self._caution(each) - 1
+                before = self.counts.handled
+                await self._attempt_again(Waiting(seq, 0))
+                self.counts.received += self.counts.handled == before
 
-    def _is_cautious(self, item: _Item) -> bool:
-        return self._cautious.get((str(item.message.topic()), item.message.partition()), 0) > 0
+    def _caution(self, item: _Item) -> int:
+        """How many more events of its partition go through the inbox."""
+        return max(0, self._cautious.get(_place(item), 0))
 
     async def _put_aside(self, item: _Item, error: Exception) -> None:
         """The event's first attempt failed. It may have been handled all the same: the answer was lost."""
@@ -453,6 +452,10 @@ class Work:
             pause = min(2 * pause or 0.1, _LONGEST_PAUSE)
             await self._plan.pause(pause)
         raise StoppedError
+
+
+def _place(item: _Item) -> Place:
+    return str(item.message.topic()), item.message.partition()
 
 
 def _told(error: BaseException) -> str:

@@ -54,7 +54,7 @@ class Place:
             self.put(f'{{"n": {n}}}', key=str(n % keys), **{**ours, **headers})
         return [str(each) for each in ids]
 
-    def put(self, value: str | None, *, key: str = "1", **headers: str) -> None:
+    def put(self, value: str | None, *, key: str | bytes = "1", **headers: str) -> None:
         """A message as it is; an underscore in a header's name is a dash."""
         producer = confluent_kafka.Producer({"bootstrap.servers": self.kafka, "linger.ms": 0})
         named = [(name.replace("_", "-"), text) for name, text in headers.items()]
