@@ -133,6 +133,52 @@ SELECT source,
         WHERE it.source = sources.source AND state = 'waiting') AS oldest_seconds
 FROM (SELECT DISTINCT source FROM inbox WHERE state IN ('waiting', 'failed')) AS sources ORDER BY source"""
 
+# Dead letters that are meant; what is not given is NULL.
+_MEANT: Final = """
+state = %(state)s
+    AND (CAST(%(ids)s AS uuid[]) IS NULL OR message_id = ANY (CAST(%(ids)s AS uuid[])))
+    AND (CAST(%(source)s AS text) IS NULL OR source = %(source)s)
+    AND (CAST(%(event_type)s AS text) IS NULL OR event_type = %(event_type)s)
+    AND (CAST(%(key)s AS text) IS NULL OR key = %(key)s)
+    AND (CAST(%(error)s AS text) IS NULL OR strpos(last_error, %(error)s) > 0)
+    AND (CAST(%(since)s AS timestamptz) IS NULL OR received_at >= %(since)s)
+    AND (CAST(%(until)s AS timestamptz) IS NULL OR received_at < %(until)s)"""
+
+COUNT_DEAD_LETTERS: Final = f"""
+SELECT last_error, count(*) FROM inbox WHERE {_MEANT}
+GROUP BY last_error ORDER BY count(*) DESC, last_error"""
+
+LIST_DEAD_LETTERS: Final = f"""
+SELECT seq, message_id::text, source, event_type, key, topic, partition, "offset", attempts, received_at,
+    last_error
+FROM inbox WHERE {_MEANT} ORDER BY seq DESC LIMIT %(limit)s"""
+
+# The payload as text where it is text, and its bytes in hexadecimal where it is not.
+SHOW: Final = """
+SELECT jsonb_build_object('source', it.source, 'message_id', it.message_id, 'state', it.state,
+    'event_type', it.event_type, 'key', it.key, 'topic', it.topic, 'partition', it.partition,
+    'offset', it."offset", 'attempts', it.attempts, 'last_error', it.last_error, 'sent_at', it.sent_at,
+    'received_at', it.received_at, 'next_attempt_at', it.next_attempt_at, 'processed_at', it.processed_at,
+    'actions', (SELECT coalesce(jsonb_agg(jsonb_build_object('at', at, 'actor', actor, 'action', action,
+        'reason', reason) ORDER BY at), '[]') FROM inbox_audit WHERE inbox_audit.seq = it.seq)),
+    payload, headers
+FROM inbox AS it WHERE message_id = %(id)s ORDER BY it.seq"""
+
+# All attempts anew. An audit row for each message, in one statement with what it tells of.
+REPLAY: Final = f"""
+WITH meant AS (
+    UPDATE inbox SET state = 'waiting', attempts = 0, next_attempt_at = now()
+    WHERE {_MEANT} RETURNING seq, message_id, source)
+INSERT INTO inbox_audit (actor, action, reason, seq, message_id, source)
+SELECT %(actor)s, 'replay', %(reason)s, seq, message_id, source FROM meant"""
+
+DISCARD: Final = f"""
+WITH meant AS (
+    UPDATE inbox SET state = 'discarded', processed_at = now()
+    WHERE {_MEANT} RETURNING seq, message_id, source)
+INSERT INTO inbox_audit (actor, action, reason, seq, message_id, source)
+SELECT %(actor)s, 'discard', %(reason)s, seq, message_id, source FROM meant"""
+
 # `outbox consumer prune` looks at every partition of the ring by itself.
 PARTITIONS: Final = """
 SELECT inhrelid::regclass::text FROM pg_inherits

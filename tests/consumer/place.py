@@ -170,3 +170,29 @@ def running(consumer: Consumer) -> Iterator[Run]:
     finally:
         run.stop.set()
         run.thread.join(30)
+
+
+class Part(Run):
+    """One half of a consumer at work in a thread: `receive` or `drain`."""
+
+    def __init__(self, consumer: Consumer, part: str) -> None:
+        self.part = part
+        super().__init__(consumer)
+
+    def _run(self) -> None:
+        try:
+            self.counts = getattr(self.consumer, self.part)(self.stop)
+        except BaseException as error:  # noqa: BLE001 - for the test
+            self.failure = error
+
+
+@contextmanager
+def at_work(consumer: Consumer, part: str) -> Iterator[Part]:
+    run = Part(consumer, part)
+    try:
+        yield run
+    except AssertionError as error:
+        raise error from run.failure
+    finally:
+        run.stop.set()
+        run.thread.join(30)

@@ -3,43 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 
-from outbox_pipelines.consumer import Consumer, Counts, Event
+from outbox_pipelines.consumer import Counts, Event
 from tests.conftest import wait_until
-from tests.consumer.place import Place, Run, effect, uuid7
+from tests.consumer.place import Part, Place, at_work, effect, uuid7
 
 Connection = psycopg.Connection[Any]
-
-
-class Part(Run):
-    """One half of a consumer at work in a thread: `receive` or `drain`."""
-
-    def __init__(self, consumer: Consumer, part: str) -> None:
-        self.part = part
-        super().__init__(consumer)
-
-    def _run(self) -> None:
-        try:
-            self.counts = getattr(self.consumer, self.part)(self.stop)
-        except BaseException as error:  # noqa: BLE001 - for the test
-            self.failure = error
-
-
-@contextmanager
-def at_work(consumer: Consumer, part: str) -> Iterator[Part]:
-    run = Part(consumer, part)
-    try:
-        yield run
-    except AssertionError as error:
-        raise error from run.failure
-    finally:
-        run.stop.set()
-        run.thread.join(30)
 
 
 def received(place: Place, events: int) -> None:
