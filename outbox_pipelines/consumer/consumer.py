@@ -23,7 +23,7 @@ from outbox_pipelines.consumer import limits, transactions
 from outbox_pipelines.consumer.copies import DeadLetterTopic
 from outbox_pipelines.consumer.driving import drive
 from outbox_pipelines.consumer.handlers import Handlers
-from outbox_pipelines.consumer.inbox import LONGEST_SECONDS
+from outbox_pipelines.consumer.inbox import LONGEST_SECONDS, Backlog
 from outbox_pipelines.consumer.membership import Member, settings
 from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.transactions import (
@@ -215,6 +215,18 @@ class Consumer(_Consumer):
         with _signals_set(stop):
             return drive(drained())
 
+    def backlog(self) -> tuple[Backlog, bool]:
+        """How far the inbox is behind, and whether something is due in it."""
+
+        async def pause(seconds: float) -> None:
+            time.sleep(seconds)
+
+        async def told() -> tuple[Backlog, bool]:
+            async with self._at_work(self._database(), limits.alarm, pause, lambda: True) as work:
+                return await work.backlog()
+
+        return drive(told())
+
     def _with_kafka(
         self,
         stop: threading.Event | None,
@@ -315,6 +327,11 @@ class AsyncConsumer(_Consumer):
                             break
                         await pause(_IDLE_SECONDS)
             return work.counts
+
+    async def backlog(self) -> tuple[Backlog, bool]:
+        """As `Consumer.backlog`."""
+        async with self._at_work(self._database(), limits.deadline, asyncio.sleep, lambda: True) as work:
+            return await work.backlog()
 
     async def _with_kafka(
         self,

@@ -26,7 +26,7 @@ from outbox_pipelines.consumer.copies import DeadLetterTopic
 from outbox_pipelines.consumer.errors import ConsumerError, UnreadableError
 from outbox_pipelines.consumer.event import NAMESPACE, Event
 from outbox_pipelines.consumer.handlers import Handler, Handlers
-from outbox_pipelines.consumer.inbox import Arrival, Inbox, Stored, Waiting
+from outbox_pipelines.consumer.inbox import Arrival, Backlog, Inbox, Stored, Waiting
 from outbox_pipelines.consumer.membership import Member, Place
 from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.tracing import surroundings
@@ -177,6 +177,10 @@ class Work:
                 due = await self._attempt_again(due)
         self._look_at = 0.0 if heads else time.monotonic() + every
         return bool(heads)
+
+    async def backlog(self) -> tuple[Backlog, bool]:
+        """How far the inbox is behind, and whether something is due in it."""
+        return await self._inbox.backlog(), bool(await self._inbox.heads())
 
     def _item(self, message: Any) -> _Item:
         try:
