@@ -82,7 +82,7 @@ class Plan:
     backoff: float
     blocks: bool
     by_key: bool
-    limit: Callable[[], AbstractAsyncContextManager[None]]
+    limit: Callable[[], AbstractAsyncContextManager[object]]
     pause: Callable[[float], Awaitable[None]]
     is_stopped: Callable[[], bool]
     copies: DeadLetterTopic | None = None
@@ -207,7 +207,7 @@ class Work:
             await self._refuse(first)
         elif first.handler is None:
             self.counts.ignored += 1
-        elif any(self._caution(each) for each in items):
+        elif self._cautious and any(_place(each) in self._cautious for each in items):
             await self._take_cautiously(items)
         elif len(items) == 1:
             await self._take(first)
@@ -293,14 +293,15 @@ class Work:
         for each in items:
             seq = where.pop(each.message_id, None)
             if seq is not None:
-                self._cautious[_place(each)] = self._caution(each) - 1
+                self._be_less_cautious(_place(each))
                 before = self.counts.handled
                 await self._attempt_again(Waiting(seq, 0))
                 self.counts.received += self.counts.handled == before
 
-    def _caution(self, item: _Item) -> int:
-        """How many more events of its partition go through the inbox."""
-        return max(0, self._cautious.get(_place(item), 0))
+    def _be_less_cautious(self, place: Place) -> None:
+        left = self._cautious.pop(place, 0) - 1
+        if left > 0:
+            self._cautious[place] = left
 
     async def _put_aside(self, item: _Item, error: Exception) -> None:
         """The event's first attempt failed. It may have been handled all the same: the answer was lost."""
