@@ -165,18 +165,19 @@ class Work:
         """Handles what is due in the inbox; so many seconds after nothing was, it looks again.
 
         Returns:
-            Whether there was something.
+            Whether there was something that no other process had.
         """
         if time.monotonic() < self._look_at:
             return False
         until = time.monotonic() + _DRAIN_SECONDS
-        heads = await self._surely(self._inbox.heads)
-        for head in heads:
+        before = self.counts.handled, self.counts.failures
+        for head in await self._surely(self._inbox.heads):
             due: Waiting | None = head
             while due and not self._plan.is_stopped() and time.monotonic() < until:
                 due = await self._attempt_again(due)
-        self._look_at = 0.0 if heads else time.monotonic() + every
-        return bool(heads)
+        is_done = (self.counts.handled, self.counts.failures) == before
+        self._look_at = time.monotonic() + every if is_done else 0.0
+        return not is_done
 
     async def backlog(self) -> tuple[Backlog, bool]:
         """How far the inbox is behind, and whether something is due in it."""
