@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, LiteralString
+from uuid import UUID
 
 import psycopg
 from psycopg import sql
@@ -22,6 +23,8 @@ from outbox_pipelines.errors import SetupError
 # place is used again.
 MOST_DAYS: Final = 50
 _AT_ONCE: Final = 10_000
+_RING: Final = 64
+_DAY_MS: Final = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,12 @@ class Pruned:
     """Rows of ids that tell no time."""
     received: int
     """Messages of the inbox that were handled or discarded."""
+
+
+def bucket(event_id: UUID) -> int:
+    """As `processed_bucket` in sql/consumer has it."""
+    is_dated = event_id.version == 7
+    return (event_id.int >> 80) // _DAY_MS % _RING if is_dated else -1
 
 
 def migrate(connection: psycopg.Connection[Any]) -> None:

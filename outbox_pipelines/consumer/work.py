@@ -29,6 +29,7 @@ from outbox_pipelines.consumer.handlers import Handler, Handlers
 from outbox_pipelines.consumer.inbox import Arrival, Backlog, Inbox, Stored, Waiting
 from outbox_pipelines.consumer.membership import Member, Place
 from outbox_pipelines.consumer.reading import Reader
+from outbox_pipelines.consumer.tables import bucket
 from outbox_pipelines.consumer.tracing import surroundings
 from outbox_pipelines.consumer.transactions import Database, is_worth_a_repetition, may_pass
 from outbox_pipelines.errors import SetupError
@@ -411,7 +412,11 @@ class Work:
         told = self._plan.cache.known(self._plan.source, [each.message_id for each in items])
         if not told:
             return set()
-        given = {"ids": [str(each) for each in told], "source": self._plan.source}
+        given = {
+            "ids": [str(each) for each in told],
+            "buckets": [bucket(each) for each in told],
+            "source": self._plan.source,
+        }
 
         async def verified() -> list[tuple[Any, ...]]:
             async with self._database.transaction() as transaction:

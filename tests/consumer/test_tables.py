@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines import scripts
-from outbox_pipelines.consumer import Pruned, migrate, prune, queries
+from outbox_pipelines.consumer import Pruned, migrate, prune, queries, tables
 from outbox_pipelines.errors import SetupError
 from tests.consumer.place import DAY_MS, uuid7
 from tests.schema.servers import Database
@@ -77,6 +77,8 @@ def test_no_id_lacks_a_place_and_none_has_two(database: Database) -> None:
                 for source in ("a", "a", "b")
             ]
             assert new == [1, 0, 1]
+            row = connection.execute("SELECT processed_bucket(%s)", [event_id]).fetchone()
+            assert row == (tables.bucket(event_id),)
     database.rows(
         "INSERT INTO processed_events (event_id, source, bucket) SELECT id, 'a', processed_bucket(id) "
         "FROM (SELECT md5(n::text)::uuid AS id FROM generate_series(1, 5000) n) ids"
