@@ -17,6 +17,7 @@ from benchmarks import (
     maintenance,
     peers,
     poisoned,
+    reconciliation,
     shards,
     writers,
 )
@@ -39,6 +40,7 @@ _PARTS = {
         attached,
         health,
         history,
+        reconciliation,
     )
 }
 

@@ -160,9 +160,10 @@ class Place:
         return days.reconcile(settings, day)
 
 
-def new_id() -> str:
+def new_id(day: date = DAY) -> str:
     """Drawn on the day, of no event."""
-    return str(uuid7(START_MS + uuid.uuid4().int % DAY_MS))
+    start, _ = bounds(day)
+    return str(uuid7(start + uuid.uuid4().int % DAY_MS))
 
 
 def found(side: Side) -> dict[str, int]:
