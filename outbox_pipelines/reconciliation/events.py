@@ -19,7 +19,7 @@ from outbox_pipelines.database import connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.partitions.calendar import bounds_of, leaf_of, require_day
 from outbox_pipelines.reconciliation import queries
-from outbox_pipelines.reconciliation.stream import Read, reading
+from outbox_pipelines.reconciliation.stream import reading
 from outbox_pipelines.reconciliation.workspace import Workspace
 from outbox_pipelines.settings import Settings
 
@@ -44,8 +44,10 @@ def load(
     if day > today:
         raise SetupError(f"{day} has not begun: name a day that is over, or today")
     start, stop = map(sql.Literal, bounds_of(day))
+    query = queries.OPEN_EVENTS if state == "open" else queries.CLOSED_EVENTS
     with reading(settings.require_dsn(), settings.db_schema) as read:
-        _fill(space, _of_table(day, state, read) if is_attached else _of_archive(settings, day), progress)
+        of_table = sql.SQL(query).format(start=start, stop=stop)
+        _fill(space, read(of_table) if is_attached else _of_archive(settings, day), progress)
         if not is_attached:
             space.run(queries.MAKE_PARKED)
             for batch in read(sql.SQL(queries.PARKED).format(start=start, stop=stop)):
@@ -73,11 +75,6 @@ def _fill(space: Workspace, rows: Iterator[pa.RecordBatch], progress: Callable[[
         before, events = events, events + batch.num_rows
         if before // _TOLD < events // _TOLD:
             progress(f"{events:,} events read")
-
-
-def _of_table(day: date, state: str, read: Read) -> Iterator[pa.RecordBatch]:
-    query = queries.OPEN_EVENTS if state == "open" else queries.CLOSED_EVENTS
-    return read(sql.SQL(query).format(leaf=sql.Identifier(leaf_of(day))))
 
 
 def _of_archive(settings: Settings, day: date) -> Iterator[pa.RecordBatch]:

@@ -12,21 +12,22 @@ SELECT coalesce((SELECT relispartition FROM pg_class WHERE oid = to_regclass(%(l
        (clock_timestamp() AT TIME ZONE 'UTC')::date"""
 
 # One statement, and so one moment: an event that is released in between is parked or published, never both.
-_EVENTS: Final[LiteralString] = """
+# By the parent, to which operators have rights.
+CLOSED_EVENTS: Final = """
 SELECT o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.created_at,
-       coalesce(p.state, {is_published}) AS state
-FROM {leaf} o
-LEFT JOIN outbox_parked p ON p.id = o.id"""
-# All that a closed day has is published or parked.
-CLOSED_EVENTS: Final[LiteralString] = _EVENTS.replace("{is_published}", "'published'")
-OPEN_EVENTS: Final[LiteralString] = (
-    _EVENTS.replace(
-        "{is_published}",
-        "CASE WHEN outbox_covers(s.done, s.target, s.last_seq, o.tx, o.seq) THEN 'published' "
-        "ELSE 'pending' END",
-    )
-    + " JOIN outbox_shards s ON s.shard = outbox_shard_of(o.aggregate_type, o.aggregate_id, s.shards)"
-)
+       coalesce(p.state, 'published') AS state
+FROM outbox o
+LEFT JOIN outbox_parked p ON p.id = o.id
+WHERE o.created_at >= {start} AND o.created_at < {stop}"""
+# In one that is not closed the shards' positions tell.
+OPEN_EVENTS: Final = """
+SELECT o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.created_at,
+       coalesce(p.state, CASE WHEN outbox_covers(s.done, s.target, s.last_seq, o.tx, o.seq)
+                              THEN 'published' ELSE 'pending' END) AS state
+FROM outbox o
+JOIN outbox_shards s ON s.shard = outbox_shard_of(o.aggregate_type, o.aggregate_id, s.shards)
+LEFT JOIN outbox_parked p ON p.id = o.id
+WHERE o.created_at >= {start} AND o.created_at < {stop}"""
 
 # What became of dead letters after the day's file was written.
 PARKED: Final = """

@@ -11,7 +11,7 @@ from outbox_pipelines.quality.rules import State
 from outbox_pipelines.reconciliation import processed
 from outbox_pipelines.reconciliation.consumers import chosen
 from outbox_pipelines.settings import load_settings
-from tests.conftest import fresh_database, wait_until
+from tests.conftest import Outbox, fresh_database, wait_until
 from tests.consumer.place import Place as ConsumerPlace
 from tests.consumer.place import running
 from tests.reconciliation.place import DAY, START_MS, Place, found, new_id, one
@@ -149,7 +149,7 @@ def test_its_records_may_be_in_another_database(place: Place) -> None:
         place.consumer([], dsn=dsn)
         with pytest.raises(SetupError, match="consumer billing: its database has no table processed_events"):
             place.reconcile()
-        other = Place(type(place.outbox)(place.settings.model_copy(update={"dsn": dsn})), place.directory)
+        other = Place(Outbox(place.settings.model_copy(update={"dsn": dsn})), place.directory)
         other.consumer(ids[:2], dsn=dsn)
         assert found(place.reconcile().sides[1]) == {"missing": 1}
     place.consumer([], dsn="host=127.0.0.1 port=1")

@@ -17,6 +17,7 @@ from outbox_pipelines.quality.rules import State
 from outbox_pipelines.reconciliation import day as days
 from outbox_pipelines.reconciliation import topics
 from outbox_pipelines.relay import dead_letters
+from tests.conftest import Outbox
 from tests.reconciliation.place import DAY, START_MS, Place, found, new_id, one
 from tests.relay.topic import change_topic
 
@@ -84,7 +85,7 @@ def test_what_a_transaction_holds_back_is_not_missing(place: Place, monkeypatch:
     producer.produce(place.topic, "{}", key="0", headers=[("id", new_id())])
     producer.flush(20)
     place.send(*ids)
-    at = Place(type(place.outbox)(held), place.directory)
+    at = Place(Outbox(held), place.directory)
     report = at.reconcile()
     assert found(report.sides[0]) == {"unknowable": 2}
     assert report.notes == [

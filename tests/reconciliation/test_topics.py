@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from uuid import UUID
+from uuid import UUID, uuid4
+
+from psycopg.conninfo import make_conninfo
 
 from outbox_pipelines.quality.rules import State
 from outbox_pipelines.relay import dead_letters
+from tests.conftest import Outbox
 from tests.consumer.place import uuid7
 from tests.reconciliation.place import DAY, END_MS, START_MS, TODAY, Place, found, new_id, one
 
@@ -159,7 +162,7 @@ def test_messages_without_an_id_are_unreadable(place: Place) -> None:
 def test_other_names_of_headers_are_read(place: Place) -> None:
     place.write(3)
     named = place.settings.model_copy(update={"header_names": "id=event-id"})
-    renamed = Place(type(place.outbox)(named), place.directory)
+    renamed = Place(Outbox(named), place.directory)
     renamed.relay()
     assert renamed.reconcile().equal
     assert found(place.reconcile().sides[0]) == {"missing": 3, "unreadable": 3}
@@ -169,9 +172,26 @@ def test_in_exactly_once_ends_of_transactions_are_no_messages(place: Place) -> N
     """Guards against a reader that waits for an offset at which no message is."""
     place.write(5)
     exactly = place.settings.model_copy(update={"delivery": "exactly_once"})
-    Place(type(place.outbox)(exactly), place.directory).relay()
+    Place(Outbox(exactly), place.directory).relay()
     report = place.reconcile()
     assert (report.messages, report.equal) == (5, True)
+
+
+def test_the_rights_of_an_operator_suffice(place: Place) -> None:
+    """Guards against a question that only the owner of the outbox can ask."""
+    place.write(3)
+    place.relay()
+    place.send(new_id())
+    role = f"role_{uuid4().hex[:12]}"
+    place.rows(f"CREATE ROLE {role} LOGIN")
+    try:
+        place.rows("SELECT outbox_grant_operator(%s)", role)
+        dsn = make_conninfo(place.settings.dsn, user=role)
+        operator = Outbox(place.settings.model_copy(update={"dsn": dsn}))
+        assert found(Place(operator, place.directory).reconcile().sides[0]) == {"phantom": 1}
+    finally:
+        place.rows(f"DROP OWNED BY {role}")
+        place.rows(f"DROP ROLE {role}")
 
 
 def test_today_is_reconciled_as_it_stands(place: Place) -> None:
