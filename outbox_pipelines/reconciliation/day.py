@@ -80,7 +80,7 @@ def _topics(
     numbers = topics.route(settings, space)
     with closing(topics.consumer(settings)) as kafka:
         found, gone = topics.find(settings, kafka, numbers, start, progress)
-        read, first = messages.load(settings, kafka, found, span, space, progress)
+        read, first = messages.load(settings, kafka, found, span, (start, end), space, progress)
     notes = [f"topic {name} is not there" for name in gone]
     for topic in found:
         of_topic = {partition: ms for (number, partition), ms in first.items() if number == topic.number}

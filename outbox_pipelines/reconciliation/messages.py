@@ -8,7 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import pyarrow as pa
@@ -42,6 +42,7 @@ def load(
     kafka: Consumer,
     topics: list[Topic],
     span: tuple[str, str],
+    times: tuple[int, int],
     space: Workspace,
     progress: Callable[[str], None],
 ) -> tuple[int, FirstTimes]:
@@ -49,6 +50,7 @@ def load(
 
     Args:
         span: ids of version 7 from the first to before the second are kept.
+        times: when the day begins and ends, in ms: of other times nobody asks what cannot be read.
 
     Raises:
         AwayError: Kafka goes silent.
@@ -58,7 +60,10 @@ def load(
     parts = {(topic.name, number): part for topic in topics for number, part in topic.parts.items()}
     numbers = {topic.name: topic.number for topic in topics}
     unread = {place: part for place, part in parts.items() if part.start < part.end}
-    add = queries.ADD_MESSAGES.format(first=span[0], end=span[1])
+    adding = (
+        queries.ADD_MESSAGES.format(first=span[0], end=span[1]),
+        queries.ADD_UNREADABLE.format(start_ms=times[0], end_ms=times[1]),
+    )
     kafka.assign([TopicPartition(topic, number, part.start) for (topic, number), part in unread.items()])
     first: FirstTimes = {}
     rows: list[tuple[Any, ...]] = []
@@ -88,7 +93,7 @@ def load(
                 del unread[(topic, partition)]
                 kafka.incremental_unassign([TopicPartition(topic, partition)])
         if len(rows) >= _BATCH or not unread:
-            _store(space, add, rows)
+            _store(space, adding, rows)
             rows = []
         if read >= told + 1_000_000:
             told = read
@@ -104,7 +109,7 @@ def _id(headers: list[tuple[str, bytes | None]] | None, name: str) -> bytes | No
     return None
 
 
-def _store(space: Workspace, add: str, rows: list[tuple[Any, ...]]) -> None:
+def _store(space: Workspace, adding: Iterable[str], rows: list[tuple[Any, ...]]) -> None:
     if not rows:
         return
     columns = zip(*rows, strict=True)
@@ -112,8 +117,8 @@ def _store(space: Workspace, add: str, rows: list[tuple[Any, ...]]) -> None:
         [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)], _SCHEMA
     )
     batch = batch.set_column(0, "id", _texts(batch.column("id")))
-    space.add(add, batch)
-    space.add(queries.ADD_UNREADABLE, batch)
+    for add in adding:
+        space.add(add, batch)
 
 
 def _texts(found: pa.ChunkedArray) -> Any:

@@ -120,7 +120,7 @@ WHERE id IS NOT NULL
   AND (id >= '{first}'::UUID AND id < '{end}'::UUID OR uuid_extract_version(id) <> 7)"""
 ADD_UNREADABLE: Final = """
 INSERT INTO unreadable SELECT topic::USMALLINT, partition, "offset" FROM batch
-WHERE TRY_CAST(id AS UUID) IS NULL"""
+WHERE TRY_CAST(id AS UUID) IS NULL AND at_ms >= {start_ms} AND at_ms < {end_ms}"""
 
 # Events beside the places they have come to; a duplicate in one partition counts as the first of it.
 COMPARE: Final = """
