@@ -7,10 +7,10 @@ Invariants:
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import duckdb
@@ -20,31 +20,37 @@ from outbox_pipelines.database import first_line
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.reconciliation import queries
 
-_MEMORY: Final = "400MB"
-# Each sorts and hashes within a share of that memory.
-_THREADS: Final = 2
+_CONFIG: Final[dict[str, Any]] = {
+    "memory_limit": "400MB",
+    # Each sorts and hashes within a share of that memory.
+    "threads": 2,
+    "preserve_insertion_order": False,
+    "python_enable_replacements": False,
+}
 
 
 class Workspace:
-    """The tables of one comparison."""
+    """The tables of one comparison. Every method raises `SetupError` where there is no room for them."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
 
     def run(self, query: str, **given: Any) -> None:
         """A statement."""
-        self._connection.execute(query, given or None)
+        with _room():
+            self._connection.execute(query, given or None)
 
     def add(self, query: str, batch: pa.Table | pa.RecordBatch) -> None:
         """A statement that reads `batch`."""
         table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
         self._connection.register("batch", table)
-        self._connection.execute(query)
+        self.run(query)
         self._connection.unregister("batch")
 
     def rows(self, query: str, **given: Any) -> list[tuple[Any, ...]]:
         """All rows of an answer; for short ones."""
-        return self._connection.execute(query, given or None).fetchall()
+        with _room():
+            return self._connection.execute(query, given or None).fetchall()
 
     def row(self, query: str, **given: Any) -> tuple[Any, ...]:
         """The one row of an answer."""
@@ -65,24 +71,20 @@ def workspace() -> Iterator[Workspace]:
     Raises:
         SetupError: there is no room for it.
     """
+    with _room():
+        directory = TemporaryDirectory(prefix="outbox-reconcile-")
+    with directory as place, duckdb.connect(str(Path(place) / "ids.duckdb"), config=_CONFIG) as connection:
+        connection.execute("SET temp_directory = ?", [str(Path(place) / "spilled")])
+        connection.execute(queries.TABLES)
+        yield Workspace(connection)
+
+
+@contextmanager
+def _room() -> Iterator[None]:
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix="outbox-reconcile-") as directory,
-            duckdb.connect(
-                str(Path(directory) / "ids.duckdb"),
-                config={
-                    "memory_limit": _MEMORY,
-                    "threads": _THREADS,
-                    "temp_directory": str(Path(directory) / "spilled"),
-                    "preserve_insertion_order": False,
-                    "python_enable_replacements": False,
-                },
-            ) as connection,
-        ):
-            connection.execute(queries.TABLES)
-            yield Workspace(connection)
+        yield
     except (duckdb.IOException, duckdb.OutOfMemoryException, OSError) as error:
         raise SetupError(
-            f"the ids cannot be compared in {tempfile.gettempdir()}: {first_line(error)}: "
-            "give it some GB, or name another directory in TMPDIR"
+            f"the ids cannot be compared on disk: {first_line(error)}: name a directory with "
+            "some GB in TMPDIR"
         ) from None

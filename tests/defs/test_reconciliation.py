@@ -29,10 +29,11 @@ def place(outbox: Outbox, tmp_path: Path) -> Place:
 def _run(
     place: Place, instance: dg.DagsterInstance, day: date, **overrides: str
 ) -> dg.ExecuteInProcessResult:
+    consumers = str(place.file) if place.file.exists() else None
     definitions = dg.Definitions(
         assets=[events, relay, reconciliation],
         jobs=[reconcile_day],
-        resources={"outbox": resource_of(place.outbox)},
+        resources={"outbox": resource_of(place.outbox, consumers=consumers)},
         executor=dg.in_process_executor,
     )
     job = definitions.resolve_job_def("reconcile_day")
@@ -74,10 +75,15 @@ def test_each_day_has_its_counts_and_its_own_verdict(place: Place, instance: dg.
 
 
 def test_what_only_lags_is_a_warning(place: Place, instance: dg.DagsterInstance) -> None:
+    place.write(2)
+    place.relay()
+    place.consumer()
     place.write(1)
+    place.relay()
     (found,) = _run(place, instance, DAY).get_asset_check_evaluations()
     assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.WARN)
-    assert found.description == "topics: 1 lagging"
+    assert found.description == "billing: 1 lagging"
+    assert found.metadata["billing: compared"].value == 3
 
 
 def test_a_failure_is_one_line(place: Place, instance: dg.DagsterInstance) -> None:

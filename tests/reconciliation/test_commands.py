@@ -89,3 +89,15 @@ def test_what_cannot_be_exits_with_2_and_one_line(
     assert (done.exit_code, said in done.stderr) == (2, True), done.output
     if not done.stderr.startswith("Usage"):
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_without_room_it_says_where_to_find_some(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    place.outbox.write(1)
+    place.name()
+    done = outbox(place, str(TODAY))
+    assert done.exit_code == 2
+    assert "No such file or directory" in done.stderr
+    assert done.stderr.endswith("name a directory with some GB in TMPDIR\n")
