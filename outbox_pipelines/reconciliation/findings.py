@@ -109,7 +109,7 @@ _OF_CONSUMER: Final = (
             "dead_letters",
             State.WARN,
             "received, and their handler failed for good",
-            "mend the cause, then replay them in the consumer's database",
+            "mend the cause, then `outbox consumer dead-letters replay`, in its database",
         ),
     ),
     (
