@@ -126,6 +126,9 @@ def test_a_dropped_day_is_read_in_the_archive(place: Place) -> None:
     place.relay()
     report = place.reconcile()
     assert found(report.sides[0]) == {"missing": 1, "late_replays": 1, "dead_letters": 1, "discarded": 1}
+    # Released, and in no topic: that of the file says nothing any more.
+    place.rows("DELETE FROM outbox_parked WHERE state = 'failed'")
+    assert found(place.reconcile().sides[0]) == {"missing": 2, "late_replays": 1, "discarded": 1}
 
 
 def test_an_event_of_a_dropped_neighbour_is_no_phantom(place: Place) -> None:
