@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -157,10 +158,13 @@ def test_its_records_may_be_in_another_database(place: Place) -> None:
         place.reconcile()
 
 
-def test_one_that_is_not_named_is_an_error(place: Place) -> None:
-    place.consumer([])
-    with pytest.raises(SetupError, match="no consumer is named 'shipping': there are billing"):
-        chosen(place.settings, ["shipping"])
+def test_one_that_is_not_named_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "consumers.toml").write_text("[billing]\n[accounts]")
+    settings = load_settings(consumers=tmp_path / "consumers.toml")
+    assert [each.name for each in chosen(settings, [])] == ["billing", "accounts"]
+    assert [each.group for each in chosen(settings, ["accounts"])] == ["accounts"]
+    with pytest.raises(SetupError, match="no consumer is named 'shipping': there are billing, accounts"):
+        chosen(settings, ["shipping"])
 
 
 @pytest.mark.parametrize(
@@ -176,7 +180,7 @@ def test_one_that_is_not_named_is_an_error(place: Place) -> None:
         ("[billing]\nkeep_days = true", "keep_days cannot be True: write for example keep_days = 14"),
     ],
 )
-def test_a_file_with_a_mistake_says_how_to_mend_it(place: Place, text: str, said: str) -> None:
-    place.file.write_text(text)
+def test_a_file_with_a_mistake_says_how_to_mend_it(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "consumers.toml").write_text(text)
     with pytest.raises(SetupError, match=f"OUTBOX_CONSUMERS=.*{said}"):
-        load_settings(consumers=place.file)
+        load_settings(consumers=tmp_path / "consumers.toml")
