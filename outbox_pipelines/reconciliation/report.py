@@ -130,7 +130,7 @@ class Report:
         said = [f"{self.day}: {self.events:,} events in the {self.source}, {self.messages:,} messages read"]
         said += [f"  note: {note}" for note in self.notes]
         for side in self.sides:
-            said.append(f"{side.name}: {side.compared:,} compared" + ("" if side.findings else ", all there"))
+            said.append(f"{side.name}: {side.compared:,} compared" + ("" if side.state else ", all there"))
             said += [f"  note: {note}" for note in side.notes]
             for found in side.findings:
                 kind = found.kind

@@ -140,6 +140,7 @@ def test_a_dead_letter_is_not_missing_and_comes_late_when_replayed(place: Place)
     report = place.reconcile()
     assert found(report.sides[0]) == {"dead_letters": 2}
     assert report.equal
+    assert "topics: 4 compared, all there" in report.lines()
     act = {"actor": "alice", "reason": "mended"}
     dead_letters.act(place.settings, "discard", dead_letters.Filter(ids=(UUID(given_up),)), **act)
     dead_letters.act(place.settings, "replay", dead_letters.Filter(ids=(UUID(dead),)), **act)
