@@ -110,7 +110,7 @@ reconcile_day = dg.define_asset_job(
     description="""Reconciles a day: the asset `outbox/reconciliation`, and its check `nothing_is_lost`.
 
 Use: choose a day, or a range of days as a backfill. The day after is a good time: consumers have caught up,
-and the topics still have all. 10 million events take some minutes of one core, and half a GB of memory.
+and the topics still have all. 10 million events take some minutes of one core, and 750 MB of memory.
 
 When it fails: the run says in one line what does not answer, or what to set; run it again. When the check
 fails, its metadata names the events, and says what helps.
