@@ -17,6 +17,7 @@ from benchmarks import (
     maintenance,
     peers,
     poisoned,
+    pruning,
     reconciliation,
     shards,
     writers,
@@ -41,6 +42,7 @@ _PARTS = {
         health,
         history,
         reconciliation,
+        pruning,
     )
 }
 

@@ -4,20 +4,27 @@
 import dataclasses
 import json
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from outbox_pipelines.defs.events import OWNERS
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.defs.runs import IN_FLIGHT
 
+if TYPE_CHECKING:
+    from outbox_pipelines.consumer.inbox import Backlog
+
 _INBOX = dg.AssetKey(["outbox", "inbox"])
 _CONSUMER = "outbox/consumer"
-_OBSERVE_SECONDS = 300.0
+_REPORT_SECONDS = 300.0
+# A message has waited too long: more than all of its attempts take.
+_LATE_SECONDS = 900.0
 
 inbox = dg.AssetSpec(
     _INBOX,
     group_name="outbox",
+    owners=OWNERS,
     kinds={"postgres"},
     description="""What consumers have received and not handled yet: events of slow handlers, and those whose
 handling failed. Observed by the sensor `inbox`, for the consumers that OUTBOX_DRAIN names: how many wait, for
@@ -61,14 +68,32 @@ def drain_inbox() -> None:
     drain()
 
 
+@dg.asset_check(
+    asset=_INBOX,
+    name="handled",
+    description="""Whether the consumers that OUTBOX_DRAIN names handle what they receive.
+
+Warns when a message has waited for more than 15 minutes; fails when there are dead letters. The sensor
+`inbox` reports it without a run: at once when it changes, else every 5 minutes.
+
+When it fails: `outbox consumer dead-letters list` says why events were not handled; mend that, then `outbox
+consumer dead-letters replay`. When it warns: see the runs of `drain_inbox`, or start more of them.
+""",
+)
+def handled(outbox: OutboxResource) -> dg.AssetCheckResult:
+    looks = _looks(outbox.settings().drain.split())
+    return dg.AssetCheckResult(**_verdict([backlog for backlog, _ in looks.values()]))
+
+
 @dg.sensor(
     name="inbox",
     job=drain_inbox,
     minimum_interval_seconds=15,
     default_status=dg.DefaultSensorStatus.RUNNING,
     description="""Starts `drain_inbox` for each consumer that OUTBOX_DRAIN names and that has something due
-in its inbox, one run for each at a time; and observes on `outbox/inbox` how far it is behind, every 5
-minutes and when it is empty again. Without OUTBOX_DRAIN it does nothing: consumers drain by themselves.
+in its inbox, one run for each at a time; reports the check `handled` of `outbox/inbox`, and observes there
+how far it is behind: when that changes, and every 5 minutes. Without OUTBOX_DRAIN it does nothing: consumers
+drain by themselves.
 
 When a tick fails: a name in OUTBOX_DRAIN is wrong, or a consumer's database is away; the next tick tries
 again.
@@ -77,33 +102,65 @@ again.
 def inbox_sensor(
     context: dg.SensorEvaluationContext, outbox: OutboxResource
 ) -> dg.SensorResult | dg.SkipReason:
-    from outbox_pipelines.consumer import loading
-
     names = outbox.settings().drain.split()
     if not names:
         return dg.SkipReason("no consumer is to be drained from here: OUTBOX_DRAIN names none")
-    kept: dict[str, Any] = json.loads(context.cursor or "{}")
-    requests, waiting = [], []
-    observed: dict[str, Any] = {}
-    for name in names:
-        backlog, is_due = loading.backlog(loading.load(name))
-        waiting.append(f"{name}: {backlog.waiting:,} waiting")
-        observed |= {
-            f"{backlog.source} waiting": backlog.waiting,
-            f"{backlog.source} dead letters": backlog.dead_letters,
-        }
-        observed[f"{backlog.source} oldest seconds"] = round(backlog.oldest_seconds or 0.0, 1)
-        if is_due and not _is_at_work(context.instance, name):
-            config = {"ops": {"drain_inbox": {"config": {"consumer": name}}}}
-            requests.append(dg.RunRequest(run_config=config, tags={_CONSUMER: name}))
-    is_empty = not any(value for what, value in observed.items() if what.endswith(" waiting"))
-    is_news = is_empty != kept.get("empty") or time.time() - kept.get("at", 0.0) >= _OBSERVE_SECONDS
+    looks = _looks(names)
+    requests = [
+        dg.RunRequest(
+            run_config={"ops": {"drain_inbox": {"config": {"consumer": name}}}}, tags={_CONSUMER: name}
+        )
+        for name, (_, is_due) in looks.items()
+        if is_due and not _is_at_work(context.instance, name)
+    ]
+    backlogs = [backlog for backlog, _ in looks.values()]
+    verdict = _verdict(backlogs)
+    state = [verdict["passed"], any(each.waiting for each in backlogs)]
+    kept: dict[str, Any] = json.loads(context.cursor or '{"state": null, "at": 0.0}')
+    is_news = state != kept["state"] or time.time() - kept["at"] >= _REPORT_SECONDS
+    reports: list[Any] = [
+        dg.AssetObservation(_INBOX, metadata=_numbers(backlogs)),
+        dg.AssetCheckEvaluation(asset_key=_INBOX, check_name="handled", **verdict),
+    ]
     return dg.SensorResult(
         run_requests=requests,
-        skip_reason=None if requests else dg.SkipReason("; ".join(waiting)),
-        asset_events=[dg.AssetObservation(_INBOX, metadata=observed)] if is_news else [],
-        cursor=json.dumps({"empty": is_empty, "at": time.time() if is_news else kept["at"]}),
+        skip_reason=None if requests else dg.SkipReason(verdict["description"]),
+        asset_events=reports if is_news else [],
+        cursor=json.dumps({"state": state, "at": time.time() if is_news else kept["at"]}),
     )
+
+
+def _looks(names: list[str]) -> dict[str, tuple["Backlog", bool]]:
+    """Of each consumer: how far behind it is, and whether something is due."""
+    from outbox_pipelines.consumer import loading
+
+    return {name: loading.backlog(loading.load(name)) for name in names}
+
+
+def _verdict(backlogs: list["Backlog"]) -> dict[str, Any]:
+    dead = sum(each.dead_letters for each in backlogs)
+    late = [each for each in backlogs if (each.oldest_seconds or 0.0) > _LATE_SECONDS]
+    told = [
+        f"{each.source}: {each.waiting:,} waiting"
+        + (f" for up to {each.oldest_seconds:,.0f} s" if each.oldest_seconds is not None else "")
+        + (f", {each.dead_letters:,} dead letters" if each.dead_letters else "")
+        for each in backlogs
+    ]
+    return {
+        "passed": not dead and not late,
+        "severity": dg.AssetCheckSeverity.ERROR if dead else dg.AssetCheckSeverity.WARN,
+        "description": "; ".join(told) or "OUTBOX_DRAIN names no consumer",
+        "metadata": _numbers(backlogs),
+    }
+
+
+def _numbers(backlogs: list["Backlog"]) -> dict[str, Any]:
+    numbers: dict[str, Any] = {}
+    for each in backlogs:
+        numbers[f"{each.source} waiting"] = each.waiting
+        numbers[f"{each.source} dead letters"] = each.dead_letters
+        numbers[f"{each.source} oldest seconds"] = round(each.oldest_seconds or 0.0, 1)
+    return numbers
 
 
 def _is_at_work(instance: dg.DagsterInstance, name: str) -> bool:

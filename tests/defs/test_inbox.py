@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.consumer import migrate
-from outbox_pipelines.defs.inbox import drain_inbox, inbox_sensor
+from outbox_pipelines.defs.inbox import drain_inbox, handled, inbox_sensor
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.errors import SetupError
 from tests.schema.servers import Database
@@ -53,11 +53,9 @@ def named(
 
 def look(instance: dg.DagsterInstance, names: str, cursor: str | None = None) -> dg.SensorExecutionData:
     context = dg.build_sensor_context(
-        instance=instance, cursor=cursor, resources={"outbox": OutboxResource()}
+        instance=instance, cursor=cursor, resources={"outbox": OutboxResource(drain=names)}
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OUTBOX_DRAIN", names)
-        return inbox_sensor.evaluate_tick(context)
+    return inbox_sensor.evaluate_tick(context)
 
 
 def test_what_is_due_is_handled_by_a_run(
@@ -81,7 +79,7 @@ def test_what_is_due_is_handled_by_a_run(
     assert (invoices, states) == (12, ["processed"])
     again = look(instance, named, told.cursor)
     assert not again.run_requests
-    assert again.skip_message == f"{named}: 0 waiting"
+    assert again.skip_message == "billing: 0 waiting"
 
 
 def test_one_run_at_a_time_and_the_backlog_is_observed(
@@ -89,9 +87,12 @@ def test_one_run_at_a_time_and_the_backlog_is_observed(
 ) -> None:
     """Guards against a run each quarter of a minute, and a plot without points."""
     told = look(instance, named)
-    [observation] = told.asset_events
+    observation, verdict = told.asset_events
+    assert isinstance(observation, dg.AssetObservation)
+    assert isinstance(verdict, dg.AssetCheckEvaluation)
     metadata = observation.metadata
     assert (metadata["billing waiting"].value, metadata["billing dead letters"].value) == (12, 0)
+    assert verdict.passed
     assert told.run_requests is not None
     [request] = told.run_requests
     instance.create_run_for_job(
@@ -100,6 +101,34 @@ def test_one_run_at_a_time_and_the_backlog_is_observed(
     again = look(instance, named, told.cursor)
     assert not again.run_requests
     assert again.asset_events == []
+    # What changes is reported at once.
+    with database.connect() as connection:
+        connection.execute("UPDATE inbox SET state = 'failed' WHERE seq = 1")
+    _, verdict = look(instance, named, again.cursor).asset_events
+    assert isinstance(verdict, dg.AssetCheckEvaluation)
+    assert (verdict.passed, verdict.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert verdict.description == "billing: 11 waiting for up to 0 s, 1 dead letters"
+
+
+@pytest.mark.parametrize(
+    ("change", "passed", "says"),
+    [
+        (
+            "UPDATE inbox SET received_at = now() - interval '20 minutes'",
+            False,
+            "12 waiting for up to 1,200 s",
+        ),
+        ("UPDATE inbox SET state = 'failed'", False, "0 waiting, 12 dead letters"),
+        ("UPDATE inbox SET state = 'discarded'", True, "0 waiting"),
+    ],
+)
+def test_the_check_by_hand(database: Database, named: str, change: str, passed: bool, says: str) -> None:
+    with database.connect() as connection:
+        connection.execute(change.encode())
+    verdict = handled(outbox=OutboxResource(drain=named))
+    assert isinstance(verdict, dg.AssetCheckResult)
+    assert verdict.passed is passed
+    assert says in str(verdict.description)
 
 
 def test_nothing_is_asked_for(instance: dg.DagsterInstance) -> None:
