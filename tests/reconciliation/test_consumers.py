@@ -68,6 +68,22 @@ def test_what_its_group_has_not_reached_lags(place: Place) -> None:
     assert report.state is State.WARN
 
 
+def test_each_consumer_is_judged_by_itself(place: Place) -> None:
+    """Guards against what one has handled, or is behind, that counts for the next."""
+    ids = place.write(3)
+    place.relay()
+    place.consumer(ids[1:])
+    billing = place.file.read_text()
+    place.file.write_text(f"[accounts]\n{billing}\n[shipping]\ntopics = ['another']")
+    report = place.reconcile()
+    assert {side.name: found(side) for side in report.sides[1:]} == {
+        "accounts": {"lagging": 3},
+        "billing": {"missing": 1},
+        "shipping": {},
+    }
+    assert report.summary == "accounts: 3 lagging; billing: 1 missing"
+
+
 def test_without_offsets_the_time_decides(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a group that Kafka has forgotten, or that never was."""
     ids = place.write(3)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
+import pytest
 from psycopg.conninfo import make_conninfo
 
 from outbox_pipelines.quality.rules import State
+from outbox_pipelines.reconciliation import topics
 from outbox_pipelines.relay import dead_letters
 from tests.conftest import Outbox
 from tests.consumer.place import uuid7
@@ -194,6 +197,22 @@ def test_the_rights_of_an_operator_suffice(place: Place) -> None:
     finally:
         place.rows(f"DROP OWNED BY {role}")
         place.rows(f"DROP ROLE {role}")
+
+
+def test_what_is_published_meanwhile_is_no_phantom(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against alarms beside a relay at work: messages whose events were written after the reading."""
+    place.write(2)
+    place.relay()
+    find = topics.find
+
+    def find_later(*given: Any) -> Any:
+        place.write(2)
+        place.relay()
+        return find(*given)
+
+    monkeypatch.setattr(topics, "find", find_later)
+    report = place.reconcile()
+    assert (report.events, report.messages, report.equal) == (2, 4, True)
 
 
 def test_today_is_reconciled_as_it_stands(place: Place) -> None:
