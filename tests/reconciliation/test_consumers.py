@@ -74,14 +74,14 @@ def test_each_consumer_is_judged_by_itself(place: Place) -> None:
     place.relay()
     place.consumer(ids[1:])
     billing = place.file.read_text()
-    place.file.write_text(f"[accounts]\n{billing}\n[shipping]\ntopics = ['another']")
+    place.file.write_text(f"{billing}\n[accounts]\n[shipping]\ntopics = ['another']")
     report = place.reconcile()
     assert {side.name: found(side) for side in report.sides[1:]} == {
-        "accounts": {"lagging": 3},
         "billing": {"missing": 1},
+        "accounts": {"lagging": 3},
         "shipping": {},
     }
-    assert report.summary == "accounts: 3 lagging; billing: 1 missing"
+    assert report.summary == "billing: 1 missing; accounts: 3 lagging"
 
 
 def test_without_offsets_the_time_decides(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
