@@ -73,10 +73,10 @@ def test_one_of_a_batch_fails_and_the_others_are_handled(place: Place) -> None:
     counts = run_through(place, batches, 400 - 7)
     assert (counts.handled, counts.received, counts.failures) == (393, 7, 1)
     assert place.inbox()["waiting"] == 7
-    # Batches that come later do not overtake it.
-    place.load(100, first=400, keys=10)
-    counts = run_through(place, Batches(), 393 + 90)
-    assert (counts.handled, counts.received) == (90, 10)
+    # Batches that come later do not overtake it, when the caution of a start is over.
+    place.load(800, first=400, keys=10)
+    counts = run_through(place, Batches(), 393 + 720)
+    assert (counts.handled, counts.received) == (720, 80)
     assert place.value("SELECT count(*) FROM effects WHERE key = '3'") == 33
     assert ordered(place)
 
