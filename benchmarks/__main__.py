@@ -18,6 +18,7 @@ from benchmarks import (
     peers,
     poisoned,
     pruning,
+    reconciliation,
     shards,
     writers,
 )
@@ -40,6 +41,7 @@ _PARTS = {
         attached,
         health,
         history,
+        reconciliation,
         pruning,
     )
 }

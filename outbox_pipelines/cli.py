@@ -23,6 +23,7 @@ from outbox_pipelines.lint.commands import lint_writes
 from outbox_pipelines.local.commands import local
 from outbox_pipelines.partitions.commands import partitions
 from outbox_pipelines.quality.commands import alerts, quality
+from outbox_pipelines.reconciliation.commands import reconcile
 from outbox_pipelines.relay.dead_letter_commands import dead_letters
 from outbox_pipelines.settings import Settings, load_settings
 
@@ -266,3 +267,4 @@ cli.add_command(lint_writes)
 cli.add_command(local)
 cli.add_command(partitions)
 cli.add_command(quality)
+cli.add_command(reconcile)

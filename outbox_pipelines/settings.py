@@ -135,6 +135,9 @@ class Settings(BaseSettings):
     catalog: Path | None = Field(
         default=None, description="YAML file that documents the event types, for `outbox catalog`"
     )
+    consumers: Path | None = Field(
+        default=None, description="TOML file of the consumers whose records `outbox reconcile` compares"
+    )
     keys_days: int = Field(default=30, ge=1, description="how long an idempotency key is remembered, in days")
     warn_at: str = Field(
         default="", description="limits of checks for a warning, instead of the defaults: lag=30,backlog=off"
@@ -199,6 +202,15 @@ class Settings(BaseSettings):
 
         if value is not None:
             read_mapping(value)
+        return value
+
+    @field_validator("consumers")
+    @classmethod
+    def _consumers_are_named(cls, value: Path | None) -> Path | None:
+        from outbox_pipelines.reconciliation.consumers import read_consumers
+
+        if value is not None:
+            read_consumers(value)
         return value
 
     @field_validator("topic_replication")

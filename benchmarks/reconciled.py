@@ -1,0 +1,49 @@
+"""One reconciliation in a process of its own: ``python -m benchmarks.reconciled DAY CONSUMERS``.
+
+Prints events, messages, findings, seconds, the peak memory of the process in MB, and of its directory.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import tempfile
+import threading
+from datetime import date
+from pathlib import Path
+
+from outbox_pipelines import log
+from outbox_pipelines.reconciliation import day as days
+from outbox_pipelines.settings import load_settings
+
+
+def _watch(directory: Path, sizes: list[int], stop: threading.Event) -> None:
+    while not stop.wait(0.5):
+        size = 0
+        for path in directory.rglob("*"):
+            try:
+                size += path.stat().st_blocks * 512
+            except OSError:
+                continue
+        sizes.append(size)
+
+
+def main() -> None:
+    settings = load_settings(consumers=sys.argv[2])
+    log.configure(settings)
+    sizes, stop = [0], threading.Event()
+    with tempfile.TemporaryDirectory(prefix="outbox-bench-") as directory:
+        os.environ["TMPDIR"] = tempfile.tempdir = directory
+        watch = threading.Thread(target=_watch, args=(Path(directory), sizes, stop))
+        watch.start()
+        report = days.reconcile(settings, date.fromisoformat(sys.argv[1]), progress=log.say)
+        stop.set()
+        watch.join()
+    found = sum(each.count for side in report.sides for each in side.findings)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(report.events, report.messages, found, report.seconds, memory, max(sizes) / 1e6)
+
+
+if __name__ == "__main__":
+    main()

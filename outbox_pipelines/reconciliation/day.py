@@ -1,0 +1,119 @@
+"""Reconciles a day: its events, the topics, each named consumer.
+
+Invariants:
+- The events are read before the ends of the topics are taken, those before consumers' offsets, and those
+  before consumers' rows: what is on its way meanwhile is never taken for lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from datetime import date
+
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.reconciliation import (
+    consumers,
+    events,
+    findings,
+    ids,
+    known,
+    messages,
+    processed,
+    queries,
+    topics,
+)
+from outbox_pipelines.reconciliation.consumers import Consumer
+from outbox_pipelines.reconciliation.report import Report, Side
+from outbox_pipelines.reconciliation.workspace import Workspace, workspace
+from outbox_pipelines.schema import require_schema
+from outbox_pipelines.settings import Settings
+
+
+def reconcile(
+    settings: Settings,
+    day: date,
+    names: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Compares all that was written on a UTC day with the topics and with the consumers of the settings.
+
+    Args:
+        names: of consumers, these alone; without any, all that OUTBOX_CONSUMERS names.
+        progress: told what is done, every million or so.
+
+    Raises:
+        SetupError: a setting is missing or wrong, the outbox has no such day, or its events are nowhere.
+        AwayError: a database, the archive or Kafka does not answer.
+    """
+    started = time.monotonic()
+    if settings.table is not None:
+        raise SetupError("only the pipeline's own tables can be reconciled: unset OUTBOX_TABLE")
+    settings.require_kafka()
+    wanted = consumers.chosen(settings, names)
+    require_schema(settings)
+    with workspace() as space:
+        source, is_over = events.load(settings, day, space, progress)
+        count, span = _span(space, day)
+        topic_side, read, notes = _topics(settings, day, span, space, progress)
+        if not is_over:
+            notes.insert(0, "the day is not over: this is how it stands now")
+        sides = [topic_side, *(_consumer(settings, day, each, span, space, progress) for each in wanted)]
+    return Report(day, source, count, read, sides, notes, round(time.monotonic() - started, 3))
+
+
+def _span(space: Workspace, day: date) -> tuple[int, tuple[str, str]]:
+    """How many events there are, and from when to when the ids were drawn that matter."""
+    start, end = ids.bounds(day)
+    count, first, last = space.row(queries.SPAN)
+    if first is not None:
+        # Transactions begin before their ids are drawn; and applications may bring ids of their own.
+        start, end = min(start, ids.milliseconds(first)), max(end, ids.milliseconds(last) + 1)
+    return count, (ids.floor(start), ids.floor(end))
+
+
+def _topics(
+    settings: Settings, day: date, span: tuple[str, str], space: Workspace, progress: Callable[[str], None]
+) -> tuple[Side, int, list[str]]:
+    start, end = ids.bounds(day)
+    numbers = topics.route(settings, space)
+    with closing(topics.consumer(settings)) as kafka:
+        found, gone = topics.find(settings, kafka, numbers, start, progress)
+        read, first = messages.load(settings, kafka, found, span, (start, end), space, progress)
+    notes = [f"topic {name} is not there" for name in gone]
+    for topic in found:
+        of_topic = {partition: ms for (number, partition), ms in first.items() if number == topic.number}
+        kept_from = topics.kept_from(topic, of_topic)
+        if kept_from is not None:
+            notes.append(f"topic {topic.name} keeps from {ids.at(kept_from):%Y-%m-%d %H:%M:%S}")
+        if topic.doubt is not None:
+            notes.append(f"topic {topic.name}: {topic.doubt}")
+        space.run(queries.DOUBT, topic=topic.number, kept_from=kept_from, doubt=topic.doubt)
+    space.run(queries.COMPARE)
+    space.run(queries.FIND_LATE)
+    of_day = {"first": ids.floor(start), "end": ids.floor(end), "start_ms": start, "end_ms": end}
+    space.run(queries.FIND_UNKNOWN.format(**of_day))
+    notes += known.forget(settings, day, "topics", space)
+    progress("topics compared")
+    (published,) = space.row(queries.PUBLISHED)
+    return Side("topics", published, findings.of_topics(space)), read, notes
+
+
+def _consumer(
+    settings: Settings,
+    day: date,
+    consumer: Consumer,
+    span: tuple[str, str],
+    space: Workspace,
+    progress: Callable[[str], None],
+) -> Side:
+    handled = processed.load(settings, day, consumer, span, space, progress)
+    notes = list(handled.notes)
+    if not consumer.handles_others:
+        start, end = ids.bounds(day)
+        side = findings.side(consumer)
+        space.run(queries.FIND_STRANGE.format(side=side, first=ids.floor(start), end=ids.floor(end)))
+        notes += known.forget(settings, day, side, space)
+    (expected,) = space.row(queries.EXPECTED)
+    return Side(consumer.name, expected, findings.of_consumer(space, consumer, handled), notes)

@@ -1,0 +1,92 @@
+"""The events of the day, from the table while it has them, else from the archive.
+
+Invariants:
+- What became of an event is read in the same moment as the event; of an archived one, what has become of it
+  since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import date
+from typing import Final
+
+import pyarrow as pa
+from psycopg import sql
+
+from outbox_pipelines.archive.store import Store, named
+from outbox_pipelines.database import connect
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.partitions.calendar import bounds_of, leaf_of, require_day
+from outbox_pipelines.reconciliation import queries
+from outbox_pipelines.reconciliation.stream import reading
+from outbox_pipelines.reconciliation.workspace import Workspace
+from outbox_pipelines.settings import Settings
+
+_COLUMNS: Final = ("id", "seq", "aggregate_type", "aggregate_id", "event_type", "created_at", "status")
+_STATES: Final = {"PROCESSED": "published", "FAILED": "failed", "DISCARDED": "discarded"}
+_ROWS: Final = 100_000
+_TOLD: Final = 1_000_000
+
+
+def load(
+    settings: Settings, day: date, space: Workspace, progress: Callable[[str], None]
+) -> tuple[str, bool]:
+    """Fills `events`; where they were (table or archive), and whether the day is over.
+
+    Raises:
+        SetupError: the outbox has no such day, or it has not begun; or its events are nowhere.
+        AwayError: the database or the archive does not answer.
+    """
+    with connect(settings, name=f"outbox reconcile: {day}") as connection:
+        state, *_ = require_day(connection, day)
+        ((is_attached, today),) = connection.execute(queries.IS_ATTACHED, {"leaf": leaf_of(day)})
+    if day > today:
+        raise SetupError(f"{day} has not begun: name a day that is over, or today")
+    start, stop = map(sql.Literal, bounds_of(day))
+    query = queries.OPEN_EVENTS if state == "open" else queries.CLOSED_EVENTS
+    with reading(settings.require_dsn(), settings.db_schema) as read:
+        of_table = sql.SQL(query).format(start=start, stop=stop)
+        _fill(space, read(of_table) if is_attached else _of_archive(settings, day), progress)
+        if not is_attached:
+            space.run(queries.MAKE_PARKED)
+            for batch in read(sql.SQL(queries.PARKED).format(start=start, stop=stop)):
+                space.add(queries.ADD_PARKED, batch)
+            space.run(queries.REVISE)
+        for batch in read(sql.SQL(queries.REPLAYED).format(start=start)):
+            space.add(queries.ADD_REPLAYED, batch)
+    return "table" if is_attached else "archive", day < today
+
+
+def archived_ids(settings: Settings, day: date) -> Iterator[pa.RecordBatch]:
+    """The ids of an archived day; none where the archive does not have it."""
+    from outbox_pipelines.archive.reader import Archive
+
+    archive = Archive(Store(named(settings)))
+    if day in archive.manifests:
+        yield from archive.of_days([day], columns=["id"]).to_arrow_reader(_ROWS)
+
+
+def _fill(space: Workspace, rows: Iterator[pa.RecordBatch], progress: Callable[[str], None]) -> None:
+    events = 0
+    for batch in rows:
+        space.add(queries.ADD_KINDS, batch)
+        space.add(queries.ADD_EVENTS, batch)
+        before, events = events, events + batch.num_rows
+        if before // _TOLD < events // _TOLD:
+            progress(f"{events:,} events read")
+
+
+def _of_archive(settings: Settings, day: date) -> Iterator[pa.RecordBatch]:
+    from outbox_pipelines.archive.reader import Archive
+
+    if not settings.archives:
+        raise SetupError(
+            f"{day} is gone from the table, and no archive is named: set OUTBOX_ARCHIVE to where it lies"
+        )
+    archive = Archive(Store(settings.archive))
+    if day not in archive.manifests:
+        raise SetupError(f"{day} is gone from the table, and not in {settings.archive} (OUTBOX_ARCHIVE)")
+    for batch in archive.of_days([day], columns=_COLUMNS).to_arrow_reader(_ROWS):
+        states = [_STATES[status] for status in batch.column("status").to_pylist()]
+        yield batch.drop_columns(["status"]).append_column("state", pa.array(states))

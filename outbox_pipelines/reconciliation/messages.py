@@ -1,0 +1,137 @@
+"""Reads the topics from the day on: of each message the id, which is a header, and its place.
+
+Invariants:
+- Nothing is committed, and no group joined: nobody sees that somebody reads.
+- Memory holds what Kafka's client has fetched, and some thousand ids.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.reconciliation import queries
+from outbox_pipelines.reconciliation.topics import Topic
+from outbox_pipelines.reconciliation.workspace import Workspace
+from outbox_pipelines.relay.encoding import header_names
+from outbox_pipelines.settings import Settings
+
+_AT_ONCE: Final = 5_000
+_BATCH: Final = 100_000
+_SILENT_SECONDS: Final = 60.0
+_SCHEMA: Final = pa.schema(
+    [
+        ("id", pa.binary()),
+        ("topic", pa.int32()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("at_ms", pa.int64()),
+    ]
+)
+# Of each topic and partition.
+FirstTimes = dict[tuple[int, int], int]
+
+
+def load(
+    settings: Settings,
+    kafka: Consumer,
+    topics: list[Topic],
+    span: tuple[str, str],
+    times: tuple[int, int],
+    space: Workspace,
+    progress: Callable[[str], None],
+) -> tuple[int, FirstTimes]:
+    """Fills `messages` and `unreadable`; how many there were, and the time of the first in each partition.
+
+    Args:
+        span: ids of version 7 from the first to before the second are kept.
+        times: when the day begins and ends, in ms: of other times nobody asks what cannot be read.
+
+    Raises:
+        AwayError: Kafka goes silent.
+        SetupError: a topic may not be read.
+    """
+    name = header_names(settings.header_names)["id"]
+    parts = {(topic.name, number): part for topic in topics for number, part in topic.parts.items()}
+    numbers = {topic.name: topic.number for topic in topics}
+    unread = {place: part for place, part in parts.items() if part.start < part.end}
+    adding = (
+        queries.ADD_MESSAGES.format(first=span[0], end=span[1]),
+        queries.ADD_UNREADABLE.format(start_ms=times[0], end_ms=times[1]),
+    )
+    kafka.assign([TopicPartition(topic, number, part.start) for (topic, number), part in unread.items()])
+    first: FirstTimes = {}
+    rows: list[tuple[Any, ...]] = []
+    read, told, heard = 0, 0, time.monotonic()
+    while unread:
+        # Of a message that came from a broker nothing is None, as its types allow.
+        messages: list[Any] = kafka.consume(_AT_ONCE, timeout=0.1)
+        if messages:
+            heard = time.monotonic()
+        elif time.monotonic() > heard + _SILENT_SECONDS:
+            raise AwayError(f"Kafka at {settings.kafka} (OUTBOX_KAFKA) has sent nothing for a minute")
+        for message in messages:
+            topic, partition = message.topic(), message.partition()
+            part, error = unread.get((topic, partition)), message.error()
+            # One of no topic passes, or Kafka goes silent.
+            if error is not None and error.code() != KafkaError._PARTITION_EOF and topic in numbers:
+                raise _judged(settings, topic, error)
+            if part is None:
+                continue
+            offset = part.end if error is not None else message.offset()
+            if offset < part.end:
+                at_ms = message.timestamp()[1]
+                first.setdefault((numbers[topic], partition), at_ms)
+                rows.append((_id(message.headers(), name), numbers[topic], partition, offset, at_ms))
+                read += 1
+            if offset >= part.end - 1:
+                del unread[(topic, partition)]
+                kafka.incremental_unassign([TopicPartition(topic, partition)])
+        if len(rows) >= _BATCH or not unread:
+            _store(space, adding, rows)
+            rows = []
+        if read >= told + 1_000_000:
+            told = read
+            progress(f"{read:,} messages read")
+    return read, first
+
+
+def _id(headers: list[tuple[str, bytes | None]] | None, name: str) -> bytes | None:
+    # The relay's own come first, and count.
+    for found, value in headers or ():
+        if found == name:
+            return value
+    return None
+
+
+def _store(space: Workspace, adding: Iterable[str], rows: list[tuple[Any, ...]]) -> None:
+    if not rows:
+        return
+    columns = zip(*rows, strict=True)
+    batch = pa.table(
+        [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)], _SCHEMA
+    )
+    batch = batch.set_column(0, "id", _texts(batch.column("id")))
+    for add in adding:
+        space.add(add, batch)
+
+
+def _texts(found: pa.ChunkedArray) -> Any:
+    try:
+        return found.cast(pa.string())
+    except pa.ArrowInvalid:
+        # Somebody else's header of that name.
+        return pa.array([None if id is None else id.decode(errors="replace") for id in found.to_pylist()])
+
+
+def _judged(settings: Settings, topic: str | None, error: KafkaError) -> Exception:
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        return SetupError(f"topic {topic} cannot be read: grant READ on it")
+    if error.code() == KafkaError._AUTO_OFFSET_RESET:
+        return AwayError(f"topic {topic} has deleted messages while it was read: run it again")
+    return AwayError(f"Kafka at {settings.kafka} (OUTBOX_KAFKA) ended the reading: {error.str()}")

@@ -1,0 +1,133 @@
+"""What a consumer has handled of the day, as its own database says.
+
+Invariants:
+- Its group's offsets are read before its rows: what they say is behind it must be among the rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from typing import Final
+
+from confluent_kafka import TopicPartition
+from psycopg import sql
+
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.reconciliation import ids, queries, topics
+from outbox_pipelines.reconciliation.consumers import Consumer
+from outbox_pipelines.reconciliation.stream import reading
+from outbox_pipelines.reconciliation.workspace import Workspace
+from outbox_pipelines.settings import Settings
+
+# Where the group has no offset: what came longer ago should be handled.
+_GRACE_MS: Final = 3_600_000
+# `outbox consumer prune` takes no fewer.
+_LEAST_DAYS: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """What the findings of a consumer need beside the tables."""
+
+    kept_ms: int
+    """What came to a topic since then is certainly kept."""
+    notes: list[str]
+
+
+def load(
+    settings: Settings,
+    day: date,
+    consumer: Consumer,
+    span: tuple[str, str],
+    space: Workspace,
+    progress: Callable[[str], None],
+) -> Handled:
+    """Fills the tables of a consumer, and finds what it has not handled.
+
+    Raises:
+        AwayError: its database or Kafka does not answer.
+        SetupError: its database has no `processed_events`.
+    """
+    own = settings.model_copy(
+        update={
+            "dsn": consumer.dsn or settings.require_dsn(),
+            "db_schema": consumer.schema or settings.db_schema,
+        }
+    )
+    has_inbox = _require_tables(own, consumer)
+    space.run(queries.MAKE_CONSUMER)
+    space.run(queries.ADD_TAKEN, topics=list(consumer.topics), event_types=list(consumer.event_types))
+    notes = _commits(settings, consumer, space)
+    wanted = {
+        "source": sql.Literal(consumer.source),
+        "buckets": sql.Literal(ids.buckets(ids.milliseconds(span[0]), ids.milliseconds(span[1]))),
+        "first": sql.Literal(span[0]),
+        "end": sql.Literal(span[1]),
+    }
+    rows = 0
+    with reading(own.dsn, own.db_schema) as read:
+        for batch in read(sql.SQL(queries.PROCESSED).format(**wanted)):
+            space.add(queries.ADD_PROCESSED, batch)
+            rows += batch.num_rows
+        progress(f"{consumer.name}: {rows:,} ids read")
+        if has_inbox:
+            for batch in read(sql.SQL(queries.INBOX).format(**wanted)):
+                space.add(queries.ADD_INBOX, batch)
+    now_ms = int(time.time() * 1000)
+    space.run(queries.FIND_UNHANDLED.format(grace_ms=now_ms - _GRACE_MS))
+    ((any_passed,),) = space.rows(queries.ANY_PASSED)
+    return Handled(_kept(own, day, consumer, now_ms) if any_passed else 0, notes)
+
+
+def _require_tables(own: Settings, consumer: Consumer) -> bool:
+    """Whether there is an inbox too."""
+    with _entered(own, consumer) as connection:
+        ((has_processed, has_inbox),) = connection.execute(queries.HAS_TABLES)
+    if not has_processed:
+        raise SetupError(
+            f"consumer {consumer.name}: its database has no table processed_events in schema "
+            f"{own.db_schema!r}: name its dsn and schema in the file of OUTBOX_CONSUMERS"
+        )
+    return bool(has_inbox)
+
+
+def _entered(own: Settings, consumer: Consumer) -> Connection:
+    try:
+        return connect(own, name=f"outbox reconcile: {consumer.name}")
+    except AwayError as error:
+        said = str(error).replace("OUTBOX_DSN", f"dsn of [{consumer.name}] in the file of OUTBOX_CONSUMERS")
+        raise AwayError(said) from None
+
+
+def _commits(settings: Settings, consumer: Consumer, space: Workspace) -> list[str]:
+    names = dict(space.rows(queries.TOPICS))
+    numbers = {name: number for number, name in names.items()}
+    places = [TopicPartition(names[topic], partition) for topic, partition in space.rows(queries.PARTITIONS)]
+    if not places:
+        return ["none of the day's events came to a topic that it takes"]
+    found = [each for each in topics.committed(settings, consumer.group, places) if each.offset >= 0]
+    for each in found:
+        space.run(
+            queries.ADD_COMMITTED, topic=numbers[each.topic], partition=each.partition, offset=each.offset
+        )
+    if found:
+        return []
+    return [
+        f"group {consumer.group} has no offsets in Kafka: what came over an hour ago counts as passed over"
+    ]
+
+
+def _kept(own: Settings, day: date, consumer: Consumer, now_ms: int) -> int:
+    """From when on a message that was handled is certainly remembered, in ms."""
+    if consumer.keep_days is None:
+        start, end = ids.bounds(day)
+        given = {"buckets": ids.buckets(start, end), "first": ids.floor(start), "end": ids.floor(end)}
+        with _entered(own, consumer) as connection:
+            ((first_kept,),) = connection.execute(queries.FIRST_KEPT, given)
+        if first_kept is not None and first_kept < end:
+            return 0
+    return now_ms - (consumer.keep_days or _LEAST_DAYS) * ids.DAY_MS

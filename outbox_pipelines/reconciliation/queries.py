@@ -1,0 +1,268 @@
+"""SQL of reconciliation, for PostgreSQL (names unqualified: the search_path finds them) and for DuckDB."""
+
+from typing import Final, LiteralString
+
+# --- PostgreSQL: the outbox -----------------------------------------------------------------------------
+
+# One core: nobody waits for it.
+TUNE: Final = "SET jit = off; SET TimeZone = 'UTC'; SET max_parallel_workers_per_gather = 0"
+
+IS_ATTACHED: Final = """
+SELECT coalesce((SELECT relispartition FROM pg_class WHERE oid = to_regclass(%(leaf)s)), false),
+       (clock_timestamp() AT TIME ZONE 'UTC')::date"""
+
+# One statement, and so one moment: an event that is released in between is parked or published, never both.
+# By the parent, to which operators have rights.
+CLOSED_EVENTS: Final = """
+SELECT o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.created_at,
+       coalesce(p.state, 'published') AS state
+FROM outbox o
+LEFT JOIN outbox_parked p ON p.id = o.id
+WHERE o.created_at >= {start} AND o.created_at < {stop}"""
+# In one that is not closed the shards' positions tell.
+OPEN_EVENTS: Final = """
+SELECT o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.created_at,
+       coalesce(p.state, CASE WHEN outbox_covers(s.done, s.target, s.last_seq, o.tx, o.seq)
+                              THEN 'published' ELSE 'pending' END) AS state
+FROM outbox o
+JOIN outbox_shards s ON s.shard = outbox_shard_of(o.aggregate_type, o.aggregate_id, s.shards)
+LEFT JOIN outbox_parked p ON p.id = o.id
+WHERE o.created_at >= {start} AND o.created_at < {stop}"""
+
+# What became of dead letters after the day's file was written.
+PARKED: Final = """
+SELECT id::text AS id, state FROM outbox_parked
+WHERE created_at >= {start} AND created_at < {stop}"""
+# The audit is never purged. A replay comes late by nature.
+REPLAYED: Final = """
+SELECT unnest(events)::text AS id FROM outbox_audit WHERE action = 'replay' AND at >= {start}"""
+
+# By the primary key of each day that is attached.
+KNOWN: Final = "SELECT id::text FROM outbox WHERE id = ANY (%(ids)s::uuid[])"
+
+# Days beside this one whose events have gone to the archive.
+NEIGHBOURS: Final = """
+SELECT day, manifest_sha256 IS NOT NULL FROM outbox_days
+WHERE state = 'dropped' AND day IN (%(day)s::date - 1, %(day)s::date + 1) ORDER BY day"""
+
+# --- PostgreSQL: a consumer -----------------------------------------------------------------------------
+
+HAS_TABLES: Final = "SELECT to_regclass('processed_events') IS NOT NULL, to_regclass('inbox') IS NOT NULL"
+
+# Only the partitions of these days, and the one of ids that tell no time.
+PROCESSED: Final = """
+SELECT event_id::text AS id FROM processed_events
+WHERE source = {source}
+  AND (bucket = ANY ({buckets}) AND event_id >= {first}::uuid AND event_id < {end}::uuid OR bucket = -1)"""
+INBOX: Final = """
+SELECT message_id::text AS id, state, coalesce(last_error, '') AS error FROM inbox
+WHERE source = {source} AND state IN ('waiting', 'failed', 'discarded')"""
+# Rows of a day are pruned together, when the last is a day old. One that was handled on the day itself, by
+# whatever source, shows that they were not.
+FIRST_KEPT: Final = """
+SELECT (extract(epoch FROM min(processed_at)) * 1000)::bigint FROM processed_events
+WHERE bucket = ANY (%(buckets)s) AND event_id >= %(first)s::uuid AND event_id < %(end)s::uuid"""
+
+# --- DuckDB ---------------------------------------------------------------------------------------------
+
+TABLES: Final = """
+SET TimeZone = 'UTC';
+CREATE SEQUENCE kind_numbers;
+CREATE TABLE kinds (
+    kind USMALLINT DEFAULT nextval('kind_numbers'), aggregate_type VARCHAR, event_type VARCHAR,
+    topic USMALLINT);
+CREATE TABLE topics (topic USMALLINT, name VARCHAR, kept_from BIGINT, doubt VARCHAR);
+CREATE TYPE state AS ENUM (
+    'published', 'pending', 'waiting', 'retrying', 'replaying', 'failed', 'discarded');
+CREATE TABLE events (
+    id UUID, seq BIGINT, aggregate UBIGINT, kind USMALLINT, state state, created_ms BIGINT);
+CREATE TABLE replayed (id UUID);
+CREATE TABLE messages (id UUID, topic USMALLINT, partition INTEGER, "offset" BIGINT, at_ms BIGINT);
+CREATE TABLE unreadable (topic USMALLINT, partition INTEGER, "offset" BIGINT);
+CREATE TABLE unknown (
+    side VARCHAR, id UUID, topic USMALLINT, partition INTEGER, "offset" BIGINT)"""
+
+ADD_KINDS: Final = """
+INSERT INTO kinds (aggregate_type, event_type)
+SELECT DISTINCT aggregate_type, event_type FROM batch
+ANTI JOIN kinds USING (aggregate_type, event_type)"""
+# An aggregate as 64 bits: of 10 million two are the same once in 400,000 days.
+ADD_EVENTS: Final = """
+INSERT INTO events
+SELECT id::UUID, seq, hash(aggregate_type, aggregate_id), kind, state::state, epoch_ms(created_at)
+FROM batch JOIN kinds USING (aggregate_type, event_type)"""
+ADD_REPLAYED: Final = "INSERT INTO replayed SELECT DISTINCT id::UUID FROM batch"
+
+KINDS: Final = "SELECT kind, aggregate_type, event_type FROM kinds ORDER BY kind"
+ADD_TOPIC: Final = "INSERT INTO topics (topic, name) VALUES ($topic, $name)"
+ROUTE: Final = "UPDATE kinds SET topic = $topic WHERE kind = $kind"
+DOUBT: Final = "UPDATE topics SET kept_from = $kept_from, doubt = $doubt WHERE topic = $topic"
+
+# A dead letter of the file that is parked no more was published since; a discarded one is purged with time.
+MAKE_PARKED: Final = "CREATE TABLE parked (id UUID, state state)"
+ADD_PARKED: Final = "INSERT INTO parked SELECT id::UUID, state::state FROM batch"
+REVISE: Final = """
+UPDATE events SET state = coalesce((SELECT p.state FROM parked p WHERE p.id = events.id), 'published')
+WHERE state = 'failed';
+UPDATE events SET state = p.state FROM parked p WHERE p.id = events.id AND p.state <> events.state"""
+
+# From when to when the ids of the day's events were drawn, and whether others tell no time.
+SPAN: Final = """
+SELECT count(*), min(id) FILTER (WHERE is_timed)::VARCHAR, max(id) FILTER (WHERE is_timed)::VARCHAR
+FROM (SELECT id, uuid_extract_version(id) = 7 AS is_timed FROM events)"""
+
+# Of messages of other days nothing is kept: their ids tell.
+ADD_MESSAGES: Final = """
+INSERT INTO messages
+SELECT * FROM (
+    SELECT TRY_CAST(id AS UUID) AS id, topic::USMALLINT, partition, "offset", at_ms FROM batch)
+WHERE id IS NOT NULL
+  AND (id >= '{first}'::UUID AND id < '{end}'::UUID OR uuid_extract_version(id) <> 7)"""
+ADD_UNREADABLE: Final = """
+INSERT INTO unreadable SELECT topic::USMALLINT, partition, "offset" FROM batch
+WHERE TRY_CAST(id AS UUID) IS NULL AND at_ms >= {start_ms} AND at_ms < {end_ms}"""
+
+# Events beside the places they have come to; a duplicate in one partition counts as the first of it.
+COMPARE: Final = """
+CREATE TABLE compared AS
+SELECT coalesce(e.id, m.id) AS id, e.seq, e.aggregate, e.kind, e.state, e.created_ms,
+       m.topic, m.partition, m."offset", m.times, m.at_ms
+FROM events e FULL JOIN (
+    SELECT id, topic, partition, min("offset") AS "offset", min(at_ms) AS at_ms, count(*) AS times
+    FROM messages GROUP BY id, topic, partition
+) m ON m.id = e.id;
+DROP TABLE messages"""
+
+# Its first time in a partition, behind a later event of its aggregate.
+FIND_LATE: Final = """
+CREATE TABLE late AS
+SELECT * FROM (
+    SELECT id, seq, kind, topic, partition, "offset", max(seq) OVER (
+               PARTITION BY topic, partition, aggregate ORDER BY "offset"
+               ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+    FROM compared WHERE seq IS NOT NULL AND "offset" IS NOT NULL)
+WHERE seq < before"""
+
+# Ids of this day that are of none of its events. Of one that tells no time the message's time decides.
+FIND_UNKNOWN: Final = """
+INSERT INTO unknown SELECT 'topics', id, topic, partition, "offset" FROM compared
+WHERE seq IS NULL AND CASE WHEN uuid_extract_version(id) = 7
+                           THEN id >= '{first}'::UUID AND id < '{end}'::UUID
+                           ELSE at_ms >= {start_ms} AND at_ms < {end_ms} END"""
+UNKNOWN: Final = "SELECT DISTINCT id::VARCHAR FROM unknown WHERE side = '{side}'"
+MAKE_FOUND: Final = "CREATE OR REPLACE TABLE found (id UUID)"
+ADD_FOUND: Final = "INSERT INTO found SELECT id::UUID FROM batch"
+FORGET_FOUND: Final = "DELETE FROM unknown WHERE side = '{side}' AND id IN (FROM found)"
+
+# --- DuckDB: findings of the topics ---------------------------------------------------------------------
+# Each answers rows of (id, seq, kind, topic, partition, offset, detail).
+
+_ABSENT: Final[LiteralString] = """
+SELECT c.id, c.seq, c.kind, k.topic, NULL AS partition, NULL AS "offset",
+       CASE WHEN t.doubt IS NOT NULL THEN t.doubt
+            WHEN c.created_ms < t.kept_from
+            THEN 'the topic keeps from ' || strftime(make_timestamp(t.kept_from * 1000), '%Y-%m-%d %H:%M:%S')
+       END AS detail
+FROM compared c JOIN kinds k USING (kind) LEFT JOIN topics t ON t.topic = k.topic
+WHERE c.state = 'published' AND c."offset" IS NULL"""
+MISSING: Final[LiteralString] = f"SELECT * FROM ({_ABSENT}) WHERE detail IS NULL"
+UNKNOWABLE: Final[LiteralString] = f"SELECT * FROM ({_ABSENT}) WHERE detail IS NOT NULL"
+PHANTOM: Final = """
+SELECT id, NULL AS seq, NULL AS kind, topic, partition, "offset", NULL AS detail FROM unknown
+WHERE side = 'topics'"""
+OUT_OF_ORDER: Final = """
+SELECT id, seq, kind, topic, partition, "offset", 'behind seq ' || before AS detail FROM late
+ANTI JOIN replayed USING (id)"""
+LATE_REPLAYS: Final = """
+SELECT id, seq, kind, topic, partition, "offset", 'behind seq ' || before AS detail FROM late
+SEMI JOIN replayed USING (id)"""
+# As many as are too many: of one that came three times, two.
+DUPLICATED: Final = """
+SELECT id, any_value(seq) AS seq, any_value(kind) AS kind, min_by(topic, at_ms) AS topic,
+       min_by(partition, at_ms) AS partition, min_by("offset", at_ms) AS "offset",
+       sum(times) || ' times' AS detail, sum(times) - 1 AS extra
+FROM compared WHERE seq IS NOT NULL AND "offset" IS NOT NULL
+  AND (times > 1 OR id IN (SELECT id FROM compared WHERE "offset" IS NOT NULL AND seq IS NOT NULL
+                           GROUP BY id HAVING count(*) > 1))
+GROUP BY id"""
+LAGGING: Final = """
+SELECT id, seq, kind, NULL AS topic, NULL AS partition, NULL AS "offset", state::VARCHAR AS detail
+FROM compared WHERE state IN ('pending', 'waiting', 'retrying', 'replaying') AND "offset" IS NULL"""
+UNREADABLE: Final = """
+SELECT NULL AS id, NULL AS seq, NULL AS kind, topic, partition, "offset", NULL AS detail FROM unreadable"""
+DEAD: Final = """
+SELECT id, seq, kind, NULL AS topic, NULL AS partition, NULL AS "offset", NULL AS detail
+FROM compared WHERE state = 'failed' AND "offset" IS NULL"""
+GIVEN_UP: Final = """
+SELECT id, seq, kind, NULL AS topic, NULL AS partition, NULL AS "offset", NULL AS detail
+FROM compared WHERE state = 'discarded' AND "offset" IS NULL"""
+PUBLISHED: Final = "SELECT count(*) FROM events WHERE state = 'published'"
+
+# --- DuckDB: a consumer ---------------------------------------------------------------------------------
+
+MAKE_CONSUMER: Final = """
+CREATE OR REPLACE TABLE processed (id UUID);
+CREATE OR REPLACE TABLE inbox (id UUID, state VARCHAR, error VARCHAR);
+CREATE OR REPLACE TABLE committed (topic USMALLINT, partition INTEGER, "offset" BIGINT);
+CREATE OR REPLACE TABLE taken (kind USMALLINT)"""
+ADD_PROCESSED: Final = "INSERT INTO processed SELECT id::UUID FROM batch"
+ADD_INBOX: Final = "INSERT INTO inbox SELECT id::UUID, state, error FROM batch"
+ADD_COMMITTED: Final = "INSERT INTO committed VALUES ($topic, $partition, $offset)"
+# An empty list means all.
+ADD_TAKEN: Final = """
+INSERT INTO taken SELECT kind FROM kinds k JOIN topics t ON t.topic = k.topic
+WHERE (len($topics) = 0 OR t.name IN (SELECT unnest($topics)))
+  AND (len($event_types) = 0 OR k.event_type IN (SELECT unnest($event_types)))"""
+TOPICS: Final = "SELECT topic, name FROM topics ORDER BY topic"
+PARTITIONS: Final = """
+SELECT DISTINCT topic, partition FROM compared SEMI JOIN taken USING (kind) WHERE "offset" IS NOT NULL"""
+EXPECTED: Final = """
+SELECT count(DISTINCT id) FROM compared SEMI JOIN taken USING (kind) WHERE "offset" IS NOT NULL"""
+
+# Messages of the day that it has no record of: passed over, or not reached. Where its group has no offset
+# the time decides: {grace_ms} is long enough for all.
+FIND_UNHANDLED: Final = """
+CREATE OR REPLACE TABLE unhandled AS
+SELECT id, any_value(seq) AS seq, any_value(kind) AS kind, min_by(topic, at_ms) AS topic,
+       min_by(partition, at_ms) AS partition, min_by("offset", at_ms) AS "offset", min(at_ms) AS at_ms,
+       bool_or(CASE WHEN committed IS NULL THEN at_ms < {grace_ms} ELSE "offset" < committed END) AS is_passed
+FROM (
+    SELECT c.*, o."offset" AS committed
+    FROM compared c SEMI JOIN taken USING (kind) ANTI JOIN processed USING (id)
+    LEFT JOIN committed o ON o.topic = c.topic AND o.partition = c.partition
+    WHERE c.seq IS NOT NULL AND c."offset" IS NOT NULL)
+GROUP BY id"""
+ANY_PASSED: Final = "SELECT count(*) > 0 FROM unhandled WHERE is_passed"
+FIND_STRANGE: Final = """
+INSERT INTO unknown
+SELECT '{side}', id, NULL, NULL, NULL FROM processed ANTI JOIN events USING (id)
+WHERE id >= '{first}'::UUID AND id < '{end}'::UUID AND uuid_extract_version(id) = 7"""
+
+_UNHANDLED: Final[LiteralString] = """
+SELECT id, seq, kind, topic, partition, "offset", NULL AS detail FROM unhandled """
+# {kept_ms}: what came to the topic since then is certainly kept.
+NOT_HANDLED: Final[LiteralString] = _UNHANDLED + "WHERE is_passed AND at_ms >= {kept_ms}"
+FORGOTTEN: Final[LiteralString] = _UNHANDLED + "WHERE is_passed AND at_ms < {kept_ms}"
+_RECEIVED: Final[LiteralString] = """
+SELECT c.id, any_value(c.seq) AS seq, any_value(c.kind) AS kind, min_by(c.topic, c.at_ms) AS topic,
+       min_by(c.partition, c.at_ms) AS partition, min_by(c."offset", c.at_ms) AS "offset",
+       any_value(i.error) AS detail
+FROM compared c SEMI JOIN taken USING (kind) JOIN inbox i ON i.id = c.id
+WHERE c."offset" IS NOT NULL AND i.state = '{state}' GROUP BY c.id"""
+CONSUMER_LAGGING: Final[LiteralString] = (
+    _UNHANDLED.replace("NULL AS detail", "'not received' AS detail")
+    + "WHERE NOT is_passed UNION ALL "
+    + _RECEIVED.replace("{state}", "waiting").replace("any_value(i.error) AS", "'received, not handled' AS")
+)
+CONSUMER_DEAD: Final[LiteralString] = _RECEIVED.replace("{state}", "failed")
+CONSUMER_GIVEN_UP: Final[LiteralString] = _RECEIVED.replace("{state}", "discarded")
+STRANGE: Final = """
+SELECT id, NULL AS seq, NULL AS kind, NULL AS topic, NULL AS partition, NULL AS "offset", NULL AS detail
+FROM unknown WHERE side = '{side}'"""
+
+# Of an answer as above, the count and the first few, with names for numbers.
+COUNT: Final = "SELECT coalesce(sum({amount}), 0)::BIGINT FROM ({finding})"
+EXAMPLES: Final = """
+SELECT f.id::VARCHAR, f.seq, k.event_type, t.name, f.partition, f."offset", f.detail
+FROM ({finding}) f LEFT JOIN kinds k ON k.kind = f.kind LEFT JOIN topics t ON t.topic = f.topic
+ORDER BY f.seq, t.name, f.partition, f."offset", f.id LIMIT {limit}"""

@@ -1,0 +1,156 @@
+"""What a reconciliation has found: counts, and a few examples of each."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any, Final
+
+from outbox_pipelines.quality.rules import State
+
+EXAMPLES: Final = 10
+"""That are shown of each finding, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Something that can be found."""
+
+    name: str
+    state: State
+    """How bad it is; OK: good to know."""
+    text: str
+    help: str = ""
+    """What to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One event, or message; None is what is not known of it."""
+
+    id: str | None
+    seq: int | None = None
+    event_type: str | None = None
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    detail: str | None = None
+
+    def __str__(self) -> str:
+        place = self.topic
+        if self.offset is not None:
+            place = f"{self.topic}, partition {self.partition}, offset {self.offset}"
+        seq = None if self.seq is None else f"seq {self.seq}"
+        return "  ".join(filter(None, (self.id, seq, self.event_type, place, self.detail)))
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """How often something was found."""
+
+    kind: Kind
+    count: int
+    examples: list[Example] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The topics, or one consumer."""
+
+    name: str
+    compared: int
+    """Events that belong there, and of which this could be asked."""
+    findings: list[Finding]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def state(self) -> State:
+        """How bad it is there."""
+        return max((each.kind.state for each in self.findings), default=State.OK)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Of one day."""
+
+    day: date
+    source: str
+    """Where its events were read: table or archive."""
+    events: int
+    messages: int
+    """Read in the topics, of whatever day."""
+    sides: list[Side]
+    """The topics first."""
+    notes: list[str]
+    seconds: float
+
+    @property
+    def state(self) -> State:
+        """How bad it is altogether."""
+        return max(side.state for side in self.sides)
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing at all differs."""
+        return self.state is State.OK
+
+    @property
+    def summary(self) -> str:
+        """In one line."""
+        found = [
+            f"{side.name}: {each.count:,} {each.kind.name}"
+            for side in self.sides
+            for each in side.findings
+            if each.kind.state is not State.OK
+        ]
+        who = " and ".join(["the topics", *(side.name for side in self.sides[1:])])
+        return "; ".join(found) or f"{self.events:,} events: {who} have all of them"
+
+    def described(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "day": str(self.day),
+            "state": self.state.name,
+            **{name: getattr(self, name) for name in ("source", "events", "messages", "seconds", "notes")},
+            "sides": [
+                {
+                    "name": side.name,
+                    "state": side.state.name,
+                    "compared": side.compared,
+                    "notes": side.notes,
+                    "findings": [_described(each) for each in side.findings],
+                }
+                for side in self.sides
+            ],
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        said = [f"{self.day}: {self.events:,} events in the {self.source}, {self.messages:,} messages read"]
+        said += [f"  note: {note}" for note in self.notes]
+        for side in self.sides:
+            said.append(f"{side.name}: {side.compared:,} compared" + ("" if side.state else ", all there"))
+            said += [f"  note: {note}" for note in side.notes]
+            for found in side.findings:
+                kind = found.kind
+                said.append(f"  {_mark(kind.state)}{found.count:,} {kind.name}: {kind.text}")
+                said += [f"    {example}" for example in found.examples]
+                if kind.help:
+                    said.append(f"    → {kind.help}")
+        return said
+
+
+def _mark(state: State) -> str:
+    return "" if state is State.OK else f"{state.name} "
+
+
+def _described(found: Finding) -> dict[str, Any]:
+    return {
+        "name": found.kind.name,
+        "state": found.kind.state.name,
+        "count": found.count,
+        "text": found.kind.text,
+        "help": found.kind.help,
+        "examples": [dataclasses.asdict(each) for each in found.examples],
+    }

@@ -1,0 +1,48 @@
+"""Rows of PostgreSQL as batches: any number of them within a few MB."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import adbc_driver_manager
+import adbc_driver_postgresql
+import adbc_driver_postgresql.dbapi
+import pyarrow as pa
+from psycopg import sql
+
+from outbox_pipelines.database import first_line
+from outbox_pipelines.errors import AwayError
+from outbox_pipelines.reconciliation import queries
+
+_BATCH_BYTES: Final = 8_000_000
+Read = Callable[[sql.Composable], Iterator[pa.RecordBatch]]
+"""The rows of a query, in batches that are not empty; one query after the other."""
+
+
+@contextmanager
+def reading(dsn: str, schema: str) -> Iterator[Read]:
+    """A connection to read from.
+
+    Raises:
+        AwayError: the database has gone away, or refuses.
+    """
+    path = sql.SQL("SET search_path = {}").format(sql.Identifier(schema)).as_string()
+    hint = {adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
+    try:
+        with (
+            adbc_driver_postgresql.dbapi.connect(dsn, autocommit=True) as connection,
+            connection.cursor(adbc_stmt_kwargs=hint) as cursor,
+        ):
+
+            def read(query: sql.Composable) -> Iterator[pa.RecordBatch]:
+                cursor.execute(query.as_string())
+                return (batch for batch in cursor.fetch_record_batch() if batch.num_rows)
+
+            for statement in [path, *queries.TUNE.split(";")]:
+                cursor.execute(statement)
+            yield read
+    # A server that ends the connection between two batches is an OSError.
+    except (adbc_driver_manager.Error, OSError) as error:
+        raise AwayError(f"the database ended the reading of ids: {first_line(error)}") from None

@@ -1,0 +1,98 @@
+"""The asset `outbox/reconciliation`, its check and its job."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._core.event_api import PartitionKeyFilter
+
+from outbox_pipelines.defs.events import DAYS, events
+from outbox_pipelines.defs.reconciliation import reconcile_day, reconciliation
+from outbox_pipelines.defs.relay.assets import relay
+from tests.conftest import Outbox
+from tests.defs.conftest import metadata_of, resource_of
+from tests.reconciliation.place import DAY, Place
+from tests.relay.topic import create_topic
+
+CHECK = dg.AssetCheckKey(reconciliation.key, "nothing_is_lost")
+
+
+@pytest.fixture
+def place(outbox: Outbox, tmp_path: Path) -> Place:
+    create_topic(outbox, 2)
+    return Place(outbox, tmp_path)
+
+
+def _run(
+    place: Place, instance: dg.DagsterInstance, day: date, **overrides: str
+) -> dg.ExecuteInProcessResult:
+    consumers = str(place.file) if place.file.exists() else None
+    definitions = dg.Definitions(
+        assets=[events, relay, reconciliation],
+        jobs=[reconcile_day],
+        resources={"outbox": resource_of(place.outbox, consumers=consumers)},
+        executor=dg.in_process_executor,
+    )
+    job = definitions.resolve_job_def("reconcile_day")
+    return job.execute_in_process(instance=instance, partition_key=str(day), raise_on_error=False)
+
+
+def test_each_day_has_its_counts_and_its_own_verdict(place: Place, instance: dg.DagsterInstance) -> None:
+    """Guards against a later day's success that hides a loss, and a verdict without names."""
+    place.write(4)
+    place.relay()
+    (lost,) = place.write(1)
+    place.pass_over()
+    place.write(2, day=DAY + timedelta(1))
+    place.relay()
+    result = _run(place, instance, DAY)
+    # A difference is the check's to tell.
+    assert result.success
+    (materialized,) = result.asset_materializations_for_node("outbox__reconciliation")
+    assert materialized.partition == str(DAY)
+    metadata = metadata_of(materialized)
+    assert (metadata["events"], metadata["messages"], metadata["read_from"]) == (5, 6, "table")
+    assert _run(place, instance, DAY + timedelta(1)).success
+    for day, passed in ((DAY, False), (DAY + timedelta(1), True)):
+        record = instance.event_log_storage.get_latest_asset_check_execution_by_key(
+            [CHECK], PartitionKeyFilter(key=str(day))
+        )[CHECK]
+        found = record.evaluation
+        assert found is not None
+        assert found.passed is passed
+        if passed:
+            assert found.description == "2 events: the topics have all of them"
+        else:
+            assert (found.severity, found.description) == (
+                dg.AssetCheckSeverity.ERROR,
+                "topics: 1 missing",
+            )
+            assert found.metadata["topics: missing"].value == 1
+            assert lost in str(found.metadata["report"].value)
+
+
+def test_what_only_lags_is_a_warning(place: Place, instance: dg.DagsterInstance) -> None:
+    place.write(2)
+    place.relay()
+    place.consumer()
+    place.write(1)
+    place.relay()
+    (found,) = _run(place, instance, DAY).get_asset_check_evaluations()
+    assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert found.description == "billing: 1 lagging"
+    assert found.metadata["billing: compared"].value == 3
+
+
+def test_a_failure_is_one_line(place: Place, instance: dg.DagsterInstance) -> None:
+    result = _run(place, instance, date(2026, 1, 2))
+    (failed,) = result.filter_events(lambda event: event.is_step_failure)
+    assert "2026-01-02 is no day of the outbox" in str(failed.step_failure_data.user_failure_data.description)
+
+
+def test_its_days_are_those_of_the_table() -> None:
+    assert reconciliation.partitions_def is DAYS
+    (spec,) = reconciliation.check_specs
+    assert spec.partitions_def is DAYS

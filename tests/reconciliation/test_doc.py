@@ -1,0 +1,41 @@
+"""docs/reconciliation.md says what there is: every entry of the file, every finding and how bad it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from outbox_pipelines.quality.rules import State
+from outbox_pipelines.reconciliation import findings
+from outbox_pipelines.reconciliation.consumers import _ENTRIES, read_consumers
+
+DOC = (Path(__file__).parents[2] / "docs" / "reconciliation.md").read_text()
+WORDS = {State.OK: "", State.WARN: "warning", State.ERROR: "error"}
+
+
+def test_the_file_that_it_shows_can_be_read(tmp_path: Path) -> None:
+    shown = DOC.partition("```toml\n")[2].partition("```")[0]
+    (tmp_path / "consumers.toml").write_text(shown)
+    consumers = read_consumers(tmp_path / "consumers.toml")
+    assert list(consumers) == ["billing", "shipping"]
+    assert (consumers["billing"].source, consumers["billing"].group) == ("billing", "billing")
+    assert set(re.findall(r"^(\w+) =", shown, re.MULTILINE)) == set(_ENTRIES)
+
+
+@pytest.mark.parametrize(
+    ("chapter", "kinds"),
+    [
+        ("## What it finds in the topics", [kind for _, kind in findings._OF_TOPICS]),
+        ("## What it finds at a consumer", [kind for _, kind in findings._OF_CONSUMER]),
+    ],
+)
+def test_each_finding_is_in_its_table(chapter: str, kinds: list[findings.Kind]) -> None:
+    table = DOC.partition(chapter)[2].partition("\n## ")[0]
+    said = {
+        name: state.strip()
+        for names, state in re.findall(r"^\| (`[^|]*) \| ([^|]*)\|", table, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    assert said == {kind.name: WORDS[kind.state] for kind in kinds}
