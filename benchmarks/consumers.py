@@ -1,0 +1,273 @@
+"""What it costs to handle an event once: one consumer, one partition, a handler that inserts a row.
+
+Invariants:
+- Each run has a topic of its own with the same events between two marks; the time is that between the marks.
+- Runs of the ways that are compared take turns, so that a drift falls on all alike.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+from uuid import UUID
+
+import confluent_kafka
+import psycopg
+import redis
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from benchmarks.redis_server import RedisServer
+from benchmarks.servers import fresh_outbox
+from benchmarks.table import Row
+from outbox_pipelines import consumer
+from outbox_pipelines.consumer.cache import RedisCache
+from outbox_pipelines.settings import Settings
+
+_EVENTS: Final = 4000
+_ROUNDS: Final = 5
+_AT_ONCE: Final = 100
+_SOURCE: Final = "billing"
+_PLACED, _FIRST, _LAST = "order.placed", "mark.first", "mark.last"
+_HANDLE: Final = "INSERT INTO invoices (order_id, total) VALUES (%s, %s)"
+# What a consumer with a cache asks in place of an INSERT, of all that the cache believes to be handled. The
+# buckets are given: without them each query would look into all 65 partitions.
+_VERIFY: Final = """
+SELECT event_id FROM processed_events
+WHERE event_id = ANY(%(ids)s) AND source = %(source)s AND bucket = ANY(%(buckets)s)"""
+
+
+def measure(servers: Settings) -> list[Row]:
+    """Rows of the table."""
+    with (
+        fresh_outbox(servers) as settings,
+        tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder,
+        _redis(Path(folder)) as url,
+    ):
+        place = _Place(settings, url)
+        place.prepare()
+        rates: dict[str, list[float]] = {name: [] for name in _WAYS}
+        for _ in range(_ROUNDS):
+            place.forget()
+            for name, way in _WAYS.items():
+                rates[name].append(place.rate(way))
+        return _rows({name: median(values) for name, values in rates.items()})
+
+
+def _rows(rate: dict[str, float]) -> list[Row]:
+    added = 1 / rate["once"] - 1 / rate["bare"]
+    return [
+        Row("consumer: a bare loop, nothing remembered", f"{rate['bare']:,.0f} events/s"),
+        Row("  each event once, one at a time", *_beside(rate, "once", "bare")),
+        Row("  adds to an event", f"{added * 1e6:.0f} µs", f"of {1e6 / rate['once']:.0f}"),
+        Row("  a bare loop that asks and tells Redis", *_beside(rate, "textbook", "bare")),
+        Row("consumer: all come again, one at a time", *_beside(rate, "again", "once")),
+        Row("  Redis asked, then verified, one at a time", *_beside(rate, "again with a cache", "again")),
+        Row(
+            f"  Redis asked, then verified, {_AT_ONCE} at a time",
+            *_beside(rate, "again with a cache, many", "again"),
+        ),
+        Row(
+            f"  verified alone, {_AT_ONCE} at a time",
+            *_beside(rate, "again verified, many", "again"),
+        ),
+    ]
+
+
+def _beside(rate: dict[str, float], name: str, other: str) -> tuple[str, str]:
+    return f"{rate[name]:,.0f} events/s", f"{rate[name] / rate[other]:.2f} × {other}"
+
+
+@dataclass
+class _Place:
+    """Where the ways run: a database, Kafka, Redis, and the ids of the events."""
+
+    settings: Settings
+    redis_url: str
+    ids: list[UUID] = field(default_factory=list)
+
+    def prepare(self) -> None:
+        with psycopg.connect(self.settings.dsn, autocommit=True) as connection:
+            consumer.migrate(connection)
+            connection.execute("CREATE TABLE invoices (order_id text NOT NULL, total int NOT NULL)")
+            made = connection.execute("SELECT uuidv7() FROM generate_series(1, %s)", [_EVENTS])
+            self.ids = [event_id for (event_id,) in made]
+
+    def forget(self) -> None:
+        """Nothing was ever handled."""
+        with psycopg.connect(self.settings.dsn, autocommit=True) as connection:
+            connection.execute("TRUNCATE processed_events, invoices")
+            connection.execute("CHECKPOINT")
+        with redis.Redis.from_url(self.redis_url) as client:
+            client.flushall()
+
+    def rate(self, way: Callable[[_Run], None]) -> float:
+        """Events a second."""
+        run = _Run(self, f"bench-{uuid.uuid4().hex[:8]}")
+        admin = AdminClient({"bootstrap.servers": self.settings.kafka})
+        admin.create_topics([NewTopic(run.topic, 1, 1)])[run.topic].result(30)
+        producer = confluent_kafka.Producer({"bootstrap.servers": self.settings.kafka})
+        marked = [(uuid.uuid4(), _FIRST), *((each, _PLACED) for each in self.ids), (uuid.uuid4(), _LAST)]
+        for n, (event_id, event_type) in enumerate(marked):
+            headers: Any = [("id", str(event_id)), ("event-type", event_type), ("aggregate-type", "order")]
+            producer.produce(run.topic, json.dumps({"total": n % 100}), str(n % 500), headers=headers)
+        assert producer.flush(60) == 0
+        way(run)
+        admin.delete_topics([run.topic])[run.topic].result(30)
+        return len(self.ids) / (run.ended - run.began)
+
+
+@dataclass
+class _Run:
+    """One way, once."""
+
+    place: _Place
+    topic: str
+    began: float = 0.0
+    ended: float = 0.0
+
+    def mark(self, event_type: str) -> None:
+        if event_type == _FIRST:
+            self.began = time.perf_counter()
+        else:
+            self.ended = time.perf_counter()
+
+    def messages(self, at_once: int = 1) -> Iterator[list[Any]]:
+        """As a bare loop gets them; their offsets are committed in passing once they were handled."""
+        client = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": self.place.settings.kafka,
+                "group.id": self.topic,
+                "auto.offset.reset": "earliest",
+                "enable.auto.offset.store": False,
+                "auto.commit.interval.ms": 1000,
+            }
+        )
+        client.subscribe([self.topic])
+        with closing(client):
+            while not self.ended:
+                found: list[Any] = [each for each in client.consume(at_once, 0.2) if each.error() is None]
+                events = []
+                for message in found:
+                    event_type = dict(message.headers())["event-type"].decode()
+                    if event_type == _PLACED:
+                        events.append(message)
+                    elif event_type == _FIRST:
+                        self.mark(_FIRST)
+                    else:
+                        yield events
+                        events = []
+                        self.mark(_LAST)
+                if events:
+                    yield events
+                for message in found:
+                    client.store_offsets(message=message)
+
+
+def _bare(run: _Run) -> None:
+    with psycopg.connect(run.place.settings.dsn, autocommit=True) as connection:
+        for messages in run.messages():
+            for message in messages:
+                with connection.transaction():
+                    _handle(connection, message)
+
+
+def _textbook(run: _Run) -> None:
+    """Look, handle, tell: what is handled twice after a crash between the last two."""
+    with (
+        psycopg.connect(run.place.settings.dsn, autocommit=True) as connection,
+        redis.Redis.from_url(run.place.redis_url) as client,
+    ):
+        for messages in run.messages():
+            for message in messages:
+                # A prefix of its own, for the cache is beside it.
+                key = b"textbook:" + _id(message).bytes
+                if not client.exists(key):
+                    with connection.transaction():
+                        _handle(connection, message)
+                    client.set(key, b"", ex=3600)
+
+
+def _once(run: _Run) -> None:
+    stop = threading.Event()
+    consumes = consumer.Consumer(
+        source=_SOURCE,
+        topics=[run.topic],
+        kafka={"bootstrap.servers": run.place.settings.kafka, "group.id": run.topic},
+        dsn=run.place.settings.dsn,
+    )
+
+    @consumes.on(_PLACED)
+    def placed(event: consumer.Event, connection: psycopg.Connection[Any]) -> None:
+        connection.execute(_HANDLE, [event.aggregate_id, event.payload["total"]])
+
+    @consumes.on(_FIRST, _LAST)
+    def mark(event: consumer.Event, connection: psycopg.Connection[Any]) -> None:
+        run.mark(event.type)
+        if event.type == _LAST:
+            stop.set()
+
+    consumes.run(stop)
+
+
+def _verifying(cached: bool, at_once: int) -> Callable[[_Run], None]:
+    """What is known to the cache, or all, is looked up in the database by one query."""
+
+    def way(run: _Run) -> None:
+        cache = RedisCache.at(run.place.redis_url, seconds=3600)
+        cache.remember(_SOURCE, run.place.ids)
+        with psycopg.connect(run.place.settings.dsn, autocommit=True) as connection:
+            for messages in run.messages(at_once):
+                ids = [_id(message) for message in messages]
+                known = list(cache.known(_SOURCE, ids) if cached else ids)
+                buckets = list({_bucket(each) for each in known})
+                given = {"ids": known, "source": _SOURCE, "buckets": buckets}
+                # Planned each time: a prepared plan would be one of all partitions.
+                verified = connection.execute(_VERIFY, given, prepare=False).fetchall()
+                assert len(verified) == len(messages)
+
+    return way
+
+
+def _handle(connection: psycopg.Connection[Any], message: Any) -> None:
+    connection.execute(_HANDLE, [message.key().decode(), json.loads(message.value())["total"]])
+
+
+def _bucket(event_id: UUID) -> int:
+    """As `processed_bucket` has it, of an id of version 7."""
+    return (event_id.int >> 80) // 86_400_000 % 64
+
+
+def _id(message: Any) -> UUID:
+    return UUID(dict(message.headers())["id"].decode())
+
+
+# In this order: what comes again was handled before. Batches, and a consumer with a cache, are entries here.
+_WAYS: Final[dict[str, Callable[[_Run], None]]] = {
+    "bare": _bare,
+    "textbook": _textbook,
+    "once": _once,
+    "again": _once,
+    "again with a cache": _verifying(True, 1),
+    "again with a cache, many": _verifying(True, _AT_ONCE),
+    "again verified, many": _verifying(False, _AT_ONCE),
+}
+
+
+@contextmanager
+def _redis(folder: Path) -> Iterator[str]:
+    server = RedisServer(folder)
+    server.start()
+    try:
+        yield server.url
+    finally:
+        server.stop()
