@@ -32,10 +32,14 @@ from benchmarks.table import Row
 from outbox_pipelines import consumer
 from outbox_pipelines.consumer.cache import RedisCache
 from outbox_pipelines.settings import Settings
+from tests.history.proxy import Proxy
 
 _EVENTS: Final = 1500
 _ROUNDS: Final = 6
 _AT_ONCE: Final = 100
+# Each way, of a database in another building.
+_FAR_SECONDS: Final = 0.0005
+_FAR_ROUNDS: Final = 2
 _SOURCE: Final = "billing"
 _PLACED, _FIRST, _LAST = "order.placed", "mark.first", "mark.last"
 _HANDLE: Final = "INSERT INTO invoices (order_id, total) VALUES (%s, %s)"
@@ -63,7 +67,41 @@ def measure(servers: Settings) -> list[Row]:
                 first = n % len(ways)
                 for name in [*ways][first:] + [*ways][:first]:
                     rates[name].append(place.rate(ways[name]))
-        return [*_rows({name: median(values) for name, values in rates.items()}), _asking(place)]
+        near = {name: median(values) for name, values in rates.items()}
+        return [*_rows(near), _asking(place), *_far(place)]
+
+
+def _far(place: _Place) -> list[Row]:
+    """All come again, one at a time, and each word to the database takes its time."""
+    rates: dict[str, list[float]] = {name: [] for name in _AGAIN_ONE}
+    with psycopg.connect(place.settings.dsn) as connection:
+        port = connection.info.port
+    with Proxy(port) as proxy:
+        proxy.delay(_FAR_SECONDS)
+        dsn = psycopg.conninfo.make_conninfo(place.settings.dsn, port=proxy.port)
+        away = _round_trip(dsn)
+        for _ in range(_FAR_ROUNDS):
+            for name, way in _AGAIN_ONE.items():
+                rates[name].append(place.rate(way, dsn))
+    rate = {name: median(values) for name, values in rates.items()}
+    return [
+        Row(
+            f"consumer: all come again, the database {away * 1000:.1f} ms away",
+            f"{rate['again']:,.0f} events/s",
+        ),
+        Row("  Redis asked, then verified, one at a time", *_beside(rate, "again with a cache", "again")),
+        Row("  verified alone, one at a time", *_beside(rate, "again verified", "again")),
+    ]
+
+
+def _round_trip(dsn: str) -> float:
+    seconds = []
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for _ in range(50):
+            started = time.perf_counter()
+            connection.execute("SELECT 1")
+            seconds.append(time.perf_counter() - started)
+    return median(seconds)
 
 
 def _asking(place: _Place) -> Row:
@@ -87,6 +125,7 @@ def _rows(rate: dict[str, float]) -> list[Row]:
         Row("  a bare loop that asks and tells Redis", *_beside(rate, "textbook", "bare")),
         Row("consumer: all come again, one at a time", *_beside(rate, "again", "once")),
         Row("  Redis asked, then verified, one at a time", *_beside(rate, "again with a cache", "again")),
+        Row("  verified alone, one at a time", *_beside(rate, "again verified", "again")),
         Row(
             f"  Redis asked, then verified, {_AT_ONCE} at a time",
             *_beside(rate, "again with a cache, many", "again"),
@@ -124,9 +163,9 @@ class _Place:
         with redis.Redis.from_url(self.redis_url) as client:
             client.flushall()
 
-    def rate(self, way: Callable[[_Run], None]) -> float:
-        """Events a second."""
-        run = _Run(self, f"bench-{uuid.uuid4().hex[:8]}")
+    def rate(self, way: Callable[[_Run], None], dsn: str = "") -> float:
+        """Events a second; `dsn` leads to the database by another way."""
+        run = _Run(self, dsn or self.settings.dsn, f"bench-{uuid.uuid4().hex[:8]}")
         admin = AdminClient({"bootstrap.servers": self.settings.kafka})
         admin.create_topics([NewTopic(run.topic, 1, 1)])[run.topic].result(30)
         producer = confluent_kafka.Producer({"bootstrap.servers": self.settings.kafka})
@@ -145,6 +184,7 @@ class _Run:
     """One way, once."""
 
     place: _Place
+    dsn: str
     topic: str
     began: float = 0.0
     ended: float = 0.0
@@ -189,7 +229,7 @@ class _Run:
 
 
 def _bare(run: _Run) -> None:
-    with psycopg.connect(run.place.settings.dsn, autocommit=True) as connection:
+    with psycopg.connect(run.dsn, autocommit=True) as connection:
         for messages in run.messages():
             for message in messages:
                 with connection.transaction():
@@ -199,7 +239,7 @@ def _bare(run: _Run) -> None:
 def _textbook(run: _Run) -> None:
     """Look, handle, tell: what is handled twice after a crash between the last two."""
     with (
-        psycopg.connect(run.place.settings.dsn, autocommit=True) as connection,
+        psycopg.connect(run.dsn, autocommit=True) as connection,
         redis.Redis.from_url(run.place.redis_url) as client,
     ):
         for messages in run.messages():
@@ -218,7 +258,7 @@ def _once(run: _Run) -> None:
         source=_SOURCE,
         topics=[run.topic],
         kafka={"bootstrap.servers": run.place.settings.kafka, "group.id": run.topic},
-        dsn=run.place.settings.dsn,
+        dsn=run.dsn,
     )
 
     @consumes.on(_PLACED)
@@ -240,7 +280,7 @@ def _verifying(cached: bool, at_once: int) -> Callable[[_Run], None]:
     def way(run: _Run) -> None:
         cache = RedisCache.at(run.place.redis_url, seconds=3600)
         cache.remember(_SOURCE, run.place.ids)
-        with psycopg.connect(run.place.settings.dsn, autocommit=True) as connection:
+        with psycopg.connect(run.dsn, autocommit=True) as connection:
             for messages in run.messages(at_once):
                 ids = [_id(message) for message in messages]
                 known = list(cache.known(_SOURCE, ids) if cached else ids)
@@ -269,9 +309,13 @@ def _id(message: Any) -> UUID:
 # Batches, and a consumer with a cache, are entries here.
 _NEW: Final[dict[str, Callable[[_Run], None]]] = {"bare": _bare, "textbook": _textbook, "once": _once}
 # Of events that were handled before.
-_AGAIN: Final[dict[str, Callable[[_Run], None]]] = {
+_AGAIN_ONE: Final[dict[str, Callable[[_Run], None]]] = {
     "again": _once,
     "again with a cache": _verifying(True, 1),
+    "again verified": _verifying(False, 1),
+}
+_AGAIN: Final[dict[str, Callable[[_Run], None]]] = {
+    **_AGAIN_ONE,
     "again with a cache, many": _verifying(True, _AT_ONCE),
     "again verified, many": _verifying(False, _AT_ONCE),
 }
