@@ -21,30 +21,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outbox_pipelines.consumer.consumer import Consumer, Counts
-    from outbox_pipelines.consumer.errors import ConsumerError, HandlingError, UnreadableError
+    from outbox_pipelines.consumer.consumer import AsyncConsumer, Consumer
+    from outbox_pipelines.consumer.errors import ConsumerError
     from outbox_pipelines.consumer.event import Event
     from outbox_pipelines.consumer.tables import Pruned, migrate, prune
+    from outbox_pipelines.consumer.work import Counts
 
 _PLACES = {
+    "AsyncConsumer": "consumer",
     "Consumer": "consumer",
     "ConsumerError": "errors",
-    "Counts": "consumer",
+    "Counts": "work",
     "Event": "event",
-    "HandlingError": "errors",
     "Pruned": "tables",
-    "UnreadableError": "errors",
     "migrate": "tables",
     "prune": "tables",
 }
 __all__ = [
+    "AsyncConsumer",
     "Consumer",
     "ConsumerError",
     "Counts",
     "Event",
-    "HandlingError",
     "Pruned",
-    "UnreadableError",
     "migrate",
     "prune",
 ]

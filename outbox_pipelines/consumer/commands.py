@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from datetime import timedelta
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
 
 import click
 
+from outbox_pipelines.dead_letter_options import Command, Option, Time, act, actions, actor, wrapped
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 
 
 @click.group()
 def consumer() -> None:
-    """Make and prune the tables of idempotent consumers, in the database of the consumer (OUTBOX_DSN)."""
+    """See to idempotent consumers, in the database of their tables (OUTBOX_DSN, OUTBOX_SCHEMA)."""
 
 
 @consumer.command("migrate")
@@ -21,9 +28,8 @@ def consumer() -> None:
 def make_tables(settings: Settings) -> None:
     """Create what is missing of the consumer's tables in OUTBOX_SCHEMA; again: changes nothing."""
     from outbox_pipelines.consumer import tables
-    from outbox_pipelines.database import connect
 
-    with connect(settings, name="outbox consumer migrate") as connection:
+    with _connected(settings) as connection:
         tables.migrate(connection)
     click.echo("the consumer's tables are there")
 
@@ -43,12 +49,148 @@ def prune_rows(settings: Settings, days: int, as_json: bool) -> None:
     An event that is forgotten and comes again is handled again.
     """
     from outbox_pipelines.consumer import tables
-    from outbox_pipelines.database import connect
 
-    with connect(settings, name="outbox consumer prune") as connection:
+    with _connected(settings) as connection:
         pruned = tables.prune(connection, timedelta(days=days))
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(pruned)))
         return
     busy = f"; {len(pruned.busy)} in use were left for the next time" if pruned.busy else ""
-    click.echo(f"{len(pruned.emptied)} days emptied, {pruned.deleted:,} rows without a day deleted{busy}")
+    click.echo(
+        f"{len(pruned.emptied)} days emptied, {pruned.deleted:,} rows without a day and "
+        f"{pruned.received:,} of the inbox deleted{busy}"
+    )
+
+
+@consumer.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def status(settings: Settings, as_json: bool) -> None:
+    """Tell how far the inboxes are behind, and how many dead letters they have."""
+    from outbox_pipelines.consumer.dead_letters import backlogs
+
+    with _connected(settings) as connection:
+        found = backlogs(connection)
+    if as_json:
+        click.echo(json.dumps({"inboxes": [dataclasses.asdict(each) for each in found]}))
+        return
+    for each in found:
+        age = "" if each.oldest_seconds is None else f", the oldest for {each.oldest_seconds:,.0f} s"
+        click.echo(f"{each.source}: {each.waiting:,} waiting{age}; {each.dead_letters:,} dead letters")
+    if not found:
+        click.echo("nothing waits in an inbox, and there are no dead letters")
+
+
+@consumer.group("dead-letters")
+def dead_letters() -> None:
+    """Events that a consumer could not handle: list, show, replay, discard."""
+
+
+def _filters(command: Command) -> Command:
+    """The options that say which dead letters are meant."""
+    options: list[Option] = [
+        click.option("--source", help="Of this consumer."),
+        click.option("--event-type", help="Of this event type."),
+        click.option("--key", help="Of the aggregate with this id."),
+        click.option("--error", metavar="TEXT", help="Whose reason contains this."),
+        click.option(
+            "--since", type=Time(), help="Received since then: 2026-11-21T14:00 (UTC), 30m, 2h, 7d."
+        ),
+        click.option("--until", type=Time(), help="Received until then."),
+    ]
+    return wrapped(command, options)
+
+
+@dead_letters.command("list")
+@_filters
+@click.option("--discarded", is_flag=True, help="Those that were discarded, instead.")
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(1), help="Rows at most.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def list_(settings: Settings, /, discarded: bool, limit: int, as_json: bool, **given: Any) -> None:
+    """List dead letters, the newest first, with their number by reason."""
+    from outbox_pipelines.consumer.dead_letters import Filter, find
+
+    with _connected(settings) as connection:
+        found = find(connection, Filter(**given), limit=limit, discarded=discarded)
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(found), indent=2, default=_text))
+        return
+    if not found.total:
+        click.echo("none")
+        return
+    for row in found.rows:
+        click.echo(
+            f"{row.received_at:%Y-%m-%d %H:%M:%S}  {row.source}  {row.id}  {row.event_type or '(no event)'}  "
+            f"{row.key}  {row.topic} {row.partition} {row.offset}  {row.attempts} attempts  {row.error}"
+        )
+    if found.total > len(found.rows):
+        click.echo(f"… and {found.total - len(found.rows):,} more (--limit)")
+    click.echo()
+    for error, count in found.by_error.items():
+        click.echo(f"{count:>8,} × {error}")
+
+
+@dead_letters.command()
+@click.argument("message_id", metavar="ID", type=click.UUID)
+@click.pass_obj
+def show(settings: Settings, message_id: UUID) -> None:
+    """Show everything of one message of the inbox, as JSON: content, reason, what was done to it."""
+    from outbox_pipelines.consumer import dead_letters
+
+    with _connected(settings) as connection:
+        found = dead_letters.show(connection, message_id)
+    if not found:
+        click.echo(f"outbox: {message_id} is in no inbox", err=True)
+        sys.exit(1)
+    click.echo(json.dumps(found if len(found) > 1 else found[0], indent=2, ensure_ascii=False))
+
+
+@dead_letters.command()
+@lambda command: actions(command, _filters)
+def replay(settings: Settings, /, **given: Any) -> None:
+    """Let the consumer try dead letters again, with all their attempts.
+
+    Later events of the aggregate were handled already, unless it has on_dead_letter="block".
+    """
+    _act(settings, "replay", **given)
+
+
+@dead_letters.command()
+@lambda command: actions(command, _filters)
+def discard(settings: Settings, /, **given: Any) -> None:
+    """Give dead letters up: they are not handled. Their content is kept until it is pruned."""
+    _act(settings, "discard", **given)
+
+
+def _act(settings: Settings, action: Any, *, ids: tuple[UUID, ...], reason: str, **given: Any) -> None:
+    from outbox_pipelines.consumer import dead_letters
+
+    how = {name: given.pop(name) for name in ("everything", "dry_run", "yes", "as_json")}
+    which = dead_letters.Filter(ids=ids, **given)
+    with _connected(settings) as connection:
+        act(
+            action,
+            lambda: dead_letters.find(connection, which, limit=1).total,
+            lambda: dead_letters.act(connection, action, which, actor=actor(), reason=reason),
+            is_everything=which.is_empty,
+            reason=reason,
+            **how,
+        )
+
+
+@contextmanager
+def _connected(settings: Settings) -> Iterator[Any]:
+    import psycopg
+
+    from outbox_pipelines.database import connect, first_line
+
+    with connect(settings, name="outbox consumer") as connection:
+        try:
+            yield connection
+        except psycopg.errors.UndefinedTable as error:
+            raise SetupError(f"{first_line(error)}: outbox consumer migrate makes it") from None
+
+
+def _text(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)

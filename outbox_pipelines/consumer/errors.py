@@ -1,13 +1,11 @@
-"""What ends a consumer; each message names topic, partition and offset. Wrong settings are `SetupError`."""
+"""What ends a consumer."""
+
+from __future__ import annotations
 
 
 class ConsumerError(Exception):
-    """The consumer cannot go on; what it had handled before is committed."""
+    """It cannot go on: Kafka's client, or its tables, refuse."""
 
 
-class UnreadableError(ConsumerError):
-    """A message is no event in any shape that is known."""
-
-
-class HandlingError(ConsumerError):
-    """A handler, or the database, failed: the transaction was rolled back. The cause is `__cause__`."""
+class UnreadableError(ValueError):
+    """A message is no event, or one that nobody handles any more; it becomes a dead letter."""

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Final
+from uuid import UUID
 
 ENVELOPE: Final = frozenset(
     ("event_id", "event_type", "aggregate_type", "aggregate_id", "payload", "timestamp")
 )
 # For ids that are no UUIDs: the same text always gives the same one.
-_NAMESPACE: Final = uuid.UUID("5d1b7c1e-3a54-5c0e-9b61-0d2f6c1f8a77")
+NAMESPACE: Final = UUID("5d1b7c1e-3a54-5c0e-9b61-0d2f6c1f8a77")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +62,18 @@ class Event:
         return body
 
     @cached_property
-    def uuid(self) -> uuid.UUID:
+    def uuid(self) -> UUID:
         """The id as `processed_events` has it: one that is no UUID becomes one (version 5)."""
         try:
-            return uuid.UUID(self.id)
+            return UUID(self.id)
         except ValueError:
-            return uuid.uuid5(_NAMESPACE, self.id)
+            return uuid.uuid5(NAMESPACE, self.id)
+
+    def identity(self, *, by_key: bool) -> UUID:
+        """What tells the event from others: its idempotency key where it has one and that is asked for."""
+        if by_key and self.idempotency_key is not None:
+            return uuid.uuid5(NAMESPACE, f"idempotency-key {self.idempotency_key}")
+        return self.uuid
 
     def __str__(self) -> str:
         place = f"{self.topic}, partition {self.partition}, offset {self.offset}"

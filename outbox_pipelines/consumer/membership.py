@@ -3,7 +3,7 @@
 Invariants:
 - An offset is stored when its message is done, and committed from there: every second in passing, and waited
   for when partitions go to another member and at the end.
-- Partitions come and go within `poll` alone: what is at hand between two polls is always ours.
+- Partitions come and go within `poll` and `wait` alone. What was at hand of one that went is not ours.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from outbox_pipelines.errors import SetupError
 _LOG: Final = logging.getLogger(__name__)
 # What Kafka's client logs by itself.
 _CLIENT_LOG: Final = logging.getLogger("outbox_pipelines.librdkafka")
+# Topic and partition.
+Place = tuple[str, int]
 _POLL_SECONDS: Final = 0.2
 _COMMIT_SECONDS: Final = 1.0
 
@@ -86,12 +88,23 @@ class Member:
             self._client = confluent_kafka.Consumer({**settings, **callbacks}, logger=_CLIENT_LOG)
         except KafkaException as error:
             raise SetupError(f"Kafka's client refuses its settings: {error.args[0].str()}") from None
-        self._client.subscribe(list(topics), on_revoke=self._revoked, on_lost=self._lost)
+        self._client.subscribe(
+            list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+        )
         self._stored = False
         self._commit_at = 0.0
+        self._polled_at = time.monotonic()
+        self._kept: list[Message] = []
+        self._gone: set[Place] = set()
+        self._new: set[Place] = set()
 
-    def poll(self) -> Message | None:
-        """The next message; None where there is none for a moment.
+    @property
+    def seconds_since_poll(self) -> float:
+        """After `max.poll.interval.ms` the group takes the partitions away."""
+        return time.monotonic() - self._polled_at
+
+    def poll(self, at_once: int = 1, seconds: float = _POLL_SECONDS) -> list[Message]:
+        """The next messages, up to so many as are here; none where there are none for so many seconds.
 
         Raises:
             SetupError: Kafka denies access.
@@ -101,11 +114,35 @@ class Member:
             self._stored = False
             self._commit_at = time.monotonic() + _COMMIT_SECONDS
             self._client.commit(asynchronous=True)
-        message = self._client.poll(_POLL_SECONDS)
-        if message is not None and (error := message.error()) is not None:
-            _judge(error)
-            return None
-        return message
+        messages, self._kept = [each for each in self._kept if self.has(each)], []
+        self._gone.clear()
+        if not messages:
+            message = self._client.poll(seconds)
+            messages = [] if message is None else [message]
+        if messages and at_once > len(messages):
+            # Only what is here: it would wait for the full number.
+            messages += self._client.consume(at_once - len(messages), 0)
+        self._polled_at = time.monotonic()
+        return [each for each in messages if _is_message(each) and self.has(each)]
+
+    def has(self, message: Message) -> bool:
+        """Whether the partition of a message at hand is still ours."""
+        return not self._gone or _place(message) not in self._gone
+
+    def take_news(self) -> set[Place]:
+        """The partitions that have come since the last call."""
+        new, self._new = self._new, set()
+        return new
+
+    def wait(self, seconds: float) -> None:
+        """Stays in the group for so long, and takes no messages."""
+        self._client.pause(self._client.assignment())
+        message = self._client.poll(seconds)
+        if message is not None:
+            # Of a partition that has just come.
+            self._kept.append(message)
+        self._polled_at = time.monotonic()
+        self._client.resume(self._client.assignment())
 
     def done(self, message: Message) -> None:
         """The message is handled, and the database has it: its offset may be committed."""
@@ -123,11 +160,16 @@ class Member:
         finally:
             self._client.close()
 
+    def _assigned(self, _client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        self._new |= {(each.topic, each.partition) for each in partitions}
+
     def _revoked(self, _client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        self._gone |= {(each.topic, each.partition) for each in partitions}
         self._commit()
         _LOG.info("partitions given up: %s", _named(partitions))
 
     def _lost(self, _client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        self._gone |= {(each.topic, each.partition) for each in partitions}
         _LOG.warning(
             "partitions lost: %s; events handled since the last commit are duplicates elsewhere",
             _named(partitions),
@@ -160,6 +202,17 @@ def _committed(error: KafkaError | None, partitions: Sequence[TopicPartition]) -
 def _tell(errors: Sequence[KafkaError]) -> None:
     for message in sorted({error.str() for error in errors if error.code() not in _NOT_OURS}):
         _LOG.warning("offsets were not committed: %s", message)
+
+
+def _place(message: Message) -> Place:
+    return str(message.topic()), message.partition() or 0
+
+
+def _is_message(message: Message) -> bool:
+    if (error := message.error()) is None:
+        return True
+    _judge(error)
+    return False
 
 
 def _judge(error: KafkaError) -> None:

@@ -1,15 +1,183 @@
-"""The consumer's SQL. Tables are found by the search_path, like those of the handlers."""
+"""The consumer's SQL. Tables are found by the search_path, like those of the handlers.
+
+Parameters have casts, so that each driver may send them as it likes.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-# A row comes back if the event is new. While another transaction has the same event, it waits for what
-# becomes of that. No column is returned: that would need more rights than INSERT.
-RECORD: Final = """
+# Whether a message of this key has to be handled first. The key's own column comes last: it is what differs.
+_KEY_IS_TAKEN: Final = """
+EXISTS (SELECT FROM inbox AS earlier
+    WHERE earlier.state IN ('waiting', 'failed') AND (earlier.state = 'waiting' OR CAST({block} AS bool))
+        AND earlier.source = {source} AND earlier.topic = {topic} AND earlier.key = {key}{before})"""
+
+
+def _taken(source: str, topic: str, key: str, before: str = "") -> str:
+    named = {"source": source, "topic": topic, "key": key, "block": "%(block)s"}
+    return _KEY_IS_TAKEN.format(**named, before=before)
+
+
+# A row comes back if the event is new and its key is free. While another transaction has the same event, it
+# waits for what becomes of that.
+RECORD: Final = f"""
 INSERT INTO processed_events (event_id, source, bucket)
-VALUES (CAST(%(event_id)s AS uuid), %(source)s, processed_bucket(CAST(%(event_id)s AS uuid)))
+SELECT CAST(%(id)s AS uuid), %(source)s, processed_bucket(CAST(%(id)s AS uuid))
+WHERE NOT {_taken("%(source)s", "%(topic)s", "%(key)s")}
 ON CONFLICT DO NOTHING RETURNING true"""
+
+# The same for many: the ids that are new and whose keys are free. In the order of ids, so that two that have
+# the same ones cannot wait for each other.
+RECORD_MANY: Final = f"""
+INSERT INTO processed_events (event_id, source, bucket)
+SELECT id, %(source)s, processed_bucket(id)
+FROM unnest(CAST(%(ids)s AS uuid[]), CAST(%(topics)s AS text[]), CAST(%(keys)s AS text[]))
+    AS it (id, topic, key)
+WHERE NOT {_taken("%(source)s", "it.topic", "it.key")}
+ORDER BY id
+ON CONFLICT DO NOTHING RETURNING CAST(event_id AS text)"""
+
+# Which of these are there: what a cache says is verified without a transaction that writes.
+KNOWN: Final = """
+SELECT CAST(event_id AS text) FROM processed_events
+WHERE (event_id, bucket) IN (SELECT id, processed_bucket(id) FROM unnest(CAST(%(ids)s AS uuid[])) AS it (id))
+    AND source = %(source)s"""
+
+# Messages that are new go into the inbox in their order; seq and id of those come back.
+RECEIVE: Final = """
+WITH it AS MATERIALIZED (
+    SELECT * FROM unnest(CAST(%(ids)s AS uuid[]), CAST(%(topics)s AS text[]), CAST(%(partitions)s AS int[]),
+        CAST(%(offsets)s AS bigint[]), CAST(%(keys)s AS text[]), CAST(%(types)s AS text[]),
+        CAST(%(message_keys)s AS bytea[]), CAST(%(payloads)s AS bytea[]), CAST(%(headers)s AS text[]),
+        CAST(%(sent_at)s AS timestamptz[])) WITH ORDINALITY
+    AS it (id, topic, partition, place, key, type, message_key, payload, headers, sent_at, nth)
+), new AS (
+    INSERT INTO processed_events (event_id, source, bucket)
+    SELECT id, %(source)s, processed_bucket(id) FROM it ORDER BY id
+    ON CONFLICT DO NOTHING RETURNING event_id
+), once AS (SELECT DISTINCT ON (id) it.* FROM it JOIN new ON event_id = id ORDER BY id, nth)
+INSERT INTO inbox (message_id, source, topic, partition, "offset", key, event_type, message_key, payload,
+    headers, sent_at, state, attempts, next_attempt_at, last_error)
+SELECT id, %(source)s, topic, partition, place, key, type, message_key, payload,
+    CAST(headers AS json), sent_at, %(state)s, CAST(%(attempts)s AS int),
+    now() + make_interval(secs => CAST(%(seconds)s AS float8)),
+    CAST(%(error)s AS text)
+FROM once ORDER BY nth
+RETURNING seq, CAST(message_id AS text)"""
+
+# The first message of each key, where it is due, oldest first. The keys behind them are read from the index
+# alone; what is behind a message that waits is not looked at.
+HEADS: Final = """
+SELECT seq, attempts FROM inbox
+WHERE seq IN (
+        SELECT min(seq) FROM inbox
+        WHERE state IN ('waiting', 'failed') AND (state = 'waiting' OR CAST(%(block)s AS bool))
+            AND source = %(source)s
+        GROUP BY topic, key)
+    AND state = 'waiting' AND next_attempt_at <= now()
+ORDER BY seq LIMIT CAST(%(limit)s AS int)"""
+
+# The one behind it, so that a key's messages need no look at all keys each.
+NEXT: Final = """
+SELECT seq, attempts FROM (
+    SELECT later.seq, later.attempts, later.next_attempt_at FROM inbox AS it
+    JOIN inbox AS later ON later.source = it.source AND later.topic = it.topic AND later.key = it.key
+        AND later.state IN ('waiting', 'failed') AND later.state = 'waiting'
+    WHERE it.seq = CAST(%(seq)s AS bigint)
+    ORDER BY later.seq LIMIT 1) AS first
+WHERE next_attempt_at <= now()"""
+
+# Committed before the handler begins: one that ends the process has been counted. Nobody else takes the
+# message until its next attempt is due.
+CLAIM: Final = f"""
+UPDATE inbox SET attempts = attempts + 1, last_error = %(error)s,
+    next_attempt_at = now() + make_interval(secs => CAST(%(seconds)s AS float8))
+WHERE seq = (
+    SELECT seq FROM inbox AS it
+    WHERE seq = CAST(%(seq)s AS bigint) AND state = 'waiting' AND next_attempt_at <= now()
+        AND attempts = CAST(%(attempts)s AS int)
+        AND NOT {_taken("it.source", "it.topic", "it.key", " AND earlier.seq < it.seq")}
+    FOR UPDATE SKIP LOCKED)
+RETURNING topic, partition, "offset", message_key, payload, CAST(headers AS text), sent_at"""
+
+# For the copy of a dead letter whose last attempt is over.
+READ: Final = """
+SELECT topic, partition, "offset", message_key, payload, CAST(headers AS text), sent_at FROM inbox
+WHERE seq = CAST(%(seq)s AS bigint)"""
+
+# Before the handler, in its transaction: one that ends it takes this back too. Nothing comes back where
+# another process has the message or was quicker.
+FINISH: Final = """
+UPDATE inbox SET state = 'processed', processed_at = now(), last_error = NULL
+WHERE seq = (
+    SELECT seq FROM inbox WHERE seq = CAST(%(seq)s AS bigint) AND state = 'waiting' FOR UPDATE SKIP LOCKED)
+RETURNING true"""
+
+# Only while it is waiting: an operator may have discarded it meanwhile.
+MISSED: Final = """
+UPDATE inbox SET state = %(state)s, last_error = %(error)s,
+    next_attempt_at = now() + make_interval(secs => CAST(%(seconds)s AS float8))
+WHERE seq = CAST(%(seq)s AS bigint) AND state = 'waiting'"""
+
+# Whether all is there before the first event comes.
+TABLES: Final = "SELECT to_regclass('processed_events') IS NOT NULL AND to_regclass('inbox') IS NOT NULL"
+
+# How far a source's inbox is behind; the count ends at a cap, since the age says more from there on.
+STATUS: Final = """
+SELECT source,
+    (SELECT count(*) FROM (SELECT FROM inbox AS it WHERE it.source = sources.source AND state = 'waiting'
+        AND state IN ('waiting', 'failed') LIMIT 100000) AS capped) AS waiting,
+    (SELECT count(*) FROM inbox AS it WHERE it.source = sources.source AND state = 'failed') AS dead_letters,
+    (SELECT extract(epoch FROM now() - min(received_at)) FROM inbox AS it
+        WHERE it.source = sources.source AND state = 'waiting') AS oldest_seconds
+FROM (SELECT DISTINCT source FROM inbox WHERE state IN ('waiting', 'failed')) AS sources ORDER BY source"""
+
+# Dead letters that are meant; what is not given is NULL.
+_MEANT: Final = """
+state = %(state)s
+    AND (CAST(%(ids)s AS uuid[]) IS NULL OR message_id = ANY (CAST(%(ids)s AS uuid[])))
+    AND (CAST(%(source)s AS text) IS NULL OR source = %(source)s)
+    AND (CAST(%(event_type)s AS text) IS NULL OR event_type = %(event_type)s)
+    AND (CAST(%(key)s AS text) IS NULL OR key = %(key)s)
+    AND (CAST(%(error)s AS text) IS NULL OR strpos(last_error, %(error)s) > 0)
+    AND (CAST(%(since)s AS timestamptz) IS NULL OR received_at >= %(since)s)
+    AND (CAST(%(until)s AS timestamptz) IS NULL OR received_at < %(until)s)"""
+
+COUNT_DEAD_LETTERS: Final = f"""
+SELECT last_error, count(*) FROM inbox WHERE {_MEANT}
+GROUP BY last_error ORDER BY count(*) DESC, last_error"""
+
+LIST_DEAD_LETTERS: Final = f"""
+SELECT seq, message_id::text, source, event_type, key, topic, partition, "offset", attempts, received_at,
+    last_error
+FROM inbox WHERE {_MEANT} ORDER BY seq DESC LIMIT %(limit)s"""
+
+# The payload as text where it is text, and its bytes in hexadecimal where it is not.
+SHOW: Final = """
+SELECT jsonb_build_object('source', it.source, 'message_id', it.message_id, 'state', it.state,
+    'event_type', it.event_type, 'key', it.key, 'topic', it.topic, 'partition', it.partition,
+    'offset', it."offset", 'attempts', it.attempts, 'last_error', it.last_error, 'sent_at', it.sent_at,
+    'received_at', it.received_at, 'next_attempt_at', it.next_attempt_at, 'processed_at', it.processed_at,
+    'actions', (SELECT coalesce(jsonb_agg(jsonb_build_object('at', at, 'actor', actor, 'action', action,
+        'reason', reason) ORDER BY at), '[]') FROM inbox_audit WHERE inbox_audit.seq = it.seq)),
+    payload, headers
+FROM inbox AS it WHERE message_id = %(id)s ORDER BY it.seq"""
+
+# All attempts anew. An audit row for each message, in one statement with what it tells of.
+REPLAY: Final = f"""
+WITH meant AS (
+    UPDATE inbox SET state = 'waiting', attempts = 0, next_attempt_at = now()
+    WHERE {_MEANT} RETURNING seq, message_id, source)
+INSERT INTO inbox_audit (actor, action, reason, seq, message_id, source)
+SELECT %(actor)s, 'replay', %(reason)s, seq, message_id, source FROM meant"""
+
+DISCARD: Final = f"""
+WITH meant AS (
+    UPDATE inbox SET state = 'discarded', processed_at = now()
+    WHERE {_MEANT} RETURNING seq, message_id, source)
+INSERT INTO inbox_audit (actor, action, reason, seq, message_id, source)
+SELECT %(actor)s, 'discard', %(reason)s, seq, message_id, source FROM meant"""
 
 # `outbox consumer prune` looks at every partition of the ring by itself.
 PARTITIONS: Final = """
@@ -33,3 +201,8 @@ EMPTY: Final = "TRUNCATE {partition}"
 DELETE_OTHERS: Final = """
 DELETE FROM processed_events_other WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM processed_events_other WHERE processed_at < now() - %(keep)s LIMIT %(limit)s))"""
+
+# What is dealt with goes from the inbox in the same way; what waits and dead letters stay.
+DELETE_RECEIVED: Final = """
+DELETE FROM inbox WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM inbox WHERE processed_at < now() - %(keep)s LIMIT %(limit)s))"""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -34,6 +34,8 @@ class Pruned:
     """Partitions that were in use; the next call comes."""
     deleted: int
     """Rows of ids that tell no time."""
+    received: int
+    """Messages of the inbox that were handled or discarded."""
 
 
 def migrate(connection: psycopg.Connection[Any]) -> None:
@@ -68,7 +70,10 @@ def prune(connection: psycopg.Connection[Any], keep: timedelta) -> Pruned:
                 emptied.append(name)
         except psycopg.errors.LockNotAvailable:
             busy.append(name)
-    return Pruned(tuple(emptied), tuple(busy), _delete_others(connection, keep))
+    deleted, received = (
+        _delete(connection, query, keep) for query in (queries.DELETE_OTHERS, queries.DELETE_RECEIVED)
+    )
+    return Pruned(tuple(emptied), tuple(busy), deleted, received)
 
 
 def _empty(connection: psycopg.Connection[Any], name: str, keep: timedelta) -> bool:
@@ -88,11 +93,11 @@ def _empty(connection: psycopg.Connection[Any], name: str, keep: timedelta) -> b
         return True
 
 
-def _delete_others(connection: psycopg.Connection[Any], keep: timedelta) -> int:
+def _delete(connection: psycopg.Connection[Any], query: LiteralString, keep: timedelta) -> int:
     deleted = 0
     while True:
         with connection.transaction():
-            now = connection.execute(queries.DELETE_OTHERS, {"keep": keep, "limit": _AT_ONCE}).rowcount
+            now = connection.execute(query, {"keep": keep, "limit": _AT_ONCE}).rowcount
         deleted += now
         if now < _AT_ONCE:
             return deleted

@@ -1,107 +1,193 @@
-"""The transaction that a handler works in: psycopg's, or that of SQLAlchemy's session.
+"""The transaction that a handler works in: psycopg's, or that of SQLAlchemy's session, blocking or not.
 
 Invariants:
 - It begins before the event is recorded, and is committed only if it is still that one and not aborted: a
   handler that ended it, or passed over an error of the database, fails.
+- Those that block have asynchronous methods too, and never wait in them: see `driving`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
-from uuid import UUID
 
 import psycopg
 
-from outbox_pipelines.consumer import queries
 from outbox_pipelines.errors import SetupError
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import Session
 
 Connection = psycopg.Connection[Any]
+AsyncConnection = psycopg.AsyncConnection[Any]
+Rows = list[tuple[Any, ...]]
 # The same numbers in psycopg and psycopg2.
 _IDLE: Final = 0
+_ACTIVE: Final = 1
 _IN_TRANSACTION: Final = 2
 _ENDED: Final = "the handler has ended the transaction: leave commit and rollback to the consumer"
 _ABORTED: Final = (
     "a statement of the handler failed and was passed over, so that nothing can be committed: let the error "
     "through, or try the statement in a savepoint"
 )
+_OPEN: Final = "the connection has an open transaction: commit it in `connect`"
+_AUTOCOMMIT: Final = "the engine commits each statement by itself: give one without AUTOCOMMIT"
+_CONNECT_SECONDS: Final = 10
+_CANCEL_SECONDS: Final = 5.0
+# Serialization failure and deadlock: the same again may well succeed.
+_AGAIN: Final = ("40001", "40P01")
 
 
 class TransactionError(Exception):
     """The handler left a transaction that cannot be committed."""
 
 
-class Transactions(Protocol):
-    """Where transactions come from; to be used by one thread."""
+class Database(Protocol):
+    """Where transactions come from; to be used by one thread or task."""
 
-    def transaction(self) -> AbstractContextManager[Any]:
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
         """A transaction as handlers get it; committed at the end, rolled back by an exception."""
 
-    def record(self, transaction: Any, event_id: UUID, source: str) -> bool:
-        """Whether the event is new to this source; if so it is recorded in the transaction."""
+    async def rows(self, transaction: Any, query: str, given: Mapping[str, Any]) -> Rows:
+        """What a statement of ours returns; a list of texts, numbers, bytes or times is an array."""
 
-    def close(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 class Connections:
-    """One connection of psycopg for all transactions."""
+    """One connection of psycopg for all transactions; another one where it is lost."""
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
+        self._connect = connect
         self._connection = connect()
 
-    @contextmanager
-    def transaction(self) -> Iterator[Connection]:
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Connection]:
+        if self._connection.closed:
+            self._connection = self._connect()
         connection = self._connection
         if connection.info.transaction_status != _IDLE:
             # Ours would be a savepoint of it, and never committed.
-            raise SetupError("the connection has an open transaction: commit it in `connect`")
-        with connection.transaction():
-            try:
-                yield connection
-            except psycopg.Rollback:
-                # It would roll back and go on as if all were well.
-                raise TransactionError(_ENDED) from None
-            _require_open(connection.info.transaction_status)
+            raise SetupError(_OPEN)
+        try:
+            with connection.transaction():
+                try:
+                    yield connection
+                except psycopg.Rollback:
+                    # It would roll back and go on as if all were well.
+                    raise TransactionError(_ENDED) from None
+                except TimeoutError:
+                    _cut(connection)
+                    raise
+                _require_open(connection.info.transaction_status)
+        finally:
+            if connection.info.transaction_status != _IDLE:
+                connection.close()
 
-    def record(self, transaction: Connection, event_id: UUID, source: str) -> bool:
-        given = {"event_id": str(event_id), "source": source}
-        return transaction.execute(queries.RECORD, given).rowcount == 1
+    async def rows(self, transaction: Connection, query: str, given: Mapping[str, Any]) -> Rows:
+        with transaction.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
+            cursor.execute(query.encode(), given)
+            return cursor.fetchall() if cursor.description is not None else []
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._connection.close()
+
+
+class AsyncConnections:
+    """The same with an asynchronous connection."""
+
+    def __init__(self, connect: Callable[[], Awaitable[AsyncConnection]]) -> None:
+        self._connect = connect
+        self._connection: AsyncConnection | None = None
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection]:
+        if self._connection is None or self._connection.closed:
+            self._connection = await self._connect()
+        connection = self._connection
+        if connection.info.transaction_status != _IDLE:
+            raise SetupError(_OPEN)
+        try:
+            async with connection.transaction():
+                try:
+                    yield connection
+                except psycopg.Rollback:
+                    raise TransactionError(_ENDED) from None
+                _require_open(connection.info.transaction_status)
+        finally:
+            if connection.info.transaction_status != _IDLE:
+                await connection.close()
+
+    async def rows(self, transaction: AsyncConnection, query: str, given: Mapping[str, Any]) -> Rows:
+        async with transaction.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
+            await cursor.execute(query.encode(), given)
+            return await cursor.fetchall() if cursor.description is not None else []
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
 
 
 class Sessions:
     """A session of SQLAlchemy for each transaction."""
 
     def __init__(self, make: Callable[[], Session]) -> None:
-        from sqlalchemy import text
-
         self._make = make
-        self._record = text(re.sub(r"%\((\w+)\)s", r":\1", queries.RECORD))
 
-    @contextmanager
-    def transaction(self) -> Iterator[Session]:
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Session]:
         with self._make() as session, session.begin() as transaction:
             if getattr(_driver(session), "autocommit", False):
-                raise SetupError("the engine commits each statement by itself: give one without AUTOCOMMIT")
-            yield session
+                raise SetupError(_AUTOCOMMIT)
+            try:
+                yield session
+            except TimeoutError:
+                if _cut(_driver(session)):
+                    session.invalidate()
+                raise
             if session.get_transaction() is not transaction or not transaction.is_active:
                 raise TransactionError(_ENDED)
             session.flush()
-            info = getattr(_driver(session), "info", None)
-            _require_open(getattr(info, "transaction_status", _IN_TRANSACTION))
+            status = _status(_driver(session))
+            _require_open(_IN_TRANSACTION if status is None else status)
 
-    def record(self, transaction: Session, event_id: UUID, source: str) -> bool:
-        given = {"event_id": str(event_id), "source": source}
-        return transaction.execute(self._record, given).first() is not None
+    async def rows(self, transaction: Session, query: str, given: Mapping[str, Any]) -> Rows:
+        result: Any = transaction.execute(_text(query), dict(given))
+        return [tuple(row) for row in result] if result.returns_rows else []
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Nothing is kept: connections belong to the engine."""
+
+
+class AsyncSessions:
+    """The same with an asynchronous session."""
+
+    def __init__(self, make: Callable[[], AsyncSession]) -> None:
+        self._make = make
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncSession]:
+        async with self._make() as session, session.begin() as transaction:
+            if getattr(await session.run_sync(_driver), "autocommit", False):
+                raise SetupError(_AUTOCOMMIT)
+            yield session
+            if session.get_transaction() is not transaction or not transaction.is_active:
+                raise TransactionError(_ENDED)
+            await session.flush()
+            status = _status(await session.run_sync(_driver))
+            if status is None:
+                await _require_whole(session)
+            else:
+                _require_open(status)
+
+    async def rows(self, transaction: AsyncSession, query: str, given: Mapping[str, Any]) -> Rows:
+        result: Any = await transaction.execute(_text(query), dict(given))
+        return [tuple(row) for row in result] if result.returns_rows else []
+
+    async def close(self) -> None:
         """Nothing is kept: connections belong to the engine."""
 
 
@@ -109,18 +195,76 @@ def dsn(conninfo: str, source: str) -> Callable[[], Connection]:
     """Connects to the database of a connection string."""
 
     def connect() -> Connection:
-        return psycopg.connect(
-            conninfo,
-            autocommit=True,
-            connect_timeout=10,
-            fallback_application_name=f"consumer {source}"[:63],
-        )
+        return psycopg.connect(conninfo, **_options(source))
 
     return connect
 
 
+def async_dsn(conninfo: str, source: str) -> Callable[[], Awaitable[AsyncConnection]]:
+    """The same, asynchronous."""
+
+    async def connect() -> AsyncConnection:
+        return await psycopg.AsyncConnection.connect(conninfo, **_options(source))
+
+    return connect
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the database is to blame, and may be well again in a moment."""
+    # SQLAlchemy's errors have the names that PEP 249 gives them, and asyncpg's come as OSError at first.
+    names = {each.__name__ for each in type(error).__mro__}
+    return isinstance(error, OSError) or bool(names & {"OperationalError", "InterfaceError"})
+
+
+def is_worth_a_repetition(error: BaseException) -> bool:
+    """Whether the database had to choose between transactions, and chose another one."""
+    driver = getattr(error, "orig", None) or error
+    return (getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)) in _AGAIN
+
+
+def _options(source: str) -> dict[str, Any]:
+    name = f"consumer {source}"[:63]
+    return {"autocommit": True, "connect_timeout": _CONNECT_SECONDS, "fallback_application_name": name}
+
+
+def _text(query: str) -> Any:
+    from sqlalchemy import text
+
+    return text(re.sub(r"%\((\w+)\)s", r":\1", query))
+
+
 def _driver(session: Session) -> Any:
     return session.connection().connection.dbapi_connection
+
+
+def _cut(driver: Any) -> bool:
+    """Ends the statement that a connection of psycopg was interrupted in: a rollback would wait for it.
+
+    Returns:
+        Whether there was one; the connection is closed then.
+    """
+    if not isinstance(driver, psycopg.Connection) or driver.info.transaction_status != _ACTIVE:
+        return False
+    # Without it the server goes on with the statement, and keeps the event from others.
+    with suppress(psycopg.Error):
+        driver.cancel_safe(timeout=_CANCEL_SECONDS)
+    driver.close()
+    return True
+
+
+def _status(driver: Any) -> int | None:
+    """As psycopg's number; asyncpg does not tell."""
+    return getattr(getattr(driver, "info", None), "transaction_status", None)
+
+
+async def _require_whole(session: AsyncSession) -> None:
+    """An aborted transaction refuses every statement."""
+    from sqlalchemy.exc import DBAPIError
+
+    try:
+        await session.execute(_text("SELECT 1"))
+    except DBAPIError as error:
+        raise TransactionError(_ABORTED) from error
 
 
 def _require_open(status: int) -> None:

@@ -3,74 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import getpass
 import json
-import socket
 import sys
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import click
 
+from outbox_pipelines.dead_letter_options import Command, Option, Time, act, actions, actor, wrapped
 from outbox_pipelines.settings import Settings
-
-Command = Callable[..., Any]
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-
-
-class _Time(click.ParamType[datetime]):
-    name = "time"
-
-    def convert(
-        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
-    ) -> datetime:
-        if isinstance(value, datetime):
-            return value
-        try:
-            if value[-1:] in _UNITS and value[:-1].isdigit():
-                return datetime.now(UTC) - timedelta(**{_UNITS[value[-1]]: int(value[:-1])})
-            found = datetime.fromisoformat(value)
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r}: write 2026-11-21T14:00 (UTC), or 30m, 2h, 7d for so long ago")
-        return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-def _wrapped(command: Command, options: list[Callable[[Command], Command]]) -> Command:
-    """The command with these options, shown in this order."""
-    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
 
 
 def _filters(command: Command) -> Command:
     """The options that say which dead letters are meant."""
-    options: list[Callable[[Command], Command]] = [
+    options: list[Option] = [
         click.option("--event-type", help="Of this event type."),
         click.option("--aggregate-type", help="Of this aggregate type."),
         click.option("--aggregate-id", help="Of the aggregate with this id."),
         click.option("--error", metavar="TEXT", help="Whose reason contains this."),
-        click.option("--since", type=_Time(), help="Failed since then: 2026-11-21T14:00 (UTC), 30m, 2h, 7d."),
-        click.option("--until", type=_Time(), help="Failed until then."),
+        click.option("--since", type=Time(), help="Failed since then: 2026-11-21T14:00 (UTC), 30m, 2h, 7d."),
+        click.option("--until", type=Time(), help="Failed until then."),
     ]
-    return _wrapped(command, options)
+    return wrapped(command, options)
 
 
 def _actions(command: Command) -> Command:
-    """What `replay` and `discard` have in common."""
-    options: list[Callable[[Command], Command]] = [
-        click.argument("ids", nargs=-1, type=click.UUID, metavar="[ID]..."),
-        _filters,
-        click.option(
-            "--all", "everything", is_flag=True, help="All of them; else name ids or give a filter."
-        ),
-        click.option("--reason", required=True, help="Why; it stands in the audit."),
-        click.option("--dry-run", is_flag=True, help="Say how many it would be; change nothing."),
-        click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
-        click.pass_obj,
-    ]
-    return _wrapped(command, options)
+    return actions(command, _filters)
 
 
 @click.group("dead-letters")
@@ -139,48 +98,19 @@ def discard(settings: Settings, /, **given: Any) -> None:
     _act(settings, "discard", **given)
 
 
-def _act(
-    settings: Settings,
-    action: Any,
-    *,
-    ids: tuple[UUID, ...],
-    everything: bool,
-    reason: str,
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
-    **given: Any,
-) -> None:
-    from outbox_pipelines.relay.dead_letters import Filter, act, find
+def _act(settings: Settings, action: Any, *, ids: tuple[UUID, ...], reason: str, **given: Any) -> None:
+    from outbox_pipelines.relay import dead_letters
 
-    which = Filter(ids=ids, **given)
-    if which.is_empty is not everything:
-        raise click.UsageError("name ids, or give a filter, or say --all (and nothing else)")
-    if not reason.strip():
-        raise click.UsageError("--reason is empty: say why, it stands in the audit")
-    count = find(settings, which, limit=1).total
-    if count and not (dry_run or yes):
-        if not sys.stdin.isatty():
-            raise click.UsageError(f"{action} {count:,} dead letters? Say --yes where nobody can be asked")
-        click.confirm(f"{action} {count:,} dead letters?", abort=True, err=True)
-    done = 0 if dry_run else act(settings, action, which, actor=actor(), reason=reason)
-    if as_json:
-        click.echo(json.dumps({"action": action, "dry_run": dry_run, "found": count, "done": done}))
-    elif dry_run:
-        click.echo(f"{count:,} dead letters would be {_past(action)}")
-    else:
-        click.echo(f"{done:,} dead letters {_past(action)}")
-    if not (count if dry_run else done):
-        sys.exit(1)
-
-
-def actor() -> str:
-    """Who types, for the audit."""
-    return f"{getpass.getuser()}@{socket.gethostname()}"
-
-
-def _past(action: str) -> str:
-    return {"replay": "replayed", "discard": "discarded"}[action]
+    how = {name: given.pop(name) for name in ("everything", "dry_run", "yes", "as_json")}
+    which = dead_letters.Filter(ids=ids, **given)
+    act(
+        action,
+        lambda: dead_letters.find(settings, which, limit=1).total,
+        lambda: dead_letters.act(settings, action, which, actor=actor(), reason=reason),
+        is_everything=which.is_empty,
+        reason=reason,
+        **how,
+    )
 
 
 def _text(value: Any) -> str:

@@ -54,7 +54,7 @@ class Place:
             self.put(f'{{"n": {n}}}', key=str(n % keys), **{**ours, **headers})
         return [str(each) for each in ids]
 
-    def put(self, value: str | None, *, key: str = "1", **headers: str) -> None:
+    def put(self, value: str | None, *, key: str | bytes = "1", **headers: str) -> None:
         """A message as it is; an underscore in a header's name is a dash."""
         producer = confluent_kafka.Producer({"bootstrap.servers": self.kafka, "linger.ms": 0})
         named = [(name.replace("_", "-"), text) for name, text in headers.items()]
@@ -85,14 +85,21 @@ class Place:
             "heartbeat.interval.ms": 100,
             **more.pop("kafka", {}),
         }
+        kind = more.pop("kind", Consumer)
         database = {} if more.keys() & {"connect", "session"} else {"dsn": self.dsn}
-        return Consumer(source=source, topics=[self.topic], kafka=kafka, **database, **more)
+        more = {"backoff": 0.2, **database, **more}
+        return kind(source=source, topics=[self.topic], kafka=kafka, **more)
 
     def effects(self) -> int:
         return self.value("SELECT count(*) FROM effects")
 
     def processed(self, source: str = "billing") -> int:
         return self.value("SELECT count(*) FROM processed_events WHERE source = %s", source)
+
+    def inbox(self, source: str = "billing") -> dict[str, int]:
+        """How many messages are in which state."""
+        query = "SELECT state, count(*)::int FROM inbox WHERE source = %s GROUP BY state"
+        return dict(self.rows(query, source))
 
     def uncommitted(self, group: str = "billing") -> int:
         """How many messages of the topic the group would get again, or for the first time."""
@@ -157,6 +164,35 @@ def running(consumer: Consumer) -> Iterator[Run]:
     run = Run(consumer)
     try:
         yield run
+    except AssertionError as error:
+        # What was waited for did not come, because the consumer is gone.
+        raise error from run.failure
+    finally:
+        run.stop.set()
+        run.thread.join(30)
+
+
+class Part(Run):
+    """One half of a consumer at work in a thread: `receive` or `drain`."""
+
+    def __init__(self, consumer: Consumer, part: str) -> None:
+        self.part = part
+        super().__init__(consumer)
+
+    def _run(self) -> None:
+        try:
+            self.counts = getattr(self.consumer, self.part)(self.stop)
+        except BaseException as error:  # noqa: BLE001 - for the test
+            self.failure = error
+
+
+@contextmanager
+def at_work(consumer: Consumer, part: str) -> Iterator[Part]:
+    run = Part(consumer, part)
+    try:
+        yield run
+    except AssertionError as error:
+        raise error from run.failure
     finally:
         run.stop.set()
         run.thread.join(30)

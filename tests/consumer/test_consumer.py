@@ -6,15 +6,14 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import Any
 
 import psycopg
 import pytest
 
-from outbox_pipelines.consumer import Counts, Event, HandlingError, UnreadableError
+from outbox_pipelines.consumer import Counts
 from outbox_pipelines.relay import service
 from tests.conftest import Outbox, clean_environment, wait_until
-from tests.consumer.place import STATIC, Place, Run, effect, running, uuid7
+from tests.consumer.place import STATIC, Place, Run, running, uuid7
 
 
 def ids(count: int) -> list[str]:
@@ -55,7 +54,9 @@ def test_a_kill_neither_loses_nor_doubles(place: Place, dies_at: str, known: int
     wait_until(
         lambda: place.value("SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^consumer'") == 0
     )
-    assert place.effects() == place.processed() == known
+    assert place.effects() == known
+    # The one at hand may have been received before it was handled.
+    assert place.processed() - known == place.inbox().get("waiting", 0)
     with running(place.consumer(kafka=STATIC)) as run:
         wait_until(lambda: place.effects() == 20, what="all effects")
         wait_until(lambda: place.uncommitted() == 0, what="all offsets")
@@ -103,32 +104,6 @@ def test_two_sources_handle_the_same_events_each_once(place: Place) -> None:
     assert place.processed("billing") == place.processed("shipping") == 10
 
 
-def test_a_handler_that_fails_ends_the_run_and_leaves_nothing(place: Place) -> None:
-    """Guards against an event that is passed over, or half of whose effects stay."""
-    place.send(*ids(3), keys=1)
-    tries: list[str] = []
-
-    def fails_once(event: Event, connection: psycopg.Connection[Any]) -> None:
-        effect(event, connection)
-        tries.append(event.id)
-        if len(tries) == 2:
-            raise ValueError("no such customer")
-
-    consumer = place.bare()
-    consumer.on("order.placed")(fails_once)
-    with running(consumer) as run, pytest.raises(HandlingError) as raised:
-        run.wait()
-    assert str(raised.value).startswith(f"order.placed {tries[1]} ({place.topic}, partition ")
-    assert str(raised.value).endswith(", offset 1) was not handled: ValueError: no such customer")
-    assert isinstance(raised.value.__cause__, ValueError)
-    assert place.effects() == place.processed() == 1
-    assert place.uncommitted() == 2
-    with running(consumer) as run:
-        wait_until(lambda: place.effects() == 3, what="the others")
-        assert run.end() == Counts(handled=2)
-    assert tries[1] == tries[2]
-
-
 def test_a_stop_within_a_backlog_finishes_one_event_and_leaves_the_others(place: Place) -> None:
     """Guards against events that were fetched but not handled, and count as handled."""
     place.load(500)
@@ -152,7 +127,7 @@ def test_sigterm_ends_it_in_order(place: Place) -> None:
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
     handled = place.effects()
-    assert output == f"Counts(handled={handled}, duplicates=0, ignored=0)\n"
+    assert output == f"{Counts(handled=handled)}\n"
     assert place.uncommitted() == 2000 - handled
 
 
@@ -197,16 +172,6 @@ def test_all_other_types_can_be_asked_for(place: Place) -> None:
         wait_until(lambda: place.uncommitted() == 0, what="all offsets")
         assert run.end() == Counts(handled=5)
     assert seen == ["order.seen"] * 3
-
-
-def test_a_message_that_is_no_event_stops_it(place: Place) -> None:
-    """Guards against messages that are skipped in silence."""
-    place.put('{"hello": 1}')
-    with running(place.consumer()) as run, pytest.raises(UnreadableError) as raised:
-        run.wait()
-    assert f"at {place.topic}, partition " in str(raised.value)
-    assert "offset 0 is no event: it has no header 'id', and its value is" in str(raised.value)
-    assert place.uncommitted() == 1
 
 
 def test_ids_of_any_kind_are_told_apart(place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -11,10 +12,11 @@ import psycopg
 import pytest
 import sqlalchemy
 from sqlalchemy import orm
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from outbox_pipelines.consumer import Consumer
+from outbox_pipelines.consumer import Consumer, Event
 from tests.conftest import clean_environment, wait_until
-from tests.consumer.place import Place, uuid7
+from tests.consumer.place import Place, running, uuid7
 
 PATH = Path(__file__).parents[2] / "docs" / "consuming.md"
 TEXT = PATH.read_text()
@@ -22,7 +24,7 @@ BLOCKS = dict(re.findall(r"^```python\n# (\w+)\n(.*?)^```", TEXT, re.MULTILINE |
 
 
 def test_the_examples_are_those_tested_here() -> None:
-    assert set(BLOCKS) == {"migrate", "consume", "connect", "session"}
+    assert set(BLOCKS) == {"migrate", "consume", "connect", "session", "batch", "async"}
     assert len(BLOCKS) == TEXT.count("```python")
 
 
@@ -54,6 +56,24 @@ def test_the_consumer_works_as_it_stands_there(place: Place, tmp_path: Path) -> 
     assert place.rows("SELECT order_id, total FROM invoices") == [("43", 7)]
 
 
+def test_the_batch_works_as_it_stands_there(place: Place) -> None:
+    place.rows("CREATE TABLE invoices (order_id text PRIMARY KEY, total int)")
+    place.put('{"total": 5}', key="42", id=str(uuid7()), event_type="order.placed")
+    consumer = place.bare()
+    exec(BLOCKS["batch"], {"consumer": consumer, "psycopg": psycopg, "Event": Event})
+    with running(consumer):
+        wait_until(lambda: place.rows("SELECT order_id, total FROM invoices") == [("42", 5)])
+
+
+def test_the_asynchronous_one_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[object] = []
+    monkeypatch.setattr(asyncio, "run", lambda coroutine: ran.append(coroutine.close()))
+    engine = create_async_engine("postgresql+asyncpg://")
+    names = {"engine": engine, "kafka": "broker:9092", "async_sessionmaker": async_sessionmaker}
+    exec(BLOCKS["async"], {**names, "Event": Event, "AsyncSession": AsyncSession})
+    assert ran == [None]
+
+
 @pytest.mark.parametrize("block", ["connect", "session"])
 def test_other_ways_to_the_database(block: str) -> None:
     names = {
@@ -68,6 +88,13 @@ def test_other_ways_to_the_database(block: str) -> None:
     assert isinstance(names["consumer"], Consumer)
 
 
-@pytest.mark.parametrize("link", [*re.findall(r"\]\(([^)]+)\)", TEXT), "../sql/consumer/0001_processed.sql"])
+@pytest.mark.parametrize(
+    "link",
+    [
+        *re.findall(r"\]\(([^)]+)\)", TEXT),
+        "../sql/consumer/0001_processed.sql",
+        "../sql/consumer/0002_inbox.sql",
+    ],
+)
 def test_links(link: str) -> None:
     assert (PATH.parent / link.partition("#")[0]).exists()

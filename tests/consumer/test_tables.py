@@ -18,7 +18,7 @@ from tests.consumer.place import DAY_MS, uuid7
 from tests.schema.servers import Database
 
 NOW = time.time_ns() // 1_000_000
-FILE = Path(__file__).parents[2] / "sql" / "consumer" / "0001_processed.sql"
+FILES = sorted((Path(__file__).parents[2] / "sql" / "consumer").glob("*.sql"))
 SIZE = "SELECT pg_relation_size('{}')"
 
 
@@ -37,13 +37,16 @@ def database(empty: Database) -> Database:
     return empty
 
 
+def as_given(event_id: uuid.UUID, source: str) -> dict[str, object]:
+    return {"id": event_id, "source": source, "topic": "orders", "key": "1", "block": False}
+
+
 def record(
     database: Database, event_id: uuid.UUID, *, handled_days_ago: float = 0, source: str = "a"
 ) -> bool:
     """Whether the event is new; as the consumer does it, and then the clock goes on."""
     with database.connect() as connection:
-        given = {"event_id": event_id, "source": source}
-        is_new = connection.execute(queries.RECORD, given).rowcount == 1
+        is_new = connection.execute(queries.RECORD, as_given(event_id, source)).rowcount == 1
         if is_new:
             connection.execute(
                 "UPDATE processed_events SET processed_at = now() - %s WHERE event_id = %s",
@@ -70,7 +73,7 @@ def test_no_id_lacks_a_place_and_none_has_two(database: Database) -> None:
     with database.connect() as connection:
         for event_id in [*extremes, *made]:
             new = [
-                connection.execute(queries.RECORD, {"event_id": event_id, "source": source}).rowcount
+                connection.execute(queries.RECORD, as_given(event_id, source)).rowcount
                 for source in ("a", "a", "b")
             ]
             assert new == [1, 0, 1]
@@ -88,10 +91,10 @@ def test_pruning_empties_whole_days(database: Database) -> None:
     record(database, uuid.uuid4(), handled_days_ago=19)
     kept = uuid.uuid4()
     record(database, kept, handled_days_ago=3)
-    assert pruned(database, 14) == Pruned((leaf(20),), (), 1)
+    assert pruned(database, 14) == Pruned((leaf(20),), (), 1, 0)
     assert database.value(SIZE.format(leaf(20))) == 0
     assert [record(database, each) for each in (old, new, kept)] == [True, False, False]
-    assert pruned(database, 14) == Pruned((), (), 0)
+    assert pruned(database, 14) == Pruned((), (), 0, 0)
 
 
 def test_an_old_event_handled_lately_is_kept(database: Database) -> None:
@@ -112,11 +115,11 @@ def test_pruning_waits_for_nobody(database: Database) -> None:
     record(database, at(20), handled_days_ago=19)
     record(database, at(21), handled_days_ago=19)
     with database.connect(autocommit=False) as consumer:
-        consumer.execute(queries.RECORD, {"event_id": straggler, "source": "a"})
-        consumer.execute(queries.RECORD, {"event_id": at(0), "source": "a"})
-        assert pruned(database, 14) == Pruned((leaf(21),), (leaf(20),), 0)
+        consumer.execute(queries.RECORD, as_given(straggler, "a"))
+        consumer.execute(queries.RECORD, as_given(at(0), "a"))
+        assert pruned(database, 14) == Pruned((leaf(21),), (leaf(20),), 0, 0)
         consumer.commit()
-    assert pruned(database, 14) == Pruned((), (), 0)
+    assert pruned(database, 14) == Pruned((), (), 0, 0)
     assert not record(database, straggler)
 
 
@@ -180,14 +183,14 @@ def test_psql_is_enough(empty: Database) -> None:
     psql = empty.bin_dir / "psql"
     if not psql.exists():
         pytest.skip(f"no psql in {empty.bin_dir}")
-    for _ in range(2):
-        subprocess.run([psql, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", FILE, empty.dsn], check=True)
+    for file in 2 * FILES:
+        subprocess.run([psql, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", file, empty.dsn], check=True)
     assert record(empty, at(0))
 
 
 def test_they_are_no_tables_of_the_outbox(empty: Database) -> None:
     """Guards against consumers' tables in every outbox, and a check that calls them unknown."""
-    assert FILE not in scripts.files()
+    assert not set(FILES) & set(scripts.files())
     assert "applied" in empty.outbox("migrate").output
     assert empty.value("SELECT to_regclass('processed_events')") is None
     assert empty.outbox("consumer", "migrate").exit_code == 0
@@ -198,6 +201,9 @@ def test_the_command_prunes(database: Database) -> None:
     record(database, at(20), handled_days_ago=19)
     record(database, uuid.uuid4(), handled_days_ago=19)
     told = database.outbox("consumer", "prune", "--days", "14")
-    assert (told.exit_code, told.output) == (0, "1 days emptied, 1 rows without a day deleted\n")
+    assert (told.exit_code, told.output) == (
+        0,
+        "1 days emptied, 1 rows without a day and 0 of the inbox deleted\n",
+    )
     asked = database.outbox("consumer", "prune", "--days", "14", "--json")
-    assert asked.output == '{"emptied": [], "busy": [], "deleted": 0}\n'
+    assert asked.output == '{"emptied": [], "busy": [], "deleted": 0, "received": 0}\n'

@@ -1,0 +1,71 @@
+"""Copies of a consumer's dead letters, in a topic.
+
+Invariants:
+- A copy is acknowledged before the message becomes a dead letter: after a crash it is there twice, never not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from outbox_pipelines.consumer.errors import ConsumerError
+
+_SECONDS: Final = 10.0
+# What a consumer's settings have and a producer refuses.
+_SHARED: Final = ("bootstrap.servers", "security.protocol", "client.id", "client.rack")
+_SHARED_PREFIXES: Final = ("sasl.", "ssl.", "socket.", "broker.", "enable.ssl", "https.")
+
+
+class DeadLetterTopic:
+    """Where copies go; the producer is made with the first one."""
+
+    def __init__(self, kafka: Mapping[str, Any], topic: str) -> None:
+        self._settings = {
+            name: value
+            for name, value in kafka.items()
+            if name in _SHARED or name.startswith(_SHARED_PREFIXES)
+        }
+        self._topic = topic
+        self._producer: Producer | None = None
+
+    def send(self, message: Any, *, source: str, attempts: int, error: str) -> None:
+        """Waits for the broker's word, 10 s at most.
+
+        Raises:
+            ConsumerError: it did not come, or was a refusal.
+        """
+        if self._producer is None:
+            ours = {
+                "enable.idempotence": True,
+                "partitioner": "murmur2_random",
+                "delivery.timeout.ms": int(_SECONDS * 1000),
+            }
+            self._producer = Producer({**self._settings, **ours})
+        told: list[KafkaError | None] = []
+        reasons = {
+            "dead-letter-reason": error,
+            "dead-letter-attempts": str(attempts),
+            "dead-letter-source": source,
+            "dead-letter-topic": message.topic(),
+            "dead-letter-partition": str(message.partition()),
+            "dead-letter-offset": str(message.offset()),
+        }
+        headers = [*(message.headers() or []), *((name, text.encode()) for name, text in reasons.items())]
+        try:
+            self._producer.produce(
+                self._topic,
+                value=message.value(),
+                key=message.key(),
+                headers=headers,
+                on_delivery=lambda problem, _: told.append(problem),
+            )
+        except (KafkaException, BufferError) as refused:
+            raise ConsumerError(f"{self._topic} takes no copy: {refused}") from None
+        self._producer.flush(_SECONDS)
+        if not told:
+            raise ConsumerError(f"{self._topic} takes no copy: no answer for {_SECONDS:.0f} s")
+        if (problem := told[0]) is not None:
+            raise ConsumerError(f"{self._topic} takes no copy: {problem.str()}")

@@ -1,0 +1,149 @@
+"""Dead letters of consumers, and how far their inboxes are behind.
+
+Invariants:
+- Nothing is lost: a discarded dead letter keeps its content until it is pruned.
+- Each replay and each discard leaves a row in `inbox_audit`, in its own transaction: who, when, why, which.
+- A consumer hears of it within a second: a replayed message has all its attempts again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any, Final, Literal, LiteralString
+from uuid import UUID
+
+import psycopg
+
+from outbox_pipelines.consumer import queries
+
+Connection = psycopg.Connection[Any]
+Action = Literal["replay", "discard"]
+_ACT: Final[dict[Action, LiteralString]] = {"replay": queries.REPLAY, "discard": queries.DISCARD}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which dead letters are meant: those for which all that is given holds."""
+
+    ids: tuple[UUID, ...] = ()
+    """Of events; with `dedupe="key"` as the inbox has them."""
+    source: str | None = None
+    event_type: str | None = None
+    key: str | None = None
+    """The aggregate's id."""
+    error: str | None = None
+    """A part of the reason."""
+    since: datetime | None = None
+    until: datetime | None = None
+    """When they were received; an aware time."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every dead letter is meant."""
+        return self == Filter()
+
+    def parameters(self, state: str = "failed") -> dict[str, Any]:
+        """For the queries."""
+        return asdict(self) | {"ids": list(self.ids) or None, "state": state}
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRow:
+    """A dead letter, without its content."""
+
+    seq: int
+    id: str
+    source: str
+    event_type: str
+    key: str
+    topic: str
+    partition: int
+    offset: int
+    attempts: int
+    received_at: datetime
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Dead letters, the newest first, and how many there are of each reason."""
+
+    total: int
+    by_error: dict[str, int] = field(default_factory=dict)
+    rows: list[DeadLetterRow] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """How far the inbox of a source is behind."""
+
+    source: str
+    waiting: int
+    """Messages that wait to be handled; 100,000 stands for more too."""
+    dead_letters: int
+    oldest_seconds: float | None
+    """The age of the oldest that waits."""
+
+
+def find(connection: Connection, which: Filter, *, limit: int = 50, discarded: bool = False) -> Found:
+    """Those that are meant.
+
+    Args:
+        limit: rows at most; the counts are of all.
+        discarded: those that were given up, instead.
+    """
+    given = which.parameters("discarded" if discarded else "failed") | {"limit": limit}
+    counts = _rows(connection, queries.COUNT_DEAD_LETTERS, given)
+    rows = _rows(connection, queries.LIST_DEAD_LETTERS, given)
+    by_error: dict[str, int] = {error or "": count for error, count in counts}
+    return Found(sum(by_error.values()), by_error, [DeadLetterRow(*row) for row in rows])
+
+
+def show(connection: Connection, message_id: UUID) -> list[dict[str, Any]]:
+    """All that the inbox has of a message, for each source, and what was done to it; none: it has it not."""
+    return [
+        {**told, "payload": _text(payload), "headers": dict(headers)}
+        for told, payload, headers in _rows(connection, queries.SHOW, {"id": message_id})
+    ]
+
+
+def act(connection: Connection, action: Action, which: Filter, *, actor: str, reason: str) -> int:
+    """Replays or discards those that are meant; how many they were.
+
+    Args:
+        actor: who does it, for the audit.
+        reason: why, for the audit.
+    """
+    given = which.parameters() | {"actor": actor, "reason": reason}
+    with connection.transaction():
+        return connection.execute(_ACT[action], given).rowcount
+
+
+def backlogs(connection: Connection) -> list[Backlog]:
+    """Of every source that has messages waiting, or dead letters."""
+    rows = _rows(connection, queries.STATUS, {})
+    return [
+        Backlog(source, waiting, dead, None if seconds is None else float(seconds))
+        for source, waiting, dead, seconds in rows
+    ]
+
+
+def _rows(connection: Connection, query: LiteralString, given: dict[str, Any]) -> list[tuple[Any, ...]]:
+    with connection.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
+        return cursor.execute(query, given).fetchall()
+
+
+def _text(payload: bytes | None) -> Any:
+    """JSON as it is meant, text as it is, bytes in hexadecimal."""
+    if payload is None:
+        return None
+    try:
+        return json.loads(payload)
+    except ValueError:
+        pass
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
+        return payload.hex()

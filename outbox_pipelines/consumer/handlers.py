@@ -1,0 +1,93 @@
+"""Which function handles which type of events.
+
+Invariants:
+- A type has one handler; a function that the consumer could not run is refused when it is registered.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from outbox_pipelines.errors import SetupError
+
+Function = Callable[[Any, Any], object]
+_Function = TypeVar("_Function", bound=Function)
+MOST_AT_ONCE: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A function of an event, or of a list of up to `batch` of them, and the connection or session."""
+
+    function: Function
+    batch: int | None = None
+
+
+class Handlers:
+    """Registered by decorators; the base of both consumers."""
+
+    _is_asynchronous = False
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Handler] = {}
+        self._other: Handler | None = None
+
+    def on(self, *types: str, batch: int | None = None) -> Callable[[_Function], _Function]:
+        """Decorates the handler of these event types: a function of the event and the connection or session.
+
+        What it does there is committed together with the record of the event, or not at all. It neither
+        commits nor rolls back. If it raises, the event is tried again later: see docs/consuming.md.
+
+        Args:
+            batch: the function takes a list of up to so many events, all in one transaction. Where it raises,
+                they come again one by one, each in a list of its own.
+
+        Raises:
+            SetupError: a type has a handler already, or the function is of the other consumer's kind.
+        """
+        if not types or callable(types[0]):
+            raise SetupError('name the types of events: @consumer.on("order.placed")')
+        if batch is not None and not 1 <= batch <= MOST_AT_ONCE:
+            raise SetupError(f"batch is {batch}: give 1 to {MOST_AT_ONCE:,} events")
+
+        def register(function: _Function) -> _Function:
+            self._require_kind(function)
+            if taken := self._handlers.keys() & set(types):
+                raise SetupError(f"{min(taken)} has a handler already: keep one")
+            self._handlers.update(dict.fromkeys(types, Handler(function, batch)))
+            return function
+
+        return register
+
+    def on_other(self, function: _Function) -> _Function:
+        """Decorates the handler of all other types. Without one their events are passed over, and counted.
+
+        Raises:
+            SetupError: there is one already, or the function is of the other consumer's kind.
+        """
+        self._require_kind(function)
+        if self._other is not None:
+            raise SetupError("on_other has a handler already: keep one")
+        self._other = Handler(function)
+        return function
+
+    def handler(self, event_type: str) -> Handler | None:
+        """The one of a type; None: its events are passed over."""
+        return self._handlers.get(event_type, self._other)
+
+    @property
+    def at_once(self) -> int:
+        """The most events that a handler takes together."""
+        return max((each.batch or 1 for each in self._handlers.values()), default=1)
+
+    def _require_kind(self, function: Function) -> None:
+        is_asynchronous = inspect.iscoroutinefunction(function)
+        if is_asynchronous and not self._is_asynchronous:
+            raise SetupError(
+                f"{function.__name__} is asynchronous: write it without async, or use AsyncConsumer"
+            )
+        if self._is_asynchronous and not is_asynchronous:
+            raise SetupError(f"{function.__name__} would hold the event loop up: write it with async")

@@ -1,0 +1,220 @@
+"""The inbox: messages that wait in the database, each key's in order.
+
+Invariants:
+- A message is recorded as processed and put here in one transaction: it comes once.
+- The first message of a key is handled, those behind it wait; other keys do not.
+- An attempt is committed before it begins, so that one that ends the process counts.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+from uuid import UUID
+
+from outbox_pipelines.consumer import queries
+from outbox_pipelines.consumer.event import Event
+from outbox_pipelines.consumer.transactions import Database
+
+LONGEST_SECONDS: Final = 300.0
+HEADS_AT_ONCE: Final = 100
+# Stands until the attempt has ended otherwise.
+ENDED: Final = "the process ended while it handled the message"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A message that is due, the first of its key."""
+
+    seq: int
+    attempts: int
+    """Begun so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message as Kafka's client gives it, out of the inbox."""
+
+    _topic: str
+    _partition: int
+    _offset: int
+    _key: bytes | None
+    _value: bytes | None
+    _headers: str
+    _sent_at: datetime
+
+    def topic(self) -> str:
+        return self._topic
+
+    def partition(self) -> int:
+        return self._partition
+
+    def offset(self) -> int:
+        return self._offset
+
+    def key(self) -> bytes | None:
+        return self._key
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        pairs = json.loads(self._headers)
+        return [(name, None if text is None else _bytes(text)) for name, text in pairs]
+
+    def timestamp(self) -> tuple[int, int]:
+        return (1, round(self._sent_at.timestamp() * 1000))
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A message on its way into the inbox."""
+
+    message_id: UUID
+    key: str
+    event_type: str
+    message: Any
+    sent_at: datetime
+
+    @staticmethod
+    def of(event: Event, message_id: UUID, message: Any) -> Arrival:
+        return Arrival(message_id, key_of(event, message_id), event.type, message, event.timestamp)
+
+    @staticmethod
+    def of_no_event(message_id: UUID, message: Any) -> Arrival:
+        """Behind nothing, and nothing is behind it."""
+        sent_at = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
+        return Arrival(message_id, str(message_id), "", message, sent_at)
+
+
+class Inbox:
+    """The inbox of one source.
+
+    Args:
+        blocks: whether a dead letter holds up those behind it.
+        backoff: seconds to the second attempt, doubled for each that follows, 5 minutes at most.
+    """
+
+    def __init__(self, database: Database, source: str, *, blocks: bool, backoff: float) -> None:
+        self._database = database
+        self._same = {"source": source, "block": blocks}
+        self._backoff = backoff
+
+    async def receive(
+        self, arrivals: Sequence[Arrival], *, attempts: int = 0, error: str | None = None, dead: bool = False
+    ) -> dict[UUID, int]:
+        """Puts in what is new, in a transaction of its own; where it lies now."""
+        messages = [each.message for each in arrivals]
+        given = {
+            **self._same,
+            "ids": [str(each.message_id) for each in arrivals],
+            "topics": [str(each.topic()) for each in messages],
+            "partitions": [each.partition() for each in messages],
+            "offsets": [each.offset() for each in messages],
+            "keys": [each.key for each in arrivals],
+            "types": [readable(each.event_type) for each in arrivals],
+            "message_keys": [_raw(each.key()) for each in messages],
+            "payloads": [_raw(each.value()) for each in messages],
+            "headers": [_headers(each) for each in messages],
+            "sent_at": [each.sent_at for each in arrivals],
+            "state": "failed" if dead else "waiting",
+            "attempts": attempts,
+            "seconds": self.seconds(attempts) if attempts else 0.0,
+            "error": error,
+        }
+        async with self._database.transaction() as transaction:
+            rows = await self._database.rows(transaction, queries.RECEIVE, given)
+        return {UUID(message_id): seq for seq, message_id in rows}
+
+    async def heads(self) -> list[Waiting]:
+        """Messages that are due, one of each key, the oldest first."""
+        given = {**self._same, "limit": HEADS_AT_ONCE}
+        return [Waiting(*row) for row in await self._read(queries.HEADS, given)]
+
+    async def next(self, after: int) -> Waiting | None:
+        """What is due behind a message that is done."""
+        rows = await self._read(queries.NEXT, {"seq": after})
+        return Waiting(*rows[0]) if rows else None
+
+    async def claim(self, waiting: Waiting) -> Stored | None:
+        """Begins an attempt. None: another process has the message, or something has come before it."""
+        given = {
+            **self._same,
+            "seq": waiting.seq,
+            "attempts": waiting.attempts,
+            "seconds": self.seconds(waiting.attempts + 1),
+            "error": ENDED,
+        }
+        rows = await self._read(queries.CLAIM, given)
+        if not rows:
+            return None
+        return _stored(rows[0])
+
+    async def read(self, seq: int) -> Stored:
+        """A message as it lies there."""
+        [row] = await self._read(queries.READ, {"seq": seq})
+        return _stored(row)
+
+    async def finish(self, transaction: Any, seq: int) -> bool:
+        """Settles a message in the transaction that its handler is about to work in.
+
+        Returns:
+            Whether it is ours to handle.
+        """
+        return bool(await self._database.rows(transaction, queries.FINISH, {"seq": seq}))
+
+    async def missed(self, seq: int, attempts: int, error: str, *, dead: bool) -> None:
+        """An attempt failed; there will be another, or the message is a dead letter."""
+        given = {
+            "seq": seq,
+            "state": "failed" if dead else "waiting",
+            "error": error,
+            "seconds": self.seconds(attempts),
+        }
+        await self._read(queries.MISSED, given)
+
+    def seconds(self, attempts: int) -> float:
+        """How long after an attempt began the next one may."""
+        # So that what failed together does not come again together.
+        jitter = 0.8 + 0.4 * random.random()
+        return min(LONGEST_SECONDS, self._backoff * 2.0 ** min(attempts - 1, 20)) * jitter
+
+    async def _read(self, query: str, given: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        async with self._database.transaction() as transaction:
+            return await self._database.rows(transaction, query, given)
+
+
+def _stored(row: tuple[Any, ...]) -> Stored:
+    topic, partition, offset, key, value, headers, sent_at = row
+    return Stored(topic, partition, offset, _raw(key), _raw(value), headers, sent_at)
+
+
+def key_of(event: Event, message_id: UUID) -> str:
+    """What the event waits behind: others of its aggregate in the same topic; where it has none, nothing."""
+    return str(message_id) if event.aggregate_id is None else readable(event.aggregate_id)
+
+
+def readable(text: str) -> str:
+    """As PostgreSQL's text can have it."""
+    return text if text.isprintable() else ascii(text)
+
+
+def _headers(message: Any) -> str:
+    pairs = [(name, None if raw is None else _text(raw)) for name, raw in message.headers() or []]
+    return json.dumps(pairs)
+
+
+def _text(raw: str | bytes) -> str:
+    return raw.decode(errors="surrogateescape") if isinstance(raw, bytes) else raw
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")
+
+
+def _raw(value: str | bytes | memoryview | None) -> bytes | None:
+    return None if value is None else _bytes(value) if isinstance(value, str) else bytes(value)

@@ -1,0 +1,73 @@
+"""How long a handler may take.
+
+Invariants:
+- It ends before Kafka takes the partitions away: a handler that hangs is a failed attempt, no lost member.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from types import FrameType
+from typing import Any, Final
+
+from outbox_pipelines.errors import SetupError
+
+_INTERVAL: Final = "max.poll.interval.ms"
+_DEFAULT_INTERVAL_MS: Final = 300_000
+_SHARE: Final = 0.8
+
+
+def seconds(given: float | None, kafka: Mapping[str, Any]) -> float:
+    """The limit: the given one, by default 80 % of the time within which Kafka wants to hear of a member.
+
+    Raises:
+        SetupError: it is not within that time.
+    """
+    interval = int(kafka.get(_INTERVAL, _DEFAULT_INTERVAL_MS)) / 1000
+    if given is None:
+        return interval * _SHARE
+    if not 0 < given < interval:
+        raise SetupError(
+            f"handler_seconds is {given:g}: give more than 0 and less than {interval:g}, which is {_INTERVAL}"
+        )
+    return given
+
+
+@asynccontextmanager
+async def alarm(seconds: float) -> AsyncIterator[None]:
+    """Raises TimeoutError in the block when it takes longer; in the main thread alone, where signals come."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def on_alarm(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(_told(seconds))
+
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    # Again and again: one may come while a library cleans up after itself and swallows it.
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@asynccontextmanager
+async def deadline(seconds: float) -> AsyncIterator[None]:
+    """The same in an event loop."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError as error:
+        if limit.expired():
+            raise TimeoutError(_told(seconds)) from error
+        raise
+
+
+def _told(seconds: float) -> str:
+    return f"the handler took longer than {seconds:g} s and was interrupted"

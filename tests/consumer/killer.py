@@ -1,0 +1,28 @@
+"""A consumer that one event kills. Usage: python -m tests.consumer.killer DSN KAFKA TOPIC N"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import psycopg
+
+from outbox_pipelines.consumer import Event
+from tests.consumer.place import STATIC, Place, effect
+
+
+def main(dsn: str, kafka: str, topic: str, fatal: str) -> None:
+    def handler(event: Event, connection: psycopg.Connection[Any]) -> None:
+        effect(event, connection)
+        if event.payload["n"] == int(fatal):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    consumer = Place(dsn, kafka, topic).bare(kafka=STATIC, attempts=2, backoff=0.1)
+    consumer.on("order.placed")(handler)
+    consumer.run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

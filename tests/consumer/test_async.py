@@ -1,0 +1,254 @@
+"""The asynchronous consumer: psycopg, and SQLAlchemy with psycopg and asyncpg."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+
+from outbox_pipelines.consumer import AsyncConsumer, Counts, Event
+from outbox_pipelines.errors import SetupError
+from tests.conftest import clean_environment, wait_until
+from tests.consumer.place import Place, uuid7
+
+INSERT = "INSERT INTO effects (event_id, key, n) VALUES ({})"
+DRIVERS = ["connection", "psycopg", "asyncpg"]
+
+
+def database(place: Place, driver: str, **engine: Any) -> dict[str, Any]:
+    """What the consumer is given."""
+    if driver == "connection":
+        return {"dsn": place.dsn}
+    parts = conninfo_to_dict(place.dsn)
+    address = f"{parts['user']}@{parts['host']}:{parts['port']}/{parts['dbname']}"
+    made = create_async_engine(f"postgresql+{driver}://{address}", poolclass=sqlalchemy.NullPool, **engine)
+    return {"session": async_sessionmaker(made)}
+
+
+async def effect(event: Event, transaction: Any) -> None:
+    values = [event.id, event.aggregate_id, (event.payload or {}).get("n")]
+    if isinstance(transaction, psycopg.AsyncConnection):
+        await transaction.execute(INSERT.format("%s, %s, %s").encode(), values)
+    else:
+        given = dict(zip(("id", "key", "n"), values, strict=True))
+        await transaction.execute(text(INSERT.format(":id, :key, :n")), given)
+
+
+async def run_sql(transaction: Any, query: str) -> None:
+    await transaction.execute(
+        query.encode() if isinstance(transaction, psycopg.AsyncConnection) else text(query)
+    )
+
+
+def consumer(place: Place, driver: str, handler: Any = effect, **more: Any) -> AsyncConsumer:
+    made = place.bare(kind=AsyncConsumer, **database(place, driver), **more)
+    assert isinstance(made, AsyncConsumer)
+    made.on("order.placed")(handler)
+    return made
+
+
+async def until(condition: Callable[[], object], what: str = "condition", seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not await asyncio.to_thread(condition):
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def running(run: Callable[[asyncio.Event], Awaitable[Counts]]) -> AsyncIterator[list[Counts]]:
+    """What it counted is there when the block has ended."""
+    stop = asyncio.Event()
+    task = asyncio.ensure_future(run(stop))
+    counts: list[Counts] = []
+    try:
+        yield counts
+    finally:
+        stop.set()
+        counts.append(await asyncio.wait_for(task, 30))
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_events_are_handled_once(place: Place, driver: str) -> None:
+    """Guards against a record in another transaction than the handler's, with each of the drivers."""
+
+    async def scenario() -> None:
+        place.load(50)
+        for group in "billing", "again":
+            async with running(consumer(place, driver, group=group).run) as counts:
+                await until(lambda group=group: place.uncommitted(group) == 0, "all offsets")
+            assert counts == [Counts(handled=50) if group == "billing" else Counts(duplicates=50)]
+
+    asyncio.run(scenario())
+    assert place.value("SELECT count(DISTINCT event_id) FROM effects") == place.effects() == 50
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_failed_event_leaves_nothing_and_comes_again_in_order(place: Place, driver: str) -> None:
+    tries: list[int] = []
+
+    async def fails_once(event: Event, transaction: Any) -> None:
+        await effect(event, transaction)
+        tries.append(event.payload["n"])
+        if tries.count(3) == 1 and tries[-1] == 3:
+            raise ValueError("no such customer")
+
+    async def scenario() -> None:
+        place.load(10, keys=1)
+        async with running(consumer(place, driver, fails_once).run):
+            await until(lambda: place.effects() == 10, "all effects")
+
+    asyncio.run(scenario())
+    assert place.rows("SELECT array_agg(n ORDER BY seq) FROM effects") == [(list(range(10)),)]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("how", ["passed over", "rolled back"])
+def test_a_transaction_that_was_spoilt_is_not_committed_as_nothing(
+    place: Place, driver: str, how: str
+) -> None:
+    """Guards against a lost event: the COMMIT of an aborted transaction is answered without an error."""
+
+    async def spoils(event: Event, transaction: Any) -> None:
+        await effect(event, transaction)
+        if how == "rolled back":
+            if driver == "connection":
+                await run_sql(transaction, "ROLLBACK")
+            else:
+                await transaction.rollback()
+            return
+        with contextlib.suppress(psycopg.Error, sqlalchemy.exc.DBAPIError):
+            await run_sql(transaction, "SELECT 1 / 0")
+
+    async def scenario() -> None:
+        place.send(uuid7())
+        async with running(consumer(place, driver, spoils, backoff=300).run) as counts:
+            await until(lambda: place.uncommitted() == 0, "its offset")
+        assert counts == [Counts(received=1, failures=1)]
+
+    asyncio.run(scenario())
+    [(error,)] = place.rows("SELECT last_error FROM inbox WHERE state = 'waiting'")
+    assert re.search("was passed over" if how == "passed over" else "has ended the transaction", error)
+    assert place.effects() == 0
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_receive_and_drain(place: Place, driver: str) -> None:
+    async def scenario() -> None:
+        place.load(30)
+        async with running(consumer(place, driver).receive):
+            await until(lambda: place.uncommitted() == 0, "all offsets")
+        assert place.inbox() == {"waiting": 30}
+        assert await consumer(place, driver).drain(until_empty=True) == Counts(handled=30)
+
+    asyncio.run(scenario())
+    assert place.value("SELECT count(DISTINCT event_id) FROM effects") == 30
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_handler_that_hangs_is_interrupted(place: Place, driver: str) -> None:
+    async def hangs(event: Event, transaction: Any) -> None:
+        await effect(event, transaction)
+        if event.payload["n"] == 1:
+            await run_sql(transaction, "SELECT pg_sleep(600)")
+
+    async def scenario() -> None:
+        place.load(3, keys=3)
+        made = consumer(place, driver, hangs, attempts=2, backoff=0.1, handler_seconds=0.5)
+        async with running(made.run):
+            await until(lambda: place.inbox().get("failed") and place.effects() == 2, "a dead letter")
+
+    asyncio.run(scenario())
+    [(error,)] = place.rows("SELECT last_error FROM inbox WHERE state = 'failed'")
+    assert "took longer than 0.5 s and was interrupted" in error
+
+
+def test_batches(place: Place) -> None:
+    sizes: list[int] = []
+
+    async def many(events: list[Event], transaction: Any) -> None:
+        sizes.append(len(events))
+        for event in events:
+            await effect(event, transaction)
+
+    async def scenario() -> None:
+        place.load(500)
+        made = place.bare(kind=AsyncConsumer, **database(place, "connection"))
+        made.on("order.placed", batch=50)(many)
+        async with running(made.run) as counts:  # type: ignore[arg-type]
+            await until(lambda: place.uncommitted() == 0, "all offsets")
+        assert counts == [Counts(handled=500)]
+
+    asyncio.run(scenario())
+    assert max(sizes) == 50
+    assert place.effects() == 500
+
+
+def test_the_loop_goes_on_beside_it(place: Place) -> None:
+    """Guards against a consumer that holds up the rest of a service while it waits for events."""
+
+    async def scenario() -> None:
+        longest = 0.0
+        async with running(consumer(place, "connection").run):
+            await until(lambda: place.value("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle'"))
+            for _ in range(100):
+                before = time.monotonic()
+                await asyncio.sleep(0.001)
+                longest = max(longest, time.monotonic() - before)
+        # A poll that blocked would take 0.2 s each time; leaving some to a busy machine.
+        assert longest < 0.15
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_consumer_leaves_the_group_and_nothing_half_done(place: Place) -> None:
+    """Guards against a web service whose shutdown cuts an event in two."""
+    at_it = asyncio.Event()
+
+    async def slow(event: Event, transaction: Any) -> None:
+        await effect(event, transaction)
+        at_it.set()
+        await asyncio.sleep(600)
+
+    async def scenario() -> None:
+        place.send(uuid7())
+        task = asyncio.ensure_future(consumer(place, "connection", slow).run())
+        await asyncio.wait_for(at_it.wait(), 20)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with running(consumer(place, "connection").run):
+            await until(lambda: place.effects() == 1, "its effect")
+
+    asyncio.run(scenario())
+
+
+def test_sigterm_ends_it_in_order(place: Place) -> None:
+    place.load(1000)
+    command = [sys.executable, "-m", "tests.consumer.async_service", place.dsn, place.kafka, place.topic]
+    process = subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, text=True)
+    wait_until(lambda: place.effects() >= 20, what="some effects")
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output) == (0, f"{Counts(handled=place.effects())}\n")
+    assert place.uncommitted() == 1000 - place.effects()
+
+
+def test_a_handler_of_the_other_kind_is_refused(place: Place) -> None:
+    with pytest.raises(SetupError, match="write it without async, or use AsyncConsumer"):
+        place.bare().on("order.placed")(effect)
+    with pytest.raises(SetupError, match="write it with async"):
+        place.bare(kind=AsyncConsumer).on("order.placed")(lambda event, connection: None)

@@ -1,0 +1,98 @@
+"""Handlers that take many events at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox_pipelines.consumer import Counts, Event
+from outbox_pipelines.errors import SetupError
+from tests.conftest import wait_until
+from tests.consumer.place import Place, effect, running, uuid7
+
+Connection = psycopg.Connection[Any]
+
+
+class Batches:
+    """Takes them; refuses those with a certain event in them."""
+
+    def __init__(self, refuses: int | None = None) -> None:
+        self.refuses = refuses
+        self.sizes: list[int] = []
+
+    def __call__(self, events: list[Event], connection: Connection) -> None:
+        self.sizes.append(len(events))
+        for event in events:
+            effect(event, connection)
+        if any(event.payload["n"] == self.refuses for event in events):
+            raise ValueError("no such customer")
+
+
+def run_through(
+    place: Place, batches: Batches, effects: int, group: str = "billing", size: int = 50
+) -> Counts:
+    consumer = place.bare(backoff=300, group=group)
+    consumer.on("order.placed", batch=size)(batches)
+    with running(consumer) as run:
+        wait_until(lambda: place.uncommitted(group) == 0 and place.effects() == effects, what="all effects")
+        return run.end()
+
+
+def ordered(place: Place) -> bool:
+    rows = place.rows("SELECT array_agg(n ORDER BY seq) FROM effects GROUP BY key")
+    return all(numbers == sorted(numbers) for (numbers,) in rows)
+
+
+def test_many_events_are_one_transaction(place: Place) -> None:
+    place.load(2000)
+    batches = Batches()
+    assert run_through(place, batches, 2000) == Counts(handled=2000)
+    assert max(batches.sizes) == 50
+    assert place.value("SELECT count(DISTINCT xmin::text) FROM effects") == len(batches.sizes)
+    assert place.value("SELECT count(DISTINCT event_id) FROM effects") == 2000
+    assert ordered(place)
+    again = Batches()
+    assert run_through(place, again, 2000, "again") == Counts(duplicates=2000)
+    assert again.sizes == []
+
+
+def test_the_same_event_twice_in_a_batch_is_handled_once(place: Place) -> None:
+    """Guards against a duplicate that no record stands between."""
+    place.load(300, keys=1)
+    twice = [str(uuid7()) for _ in range(50)]
+    place.send(*(each for each in twice for _ in range(2)), keys=1)
+    assert run_through(place, Batches(), 350) == Counts(handled=350, duplicates=50)
+
+
+def test_one_of_a_batch_fails_and_the_others_are_handled(place: Place) -> None:
+    """Guards against a poisoned event that takes its neighbours with it."""
+    place.load(400, keys=10)
+    batches = Batches(refuses=333)
+    counts = run_through(place, batches, 400 - 7)
+    assert (counts.handled, counts.received, counts.failures) == (393, 7, 1)
+    assert place.inbox()["waiting"] == 7
+    assert place.value("SELECT count(*) FROM effects WHERE key = '3'") == 33
+    assert ordered(place)
+
+
+def test_types_are_told_apart_within_what_is_at_hand(place: Place) -> None:
+    for _ in range(20):
+        place.send(*(uuid7() for _ in range(5)), keys=1)
+        place.send(uuid7(), type="order.seen", keys=1)
+    seen: list[Event] = []
+    batches = Batches()
+    consumer = place.bare()
+    consumer.on("order.placed", batch=100)(batches)
+    consumer.on("order.seen")(lambda event, _: seen.append(event))
+    with running(consumer) as run:
+        wait_until(lambda: place.uncommitted() == 0, what="all offsets")
+        assert run.end() == Counts(handled=120)
+    assert (place.effects(), len(seen)) == (100, 20)
+
+
+@pytest.mark.parametrize("size", [0, 10_001])
+def test_sizes_out_of_bounds_are_refused(place: Place, size: int) -> None:
+    with pytest.raises(SetupError, match="batch is"):
+        place.bare().on("order.placed", batch=size)

@@ -1,0 +1,155 @@
+"""`outbox consumer dead-letters` and `status`: what an operator types when events were not handled."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox_pipelines.consumer import Event
+from tests.conftest import wait_until
+from tests.consumer.place import Place, at_work, effect, running
+from tests.schema.servers import Database
+
+Connection = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def operator(place: Place) -> Database:
+    """Where commands are typed."""
+    return Database(place.dsn, Path())
+
+
+class Healed:
+    """A handler that refuses all, until it is healed."""
+
+    def __init__(self) -> None:
+        self.healed = False
+
+    def __call__(self, event: Event, connection: Connection) -> None:
+        if not self.healed:
+            raise ValueError(f"customer {event.aggregate_id} is unknown")
+        effect(event, connection)
+
+
+@pytest.fixture
+def handler(place: Place) -> Iterator[Healed]:
+    """Six events of three keys are dead letters."""
+    place.load(6, keys=3)
+    handler = Healed()
+    consumer = place.bare(attempts=1, backoff=0)
+    consumer.on("order.placed")(handler)
+    with running(consumer) as run:
+        wait_until(lambda: place.inbox() == {"failed": 6}, what="dead letters")
+        handler.healed = True
+        yield handler
+        run.end()
+
+
+def test_they_are_listed_by_reason(operator: Database, handler: Healed) -> None:
+    told = operator.outbox("consumer", "dead-letters", "list")
+    assert told.exit_code == 0
+    assert told.output.count("order.placed") == 6
+    assert told.output.endswith(
+        "       2 × ValueError: customer 0 is unknown\n       2 × ValueError: customer 1 is unknown\n"
+        "       2 × ValueError: customer 2 is unknown\n"
+    )
+    found = json.loads(operator.outbox("consumer", "dead-letters", "list", "--key", "1", "--json").output)
+    assert (found["total"], {row["key"] for row in found["rows"]}) == (2, {"1"})
+
+
+def test_filters(operator: Database, handler: Healed) -> None:
+    for options, expected in (
+        (("--source", "billing"), 6),
+        (("--source", "shipping"), 0),
+        (("--event-type", "order.placed"), 6),
+        (("--error", "customer 2"), 2),
+        (("--since", "1h"), 6),
+        (("--until", "1h"), 0),
+        (("--key", "1", "--error", "customer 2"), 0),
+    ):
+        told = operator.outbox("consumer", "dead-letters", "list", *options, "--json")
+        assert json.loads(told.output)["total"] == expected, options
+
+
+def test_replayed_ones_are_handled_by_the_consumer_at_work(
+    place: Place, operator: Database, handler: Healed
+) -> None:
+    """Guards against a replay that waits for a restart, or leaves no trace of who did it."""
+    command = ("consumer", "dead-letters", "replay", "--key", "1", "--reason", "customer added")
+    told = operator.outbox(*command, "--dry-run")
+    assert (told.exit_code, told.output) == (0, "2 dead letters would be replayed\n")
+    assert place.inbox() == {"failed": 6}
+    told = operator.outbox(*command, "--yes")
+    assert (told.exit_code, told.output) == (0, "2 dead letters replayed\n")
+    wait_until(lambda: place.inbox() == {"failed": 4, "processed": 2}, what="their effects")
+    assert place.rows("SELECT key, array_agg(n ORDER BY seq) FROM effects GROUP BY key") == [("1", [1, 4])]
+    assert place.rows("SELECT action, reason, count(*) FROM inbox_audit GROUP BY 1, 2") == [
+        ("replay", "customer added", 2)
+    ]
+
+
+def test_discarded_ones_are_not_handled_and_can_be_seen(
+    place: Place, operator: Database, handler: Healed
+) -> None:
+    [message_id, *others] = [each for (each,) in place.rows("SELECT message_id::text FROM inbox")]
+    command = ("consumer", "dead-letters", "discard", message_id, "--reason", "a test order", "--yes")
+    assert operator.outbox(*command).output == "1 dead letters discarded\n"
+    assert operator.outbox(*command).exit_code == 1
+    assert place.inbox() == {"failed": 5, "discarded": 1}
+    told = operator.outbox("consumer", "dead-letters", "list", "--discarded", "--json")
+    assert [row["id"] for row in json.loads(told.output)["rows"]] == [message_id]
+    shown = json.loads(operator.outbox("consumer", "dead-letters", "show", message_id).output)
+    assert (shown["state"], shown["source"], shown["attempts"]) == ("discarded", "billing", 1)
+    assert (shown["headers"]["id"], shown["actions"][0]["reason"]) == (message_id, "a test order")
+    assert isinstance(shown["payload"]["n"], int)
+    told = operator.outbox(
+        "consumer", "dead-letters", "replay", "--all", "--reason", "customers added", "--json", "--yes"
+    )
+    assert json.loads(told.output) == {"action": "replay", "dry_run": False, "found": 5, "done": 5}
+    wait_until(lambda: place.inbox() == {"discarded": 1, "processed": 5}, what="their effects")
+    assert len(others) == place.effects() == 5
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        (("list", "--source", "nobody"), 0, "none\n"),
+        (("show", str(uuid.UUID(int=1))), 1, "is in no inbox"),
+        (("show", "x"), 2, "is not a valid UUID"),
+        (("replay", "--reason", "x"), 2, "name ids, or give a filter, or say --all"),
+        (("discard", "--all", "--key", "1", "--reason", "x"), 2, "and nothing else"),
+        (("discard", "--all", "--reason", " ", "--yes"), 2, "--reason is empty"),
+        (("replay", "--all", "--reason", "x"), 1, "0 dead letters replayed"),
+    ],
+)
+def test_wrong_input(operator: Database, command: tuple[str, ...], code: int, says: str) -> None:
+    told = operator.outbox("consumer", "dead-letters", *command)
+    assert told.exit_code == code, told.output
+    assert says in told.output
+
+
+def test_status_tells_the_backlog(place: Place, operator: Database) -> None:
+    """Guards against an inbox that nobody drains, and nobody hears of."""
+    empty = operator.outbox("consumer", "status")
+    assert empty.output == "nothing waits in an inbox, and there are no dead letters\n"
+    place.load(4)
+    with at_work(place.consumer(), "receive"):
+        wait_until(lambda: place.uncommitted() == 0, what="all offsets")
+    place.rows("UPDATE inbox SET received_at = now() - interval '90 seconds' WHERE seq = 1")
+    place.rows("UPDATE inbox SET state = 'failed' WHERE seq = 2")
+    told = operator.outbox("consumer", "status")
+    assert told.output == "billing: 3 waiting, the oldest for 90 s; 1 dead letters\n"
+    [inbox] = json.loads(operator.outbox("consumer", "status", "--json").output)["inboxes"]
+    assert (inbox["source"], inbox["waiting"], inbox["dead_letters"]) == ("billing", 3, 1)
+
+
+def test_without_tables_it_says_how_to_make_them(place: Place, operator: Database) -> None:
+    place.rows("DROP TABLE inbox")
+    told = operator.outbox("consumer", "status")
+    assert (told.exit_code, "outbox consumer migrate" in told.output) == (2, True)

@@ -1,0 +1,132 @@
+"""Receive, then process: nothing is lost between the two, and each key keeps its order."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import psycopg
+
+from outbox_pipelines.consumer import Counts, Event
+from tests.conftest import wait_until
+from tests.consumer.place import Part, Place, at_work, effect, uuid7
+
+Connection = psycopg.Connection[Any]
+
+
+def received(place: Place, events: int) -> None:
+    """That many events lie in the inbox, and Kafka is done with."""
+    place.load(events)
+    with at_work(place.consumer(), "receive") as run:
+        wait_until(lambda: place.uncommitted() == 0, what="all offsets")
+        assert run.end() == Counts(received=events)
+    assert place.inbox() == {"waiting": events}
+
+
+def test_what_is_received_is_handled_once_and_in_order(place: Place) -> None:
+    received(place, 200)
+    assert place.effects() == 0
+    assert place.consumer().drain(until_empty=True) == Counts(handled=200)
+    for (numbers,) in place.rows("SELECT array_agg(n ORDER BY seq) FROM effects GROUP BY key"):
+        assert numbers == sorted(numbers)
+    assert place.value("SELECT count(DISTINCT event_id) FROM effects") == 200
+    assert place.inbox() == {"processed": 200}
+    assert place.value("SELECT bool_and(processed_at >= received_at) FROM inbox")
+
+
+def test_what_comes_again_is_received_once(place: Place) -> None:
+    """Guards against a message that lies in the inbox twice, or comes back after it was handled."""
+    received(place, 20)
+    place.consumer().drain(until_empty=True)
+    with at_work(place.consumer(group="again"), "receive") as run:
+        wait_until(lambda: place.uncommitted("again") == 0, what="all offsets")
+        assert run.end() == Counts(duplicates=20)
+    with at_work(place.consumer(group="third"), "run") as run:
+        wait_until(lambda: place.uncommitted("third") == 0, what="all offsets")
+        assert run.end() == Counts(duplicates=20)
+    assert place.effects() == 20
+
+
+def test_the_event_is_as_it_was_in_kafka(place: Place) -> None:
+    """Guards against content that changes on its way through the database."""
+    [event_id] = place.send(uuid7(), correlation_id="c-1", tenant="Zoë")
+    place.put(None, key="2", id="order-7", event_type="order.placed", traceparent="00-" + "a" * 32)
+    place.put('{"id": "x\\u0000"}', key=b"a\nb\x80", id="order-8", event_type="order.placed", odd="\u0000")
+    direct, stored = [], []
+    for into, group in (direct, "direct"), (stored, "stored"):
+        consumer = place.bare(source=group, group=group)
+        consumer.on("order.placed")(lambda event, _, into=into: into.append(event))
+        with at_work(consumer, "run" if group == "direct" else "receive") as run:
+            wait_until(lambda group=group: place.uncommitted(group) == 0, what="all offsets")
+            assert run.end().duplicates == 0
+        if group == "stored":
+            consumer.drain(until_empty=True)
+    assert len(stored) == 3
+    assert sorted(direct, key=str) == sorted(stored, key=str)
+    assert {each.id for each in stored} == {event_id, "order-7", "order-8"}
+
+
+def test_several_drain_side_by_side(place: Place) -> None:
+    """Guards against a message that two have, a key that two work on, and one who waits for the other."""
+    received(place, 300)
+    overlapped: list[str] = []
+    busy: set[str] = set()
+    lock = threading.Lock()
+
+    def handler(event: Event, connection: Connection) -> None:
+        assert event.aggregate_id
+        with lock:
+            if event.aggregate_id in busy:
+                overlapped.append(event.aggregate_id)
+            busy.add(event.aggregate_id)
+        effect(event, connection)
+        connection.execute("SELECT pg_sleep(0.001)")
+        with lock:
+            busy.discard(event.aggregate_id)
+
+    runs = []
+    for _ in range(3):
+        consumer = place.bare()
+        consumer.on("order.placed")(handler)
+        runs.append(Part(consumer, "drain"))
+    try:
+        wait_until(lambda: place.inbox() == {"processed": 300}, what="all handled")
+    finally:
+        counts = [run.end() for run in runs]
+    assert sum(each.handled for each in counts) == 300
+    assert sum(each.handled > 0 for each in counts) >= 2
+    assert place.value("SELECT count(DISTINCT event_id) FROM effects") == place.effects() == 300
+    assert overlapped == []
+    for (numbers,) in place.rows("SELECT array_agg(n ORDER BY seq) FROM effects GROUP BY key"):
+        assert numbers == sorted(numbers)
+
+
+def test_receiver_and_drain_at_once(place: Place) -> None:
+    place.load(500)
+    with at_work(place.consumer(), "receive"), at_work(place.consumer(), "drain"):
+        wait_until(lambda: place.effects() == 500, what="all effects")
+        place.load(100, first=500)
+        wait_until(lambda: place.effects() == 600, what="the new ones")
+    for (numbers,) in place.rows("SELECT array_agg(n ORDER BY seq) FROM effects GROUP BY key"):
+        assert numbers == sorted(numbers)
+
+
+def test_a_poisoned_key_costs_the_others_nothing(place: Place) -> None:
+    """Guards against a look at every message behind the poisoned one, for each of the others."""
+    place.load(400, keys=1)
+    place.load(100, first=400, keys=10)
+    with at_work(place.consumer(), "receive") as run:
+        wait_until(lambda: place.uncommitted() == 0, what="all offsets")
+        run.end()
+    seen: list[int] = []
+
+    def handler(event: Event, connection: Connection) -> None:
+        seen.append(event.payload["n"])
+        if event.payload["n"] == 0:
+            raise ValueError("poison")
+        effect(event, connection)
+
+    consumer = place.bare(backoff=300)
+    consumer.on("order.placed")(handler)
+    assert consumer.drain(until_empty=True) == Counts(handled=90, failures=1)
+    assert len(seen) == 91
