@@ -1,7 +1,8 @@
 """The airports' board: another service, which knows the airline by its events alone.
 
 The example to read before you write a consumer. The handler changes the board's own tables; that it did is
-committed with them, so each event counts once, however often it comes and whenever this process dies.
+committed with them, so each event counts once, however often it comes and whenever this process dies. It
+takes a few events at a time, for fewer commits.
 
 Invariants:
 - It reads nothing of the airline's tables: whether the board equals them is for others to find out.
@@ -23,6 +24,7 @@ from outbox_pipelines.demo.place import kafka_client, topics
 from outbox_pipelines.settings import Settings, load_settings
 
 SOURCE: Final = "board"
+_AT_ONCE: Final = 20
 
 
 def consumer(settings: Settings, **kafka: Any) -> Consumer:
@@ -40,23 +42,30 @@ def consumer(settings: Settings, **kafka: Any) -> Consumer:
             },
         ),
         connect=lambda: connect(settings, name="outbox demo: board"),
+        # An event that a killed process had at hand is tried again so many seconds later.
+        backoff=0.5,
     )
-    board.on(DEPARTED)(departed)
+    board.on(DEPARTED, batch=_AT_ONCE)(departed)
     return board
 
 
-def departed(event: Event, connection: Connection[Any]) -> None:
-    """Counts the flight and its delay for its carrier, and shows its aircraft where it was seen last."""
-    flight = event.payload
-    connection.execute(_COUNT, {"carrier": flight["number"][:2], "late": flight["late"]})
-    if event.aggregate_type == "aircraft":
-        seen = {
+def departed(events: list[Event], connection: Connection[Any]) -> None:
+    """Counts flights and delays for their carriers, and shows aircraft where they were seen last."""
+    flights = [event.payload for event in events]
+    counted = [{"carrier": flight["number"][:2], "late": flight["late"]} for flight in flights]
+    seen = [
+        {
             "tail_number": event.aggregate_id,
             "airport": flight["origin"],
             "at": datetime.fromisoformat(flight["at"]),
             "flight": flight["flight"],
         }
-        connection.execute(_SEE, seen)
+        for event, flight in zip(events, flights, strict=True)
+        if event.aggregate_type == "aircraft"
+    ]
+    with connection.cursor() as cursor:
+        cursor.executemany(_COUNT, counted)
+        cursor.executemany(_SEE, seen)
 
 
 TABLES: Final = """

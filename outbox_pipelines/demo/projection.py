@@ -117,7 +117,7 @@ class Board:
 
 def handled(connection: Connection) -> int:
     """How many events the board has handled by now."""
-    ((events,),) = connection.execute(queries.HANDLED, [board.SOURCE])
+    ((events,),) = connection.execute(queries.HANDLED, {"source": board.SOURCE})
     return int(events)
 
 

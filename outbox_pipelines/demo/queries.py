@@ -38,7 +38,9 @@ SELECT 'flight', id::text, movements, operations FROM happened WHERE tail_number
 
 # How many events the board should handle, and has handled.
 DEPARTURES: Final = "SELECT count(departed_at) FROM flights"
-HANDLED: Final = "SELECT count(*) FROM processed_events WHERE source = %s"
+HANDLED: Final = """
+SELECT (SELECT count(*) FROM processed_events WHERE source = %(source)s)
+     - (SELECT count(*) FROM inbox WHERE source = %(source)s AND state IN ('waiting', 'failed'))"""
 # What the board shows, beside the same asked of the airline's tables: rows that only one of them has, too.
 DIFFERENCES: Final = """
 WITH shown AS (

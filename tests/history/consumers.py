@@ -35,6 +35,9 @@ def idempotent(settings: Settings, group: str = "history", **kafka: Any) -> Cons
         topics=topics(settings),
         kafka={"bootstrap.servers": settings.kafka, "group.id": _group(settings, group), **kafka},
         dsn=settings.dsn,
+        # Here processes die all the time: nobody's dead letter is to be missed for that.
+        attempts=1000,
+        backoff=0.5,
     )
 
     @consumer.on_other

@@ -62,11 +62,15 @@ def test_no_record_of_what_was_handled_doubles_an_effect(shop: Outbox, place: Pl
     assert verdict(shop, consumer="broken").wrong == ["two effects (1): order/1/1"]
 
 
+class _KilledError(BaseException):
+    """Nothing catches it, as nothing catches a kill -9."""
+
+
 @pytest.mark.parametrize(
-    ("dies_in", "step", "twice"), [(effects, "make", 0), (Member, "done", 1)], ids=["database", "offset"]
+    ("dies_in", "step"), [(effects, "make"), (Member, "done")], ids=["database", "offset"]
 )
 def test_the_real_consumer_dies_before_either_commit(
-    shop: Outbox, place: Place, monkeypatch: pytest.MonkeyPatch, dies_in: Any, step: str, twice: int
+    shop: Outbox, place: Place, monkeypatch: pytest.MonkeyPatch, dies_in: Any, step: str
 ) -> None:
     """Guards against interleavings that no consumer could get right."""
     make = effects.make
@@ -74,13 +78,15 @@ def test_the_real_consumer_dies_before_either_commit(
     def dies(*given: Any) -> None:
         if dies_in is effects:
             make(*given)
-        raise RuntimeError("killed")
+        raise _KilledError
 
     with monkeypatch.context() as patched:
         patched.setattr(dies_in, step, dies)
-        with running(idempotent(shop.settings)) as first, pytest.raises(Exception, match="killed"):
+        with running(idempotent(shop.settings)) as first, pytest.raises(_KilledError):
             first.wait()
     with running(idempotent(shop.settings)) as successor:
         wait_until(lambda: place.uncommitted("history") == 0, what="the end of the topic")
-        assert successor.end().duplicates == twice
+        wait_until(lambda: place.value("SELECT count(DISTINCT token) FROM effect") == 3, what="all effects")
+        # The first one comes again, either way.
+        assert successor.end().duplicates == 1
     assert verdict(shop, consumer="idempotent").wrong == []
