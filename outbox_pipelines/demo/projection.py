@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from outbox_pipelines.local.server import bound, last_lines
 from outbox_pipelines.settings import Settings
 
 _TICK_SECONDS: Final = 0.1
-_KILL_SECONDS: Final = 15.0
+_KILL_SECONDS: Final = 20.0
 _STOP_SECONDS: Final = 30.0
 # Who handles nothing for so long has nothing more to handle, or will not.
 _STUCK_SECONDS: Final = 10.0
@@ -71,6 +72,8 @@ class Board:
             SetupError: it has ended by itself.
         """
         ((departures,),) = connection.execute(queries.DEPARTURES)
+        if self.killed:
+            self._kill_at = math.inf
         moved_at = time.monotonic()
         while time.monotonic() - moved_at < _STUCK_SECONDS:
             self.tend(connection)
