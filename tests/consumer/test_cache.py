@@ -1,4 +1,7 @@
-"""The cache in front of what was handled, with a real Redis: it hints, and never hurts."""
+"""The cache in front of what was handled, with a real Redis: it hints, and never hurts.
+
+The last tests have a consumer that asks it.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ from redis.retry import Retry
 
 from benchmarks.redis_server import PROGRAM, RedisServer
 from outbox_pipelines.consumer.cache import RedisCache
+from outbox_pipelines.consumer.transactions import Connections
 from outbox_pipelines.errors import SetupError
 from tests.conftest import wait_until
-from tests.consumer.place import uuid7
+from tests.consumer.place import Place, running, uuid7
 
 if PROGRAM is None and os.environ.get("CI") != "true":
     pytest.skip("redis-server is not installed", allow_module_level=True)
@@ -193,3 +197,55 @@ def test_a_client_of_ones_own_that_decodes(server: RedisServer) -> None:
     events = ids(2)
     cache.remember(BILLING, events[:1])
     assert cache.known(BILLING, events) == {events[0]}
+
+
+def test_a_lie_costs_no_event(place: Place, cache: RedisCache) -> None:
+    """Guards against a cache that is believed: Redis says of all events that they were handled."""
+    events = ids(30)
+    cache.remember(BILLING, events)
+    place.send(*events)
+    with running(place.consumer(cache=cache)) as run:
+        wait_until(lambda: place.effects() == 30, what="all effects")
+        assert run.end().handled == 30
+
+
+def test_a_cache_that_forgets_or_dies_doubles_no_effect(
+    place: Place, server: RedisServer, cache: RedisCache
+) -> None:
+    """Guards against a record that is in Redis alone."""
+    events = ids(30)
+    place.send(*events)
+    with running(place.consumer(cache=cache)) as run:
+        wait_until(lambda: place.effects() == 30, what="all effects")
+        run.end()
+    with server.client() as client:
+        client.flushall()
+    for group, then in ("again", server.kill), ("once more", lambda: None):
+        with running(place.consumer(group=group, cache=cache)) as run:
+            wait_until(lambda group=group: place.uncommitted(group) == 0, what="the end of the topic")
+            assert run.end().duplicates == 30
+        then()
+    assert place.effects() == place.processed() == 30
+
+
+def test_what_it_knows_is_not_handled_again_but_looked_up(
+    place: Place, cache: RedisCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a cache that nobody asks: a replay begins no transaction for each event."""
+    transactions = 0
+    begin = Connections.transaction
+
+    def counted(self: Connections) -> object:
+        nonlocal transactions
+        transactions += 1
+        return begin(self)
+
+    place.send(*ids(200))
+    with running(place.consumer(cache=cache)) as run:
+        wait_until(lambda: place.effects() == 200, what="all effects")
+        run.end()
+    monkeypatch.setattr(Connections, "transaction", counted)
+    with running(place.consumer(group="again", cache=cache)) as run:
+        wait_until(lambda: place.uncommitted("again") == 0, what="the end of the topic")
+        assert run.end().duplicates == 200
+    assert transactions < 60
