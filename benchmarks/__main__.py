@@ -18,6 +18,7 @@ from benchmarks import (
     maintenance,
     peers,
     poisoned,
+    pruning,
     shards,
     writers,
 )
@@ -41,6 +42,7 @@ _PARTS = {
         attached,
         health,
         history,
+        pruning,
     )
 }
 

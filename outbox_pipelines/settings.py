@@ -151,6 +151,10 @@ class Settings(BaseSettings):
         default=30.0, ge=0.0, description="how long a problem lasts, or is gone, until it is told"
     )
     ui_url: str = Field(default="", description="address of Dagster's pages, for links in messages")
+    drain: str = Field(
+        default="",
+        description="consumers whose inboxes Dagster drains: module:name, separated by spaces",
+    )
     session_seconds: float = Field(
         default=600.0, ge=1.0, description="length of a relay session in Dagster before it hands over"
     )

@@ -81,6 +81,34 @@ def status(settings: Settings, as_json: bool) -> None:
         click.echo("nothing waits in an inbox, and there are no dead letters")
 
 
+@consumer.command()
+@click.argument("name", metavar="MODULE:NAME")
+def run(name: str) -> None:
+    """Run a consumer until SIGTERM or SIGINT; it brings its own database and Kafka."""
+    from outbox_pipelines.consumer import loading
+
+    click.echo(loading.run(loading.load(name), "run"))
+
+
+@consumer.command()
+@click.argument("name", metavar="MODULE:NAME")
+def receive(name: str) -> None:
+    """Put a consumer's events into its inbox, until SIGTERM or SIGINT."""
+    from outbox_pipelines.consumer import loading
+
+    click.echo(loading.run(loading.load(name), "receive"))
+
+
+@consumer.command()
+@click.argument("name", metavar="MODULE:NAME")
+@click.option("--until-empty", is_flag=True, help="End when nothing is due.")
+def drain(name: str, until_empty: bool) -> None:
+    """Handle what is in a consumer's inbox, until SIGTERM or SIGINT; any number can do so side by side."""
+    from outbox_pipelines.consumer import loading
+
+    click.echo(loading.drain(loading.load(name), until_empty=until_empty))
+
+
 @consumer.group("dead-letters")
 def dead_letters() -> None:
     """Events that a consumer could not handle: list, show, replay, discard."""

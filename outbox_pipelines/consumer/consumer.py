@@ -23,7 +23,7 @@ from outbox_pipelines.consumer import limits, transactions
 from outbox_pipelines.consumer.copies import DeadLetterTopic
 from outbox_pipelines.consumer.driving import drive
 from outbox_pipelines.consumer.handlers import Handlers
-from outbox_pipelines.consumer.inbox import LONGEST_SECONDS
+from outbox_pipelines.consumer.inbox import LONGEST_SECONDS, Backlog
 from outbox_pipelines.consumer.membership import Member, settings
 from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.transactions import (
@@ -119,11 +119,11 @@ class _Consumer(Handlers):
     async def _at_work(
         self,
         database: Database,
-        limit: Callable[[float], AbstractAsyncContextManager[None]],
+        limit: Callable[[], AbstractAsyncContextManager[object]],
         pause: Callable[[float], Awaitable[None]],
         is_stopped: Callable[[], bool],
     ) -> AsyncIterator[Work]:
-        plan = self._plan(limit=lambda: limit(self._seconds), pause=pause, is_stopped=is_stopped)
+        plan = self._plan(limit=limit, pause=pause, is_stopped=is_stopped)
         work = Work(plan, self, self._reader, database)
         try:
             await work.begin()
@@ -203,8 +203,8 @@ class Consumer(_Consumer):
         async def pause(seconds: float) -> None:
             stop.wait(seconds)
 
-        async def drained() -> Counts:
-            async with self._at_work(self._database(), limits.alarm, pause, stop.is_set) as work:
+        async def drained(alarm: AbstractAsyncContextManager[object]) -> Counts:
+            async with self._at_work(self._database(), lambda: alarm, pause, stop.is_set) as work:
                 while not stop.is_set():
                     if not await work.look(every=0):
                         if until_empty:
@@ -212,8 +212,20 @@ class Consumer(_Consumer):
                         stop.wait(_IDLE_SECONDS)
             return work.counts
 
-        with _signals_set(stop):
-            return drive(drained())
+        with _signals_set(stop), limits.alarms(self._seconds) as alarm:
+            return drive(drained(alarm))
+
+    def backlog(self) -> tuple[Backlog, bool]:
+        """How far the inbox is behind, and whether something is due in it."""
+
+        async def pause(seconds: float) -> None:
+            time.sleep(seconds)
+
+        async def told() -> tuple[Backlog, bool]:
+            async with self._at_work(self._database(), contextlib.nullcontext, pause, lambda: True) as work:
+                return await work.backlog()
+
+        return drive(told())
 
     def _with_kafka(
         self,
@@ -222,7 +234,7 @@ class Consumer(_Consumer):
     ) -> Counts:
         stop = threading.Event() if stop is None else stop
 
-        async def done() -> Counts:
+        async def done(alarm: AbstractAsyncContextManager[object]) -> Counts:
             with contextlib.closing(Member(self._kafka, self._topics)) as member:
                 database = self._database()
 
@@ -232,13 +244,13 @@ class Consumer(_Consumer):
                         member.wait(min(left, _IDLE_SECONDS))
                     member.wait(0)
 
-                async with self._at_work(database, limits.alarm, pause, stop.is_set) as work:
+                async with self._at_work(database, lambda: alarm, pause, stop.is_set) as work:
                     while not stop.is_set():
                         await step(work, member)
                 return work.counts
 
-        with _signals_set(stop):
-            return drive(done())
+        with _signals_set(stop), limits.alarms(self._seconds) as alarm:
+            return drive(done(alarm))
 
     async def _handle(self, work: Work, member: Member) -> None:
         await work.take(member.poll(self._at_once), member)
@@ -308,13 +320,18 @@ class AsyncConsumer(_Consumer):
                 await asyncio.wait_for(stop.wait(), seconds)
 
         with _loop_signals_set(stop):
-            async with self._at_work(self._database(), limits.deadline, pause, stop.is_set) as work:
+            async with self._at_work(self._database(), self._limit, pause, stop.is_set) as work:
                 while not stop.is_set():
                     if not await work.look(every=0):
                         if until_empty:
                             break
                         await pause(_IDLE_SECONDS)
             return work.counts
+
+    async def backlog(self) -> tuple[Backlog, bool]:
+        """As `Consumer.backlog`."""
+        async with self._at_work(self._database(), self._limit, asyncio.sleep, lambda: True) as work:
+            return await work.backlog()
 
     async def _with_kafka(
         self,
@@ -332,7 +349,7 @@ class AsyncConsumer(_Consumer):
 
         try:
             with _loop_signals_set(stop):
-                async with self._at_work(self._database(), limits.deadline, pause, stop.is_set) as work:
+                async with self._at_work(self._database(), self._limit, pause, stop.is_set) as work:
                     while not stop.is_set():
                         await step(work, member)
                 return work.counts
@@ -345,6 +362,9 @@ class AsyncConsumer(_Consumer):
 
     async def _receive(self, work: Work, member: Member) -> None:
         await work.receive(await _polled(member, _RECEIVED_AT_ONCE), member)
+
+    def _limit(self) -> AbstractAsyncContextManager[object]:
+        return limits.deadline(self._seconds)
 
     def _database(self) -> Database:
         if self._session is not None:

@@ -17,6 +17,7 @@ from uuid import UUID
 import psycopg
 
 from outbox_pipelines.consumer import queries
+from outbox_pipelines.consumer.inbox import Backlog
 
 Connection = psycopg.Connection[Any]
 Action = Literal["replay", "discard"]
@@ -75,18 +76,6 @@ class Found:
     rows: list[DeadLetterRow] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """How far the inbox of a source is behind."""
-
-    source: str
-    waiting: int
-    """Messages that wait to be handled; 100,000 stands for more too."""
-    dead_letters: int
-    oldest_seconds: float | None
-    """The age of the oldest that waits."""
-
-
 def find(connection: Connection, which: Filter, *, limit: int = 50, discarded: bool = False) -> Found:
     """Those that are meant.
 
@@ -123,11 +112,7 @@ def act(connection: Connection, action: Action, which: Filter, *, actor: str, re
 
 def backlogs(connection: Connection) -> list[Backlog]:
     """Of every source that has messages waiting, or dead letters."""
-    rows = _rows(connection, queries.STATUS, {})
-    return [
-        Backlog(source, waiting, dead, None if seconds is None else float(seconds))
-        for source, waiting, dead, seconds in rows
-    ]
+    return [Backlog.of(*row) for row in _rows(connection, queries.STATUS, {})]
 
 
 def _rows(connection: Connection, query: LiteralString, given: dict[str, Any]) -> list[tuple[Any, ...]]:

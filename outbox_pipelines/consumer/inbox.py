@@ -27,6 +27,22 @@ ENDED: Final = "the process ended while it handled the message"
 
 
 @dataclass(frozen=True, slots=True)
+class Backlog:
+    """How far the inbox of a source is behind."""
+
+    source: str
+    waiting: int
+    """Messages that wait to be handled; 100,000 stands for more too."""
+    dead_letters: int
+    oldest_seconds: float | None
+    """The age of the oldest that waits."""
+
+    @staticmethod
+    def of(source: str, waiting: int, dead_letters: int, seconds: Any) -> Backlog:
+        return Backlog(source, waiting, dead_letters, None if seconds is None else float(seconds))
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """A message that is due, the first of its key."""
 
@@ -134,6 +150,12 @@ class Inbox:
         """Messages that are due, one of each key, the oldest first."""
         given = {**self._same, "limit": HEADS_AT_ONCE}
         return [Waiting(*row) for row in await self._read(queries.HEADS, given)]
+
+    async def backlog(self) -> Backlog:
+        """How far it is behind."""
+        rows = [Backlog.of(*row) for row in await self._read(queries.STATUS, {})]
+        ours = (each for each in rows if each.source == self._same["source"])
+        return next(ours, Backlog(str(self._same["source"]), 0, 0, None))
 
     async def next(self, after: int) -> Waiting | None:
         """What is due behind a message that is done."""

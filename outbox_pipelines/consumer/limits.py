@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from outbox_pipelines.errors import SetupError
 _INTERVAL: Final = "max.poll.interval.ms"
 _DEFAULT_INTERVAL_MS: Final = 300_000
 _SHARE: Final = 0.8
+_AGAIN_SECONDS: Final = 1.0
 
 
 def seconds(given: float | None, kafka: Mapping[str, Any]) -> float:
@@ -37,29 +38,41 @@ def seconds(given: float | None, kafka: Mapping[str, Any]) -> float:
     return given
 
 
-@asynccontextmanager
-async def alarm(seconds: float) -> AsyncIterator[None]:
-    """Raises TimeoutError in the block when it takes longer; in the main thread alone, where signals come."""
+@contextmanager
+def alarms(seconds: float) -> Iterator[AbstractAsyncContextManager[object]]:
+    """Gives a block, to be entered any number of times, that raises TimeoutError when it takes longer.
+
+    Only in the main thread, where signals come; in another one nothing can interrupt what blocks.
+    """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield nullcontext()
         return
 
     def on_alarm(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(_told(seconds))
 
     before = signal.signal(signal.SIGALRM, on_alarm)
-    # Again and again: one may come while a library cleans up after itself and swallows it.
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
-        yield
+        yield _Alarm(seconds)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+class _Alarm:
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    async def __aenter__(self) -> None:
+        # Again and again: one may come while a library cleans up after itself and swallows it.
+        signal.setitimer(signal.ITIMER_REAL, self._seconds, _AGAIN_SECONDS)
+
+    async def __aexit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 @asynccontextmanager
 async def deadline(seconds: float) -> AsyncIterator[None]:
-    """The same in an event loop."""
+    """The same in an event loop, entered once."""
     try:
         async with asyncio.timeout(seconds) as limit:
             yield

@@ -26,7 +26,7 @@ from outbox_pipelines.consumer.copies import DeadLetterTopic
 from outbox_pipelines.consumer.errors import ConsumerError, UnreadableError
 from outbox_pipelines.consumer.event import NAMESPACE, Event
 from outbox_pipelines.consumer.handlers import Handler, Handlers
-from outbox_pipelines.consumer.inbox import Arrival, Inbox, Stored, Waiting
+from outbox_pipelines.consumer.inbox import Arrival, Backlog, Inbox, Stored, Waiting
 from outbox_pipelines.consumer.membership import Member, Place
 from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.tracing import surroundings
@@ -82,7 +82,7 @@ class Plan:
     backoff: float
     blocks: bool
     by_key: bool
-    limit: Callable[[], AbstractAsyncContextManager[None]]
+    limit: Callable[[], AbstractAsyncContextManager[object]]
     pause: Callable[[float], Awaitable[None]]
     is_stopped: Callable[[], bool]
     copies: DeadLetterTopic | None = None
@@ -165,18 +165,23 @@ class Work:
         """Handles what is due in the inbox; so many seconds after nothing was, it looks again.
 
         Returns:
-            Whether there was something.
+            Whether there was something that no other process had.
         """
         if time.monotonic() < self._look_at:
             return False
         until = time.monotonic() + _DRAIN_SECONDS
-        heads = await self._surely(self._inbox.heads)
-        for head in heads:
+        before = self.counts.handled, self.counts.failures
+        for head in await self._surely(self._inbox.heads):
             due: Waiting | None = head
             while due and not self._plan.is_stopped() and time.monotonic() < until:
                 due = await self._attempt_again(due)
-        self._look_at = 0.0 if heads else time.monotonic() + every
-        return bool(heads)
+        is_done = (self.counts.handled, self.counts.failures) == before
+        self._look_at = time.monotonic() + every if is_done else 0.0
+        return not is_done
+
+    async def backlog(self) -> tuple[Backlog, bool]:
+        """How far the inbox is behind, and whether something is due in it."""
+        return await self._inbox.backlog(), bool(await self._inbox.heads())
 
     def _item(self, message: Any) -> _Item:
         try:
@@ -203,7 +208,7 @@ class Work:
             await self._refuse(first)
         elif first.handler is None:
             self.counts.ignored += 1
-        elif any(self._caution(each) for each in items):
+        elif self._cautious and any(_place(each) in self._cautious for each in items):
             await self._take_cautiously(items)
         elif len(items) == 1:
             await self._take(first)
@@ -289,14 +294,15 @@ class Work:
         for each in items:
             seq = where.pop(each.message_id, None)
             if seq is not None:
-                self._cautious[_place(each)] = self._caution(each) - 1
+                self._be_less_cautious(_place(each))
                 before = self.counts.handled
                 await self._attempt_again(Waiting(seq, 0))
                 self.counts.received += self.counts.handled == before
 
-    def _caution(self, item: _Item) -> int:
-        """How many more events of its partition go through the inbox."""
-        return max(0, self._cautious.get(_place(item), 0))
+    def _be_less_cautious(self, place: Place) -> None:
+        left = self._cautious.pop(place, 0) - 1
+        if left > 0:
+            self._cautious[place] = left
 
     async def _put_aside(self, item: _Item, error: Exception) -> None:
         """The event's first attempt failed. It may have been handled all the same: the answer was lost."""

@@ -26,6 +26,7 @@ class OutboxResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     topic: str | None = Field(default=None, description="instead of OUTBOX_TOPIC")
     catalog: str | None = Field(default=None, description="instead of OUTBOX_CATALOG")
     archive: str | None = Field(default=None, description="instead of OUTBOX_ARCHIVE")
+    drain: str | None = Field(default=None, description="instead of OUTBOX_DRAIN")
     session_seconds: float | None = Field(default=None, description="instead of OUTBOX_SESSION_SECONDS")
 
     def settings(self) -> Settings:

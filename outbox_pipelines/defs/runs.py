@@ -9,7 +9,7 @@ import dagster as dg
 
 # Dagster gives it to every run of a partition, whoever starts it.
 _DAY = "dagster/partition"
-_IN_FLIGHT = [
+IN_FLIGHT = [
     dg.DagsterRunStatus.NOT_STARTED,
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.STARTING,
@@ -36,5 +36,5 @@ def requests(
 
 
 def _at_work(instance: dg.DagsterInstance, day: str) -> bool:
-    in_flight = dg.RunsFilter(statuses=_IN_FLIGHT, tags={_DAY: day})
+    in_flight = dg.RunsFilter(statuses=IN_FLIGHT, tags={_DAY: day})
     return bool(instance.get_run_records(in_flight, limit=1))

@@ -18,7 +18,7 @@ from outbox_pipelines.consumer import Consumer, Counts, Event
 
 DAY_MS = 86_400_000
 # Whoever comes next under this name takes over at once, not when the group misses the one that was killed.
-STATIC = {"group.instance.id": "one"}
+STATIC = {"group.instance.id": "one", "session.timeout.ms": 6000}
 
 
 def uuid7(at_ms: int | None = None) -> uuid.UUID:

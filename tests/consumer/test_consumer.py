@@ -95,6 +95,28 @@ def test_members_that_come_and_go_hand_over_between_events(place: Place) -> None
         assert order == sorted(order)
 
 
+def test_a_kill_while_partitions_move_neither_loses_nor_doubles(place: Place) -> None:
+    """Guards against events of a partition that was about to go, lost or handled by two, with its member."""
+    place.load(1500)
+    dying = start(place, "never")
+    wait_until(lambda: place.effects() >= 50, what="some effects")
+    newcomers = [Run(place.consumer()) for _ in range(2)]
+    try:
+        wait_until(
+            lambda: place.value("SELECT count(DISTINCT by) FROM effects") > 1, what="partitions that move"
+        )
+        dying.kill()
+        dying.communicate(timeout=30)
+        wait_until(lambda: place.effects() == 1500, seconds=60, what="all effects")
+        wait_until(lambda: place.uncommitted() == 0, what="all offsets")
+    finally:
+        for each in newcomers:
+            each.end()
+    assert place.value("SELECT count(DISTINCT event_id) FROM effects") == place.effects() == 1500
+    for (order,) in place.rows("SELECT array_agg(n ORDER BY seq) FROM effects GROUP BY key"):
+        assert order == sorted(order)
+
+
 def test_two_sources_handle_the_same_events_each_once(place: Place) -> None:
     """Guards against a record that one consumer leaves and another takes for its own."""
     place.send(*ids(10))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AsyncExitStack
 from typing import Any
 
 import psycopg
+import pytest
 
 from outbox_pipelines.consumer import Counts, Event
+from outbox_pipelines.consumer.driving import drive
+from outbox_pipelines.consumer.inbox import Inbox
+from outbox_pipelines.consumer.transactions import Connections
 from tests.conftest import wait_until
 from tests.consumer.place import Part, Place, at_work, effect, uuid7
 
@@ -99,6 +104,52 @@ def test_several_drain_side_by_side(place: Place) -> None:
     assert overlapped == []
     for (numbers,) in place.rows("SELECT array_agg(n ORDER BY seq) FROM effects GROUP BY key"):
         assert numbers == sorted(numbers)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_two_who_claimed_one_message_do_not_both_handle_it(place: Place, at_once: bool) -> None:
+    """Guards against an attempt that begins while a slow one before it has not ended."""
+    received(place, 1)
+    connections = [Connections(lambda: psycopg.connect(place.dsn, autocommit=True)) for _ in range(2)]
+    one, other = (Inbox(each, "billing", blocks=False, backoff=0) for each in connections)
+
+    async def scenario() -> None:
+        [head] = await one.heads()
+        assert await one.claim(head)
+        [head] = await other.heads()
+        assert await other.claim(head)
+        async with AsyncExitStack() as stack:
+            first = await stack.enter_async_context(connections[0].transaction())
+            assert await one.finish(first, head.seq)
+            if not at_once:
+                await stack.aclose()
+            async with connections[1].transaction() as second:
+                assert not await other.finish(second, head.seq)
+        for each in connections:
+            await each.close()
+
+    drive(scenario())
+
+
+def test_what_another_has_is_waited_for_in_peace(place: Place) -> None:
+    """Guards against a process that asks without a pause while another one handles what is due."""
+    received(place, 1)
+    may_end = threading.Event()
+    slow = place.bare(backoff=0)
+    slow.on("order.placed")(lambda *_: may_end.wait(30))
+    looks: list[int] = []
+    with at_work(slow, "drain"), pytest.MonkeyPatch.context() as patch:
+        wait_until(lambda: place.value("SELECT sum(attempts) FROM inbox") == 1, what="an attempt")
+        heads = Inbox.heads
+        patch.setattr(Inbox, "heads", lambda self: looks.append(1) or heads(self))
+        assert place.consumer(backoff=0).drain(until_empty=True) == Counts()
+        with at_work(place.consumer(backoff=0), "drain"):
+            wait_until(lambda: len(looks) >= 4, what="some looks")
+            before = len(looks)
+            with pytest.raises(AssertionError):
+                wait_until(lambda: len(looks) > before + 10, seconds=1)
+        may_end.set()
+        wait_until(lambda: place.inbox() == {"processed": 1}, what="its end")
 
 
 def test_receiver_and_drain_at_once(place: Place) -> None:

@@ -1,0 +1,82 @@
+"""Consumers by the name of where they stand, for the commands and for Dagster.
+
+Invariants:
+- A name is `module:attribute`, as `billing.events:consumer`; modules of the working directory are found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+import threading
+from pathlib import Path
+from typing import Literal
+
+from outbox_pipelines.consumer.consumer import AsyncConsumer, Consumer
+from outbox_pipelines.consumer.inbox import Backlog
+from outbox_pipelines.consumer.work import Counts
+from outbox_pipelines.errors import SetupError
+
+AnyConsumer = Consumer | AsyncConsumer
+
+
+def load(name: str) -> AnyConsumer:
+    """The consumer of that name.
+
+    Raises:
+        SetupError: there is none.
+    """
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise SetupError(
+            f"{name!r} names no consumer: write module:name, for example billing.events:consumer"
+        )
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise SetupError(f"{name}: there is no module {error.name}, seen from {here}") from None
+    except AttributeError:
+        raise SetupError(f"{name}: {module} has no {attribute}") from None
+    if not isinstance(found, AnyConsumer):
+        raise SetupError(f"{name} is a {type(found).__name__}: name a Consumer or AsyncConsumer")
+    return found
+
+
+def run(consumer: AnyConsumer, how: Literal["run", "receive"]) -> Counts:
+    """Until SIGTERM or SIGINT."""
+    if isinstance(consumer, AsyncConsumer):
+        return asyncio.run(consumer.run() if how == "run" else consumer.receive())
+    return consumer.run() if how == "run" else consumer.receive()
+
+
+def drain(consumer: AnyConsumer, *, until_empty: bool, seconds: float | None = None) -> Counts:
+    """Until SIGTERM or SIGINT, until nothing is due where that is asked for, or for so many seconds."""
+    if isinstance(consumer, AsyncConsumer):
+        return asyncio.run(_drain(consumer, until_empty, seconds))
+    stop = threading.Event()
+    timer = threading.Timer(seconds, stop.set) if seconds is not None else None
+    if timer is not None:
+        timer.start()
+    try:
+        return consumer.drain(stop, until_empty=until_empty)
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+def backlog(consumer: AnyConsumer) -> tuple[Backlog, bool]:
+    """How far its inbox is behind, and whether something is due in it."""
+    if isinstance(consumer, AsyncConsumer):
+        return asyncio.run(consumer.backlog())
+    return consumer.backlog()
+
+
+async def _drain(consumer: AsyncConsumer, until_empty: bool, seconds: float | None) -> Counts:
+    stop = asyncio.Event()
+    if seconds is not None:
+        asyncio.get_running_loop().call_later(seconds, stop.set)
+    return await consumer.drain(stop, until_empty=until_empty)

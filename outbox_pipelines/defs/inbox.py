@@ -1,0 +1,168 @@
+"""Inboxes of consumers, drained and measured from Dagster."""
+
+# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+import dataclasses
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from outbox_pipelines.defs.events import OWNERS
+from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.runs import IN_FLIGHT
+
+if TYPE_CHECKING:
+    from outbox_pipelines.consumer.inbox import Backlog
+
+_INBOX = dg.AssetKey(["outbox", "inbox"])
+_CONSUMER = "outbox/consumer"
+_REPORT_SECONDS = 300.0
+# A message has waited too long: more than all of its attempts take.
+_LATE_SECONDS = 900.0
+
+inbox = dg.AssetSpec(
+    _INBOX,
+    group_name="outbox",
+    owners=OWNERS,
+    kinds={"postgres"},
+    description="""What consumers have received and not handled yet: events of slow handlers, and those whose
+handling failed. Observed by the sensor `inbox`, for the consumers that OUTBOX_DRAIN names: how many wait, for
+how long, and dead letters.
+
+When it grows: see the runs of `drain_inbox`; `outbox consumer status` and `outbox consumer dead-letters
+list` say what fails (docs/consuming.md).
+""",
+)
+
+
+@dg.op(
+    name="drain_inbox",
+    config_schema={"consumer": dg.Field(str, description="module:name, as in OUTBOX_DRAIN")},
+    description="Handles what is due in a consumer's inbox.",
+)
+def drain(context: dg.OpExecutionContext, outbox: OutboxResource) -> None:
+    from outbox_pipelines.consumer import loading
+
+    name = context.op_config["consumer"]
+    seconds = outbox.settings().session_seconds
+    context.log.info(f"{name}: until nothing is due, {seconds:.0f} s at most")
+    counts = loading.drain(loading.load(name), until_empty=True, seconds=seconds)
+    context.log.info(f"{name}: {counts}")
+    context.add_output_metadata(dataclasses.asdict(counts))
+
+
+@dg.job(
+    name="drain_inbox",
+    description="""Handles what is due in a consumer's inbox, each key in its order, and ends.
+
+Use: the sensor `inbox` starts it for the consumers that OUTBOX_DRAIN names. By hand: give the consumer's
+name, module:name, in the run's config. It can run beside itself, and beside the consumer's own processes:
+nothing is handled twice.
+
+When it fails: the consumer could not be loaded, or its database is away; events whose handling fails do not
+fail the run (see `outbox consumer dead-letters list`). Run it again.
+""",
+)
+def drain_inbox() -> None:
+    drain()
+
+
+@dg.asset_check(
+    asset=_INBOX,
+    name="handled",
+    description="""Whether the consumers that OUTBOX_DRAIN names handle what they receive.
+
+Warns when a message has waited for more than 15 minutes; fails when there are dead letters. The sensor
+`inbox` reports it without a run: at once when it changes, else every 5 minutes.
+
+When it fails: `outbox consumer dead-letters list` says why events were not handled; mend that, then `outbox
+consumer dead-letters replay`. When it warns: see the runs of `drain_inbox`, or start more of them.
+""",
+)
+def handled(outbox: OutboxResource) -> dg.AssetCheckResult:
+    looks = _looks(outbox.settings().drain.split())
+    return dg.AssetCheckResult(**_verdict([backlog for backlog, _ in looks.values()]))
+
+
+@dg.sensor(
+    name="inbox",
+    job=drain_inbox,
+    minimum_interval_seconds=15,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="""Starts `drain_inbox` for each consumer that OUTBOX_DRAIN names and that has something due
+in its inbox, one run for each at a time; reports the check `handled` of `outbox/inbox`, and observes there
+how far it is behind: when that changes, and every 5 minutes. Without OUTBOX_DRAIN it does nothing: consumers
+drain by themselves.
+
+When a tick fails: a name in OUTBOX_DRAIN is wrong, or a consumer's database is away; the next tick tries
+again.
+""",
+)
+def inbox_sensor(
+    context: dg.SensorEvaluationContext, outbox: OutboxResource
+) -> dg.SensorResult | dg.SkipReason:
+    names = outbox.settings().drain.split()
+    if not names:
+        return dg.SkipReason("no consumer is to be drained from here: OUTBOX_DRAIN names none")
+    looks = _looks(names)
+    requests = [
+        dg.RunRequest(
+            run_config={"ops": {"drain_inbox": {"config": {"consumer": name}}}}, tags={_CONSUMER: name}
+        )
+        for name, (_, is_due) in looks.items()
+        if is_due and not _is_at_work(context.instance, name)
+    ]
+    backlogs = [backlog for backlog, _ in looks.values()]
+    verdict = _verdict(backlogs)
+    state = [verdict["passed"], any(each.waiting for each in backlogs)]
+    kept: dict[str, Any] = json.loads(context.cursor or '{"state": null, "at": 0.0}')
+    is_news = state != kept["state"] or time.time() - kept["at"] >= _REPORT_SECONDS
+    reports: list[Any] = [
+        dg.AssetObservation(_INBOX, metadata=_numbers(backlogs)),
+        dg.AssetCheckEvaluation(asset_key=_INBOX, check_name="handled", **verdict),
+    ]
+    return dg.SensorResult(
+        run_requests=requests,
+        skip_reason=None if requests else dg.SkipReason(verdict["description"]),
+        asset_events=reports if is_news else [],
+        cursor=json.dumps({"state": state, "at": time.time() if is_news else kept["at"]}),
+    )
+
+
+def _looks(names: list[str]) -> dict[str, tuple["Backlog", bool]]:
+    """Of each consumer: how far behind it is, and whether something is due."""
+    from outbox_pipelines.consumer import loading
+
+    return {name: loading.backlog(loading.load(name)) for name in names}
+
+
+def _verdict(backlogs: list["Backlog"]) -> dict[str, Any]:
+    dead = sum(each.dead_letters for each in backlogs)
+    late = [each for each in backlogs if (each.oldest_seconds or 0.0) > _LATE_SECONDS]
+    told = [
+        f"{each.source}: {each.waiting:,} waiting"
+        + (f" for up to {each.oldest_seconds:,.0f} s" if each.oldest_seconds is not None else "")
+        + (f", {each.dead_letters:,} dead letters" if each.dead_letters else "")
+        for each in backlogs
+    ]
+    return {
+        "passed": not dead and not late,
+        "severity": dg.AssetCheckSeverity.ERROR if dead else dg.AssetCheckSeverity.WARN,
+        "description": "; ".join(told) or "OUTBOX_DRAIN names no consumer",
+        "metadata": _numbers(backlogs),
+    }
+
+
+def _numbers(backlogs: list["Backlog"]) -> dict[str, Any]:
+    numbers: dict[str, Any] = {}
+    for each in backlogs:
+        numbers[f"{each.source} waiting"] = each.waiting
+        numbers[f"{each.source} dead letters"] = each.dead_letters
+        numbers[f"{each.source} oldest seconds"] = round(each.oldest_seconds or 0.0, 1)
+    return numbers
+
+
+def _is_at_work(instance: dg.DagsterInstance, name: str) -> bool:
+    in_flight = dg.RunsFilter(statuses=IN_FLIGHT, tags={_CONSUMER: name})
+    return bool(instance.get_run_records(in_flight, limit=1))
