@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outbox_pipelines.consumer.cache import RedisCache
     from outbox_pipelines.consumer.consumer import AsyncConsumer, Consumer
     from outbox_pipelines.consumer.errors import ConsumerError
     from outbox_pipelines.consumer.event import Event
@@ -34,6 +35,7 @@ _PLACES = {
     "Counts": "work",
     "Event": "event",
     "Pruned": "tables",
+    "RedisCache": "cache",
     "migrate": "tables",
     "prune": "tables",
 }
@@ -44,6 +46,7 @@ __all__ = [
     "Counts",
     "Event",
     "Pruned",
+    "RedisCache",
     "migrate",
     "prune",
 ]

@@ -38,7 +38,7 @@ WHERE NOT {_taken("%(source)s", "it.topic", "it.key")}
 ORDER BY id
 ON CONFLICT DO NOTHING RETURNING CAST(event_id AS text)"""
 
-# Which of these are there: what a cache says is verified without a transaction that writes. The buckets are
+# Which of these are there: of those that were not recorded just now, or that a cache knows. The buckets are
 # given, so that no more partitions are looked into than have to be.
 KNOWN: Final = """
 SELECT CAST(event_id AS text) FROM processed_events

@@ -228,15 +228,15 @@ class Work:
             "block": self._plan.blocks,
         }
 
-        async def attempt() -> bool:
+        async def attempt() -> tuple[bool, bool]:
             async with self._database.transaction() as transaction:
                 is_new = bool(await self._database.rows(transaction, queries.RECORD, given))
                 if is_new:
                     await self._call(handler, [event], transaction)
-                return is_new
+                return is_new, not is_new and bool(await self._recorded(transaction, [item.message_id]))
 
         try:
-            is_new = await self._repeated(attempt)
+            is_new, is_known = await self._repeated(attempt)
         except SetupError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises
@@ -244,6 +244,9 @@ class Work:
             return
         if is_new:
             self.counts.handled += 1
+            self._remember([item])
+        elif is_known:
+            self.counts.duplicates += 1
             self._remember([item])
         elif await self._receive([item]):
             # It was not recorded for the sake of one before it.
@@ -260,20 +263,20 @@ class Work:
             "block": self._plan.blocks,
         }
 
-        async def attempt() -> list[_Item]:
+        async def attempt() -> tuple[list[_Item], set[uuid.UUID]]:
             async with self._database.transaction() as transaction:
                 rows = await self._database.rows(transaction, queries.RECORD_MANY, given)
                 recorded = {uuid.UUID(text) for (text,) in rows}
-                first = {each.message_id: each for each in reversed(items)}
-                new = [
-                    each for each in items if each.message_id in recorded and first[each.message_id] is each
-                ]
+                # One of each id, the first.
+                new = [*{each.message_id: each for each in reversed(items)}.values()][::-1]
+                new = [each for each in new if each.message_id in recorded]
                 if new:
                     await self._call(handler, [each.event for each in new if each.event], transaction)
-                return new
+                others = [each.message_id for each in items if each.message_id not in recorded]
+                return new, recorded | await self._recorded(transaction, others)
 
         try:
-            new = await self._repeated(attempt)
+            new, known = await self._repeated(attempt)
         except SetupError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises
@@ -281,12 +284,12 @@ class Work:
             for each in items:
                 await self._take(each)
             return
+        left = [each for each in items if each.message_id not in known]
         self.counts.handled += len(new)
-        self._remember(new)
-        done = {id(each) for each in new}
-        for each in items:
-            if id(each) not in done:
-                await self._take(each)
+        self.counts.duplicates += len(items) - len(new) - len(left)
+        self._remember([each for each in items if each.message_id in known])
+        for each in left:
+            await self._take(each)
 
     async def _take_cautiously(self, items: Sequence[_Item]) -> None:
         """Events that may have ended the process before: their attempts are counted."""
@@ -410,19 +413,23 @@ class Work:
         """Ids that the cache knows and the database confirms."""
         assert self._plan.cache is not None
         told = self._plan.cache.known(self._plan.source, [each.message_id for each in items])
-        if not told:
+
+        async def verified() -> set[uuid.UUID]:
+            async with self._database.transaction() as transaction:
+                return await self._recorded(transaction, list(told))
+
+        return await self._surely(verified) if told else set()
+
+    async def _recorded(self, transaction: Any, ids: Sequence[uuid.UUID]) -> set[uuid.UUID]:
+        """Those that were handled or received before."""
+        if not ids:
             return set()
         given = {
-            "ids": [str(each) for each in told],
-            "buckets": [bucket(each) for each in told],
+            "ids": [str(each) for each in ids],
+            "buckets": list({bucket(each) for each in ids}),
             "source": self._plan.source,
         }
-
-        async def verified() -> list[tuple[Any, ...]]:
-            async with self._database.transaction() as transaction:
-                return await self._database.rows(transaction, queries.KNOWN, given)
-
-        return {uuid.UUID(text) for (text,) in await self._surely(verified)}
+        return {uuid.UUID(text) for (text,) in await self._database.rows(transaction, queries.KNOWN, given)}
 
     def _remember(self, items: Sequence[_Item]) -> None:
         if self._plan.cache is not None:

@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, LiteralString
 
 from psycopg import Connection
@@ -43,8 +43,10 @@ def schedule(connection: Connection[Any], flights: Sequence[Flight]) -> None:
 
 
 def depart(connection: Connection[Any], flight: Flight) -> None:
-    """The flight has left."""
-    _follow_up(connection, flight, DEPARTED, _DEPART, flight.departed_at)
+    """The flight has left; its event says how many minutes late."""
+    assert flight.departed_at is not None, f"flight {flight.id} has not left"
+    late = (flight.departed_at - flight.scheduled_for) // timedelta(minutes=1)
+    _follow_up(connection, flight, DEPARTED, _DEPART, flight.departed_at, late=late)
 
 
 def arrive(connection: Connection[Any], flight: Flight) -> None:
@@ -63,13 +65,14 @@ def _follow_up(
     event_type: str,
     statement: LiteralString,
     at: datetime | None,
+    **more: int,
 ) -> None:
     """What happens to a flight after it was planned."""
     assert at is not None, f"flight {flight.id} knows no time for {event_type}"
     movement = _take_aircraft(connection, flight)
     row = connection.execute(statement, {"at": at, "id": flight.id}).fetchone()
     assert row is not None, f"flight {flight.id} was never planned"
-    _tell(connection, flight, event_type, at, movement or row[0])
+    _tell(connection, flight, event_type, at, movement or row[0], **more)
 
 
 def _take_aircraft(connection: Connection[Any], flight: Flight) -> int | None:
@@ -82,7 +85,9 @@ def _take_aircraft(connection: Connection[Any], flight: Flight) -> int | None:
     return int(row[0])
 
 
-def _tell(connection: Connection[Any], flight: Flight, event_type: str, at: datetime, movement: int) -> None:
+def _tell(
+    connection: Connection[Any], flight: Flight, event_type: str, at: datetime, movement: int, **more: int
+) -> None:
     aggregate, name = ("aircraft", flight.tail_number) if flight.tail_number else ("flight", flight.id)
     body = {
         "movement": movement,
@@ -91,6 +96,7 @@ def _tell(connection: Connection[Any], flight: Flight, event_type: str, at: date
         "origin": flight.origin,
         "destination": flight.destination,
         "at": at.isoformat(),
+        **more,
     }
     emit(connection, aggregate, name, event_type, body)
 

@@ -24,11 +24,13 @@ MISSING: Final = "missing"
 PHANTOM: Final = "phantom"
 DISORDER: Final = "out of order"
 TORN: Final = "torn"
+BOARD: Final = "board"
 KINDS: Final = {
     MISSING: "in the tables, but no message tells of it",
     PHANTOM: "told by a message, but not in the tables: rolled back, or never written",
     DISORDER: "told after a later movement of the same aggregate",
     TORN: "tables that contradict each other: half a transaction",
+    BOARD: "aircraft and carriers that a consumer's board shows otherwise than a query on the tables",
 }
 
 _EVENT_TYPES: Final = (SCHEDULED, DEPARTED, ARRIVED, CANCELLED)

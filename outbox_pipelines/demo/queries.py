@@ -36,6 +36,34 @@ FROM aircraft a LEFT JOIN happened h USING (tail_number) GROUP BY tail_number
 UNION ALL
 SELECT 'flight', id::text, movements, operations FROM happened WHERE tail_number IS NULL"""
 
+# How many events the board should handle, and has handled.
+DEPARTURES: Final = "SELECT count(departed_at) FROM flights"
+HANDLED: Final = """
+SELECT (SELECT count(*) FROM processed_events WHERE source = %(source)s)
+     - (SELECT count(*) FROM inbox WHERE source = %(source)s AND state IN ('waiting', 'failed'))"""
+# What the board shows, beside the same asked of the airline's tables: rows that only one of them has, too.
+DIFFERENCES: Final = """
+WITH shown AS (
+    SELECT 'carrier' AS kind, carrier AS name,
+           format('%s departures, %s minutes late', departures, minutes_late) AS says
+    FROM board_carriers
+    UNION ALL
+    SELECT 'aircraft', tail_number, format('at %s with flight %s', airport, flight) FROM board_aircraft
+), departed AS (
+    SELECT left(number, 2) AS carrier, tail_number, origin, id, departed_at,
+           extract(epoch FROM departed_at - scheduled_for)::int / 60 AS late
+    FROM flights WHERE departed_at IS NOT NULL
+), truth AS (
+    SELECT 'carrier' AS kind, carrier AS name,
+           format('%s departures, %s minutes late', count(*), sum(late)) AS says
+    FROM departed GROUP BY carrier
+    UNION ALL
+    (SELECT DISTINCT ON (tail_number) 'aircraft', tail_number, format('at %s with flight %s', origin, id)
+     FROM departed WHERE tail_number IS NOT NULL ORDER BY tail_number, departed_at DESC, id DESC)
+)
+SELECT kind, name, shown.says, truth.says FROM shown FULL JOIN truth USING (kind, name)
+WHERE shown.says IS DISTINCT FROM truth.says ORDER BY kind DESC, name"""
+
 # Days that were: the owner of the outbox may write them, if it says so in the transaction. The airline's
 # first days come again, each at the same time of a later day.
 DECLARE_BACKFILL: Final = "SET LOCAL outbox.backfill = on"

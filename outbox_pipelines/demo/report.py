@@ -20,6 +20,7 @@ from outbox_pipelines.demo.desks import Desks
 from outbox_pipelines.demo.ledger import KINDS, Verdict
 from outbox_pipelines.demo.past import Past, told
 from outbox_pipelines.demo.place import topics
+from outbox_pipelines.demo.projection import Board
 from outbox_pipelines.settings import Settings
 
 _TERMINAL_SECONDS: Final = 0.2
@@ -101,6 +102,7 @@ def summary(
     flights: int,
     desks: Desks,
     relayed: Relayed,
+    board: Board,
     verdict: Verdict,
     days: Past,
     seconds: Seconds,
@@ -110,7 +112,7 @@ def summary(
     heading = (
         f"NOT VERIFIED: {_count(wrong, 'finding')}."
         if wrong
-        else "Verified: nothing missing, nothing that was rolled back, every aircraft's events in order."
+        else "Verified: nothing missing, nothing rolled back, each aircraft's events in order, handled once."
     )
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(desks.called_off.items()))
     rows = {
@@ -122,6 +124,8 @@ def summary(
         f"{_count(relayed.hand_overs, 'hand-over')} under load",
         "lag": _lag(relayed.lag),
         "consumed": f"{_count(verdict.messages, 'message')}, {_rate(verdict.messages, seconds.verifying)}",
+        "handled": f"{_count(board.events, 'departure')} by a consumer that was killed "
+        f"{_count(board.killed, 'time')}",
         "duplicates": f"{verdict.duplicates:,} (delivered again; consumers know them by the header id)",
     }
     rows |= {kind: f"{verdict.findings[kind]:,} ({meaning})" for kind, meaning in KINDS.items()}
@@ -138,7 +142,8 @@ def summary(
             "What stays to look at, until the next run:",
             *_table(
                 {
-                    f"schema {settings.db_schema}": "flights, aircraft; outbox, outbox_events",
+                    f"schema {settings.db_schema}": "flights, aircraft; outbox, outbox_events; "
+                    "board_aircraft, board_carriers",
                     "topics": ", ".join(topics(settings)),
                     "archive": str(days.place),
                     **(
@@ -187,4 +192,5 @@ def _next(settings: Settings, days: Past) -> dict[str, str]:
         "'SELECT event_date, count(*) FROM events GROUP BY 1 ORDER BY 1'",
         "put each guarantee to the test": "make test",
         "read how an application writes": "outbox_pipelines/demo/airline.py, then README.md",
+        "read how one consumes": "outbox_pipelines/demo/board.py, then docs/consuming.md",
     }

@@ -1,7 +1,8 @@
-"""The demo: write flights, relay them through Dagster meanwhile, then prove the topics against the tables.
+"""The demo: write flights, relay and consume them meanwhile, then prove topics and board against the tables.
 
 Invariants:
-- Writing, relaying and hand-overs happen at once; the verification begins when all three have ended.
+- Writing, relaying, consuming, hand-overs and kills happen at once; the verification begins when all have
+  ended.
 - However it ends, nothing that it started goes on.
 """
 
@@ -16,8 +17,9 @@ from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.demo import past, queries, report
 from outbox_pipelines.demo.desks import Desks
 from outbox_pipelines.demo.flights import operations
-from outbox_pipelines.demo.ledger import TORN
+from outbox_pipelines.demo.ledger import BOARD, TORN
 from outbox_pipelines.demo.place import prepared
+from outbox_pipelines.demo.projection import Board, differences
 from outbox_pipelines.demo.report import Progress, Relayed, Seconds, say
 from outbox_pipelines.demo.sessions import Sessions
 from outbox_pipelines.demo.verify import verify
@@ -51,7 +53,8 @@ def run(flights: int, seed: int) -> int:
         ) as settings,
     ):
         say(f"Writing {flights:,} flights with three writers, relaying them with Dagster …")
-        desks, relayed, writing, draining = _write_and_relay(settings, Path(home), flights, seed)
+        board = Board(settings, Path(home))
+        desks, relayed, writing, draining = _write_and_relay(settings, Path(home), board, flights, seed)
         say(f"Reading {relayed.events:,} events back …")
         verifying = time.monotonic()
         verdict = verify(settings)
@@ -60,17 +63,20 @@ def run(flights: int, seed: int) -> int:
             verdict.find(
                 TORN, f"{desks.events:,} events were written, the tables tell of {verdict.operations:,}"
             )
+        with connect(settings, name="outbox demo: verification") as connection:
+            for difference in differences(connection):
+                verdict.find(BOARD, difference)
         say("Letting a few days go by …")
         days = past.live(settings)
         seconds = Seconds(writing, draining, now - verifying, time.monotonic() - started)
-        say(report.summary(settings, flights, desks, relayed, verdict, days, seconds))
+        say(report.summary(settings, flights, desks, relayed, board, verdict, days, seconds))
     return 1 if verdict.findings else 0
 
 
 def _write_and_relay(
-    settings: Settings, home: Path, flights: int, seed: int
+    settings: Settings, home: Path, board: Board, flights: int, seed: int
 ) -> tuple[Desks, Relayed, float, float]:
-    """Until everything is written and published; how long the one took, and then the other."""
+    """Until everything is written, published and on the board; seconds of the first, then of the second."""
     sessions = Sessions(settings, home)
     desks = Desks(settings, operations(flights), seed=seed)
     progress = Progress()
@@ -78,29 +84,33 @@ def _write_and_relay(
         started = time.monotonic()
         try:
             sessions.tend()
+            board.start()
             desks.start()
             while desks.working():
-                _look(connection, desks, sessions, progress)
+                _look(connection, desks, sessions, board, progress)
             written = time.monotonic()
             before, moved_at = -1, written
             while _backlog(settings):
-                events = _look(connection, desks, sessions, progress)
+                events = _look(connection, desks, sessions, board, progress)
                 if events != before:
                     before, moved_at = events, time.monotonic()
                 elif time.monotonic() - moved_at > _STUCK_SECONDS:
                     raise SetupError(f"the relay has published nothing for {_STUCK_SECONDS:.0f} s")
             published = time.monotonic()
+            board.finish(connection)
         finally:
             desks.stop()
+            board.stop()
             sessions.stop()
             progress.end()
         return desks, relayed(connection), written - started, published - written
 
 
-def _look(connection: Connection, desks: Desks, sessions: Sessions, progress: Progress) -> int:
+def _look(connection: Connection, desks: Desks, sessions: Sessions, board: Board, progress: Progress) -> int:
     """A moment of supervision; how many events are published by now."""
     time.sleep(_TICK_SECONDS)
     sessions.tend()
+    board.tend(connection)
     now = relayed(connection)
     if progress.due():
         progress.show(report.progress_line(desks, now))

@@ -42,7 +42,15 @@ def test_runs_and_verifies(database: dict[str, str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     assert "Verified: nothing missing" in done.stdout
-    for word in ("written", "rolled back", "published", "consumed", "out of order", "make ui"):
+    for word in (
+        "written",
+        "rolled back",
+        "published",
+        "consumed",
+        "killed 1 time",
+        "out of order",
+        "make ui",
+    ):
         assert word in done.stdout
 
 
@@ -89,7 +97,8 @@ class _RelayInPlace:
 def test_says_what_it_found_and_fails(
     database: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A service that tells of what it does not do: the event is relayed as any other, and is a phantom."""
+    """A service that tells of what it does not do: the event is relayed as any other, and is a phantom. And a
+    consumer that counts what nobody told it."""
     for name, value in database.items():
         monkeypatch.setenv(name, value)
     verify = run.verify
@@ -103,6 +112,7 @@ def test_says_what_it_found_and_fails(
                 "flight.departed",
                 {"movement": 99, "flight": 1, "at": "2013-01-01T10:17:00+00:00"},
             )
+            connection.execute("UPDATE board_carriers SET departures = departures + 1 WHERE carrier = 'UA'")
         relay(settings, until_empty=True)
         return verify(settings)
 
@@ -110,7 +120,8 @@ def test_says_what_it_found_and_fails(
     monkeypatch.setattr(run, "verify", verify_with_a_phantom)
     assert run.run(50, seed=1) == 1
     printed = capsys.readouterr().out
-    assert "NOT VERIFIED: 1 finding." in printed
+    assert "NOT VERIFIED: 2 findings." in printed
+    assert "board: carrier UA: the board says " in printed
     assert "phantom: movement 99 of aircraft N14228, flight.departed of flight 1: it made " in printed
 
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.history import nemesis
+from tests.history.consumers import CONSUMERS
 from tests.history.judge import Verdict, judge
 from tests.history.record import History, load, save
 from tests.history.relays import RELAYS
@@ -28,13 +29,16 @@ _ROUND_SECONDS = 300.0
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.history", description="Judge relays by histories.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.history", description="Judge relays and consumers by histories."
+    )
     commands = parser.add_subparsers(required=True, dest="command")
     run = commands.add_parser("run", help="faults drawn from a seed, on servers of their own")
     run.add_argument("--seconds", type=float, default=600.0)
     run.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     run.add_argument("--relay", choices=RELAYS, default="at_least_once")
-    run.add_argument("--fault", action="append", choices=nemesis.KINDS, help="only these; may be repeated")
+    run.add_argument("--consumer", choices=CONSUMERS, default="idempotent")
+    run.add_argument("--fault", action="append", choices=nemesis.ALL, help="only these; may be repeated")
     run.add_argument("--patience", type=float, default=60.0, help="seconds until missing events are lost")
     run.add_argument("--calm", action="store_true", help="without faults: then nothing excuses a duplicate")
     check = commands.add_parser("check", help="judge a saved history again")
@@ -68,10 +72,24 @@ def _soak(arguments: argparse.Namespace) -> int:
                 return 0
             print(f"SEED {seed}", flush=True)
             relay = RELAYS[arguments.relay]
-            run = Run(servers, arguments.relay, relay, seed, Path(directory), patience=arguments.patience)
+            run = Run(
+                servers,
+                arguments.relay,
+                relay,
+                seed,
+                Path(directory),
+                consumer=arguments.consumer,
+                patience=arguments.patience,
+            )
             try:
                 run.start()
-                _round(run, seed, min(left, _ROUND_SECONDS), arguments.fault or (), calm=arguments.calm)
+                _round(
+                    run,
+                    seed,
+                    min(left, _ROUND_SECONDS),
+                    arguments.fault or list(nemesis.ALL),
+                    calm=arguments.calm,
+                )
                 if report(run.finish()).wrong:
                     return 1
             finally:

@@ -1,8 +1,9 @@
-"""The judge: what was committed beside what the topics hold.
+"""The judge: what was committed beside what the topics hold, and beside what a consumer did.
 
 Invariants:
 - Looks at the history alone: the same file gets the same verdict.
 - First deliveries count for the order; a message seen before is a duplicate, and never out of order.
+- Nothing excuses an effect that is missing, comes twice or too early.
 """
 
 from __future__ import annotations
@@ -30,15 +31,20 @@ class Verdict:
     reordered: list[str] = field(default_factory=list)
     duplicated: list[str] = field(default_factory=list)
     """Those that nothing excuses."""
+    no_effect: list[str] = field(default_factory=list)
+    two_effects: list[str] = field(default_factory=list)
+    false_effects: list[str] = field(default_factory=list)
+    effects_reordered: list[str] = field(default_factory=list)
     exited: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
 
     @property
     def wrong(self) -> list[str]:
         """A line for each kind of damage, with the first events that have it."""
-        kinds = ("lost", "phantom", "reordered", "duplicated", "exited", "stuck")
-        found = {kind: getattr(self, kind) for kind in kinds}
-        return [f"{kind} ({len(some)}): {', '.join(some[:5])}" for kind, some in found.items() if some]
+        found = {kind: some for kind, some in vars(self).items() if isinstance(some, list) and some}
+        return [
+            f"{kind.replace('_', ' ')} ({len(some)}): {', '.join(some[:5])}" for kind, some in found.items()
+        ]
 
     def __str__(self) -> str:
         counted = f"{self.committed} committed, {self.messages} messages, {self.duplicates} duplicates"
@@ -47,7 +53,7 @@ class Verdict:
 
 
 def judge(history: History) -> Verdict:
-    """Compares (G1, G2, G5); also counts processes that ended or stood still for no reason."""
+    """Compares (G1, G2, G5; effects once); also counts processes that ended or stood still for no reason."""
     verdict = Verdict(len(history.committed), len(history.messages), stuck=list(history.stuck))
     events = {event.token: event for event in history.committed}
     seen: dict[str, Message] = {}
@@ -76,6 +82,8 @@ def judge(history: History) -> Verdict:
             else:
                 newest[message.kind, message.key] = message
     verdict.lost = [f"{e.kind}/{e.account}/{e.n}" for e in history.committed if e.token not in seen]
+    if history.consumer:
+        _judge_effects(history, verdict)
     verdict.exits = len(history.exits)
     verdict.exited = [
         f"{exit.name} with {exit.code}: {exit.words}"
@@ -83,6 +91,25 @@ def judge(history: History) -> Verdict:
         if not _excused(history.faults, exit.at, exit.at)
     ]
     return verdict
+
+
+def _judge_effects(history: History, verdict: Verdict) -> None:
+    events = set(history.committed)
+    seen: set[str] = set()
+    newest: dict[tuple[str, str], int] = {}
+    for effect in history.effects:
+        name = f"{effect.kind}/{effect.account}/{effect.n}"
+        before = newest.get((effect.kind, effect.account), 0)
+        if Committed(*effect) not in events:
+            verdict.false_effects.append(name)
+        elif effect.token in seen:
+            verdict.two_effects.append(name)
+        elif effect.n < before:
+            verdict.effects_reordered.append(f"{name} after {before}")
+        else:
+            newest[effect.kind, effect.account] = effect.n
+        seen.add(effect.token)
+    verdict.no_effect = [f"{e.kind}/{e.account}/{e.n}" for e in history.committed if e.token not in seen]
 
 
 def _excused(faults: list[Fault], start: float, end: float) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from outbox_pipelines.local.server import Server
+    from tests.history.processes import Process
     from tests.history.proxy import Proxy
     from tests.history.run import Run
 
@@ -28,31 +29,54 @@ class Kind:
     target: str
     fault: Make
     disturbs: bool = True
-    """Whether the relay may deliver again, or exit, because of it."""
+    """Whether the relay may deliver again, or a program exit, because of it."""
 
 
-def draw(chance: random.Random, names: Sequence[str] = ()) -> Mapping[str, Kind]:
-    """One fault, or two at the same time, of all or of those named."""
-    first, second = chance.choices(list(names or KINDS), k=2)
-    alone = chance.random() < 0.7 or KINDS[first].target == KINDS[second].target
-    return {name: KINDS[name] for name in ([first] if alone else [first, second])}
+def draw(chance: random.Random, names: Sequence[str]) -> Mapping[str, Kind]:
+    """One fault, or two at the same time, of those named."""
+    first, second = chance.choices(names, k=2)
+    alone = chance.random() < 0.7 or ALL[first].target == ALL[second].target
+    return {name: ALL[name] for name in ([first] if alone else [first, second])}
 
 
-@contextmanager
-def _kill_relay(run: Run, chance: random.Random) -> Iterator[None]:
-    relay = chance.choice(run.relays)
-    relay.kill()
-    yield
-    relay.start()
+Programs = Callable[["Run"], "list[Process]"]
 
 
-@contextmanager
-def _kill_relays(run: Run, chance: random.Random) -> Iterator[None]:
-    for relay in run.relays:
-        relay.kill()
-    yield
-    for relay in run.relays:
-        relay.start()
+def _one(
+    programs: Programs, begin: Callable[[Run, Process], object], end: Callable[[Process], object]
+) -> Make:
+    @contextmanager
+    def fault(run: Run, chance: random.Random) -> Iterator[None]:
+        program = chance.choice(programs(run))
+        begin(run, program)
+        yield
+        end(program)
+
+    return fault
+
+
+def _kill_one(programs: Programs) -> Make:
+    return _one(programs, lambda _, program: program.kill(), lambda program: program.start())
+
+
+def _freeze_one(programs: Programs) -> Make:
+    return _one(programs, lambda _, program: program.freeze(), lambda program: program.thaw())
+
+
+def _terminate_one(programs: Programs) -> Make:
+    return _one(programs, lambda run, program: run.end(program), lambda program: program.start())
+
+
+def _kill_all(programs: Programs) -> Make:
+    @contextmanager
+    def fault(run: Run, chance: random.Random) -> Iterator[None]:
+        for program in programs(run):
+            program.kill()
+        yield
+        for program in programs(run):
+            program.start()
+
+    return fault
 
 
 @contextmanager
@@ -73,38 +97,6 @@ def _kill_catching_up(run: Run, chance: random.Random) -> Iterator[None]:
 def _wait_for_one(run: Run) -> None:
     before = run.arrived
     run.wait(10, lambda: run.arrived > before, pace=0.005)
-
-
-@contextmanager
-def _terminate_relay(run: Run, chance: random.Random) -> Iterator[None]:
-    relay = chance.choice(run.relays)
-    run.end(relay)
-    yield
-    relay.start()
-
-
-@contextmanager
-def _freeze_relay(run: Run, chance: random.Random) -> Iterator[None]:
-    relay = chance.choice(run.relays)
-    relay.freeze()
-    yield
-    relay.thaw()
-
-
-@contextmanager
-def _kill_writer(run: Run, chance: random.Random) -> Iterator[None]:
-    writer = chance.choice(run.writers)
-    writer.kill()
-    yield
-    writer.start()
-
-
-@contextmanager
-def _freeze_writer(run: Run, chance: random.Random) -> Iterator[None]:
-    writer = chance.choice(run.writers)
-    writer.freeze()
-    yield
-    writer.thaw()
 
 
 def _kill(server: Callable[[Run], Server]) -> Make:
@@ -174,22 +166,47 @@ def _of_servers() -> Iterator[tuple[str, Kind]]:
     for name, server, proxies in servers:
         yield f"kill {name}", Kind(name, _kill(server))
         yield f"restart {name}", Kind(name, _restart(server))
-        network = f"network of {name}"
-        yield f"cut {network}", Kind(network, _network(proxies, _cut))
-        yield f"cut one connection in {network}", Kind(network, _network(proxies, _cut_one))
-        yield f"cut off {network}", Kind(network, _network(proxies, _cut_off))
-        yield f"black hole in {network}", Kind(network, _network(proxies, _swallow))
-        yield f"delay in {network}", Kind(network, _network(proxies, _delay))
+        yield from _of_network(f"network of {name}", proxies)
+
+
+def _of_network(network: str, proxies: Callable[[Run], list[Proxy]]) -> Iterator[tuple[str, Kind]]:
+    yield f"cut {network}", Kind(network, _network(proxies, _cut))
+    yield f"cut one connection in {network}", Kind(network, _network(proxies, _cut_one))
+    yield f"cut off {network}", Kind(network, _network(proxies, _cut_off))
+    yield f"black hole in {network}", Kind(network, _network(proxies, _swallow))
+    yield f"delay in {network}", Kind(network, _network(proxies, _delay))
+
+
+def _relays(run: Run) -> list[Process]:
+    return run.relays
+
+
+def _writers(run: Run) -> list[Process]:
+    return run.writers
+
+
+def _consumers(run: Run) -> list[Process]:
+    return run.consumers
 
 
 KINDS: Mapping[str, Kind] = {
-    "kill relay": Kind("relay", _kill_relay),
-    "kill all relays": Kind("relay", _kill_relays),
+    "kill relay": Kind("relay", _kill_one(_relays)),
+    "kill all relays": Kind("relay", _kill_all(_relays)),
     "kill relays catching up": Kind("relay", _kill_catching_up),
     # Ends in good order: nothing is on its way that a successor would send again.
-    "terminate relay": Kind("relay", _terminate_relay, disturbs=False),
-    "freeze relay": Kind("relay", _freeze_relay),
-    "kill writer": Kind("writer", _kill_writer, disturbs=False),
-    "freeze writer": Kind("writer", _freeze_writer, disturbs=False),
+    "terminate relay": Kind("relay", _terminate_one(_relays), disturbs=False),
+    "freeze relay": Kind("relay", _freeze_one(_relays)),
+    "kill writer": Kind("writer", _kill_one(_writers), disturbs=False),
+    "freeze writer": Kind("writer", _freeze_one(_writers), disturbs=False),
     **dict(_of_servers()),
 }
+# Of runs that have consumers.
+CONSUMER_KINDS: Mapping[str, Kind] = {
+    "kill consumer": Kind("consumer", _kill_one(_consumers), disturbs=False),
+    "kill all consumers": Kind("consumer", _kill_all(_consumers), disturbs=False),
+    "terminate consumer": Kind("consumer", _terminate_one(_consumers), disturbs=False),
+    "freeze consumer": Kind("consumer", _freeze_one(_consumers), disturbs=False),
+    # Their way to the database; one that loses it ends.
+    **dict(_of_network("network of consumers", lambda run: run.consumer_proxies)),
+}
+ALL: Mapping[str, Kind] = {**KINDS, **CONSUMER_KINDS}

@@ -37,6 +37,15 @@ class Message(NamedTuple):
     at: float
 
 
+class Effect(NamedTuple):
+    """What a consumer's handler did about an event, in the order in which effects came to be."""
+
+    kind: str
+    account: str
+    n: int
+    token: str
+
+
 class Fault(NamedTuple):
     """What was done to the system, from when to when."""
 
@@ -69,15 +78,18 @@ class History:
     exits: list[Exit] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
     """What did not go on in time after a fault was over."""
+    consumer: str = ""
+    """Whose effects they are; nobody's where nobody consumed."""
+    effects: list[Effect] = field(default_factory=list)
 
 
 def save(history: History, path: Path) -> None:
     """One line a fact, its kind first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
-        head = {"relay": history.relay, "seed": history.seed, "delivery": history.delivery}
+        head = {name: getattr(history, name) for name in ("relay", "seed", "delivery", "consumer")}
         print(json.dumps(["run", head]), file=file)
-        for name in ("faults", "exits", "stuck", "committed", "messages"):
+        for name in ("faults", "exits", "stuck", "committed", "messages", "effects"):
             for fact in getattr(history, name):
                 print(json.dumps([name, fact]), file=file)
 
@@ -92,9 +104,10 @@ def load(path: Path) -> History:
     return history
 
 
-_KINDS: dict[str, type[Committed] | type[Message] | type[Fault] | type[Exit]] = {
+_KINDS: dict[str, type[Committed] | type[Message] | type[Effect] | type[Fault] | type[Exit]] = {
     "committed": Committed,
     "messages": Message,
+    "effects": Effect,
     "faults": Fault,
     "exits": Exit,
 }

@@ -1,11 +1,11 @@
-"""One run: writers and a relay on servers of their own, faults, and the history that is left.
+"""One run: writers, a relay and perhaps consumers on servers of their own, faults, and what is left of it.
 
 Invariants:
-- Each relay has a way to the database of its own, a proxy; all have one way to Kafka.
+- Each relay and consumer has a way to the database of its own, a proxy; all have one way to Kafka.
 - One thread does everything: starts, faults, restarts and reading. So each fault's times are true.
 - A fault is over when it is healed and events flow again; one that does not end in time is recorded.
-- The end: no writer lives, all that was committed has arrived or nothing comes any more, no relay lives;
-  then the topics are read from their beginning.
+- The end: no writer lives, all that was committed has arrived and has its effect, or nothing comes any more,
+  no relay and no consumer lives; then the topics are read from their beginning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import psycopg
 
 from outbox_pipelines import schema
 from outbox_pipelines.settings import load_settings
-from tests.history import business, reader
+from tests.history import business, consumers, effects, reader
 from tests.history.nemesis import Kind
 from tests.history.processes import Process
 from tests.history.proxy import Proxy
@@ -43,6 +43,7 @@ class Run:
 
     Args:
         name: of the relay, for the record.
+        consumer: whose members consume, a name in `CONSUMERS`; nobody where it is empty.
         patience: how long events may stay away, after a fault and at the end, before that is a finding.
     """
 
@@ -54,10 +55,11 @@ class Run:
         seed: int,
         directory: Path,
         *,
+        consumer: str = "",
         patience: float = 60.0,
     ) -> None:
         self.servers = servers
-        self.history = History(name, seed, relay.delivery)
+        self.history = History(name, seed, relay.delivery, consumer=consumer)
         self._relay = relay
         self._patience = patience
         database = f"run_{uuid.uuid4().hex[:8]}"
@@ -68,24 +70,22 @@ class Run:
         schema.migrate(load_settings(dsn=self.dsn, kafka=servers.kafka.bootstrap, topic=template))
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             business.prepare(connection)
+            effects.prepare(connection)
             connection.execute(relay.prepare.encode())
         self.topics = {kind: template.format(aggregate_type=kind) for kind in business.KINDS}
         reader.create(servers.kafka.bootstrap, self.topics)
         self._reader = reader.Reader(servers.kafka.bootstrap, self.topics)
+        self._template, self._directory = template, directory
         self.proxies = [Proxy(servers.postgres.port) for _ in relay.programs]
         self.relays = [
-            Process(
-                f"{database} relay {n}",
-                program,
-                {
-                    "OUTBOX_DSN": psycopg.conninfo.make_conninfo(self.dsn, port=proxy.port),
-                    "OUTBOX_KAFKA": f"127.0.0.1:{servers.kafka_proxy.port}",
-                    "OUTBOX_TOPIC": template,
-                    **relay.environment,
-                },
-                directory,
-            )
+            self._process(f"relay {n}", program, proxy, relay.environment)
             for n, (program, proxy) in enumerate(zip(relay.programs, self.proxies, strict=True), 1)
+        ]
+        members = consumers.MEMBERS if consumer else 0
+        self.consumer_proxies = [Proxy(servers.postgres.port) for _ in range(members)]
+        self.consumers = [
+            self._process(f"consumer {n}", consumers.command(consumer), proxy, {})
+            for n, proxy in enumerate(self.consumer_proxies, 1)
         ]
         write = (sys.executable, "-m", "tests.history.writers", self.dsn)
         self.writers = [
@@ -95,6 +95,7 @@ class Run:
             for n in range(_WRITERS)
         ]
         self._starts: dict[Process, float] = {}
+        self._effects = 0
 
     @property
     def arrived(self) -> int:
@@ -103,7 +104,7 @@ class Run:
 
     def start(self) -> None:
         """Returns when events flow."""
-        for process in (*self.relays, *self.writers):
+        for process in (*self.relays, *self.consumers, *self.writers):
             process.start()
         self._expect_events("the start")
 
@@ -131,15 +132,15 @@ class Run:
                 self.wait(seconds)
             self._expect_events(name)
 
-    def end(self, relay: Process) -> None:
-        """Asks a relay to end, and takes down if it did not do so in peace."""
+    def end(self, process: Process) -> None:
+        """Asks a relay or consumer to end, and takes down if it did not do so in peace."""
         self._tend()
-        if relay.exit_code is not None:
+        if process.exit_code is not None:
             return
-        words, code = relay.last_words, relay.terminate()
+        words, code = process.last_words, process.terminate()
         # A program that does not care for the signal ends by it.
         if code not in (0, -15):
-            self.history.exits.append(Exit(relay.name, time.time(), code, words))
+            self.history.exits.append(Exit(process.name, time.time(), code, words))
 
     def finish(self) -> History:
         """Ends everything and takes down what is to be judged."""
@@ -156,22 +157,28 @@ class Run:
         while before < self.arrived and not everything <= self._reader.tokens:
             before = self.arrived
             self.wait(self._patience, lambda: everything <= self._reader.tokens)
-        for relay in self.relays:
-            self.end(relay)
+        before = -1
+        while self.consumers and before < self._made() < len(everything):
+            before = self._effects
+            self.wait(self._patience, lambda: self._made() == len(everything), pace=0.2)
+        for process in (*self.relays, *self.consumers):
+            self.end(process)
+        with psycopg.connect(self.dsn) as connection:
+            self.history.effects = effects.made(connection)
         self.history.messages = reader.read(self.servers.kafka.bootstrap, self.topics)
         return self.history
 
     def close(self) -> None:
         """Ends whatever still runs."""
-        for process in (*self.writers, *self.relays):
+        for process in (*self.writers, *self.relays, *self.consumers):
             process.kill()
-        for proxy in self.proxies:
+        for proxy in (*self.proxies, *self.consumer_proxies):
             proxy.close()
         self._reader.close()
 
     def _tend(self) -> None:
         """Takes down which programs have ended by themselves, and starts them again."""
-        for process in (*self.relays, *self.writers):
+        for process in (*self.relays, *self.consumers, *self.writers):
             code = process.exit_code
             if code is None:
                 # It runs, or it was ended on purpose.
@@ -180,7 +187,7 @@ class Run:
                 self.history.exits.append(Exit(process.name, time.time(), code, process.last_words))
                 self._starts[process] = time.monotonic() + _RESTART_SECONDS
             elif time.monotonic() > self._starts[process] and (
-                self._relay.restarts or process in self.writers
+                self._relay.restarts or process not in self.relays
             ):
                 process.start()
                 del self._starts[process]
@@ -189,6 +196,26 @@ class Run:
         goal = self.arrived + _FLOWING
         if not self.wait(self._patience, lambda: self.arrived >= goal):
             self.history.stuck.append(f"no events for {self._patience:.0f} s after {after}")
+        goal = self._made() + _FLOWING
+        if self.consumers and not self.wait(self._patience, lambda: self._made() >= goal, pace=0.2):
+            self.history.stuck.append(f"no effects for {self._patience:.0f} s after {after}")
+
+    def _made(self) -> int:
+        """How many events have had an effect by now, as far as is known."""
+        if self.consumers:
+            with suppress(psycopg.OperationalError), psycopg.connect(self.dsn) as connection:
+                self._effects = effects.count(connection)
+        return self._effects
+
+    def _process(self, name: str, program: tuple[str, ...], proxy: Proxy, more: Mapping[str, str]) -> Process:
+        environment = {
+            "OUTBOX_DSN": psycopg.conninfo.make_conninfo(self.dsn, port=proxy.port),
+            "OUTBOX_KAFKA": f"127.0.0.1:{self.servers.kafka_proxy.port}",
+            "OUTBOX_TOPIC": self._template,
+            **more,
+        }
+        database = psycopg.conninfo.conninfo_to_dict(self.dsn)["dbname"]
+        return Process(f"{database} {name}", program, environment, self._directory)
 
     @contextmanager
     def _recorded(self, name: str, disturbs: bool) -> Iterator[None]:

@@ -47,6 +47,7 @@ def own_servers(directory: Path) -> Iterator[Servers]:
                     f"{name}:PLAINTEXT" for name in ("PLAINTEXT", "PROXIED", "CONTROLLER")
                 ),
                 "inter.broker.listener.name": "PLAINTEXT",
+                "group.min.session.timeout.ms": "1000",
             },
             port=front,
             jar_cache=load_settings().local_jars,

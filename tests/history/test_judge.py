@@ -8,7 +8,7 @@ import pytest
 
 from tests.history import __main__ as program
 from tests.history.judge import judge
-from tests.history.record import Committed, Delivery, Exit, Fault, History, Message, load, save
+from tests.history.record import Committed, Delivery, Effect, Exit, Fault, History, Message, load, save
 
 _COMMITTED = [Committed("order", "1", n, f"token-{n}") for n in (1, 2, 3)]
 
@@ -104,6 +104,37 @@ def test_exactly_once_has_no_excuse() -> None:
     assert judge(history).wrong == ["duplicated (1): order/1/1"]
 
 
+@pytest.mark.parametrize(
+    ("numbers", "wrong"),
+    [
+        ((1, 2, 3), []),
+        ((1, 3), ["no effect (1): order/1/2"]),
+        ((1, 2, 2, 3), ["two effects (1): order/1/2"]),
+        ((1, 3, 2), ["effects reordered (1): order/1/2 after 3"]),
+        ((1, 2, 3, 4), ["false effects (1): order/1/4"]),
+        ((1, 2, 1, 3), ["two effects (1): order/1/1"]),
+    ],
+)
+def test_each_kind_of_damage_by_a_consumer_is_found(numbers: tuple[int, ...], wrong: list[str]) -> None:
+    """Guards against a judge that looks at messages alone, and one whom faults or duplicates soften."""
+    always = Fault("kill consumer", 0, 1000, disturbs=True)
+    history = _history(1, 2, 3, 1, 2, 3, faults=[always])
+    history.consumer = "test"
+    history.effects = [Effect("order", "1", n, f"token-{n}") for n in numbers]
+    assert judge(history).wrong == wrong
+
+
+def test_effects_of_other_accounts_may_come_in_any_order() -> None:
+    """Guards against an order over all keys, which no consumer of several partitions can have."""
+    history = _history(1, 2, 3)
+    history.committed.append(Committed("order", "2", 1, "other"))
+    history.messages.append(_message(1, 9, key="2", token="other"))
+    history.consumer = "test"
+    history.effects = [Effect("order", *about) for about in (("1", 1, "token-1"), ("1", 2, "token-2"))]
+    history.effects += [Effect("order", "2", 1, "other"), Effect("order", "1", 3, "token-3")]
+    assert judge(history).wrong == []
+
+
 def test_a_relay_that_ends_for_no_reason() -> None:
     """Guards against restarts that hide a relay which falls over by itself."""
     history = _history(1, 2, 3, faults=[Fault("kill database", 10, 20, disturbs=True)])
@@ -119,6 +150,8 @@ def test_a_history_is_kept_and_judged_again(
     history = _history(1, 3, faults=[Fault("kill relay", 1, 2, disturbs=True)])
     history.exits.append(Exit("relay 1", 1.5, 2, "no entry"))
     history.stuck.append("no events")
+    history.consumer = "idempotent"
+    history.effects.append(Effect("order", "1", 1, "token-1"))
     program.report(history)
     (path,) = tmp_path.iterdir()
     assert load(path) == history

@@ -19,9 +19,11 @@ from tests.history.servers import Servers
 
 
 @contextmanager
-def _run(servers: Servers, name: str, seed: int, directory: Path, patience: float = 60.0) -> Iterator[Run]:
+def _run(
+    servers: Servers, name: str, seed: int, directory: Path, patience: float = 60.0, consumer: str = ""
+) -> Iterator[Run]:
     """Under way; ended with the block."""
-    run = Run(servers, name, RELAYS[name], seed, directory, patience=patience)
+    run = Run(servers, name, RELAYS[name], seed, directory, consumer=consumer, patience=patience)
     try:
         run.start()
         yield run
@@ -53,6 +55,20 @@ def test_every_kind_of_fault(servers: Servers, seed: int, tmp_path: Path, half: 
             run.disturb({name: nemesis.KINDS[name]}, chance, chance.uniform(0.1, 3))
         verdict = report(run.finish())
     assert verdict.wrong == []
+
+
+@pytest.mark.timeout(240)
+def test_some_kinds_of_fault_of_consumers(servers: Servers, seed: int, tmp_path: Path) -> None:
+    """Guards effects exactly once, in order, while members of a group die, freeze and lose their database."""
+    chance = random.Random(seed)
+    kinds = chance.sample(list(nemesis.CONSUMER_KINDS), 5)
+    with _run(servers, "at_least_once", seed, tmp_path, consumer="idempotent") as run:
+        for name in kinds:
+            print(f"{run.arrived:8}  {name}")
+            run.disturb({name: nemesis.ALL[name]}, chance, chance.uniform(0.1, 3))
+        verdict = report(run.finish())
+    assert verdict.wrong == []
+    assert verdict.committed == len(run.history.effects) > 100
 
 
 def test_a_broken_relay_is_found_without_any_fault(

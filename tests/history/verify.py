@@ -6,7 +6,7 @@ import os
 import random
 
 from tests.conftest import Outbox
-from tests.history import business, reader
+from tests.history import business, effects, reader
 from tests.history.judge import Verdict, judge
 from tests.history.record import Fault, History
 
@@ -25,9 +25,17 @@ def topics(outbox: Outbox) -> dict[str, str]:
     return {kind: outbox.topic(kind) for kind in business.KINDS}
 
 
-def verdict(outbox: Outbox, *, calm: bool = False) -> Verdict:
-    """Compares what is committed with what the topics hold, now; `calm` allows no duplicate."""
+def verdict(outbox: Outbox, *, calm: bool = False, consumer: str = "") -> Verdict:
+    """Compares what is committed with what the topics hold now, and with what the consumer of this name did.
+
+    Args:
+        calm: allows no duplicate.
+        consumer: none where it is empty.
+    """
+    history = History("test", 0, "at_least_once", consumer=consumer, faults=[] if calm else [_ALWAYS])
     with outbox.connect() as connection:
-        committed = business.committed(connection)
-    messages = reader.read(outbox.settings.kafka, topics(outbox))
-    return judge(History("test", 0, "at_least_once", committed, messages, faults=[] if calm else [_ALWAYS]))
+        history.committed = business.committed(connection)
+        if consumer:
+            history.effects = effects.made(connection)
+    history.messages = reader.read(outbox.settings.kafka, topics(outbox))
+    return judge(history)

@@ -1,0 +1,113 @@
+"""A cache in Redis in front of `processed_events`: a hint of what was handled, to be verified there.
+
+Invariants:
+- It is told of an event after the database's commit, and never believed: one that lies, forgets or is away
+  costs a query, not an event.
+- No failure of Redis is raised. After one it is not asked for `pause` seconds, so one that is away costs an
+  event nothing; that it went and that it is back is logged once each.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from outbox_pipelines.errors import SetupError
+
+_LOG: Final = logging.getLogger(__name__)
+_TIMEOUT: Final = 0.1
+_LONGEST_TIMEOUT: Final = 0.5
+_T = TypeVar("_T")
+
+
+class RedisCache:
+    """Which events a source has handled, as far as Redis remembers; to be used by one thread.
+
+    Args:
+        client: one that gives up soon, with timeouts of at most 0.5 s and no retries; `at` makes such a one.
+        seconds: how long an event is remembered.
+        prefix: what its keys begin with; the source and the id follow.
+        pause: seconds for which Redis is left alone after it failed.
+
+    Raises:
+        SetupError: the client would wait for long, or `seconds` is not positive.
+    """
+
+    def __init__(
+        self, client: redis.Redis, *, seconds: float, prefix: str = "outbox-handled:", pause: float = 5.0
+    ) -> None:
+        if seconds <= 0:
+            raise SetupError(f"seconds is {seconds}: give how long an event is remembered, such as 3600")
+        _require_quick(client.get_connection_kwargs())
+        self._client = client
+        self._milliseconds = max(1, int(seconds * 1000))
+        self._prefix = prefix
+        self._pause = pause
+        self._away = False
+        self._ask_again_at = 0.0
+
+    @classmethod
+    def at(cls, url: str, *, seconds: float, timeout: float = _TIMEOUT, **more: Any) -> RedisCache:
+        """The cache at a URL such as redis://cache:6379/0; an answer may take `timeout` seconds."""
+        client = redis.Redis.from_url(
+            url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0)
+        )
+        return cls(client, seconds=seconds, **more)
+
+    def known(self, source: str, ids: Sequence[UUID]) -> set[UUID]:
+        """Those that Redis believes were handled by the source; verify them. None while Redis is away."""
+        if not ids:
+            return set()
+        found = self._ask(lambda: self._client.mget(self._keys(source, ids)))
+        return {each for each, value in zip(ids, found or (), strict=False) if value is not None}
+
+    def remember(self, source: str, ids: Sequence[UUID]) -> None:
+        """Tells it of events that were handled, once the database has committed that."""
+        if ids:
+            self._ask(lambda: self._tell(source, ids))
+
+    def _tell(self, source: str, ids: Sequence[UUID]) -> None:
+        with self._client.pipeline(transaction=False) as pipeline:
+            for key in self._keys(source, ids):
+                pipeline.set(key, b"", px=self._milliseconds)
+            pipeline.execute()
+
+    def _keys(self, source: str, ids: Sequence[UUID]) -> list[bytes]:
+        start = f"{self._prefix}{source}:".encode()
+        return [start + each.bytes for each in ids]
+
+    def _ask(self, ask: Callable[[], _T]) -> _T | None:
+        """The answer; None where there is none, and none is waited for while Redis is left alone."""
+        if time.monotonic() < self._ask_again_at:
+            return None
+        try:
+            answer = ask()
+        except (redis.RedisError, OSError) as error:
+            self._ask_again_at = time.monotonic() + self._pause
+            if not self._away:
+                self._away = True
+                _LOG.warning("Redis is away, so the database alone tells what was handled: %s", error)
+            return None
+        if self._away:
+            self._away = False
+            _LOG.warning("Redis is back")
+        return answer
+
+
+def _require_quick(settings: dict[str, Any]) -> None:
+    """A client waits for 5 s and tries several times, if it is not told otherwise."""
+    timeouts = [settings.get(name) for name in ("socket_timeout", "socket_connect_timeout")]
+    retries = getattr(settings.get("retry"), "_retries", 0)
+    if retries or any(seconds is None or seconds > _LONGEST_TIMEOUT for seconds in timeouts):
+        raise SetupError(
+            "the client of Redis waits for long when Redis is away: use RedisCache.at(url, …), or give the "
+            f"client socket_timeout and socket_connect_timeout of at most {_LONGEST_TIMEOUT} and "
+            "retry=Retry(NoBackoff(), 0)"
+        )

@@ -1,0 +1,121 @@
+"""The consumers that a history can judge: the idempotent one, and two that are wrong in one way each.
+
+Each member is a process: ``python -m tests.history.consumers NAME`` consumes until it is ended; it finds
+database, broker and topics in the environment, as relays do.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import confluent_kafka
+import psycopg
+
+from outbox_pipelines.consumer import Consumer, Event
+from outbox_pipelines.settings import Settings, load_settings
+from tests.history import effects
+from tests.history.business import KINDS
+
+# A short session, so that others take over soon from who was killed or frozen; the broker must allow it.
+_QUICK = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 200}
+MEMBERS = 2
+
+
+def topics(settings: Settings) -> list[str]:
+    return [settings.topic.format(aggregate_type=kind) for kind in KINDS]
+
+
+def idempotent(settings: Settings, group: str = "history", **kafka: Any) -> Consumer:
+    """The real one."""
+    consumer = Consumer(
+        source="history",
+        topics=topics(settings),
+        kafka={"bootstrap.servers": settings.kafka, "group.id": _group(settings, group), **kafka},
+        dsn=settings.dsn,
+        # Here processes die all the time: nobody's dead letter is to be missed for that.
+        attempts=1000,
+        backoff=0.5,
+    )
+
+    @consumer.on_other
+    def handle(event: Event, connection: psycopg.Connection[Any]) -> None:
+        effects.make(connection, str(event.aggregate_type), str(event.aggregate_id), event.payload)
+
+    return consumer
+
+
+class Broken:
+    """The skeleton: two steps for each message, with nothing that holds them together."""
+
+    steps: tuple[Callable[[Any, Any], None], ...]
+
+    def __init__(self, settings: Settings, **kafka: Any) -> None:
+        self._connection: psycopg.Connection[Any] = psycopg.connect(settings.dsn)
+        self._client = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": settings.kafka,
+                "group.id": _group(settings, "history"),
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+                **kafka,
+            }
+        )
+        self._client.subscribe(topics(settings))
+
+    def poll(self) -> Any:
+        """The next message; None where there is none for a moment."""
+        message = self._client.poll(0.2)
+        return None if message is None or message.error() else message
+
+    def affect(self, message: Any) -> None:
+        kind = dict(message.headers())["aggregate-type"].decode()
+        effects.make(self._connection, kind, message.key().decode(), json.loads(message.value()))
+        self._connection.commit()
+
+    def commit_offset(self, message: Any) -> None:
+        self._client.commit(message=message, asynchronous=False)
+
+    def close(self) -> None:
+        self._connection.close()
+        self._client.close()
+
+    def run(self) -> None:
+        while True:
+            if (message := self.poll()) is not None:
+                for step in self.steps:
+                    step(self, message)
+
+
+class CommitsFirst(Broken):
+    """As clients do that commit offsets by themselves: whoever dies between the steps has lost an effect."""
+
+    steps = (Broken.commit_offset, Broken.affect)
+
+
+class KeepsNoRecord(Broken):
+    """In the right order, but nothing tells that it was done: what comes again is done again."""
+
+    steps = (Broken.affect, Broken.commit_offset)
+
+
+CONSUMERS: Mapping[str, Callable[..., Consumer | Broken]] = {
+    "idempotent": idempotent,
+    "broken.commits_first": CommitsFirst,
+    "broken.keeps_no_record": KeepsNoRecord,
+}
+
+
+def command(name: str) -> tuple[str, ...]:
+    return sys.executable, "-m", "tests.history.consumers", name
+
+
+def _group(settings: Settings, name: str) -> str:
+    return f"{topics(settings)[0]}-{name}"
+
+
+if __name__ == "__main__":
+    CONSUMERS[sys.argv[1]](load_settings(), **_QUICK).run()

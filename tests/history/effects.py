@@ -1,0 +1,40 @@
+"""What a handler does in a run: a row for each event, in the order in which handlers came to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+
+from outbox_pipelines import consumer
+from tests.history.record import Effect
+
+_TABLE = """
+CREATE TABLE effect (seq bigserial PRIMARY KEY, kind text NOT NULL, account text NOT NULL, n int NOT NULL,
+                     token text NOT NULL)"""
+_MAKE = "INSERT INTO effect (kind, account, n, token) VALUES (%s, %s, %s, %s)"
+
+
+def prepare(connection: psycopg.Connection[Any]) -> None:
+    """Makes the table, and the consumer's own."""
+    consumer.migrate(connection)
+    connection.execute(_TABLE)
+
+
+def make(connection: psycopg.Connection[Any], kind: str, account: str, body: Mapping[str, Any]) -> None:
+    """The effect of one event, in the caller's transaction; again: once more."""
+    connection.execute(_MAKE, [kind, account, body["n"], body["token"]])
+
+
+def made(connection: psycopg.Connection[Any]) -> list[Effect]:
+    """All that are committed, in their order."""
+    rows = connection.execute("SELECT kind, account, n, token FROM effect ORDER BY seq")
+    return [Effect(*row) for row in rows]
+
+
+def count(connection: psycopg.Connection[Any]) -> int:
+    """How many events have an effect."""
+    row = connection.execute("SELECT count(DISTINCT token) FROM effect").fetchone()
+    assert row is not None
+    return int(row[0])

@@ -1,0 +1,92 @@
+"""Broken consumers, killed between their two commits: the judge finds them, every time.
+
+The same deaths of the real consumer are in order, so that it is the consumer which is judged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outbox_pipelines.consumer.membership import Member
+from outbox_pipelines.relay import service
+from tests.conftest import Outbox, wait_until
+from tests.consumer.place import Place, running
+from tests.history import business, effects
+from tests.history.consumers import Broken, CommitsFirst, KeepsNoRecord, idempotent
+from tests.history.verify import verdict
+
+
+@pytest.fixture
+def place(shop: Outbox) -> Place:
+    """Three events of one account in Kafka, and nobody who has consumed them."""
+    with shop.connect() as connection:
+        effects.prepare(connection)
+    with shop.connect(autocommit=False) as connection:
+        for _ in range(3):
+            business.count(connection, "order", 1)
+    service.relay(shop.settings, until_empty=True)
+    return Place(shop.settings.dsn, shop.settings.kafka, shop.topic())
+
+
+def _dies_between_the_steps(shop: Outbox, place: Place, kind: type[Broken]) -> None:
+    consumer = kind(shop.settings)
+    try:
+        consumer.steps[0](consumer, _next(consumer))
+    finally:
+        consumer.close()
+    successor = kind(shop.settings)
+    try:
+        while place.uncommitted("history"):
+            message = _next(successor)
+            for step in successor.steps:
+                step(successor, message)
+    finally:
+        successor.close()
+
+
+def _next(consumer: Broken) -> Any:
+    found: list[Any] = []
+    wait_until(lambda: (message := consumer.poll()) and found.append(message) is None, what="a message")
+    return found[0]
+
+
+def test_an_offset_before_the_database_loses_an_effect(shop: Outbox, place: Place) -> None:
+    _dies_between_the_steps(shop, place, CommitsFirst)
+    assert verdict(shop, consumer="broken").wrong == ["no effect (1): order/1/1"]
+
+
+def test_no_record_of_what_was_handled_doubles_an_effect(shop: Outbox, place: Place) -> None:
+    _dies_between_the_steps(shop, place, KeepsNoRecord)
+    assert verdict(shop, consumer="broken").wrong == ["two effects (1): order/1/1"]
+
+
+class _KilledError(BaseException):
+    """Nothing catches it, as nothing catches a kill -9."""
+
+
+@pytest.mark.parametrize(
+    ("dies_in", "step"), [(effects, "make"), (Member, "done")], ids=["database", "offset"]
+)
+def test_the_real_consumer_dies_before_either_commit(
+    shop: Outbox, place: Place, monkeypatch: pytest.MonkeyPatch, dies_in: Any, step: str
+) -> None:
+    """Guards against interleavings that no consumer could get right."""
+    make = effects.make
+
+    def dies(*given: Any) -> None:
+        if dies_in is effects:
+            make(*given)
+        raise _KilledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(dies_in, step, dies)
+        with running(idempotent(shop.settings)) as first, pytest.raises(_KilledError):
+            first.wait()
+    with running(idempotent(shop.settings)) as successor:
+        wait_until(lambda: place.uncommitted("history") == 0, what="the end of the topic")
+        wait_until(lambda: place.value("SELECT count(DISTINCT token) FROM effect") == 3, what="all effects")
+        # The first one comes again, either way.
+        assert successor.end().duplicates == 1
+    assert verdict(shop, consumer="idempotent").wrong == []
