@@ -23,8 +23,9 @@ _KEEP: Final = timedelta(days=14)
 _FILL: Final = """
 INSERT INTO processed_events (event_id, source, bucket, processed_at)
 SELECT id, 'billing', processed_bucket(id), now() - interval '20 days'
-FROM (SELECT (lpad(to_hex((extract(epoch FROM current_date - 20) * 1000)::bigint + n * 86400000 / %(rows)s),
-    12, '0') || '7' || substr(md5(n::text), 1, 3) || '8' || substr(md5(n::text), 4, 15))::uuid AS id
+FROM (SELECT (lpad(to_hex((extract(epoch FROM current_date - 20) * 1000)::bigint
+        + n::bigint * 86400000 / %(rows)s), 12, '0')
+    || '7' || substr(md5(n::text), 1, 3) || '8' || substr(md5(n::text), 4, 15))::uuid AS id
     FROM generate_series(0, %(rows)s - 1) n) AS ids"""
 _DELETE: Final = "DELETE FROM processed_events WHERE processed_at < now() - %(keep)s"
 _SIZE: Final = """

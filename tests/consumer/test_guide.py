@@ -24,7 +24,7 @@ BLOCKS = dict(re.findall(r"^```python\n# (\w+)\n(.*?)^```", TEXT, re.MULTILINE |
 
 
 def test_the_examples_are_those_tested_here() -> None:
-    assert set(BLOCKS) == {"migrate", "consume", "connect", "session", "batch", "async"}
+    assert set(BLOCKS) == {"migrate", "consume", "connect", "session", "batch", "async", "cache"}
     assert len(BLOCKS) == TEXT.count("```python")
 
 
@@ -74,7 +74,7 @@ def test_the_asynchronous_one_can_be_made(monkeypatch: pytest.MonkeyPatch) -> No
     assert ran == [None]
 
 
-@pytest.mark.parametrize("block", ["connect", "session"])
+@pytest.mark.parametrize("block", ["connect", "session", "cache"])
 def test_other_ways_to_the_database(block: str) -> None:
     names = {
         "Consumer": Consumer,
