@@ -21,18 +21,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outbox_pipelines.consumer.asynchronous import AsyncConsumer
     from outbox_pipelines.consumer.cache import RedisCache
-    from outbox_pipelines.consumer.consumer import AsyncConsumer, Consumer
+    from outbox_pipelines.consumer.consumer import Consumer
     from outbox_pipelines.consumer.errors import ConsumerError
     from outbox_pipelines.consumer.event import Event
+    from outbox_pipelines.consumer.plan import Counts
     from outbox_pipelines.consumer.tables import Pruned, migrate, prune
-    from outbox_pipelines.consumer.work import Counts
 
 _PLACES = {
-    "AsyncConsumer": "consumer",
+    "AsyncConsumer": "asynchronous",
     "Consumer": "consumer",
     "ConsumerError": "errors",
-    "Counts": "work",
+    "Counts": "plan",
     "Event": "event",
     "Pruned": "tables",
     "RedisCache": "cache",

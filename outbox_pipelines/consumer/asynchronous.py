@@ -1,0 +1,176 @@
+"""The consumer in an event loop; in all else like the one that blocks.
+
+Invariants:
+- Kafka's client is used by one thread at a time, and nothing that blocks runs in the loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Unpack
+
+from outbox_pipelines.consumer import limits, transactions
+from outbox_pipelines.consumer.inbox import Backlog
+from outbox_pipelines.consumer.membership import Member
+from outbox_pipelines.consumer.options import (
+    IDLE_SECONDS,
+    RECEIVED_AT_ONCE,
+    SIGNALS,
+    Configured,
+    Options,
+    require_one_way,
+)
+from outbox_pipelines.consumer.plan import Counts
+from outbox_pipelines.consumer.transactions import AsyncConnection, AsyncConnections, AsyncSessions, Database
+from outbox_pipelines.consumer.work import Work
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+
+class AsyncConsumer(Configured):
+    """Reads topics as a member of a group, and gives each event to the handler of its type.
+
+    Handlers are written with `async def`, and run one after the other in the event loop of `run`.
+
+    Args:
+        source: who consumes. Events are told apart from those handled before within one source; two with
+            different sources handle the same events each for itself.
+        topics: their names; one that begins with ^ is a regular expression.
+        kafka: settings of librdkafka, `bootstrap.servers` at least; `group.id` is the source by default.
+        dsn: the database of the handlers' tables, as libpq takes it.
+        connect: in place of `dsn`, gives an asynchronous connection of psycopg, without an open transaction.
+        session: in place of both, an async_sessionmaker of SQLAlchemy: handlers then get a session.
+        options: see `Options`.
+
+    Raises:
+        SetupError: the arguments do not fit.
+    """
+
+    _is_asynchronous = True
+
+    def __init__(
+        self,
+        *,
+        source: str,
+        topics: Sequence[str],
+        kafka: Mapping[str, Any],
+        dsn: str | None = None,
+        connect: Callable[[], Awaitable[AsyncConnection]] | None = None,
+        session: Callable[[], AsyncSession] | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(source, topics, kafka, options)
+        require_one_way(dsn, connect, session)
+        self._connect = connect if dsn is None else transactions.async_dsn(dsn, self._source)
+        self._session = session
+
+    async def run(self, stop: asyncio.Event | None = None) -> Counts:
+        """As `Consumer.run`, in the running event loop; cancelling it rolls back what is at hand."""
+        return await self._with_kafka(stop, self._handle)
+
+    async def receive(self, stop: asyncio.Event | None = None) -> Counts:
+        """As `Consumer.receive`."""
+        return await self._with_kafka(stop, self._receive)
+
+    async def drain(self, stop: asyncio.Event | None = None, *, until_empty: bool = False) -> Counts:
+        """As `Consumer.drain`."""
+        stop = asyncio.Event() if stop is None else stop
+
+        async def pause(seconds: float) -> None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), seconds)
+
+        with _loop_signals_set(stop):
+            async with self._at_work(self._database(), self._limit, pause, stop.is_set) as work:
+                while not stop.is_set():
+                    if not await work.look(every=0):
+                        if until_empty:
+                            break
+                        await pause(IDLE_SECONDS)
+            return work.counts
+
+    async def backlog(self) -> tuple[Backlog, bool]:
+        """As `Consumer.backlog`."""
+        async with self._at_work(self._database(), self._limit, asyncio.sleep, lambda: True) as work:
+            return await work.backlog()
+
+    async def _with_kafka(
+        self,
+        stop: asyncio.Event | None,
+        step: Callable[[Work, Member], Awaitable[None]],
+    ) -> Counts:
+        stop = asyncio.Event() if stop is None else stop
+        member = Member(self._kafka, self._topics)
+
+        async def pause(seconds: float) -> None:
+            until = time.monotonic() + seconds
+            while (left := until - time.monotonic()) > 0 and not stop.is_set():
+                await _in_thread(member.wait, min(left, IDLE_SECONDS))
+            await _in_thread(member.wait, 0)
+
+        try:
+            with _loop_signals_set(stop):
+                async with self._at_work(self._database(), self._limit, pause, stop.is_set) as work:
+                    while not stop.is_set():
+                        await step(work, member)
+                return work.counts
+        finally:
+            await _in_thread(member.close)
+
+    async def _handle(self, work: Work, member: Member) -> None:
+        await work.take(await _polled(member, self._at_once), member)
+        await work.look()
+
+    async def _receive(self, work: Work, member: Member) -> None:
+        await work.receive(await _polled(member, RECEIVED_AT_ONCE), member)
+
+    def _limit(self) -> AbstractAsyncContextManager[object]:
+        return limits.deadline(self._seconds)
+
+    def _database(self) -> Database:
+        if self._session is not None:
+            return AsyncSessions(self._session)
+        assert self._connect is not None
+        return AsyncConnections(self._connect)
+
+
+async def _polled(member: Member, at_once: int) -> list[Any]:
+    """What is here at once; only where that is nothing, it is waited for, beside the loop."""
+    return member.poll(at_once, 0) or await _in_thread(member.poll, at_once)
+
+
+async def _in_thread(do: Callable[..., Any], *given: Any) -> Any:
+    """Does what blocks, to its end, also when the task is cancelled: Kafka's client is for one thread."""
+    running = asyncio.ensure_future(asyncio.to_thread(do, *given))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
+
+
+@contextmanager
+def _loop_signals_set(stop: asyncio.Event) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        stop.set()
+        loop.remove_signal_handler(number)
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,182 @@
+"""Attempts at handling messages, those of the inbox above all.
+
+Invariants:
+- An attempt at a message of the inbox is committed before it begins, and its end is told when it is over.
+- The database's absence is nobody's failure: it is waited for, and nothing is counted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from outbox_pipelines.consumer import inbox
+from outbox_pipelines.consumer.errors import ConsumerError, UnreadableError
+from outbox_pipelines.consumer.event import NAMESPACE, Event
+from outbox_pipelines.consumer.handlers import Handler, Handlers
+from outbox_pipelines.consumer.inbox import Inbox, Stored, Waiting
+from outbox_pipelines.consumer.plan import Counts, Plan, StoppedError
+from outbox_pipelines.consumer.reading import Reader
+from outbox_pipelines.consumer.tracing import surroundings
+from outbox_pipelines.consumer.transactions import Database, is_worth_a_repetition, may_pass
+from outbox_pipelines.errors import SetupError
+
+_LOG: Final = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+_TRIES: Final = 3
+_LONGEST_PAUSE: Final = 5.0
+_LONGEST_ERROR: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A message at hand, and what handles it; one that is no event has an error instead."""
+
+    message: Any
+    message_id: uuid.UUID
+    event: Event | None = None
+    handler: Handler | None = None
+    error: str = ""
+
+
+class Attempts:
+    """What a consumer can do with one message; to be used by one thread or task."""
+
+    def __init__(self, plan: Plan, handlers: Handlers, reader: Reader, database: Database) -> None:
+        self.counts = Counts()
+        self._plan = plan
+        self._handlers = handlers
+        self._reader = reader
+        self._database = database
+        self._inbox = Inbox(database, plan.source, blocks=plan.blocks, backoff=plan.backoff)
+
+    def _item(self, message: Any) -> Item:
+        try:
+            event = self._reader.read(message)
+            handler = self._handlers.handler(event.type)
+            if handler is None and not event.type:
+                raise UnreadableError(f"{event} names no type: handle it with on_other, or send event-type")
+        except UnreadableError as error:
+            place = f"{message.topic()}/{message.partition()}/{message.offset()}"
+            return Item(message, uuid.uuid5(NAMESPACE, place), error=str(error))
+        return Item(message, event.identity(by_key=self._plan.by_key), event, handler)
+
+    async def _attempt_again(self, waiting: Waiting) -> Waiting | None:
+        """Handles a message of the inbox. Returns the next one of its key that is due, where it succeeded."""
+        if waiting.attempts >= self._plan.attempts:
+            await self._give_up(waiting)
+            return None
+        message = await self._surely(lambda: self._inbox.claim(waiting))
+        if message is None:
+            return None
+        attempts = waiting.attempts + 1
+        try:
+            if not await self._repeated(lambda: self._handle_stored(waiting.seq, message)):
+                return None
+        except SetupError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises
+            await self._miss(waiting.seq, attempts, message, error)
+            return None
+        self.counts.handled += 1
+        return await self._surely(lambda: self._inbox.next(waiting.seq))
+
+    async def _handle_stored(self, seq: int, message: Stored) -> bool:
+        item = self._item(message)
+        if item.error:
+            raise UnreadableError(item.error)
+        if item.event is None or item.handler is None:
+            raise UnreadableError(f"{item.event} has no handler any more: register one, or discard it")
+        async with self._database.transaction() as transaction:
+            is_ours = await self._inbox.finish(transaction, seq)
+            if is_ours:
+                await self._call(item.handler, [item.event], transaction)
+        return is_ours
+
+    async def _miss(self, seq: int, attempts: int, message: Stored, error: Exception) -> None:
+        text = told(error)
+        last = attempts >= self._plan.attempts or isinstance(error, UnreadableError)
+        dead = last and self._has_copy(message, attempts, text)
+        await self._surely(lambda: self._inbox.missed(seq, attempts, text, dead=dead))
+        self._count_failure(f"the message {seq} of the inbox", text, attempts, dead=dead)
+
+    async def _give_up(self, waiting: Waiting) -> None:
+        """All attempts have begun and none has told its end, or the topic of dead letters was away."""
+        message = await self._surely(lambda: self._inbox.read(waiting.seq))
+        dead = self._has_copy(message, waiting.attempts, inbox.ENDED)
+        await self._surely(lambda: self._inbox.missed(waiting.seq, waiting.attempts, inbox.ENDED, dead=dead))
+        self._count_failure(
+            f"the message {waiting.seq} of the inbox", inbox.ENDED, waiting.attempts, dead=dead
+        )
+
+    def _has_copy(self, message: Any, attempts: int, error: str) -> bool:
+        """Whether a message may become a dead letter: its copy is there, where copies are asked for."""
+        if self._plan.copies is None:
+            return True
+        try:
+            self._plan.copies.send(message, source=self._plan.source, attempts=attempts, error=error)
+        except ConsumerError as problem:
+            _LOG.warning("a message waits to become a dead letter: %s", problem)
+            return False
+        return True
+
+    def _count_failure(self, what: str, error: str, attempts: int, *, dead: bool) -> None:
+        self.counts.failures += 1
+        self.counts.dead_letters += dead
+        if dead:
+            _LOG.error("%s is a dead letter after %d attempts: %s", what, attempts, error)
+        else:
+            _LOG.warning("%s was not handled in attempt %d: %s", what, attempts, error)
+
+    async def _call(self, handler: Handler, events: list[Event], transaction: Any) -> None:
+        with surroundings(events, self._plan.source):
+            async with self._plan.limit():
+                done = handler.function(events if handler.batch else events[0], transaction)
+                if inspect.isawaitable(done):
+                    await done
+
+    async def _repeated(self, attempt: Callable[[], Awaitable[_Result]]) -> _Result:
+        """At once again, where the database chose another transaction."""
+        for _ in range(_TRIES - 1):
+            try:
+                return await attempt()
+            except Exception as error:
+                if not is_worth_a_repetition(error):
+                    raise
+        return await attempt()
+
+    async def _surely(self, do: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Does what needs the database alone; while that is away it waits.
+
+        Raises:
+            StoppedError: meanwhile.
+            ConsumerError: the tables refuse.
+        """
+        pause = 0.0
+        while not pause or not self._plan.is_stopped():
+            try:
+                done = await do()
+            except Exception as error:
+                if isinstance(error, SetupError):
+                    raise
+                if not may_pass(error):
+                    raise ConsumerError(f"the consumer's tables cannot be used: {told(error)}") from error
+                if not pause:
+                    _LOG.warning("the database is away, and is waited for: %s", told(error))
+            else:
+                if pause:
+                    _LOG.info("the database is back")
+                return done
+            pause = min(2 * pause or 0.1, _LONGEST_PAUSE)
+            await self._plan.pause(pause)
+        raise StoppedError
+
+
+def told(error: BaseException) -> str:
+    """One line for people, which PostgreSQL's text can have."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return inbox.readable(text)[:_LONGEST_ERROR]

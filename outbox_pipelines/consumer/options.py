@@ -1,0 +1,129 @@
+"""What both consumers are told, and how they are set to work.
+
+Invariants:
+- What does not fit is refused before anything is connected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final, Literal, TypedDict
+
+from outbox_pipelines.consumer import limits
+from outbox_pipelines.consumer.copies import DeadLetterTopic
+from outbox_pipelines.consumer.handlers import Handlers
+from outbox_pipelines.consumer.inbox import LONGEST_SECONDS
+from outbox_pipelines.consumer.membership import settings
+from outbox_pipelines.consumer.plan import Cache, Plan, StoppedError
+from outbox_pipelines.consumer.reading import Reader
+from outbox_pipelines.consumer.transactions import Database
+from outbox_pipelines.consumer.work import Work
+from outbox_pipelines.errors import SetupError
+
+_LOG: Final = logging.getLogger(__name__)
+_WITH_CACHE: Final = 100
+RECEIVED_AT_ONCE: Final = 500
+IDLE_SECONDS: Final = 0.2
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class Options(TypedDict, total=False):
+    """What both consumers take beside the source, the topics and the database."""
+
+    header_names: Mapping[str, str]
+    """Headers that have another name, as `{"id": "event-id"}`; see OUTBOX_HEADER_NAMES."""
+    attempts: int
+    """How often an event is tried before it is a dead letter: 5."""
+    backoff: float
+    """Seconds until the second attempt: 10; doubled for each that follows, 5 minutes at most."""
+    on_dead_letter: Literal["continue", "block"]
+    """Whether those of the same key behind a dead letter are handled, the default, or wait."""
+    dead_letter_topic: str | None
+    """Gets a copy of each dead letter, with the reason in its headers."""
+    dedupe: Literal["id", "key"]
+    """By what events are told apart: their ids, the default, or idempotency keys where they have one."""
+    handler_seconds: float
+    """How long one call of a handler may take: 80 % of max.poll.interval.ms."""
+    cache: Cache | None
+    """Knows of events that were handled; see `RedisCache`."""
+
+
+class Configured(Handlers):
+    """What both consumers have."""
+
+    def __init__(
+        self, source: str, topics: Sequence[str], kafka: Mapping[str, Any], options: Options
+    ) -> None:
+        super().__init__()
+        if not source:
+            raise SetupError("source is empty: name who consumes, for example billing")
+        if isinstance(topics, str) or not topics:
+            raise SetupError('topics is no list of names: write for example ["order-events"]')
+        if unknown := options.keys() - Options.__annotations__.keys():
+            raise SetupError(f"there is no {min(unknown)}: there are {', '.join(Options.__annotations__)}")
+        attempts, backoff = options.get("attempts", 5), options.get("backoff", 10.0)
+        if attempts < 1:
+            raise SetupError(f"attempts is {attempts}: give 1 or more")
+        if not 0 <= backoff <= LONGEST_SECONDS:
+            raise SetupError(f"backoff is {backoff:g}: give 0 to {LONGEST_SECONDS:.0f} seconds")
+        copies = options.get("dead_letter_topic")
+        self._source = source
+        self._topics = topics
+        self._kafka = settings(kafka, source)
+        self._reader = Reader(options.get("header_names", {}))
+        self._cache = options.get("cache")
+        self._seconds = limits.seconds(options.get("handler_seconds"), kafka)
+        self._plan = functools.partial(
+            Plan,
+            source=source,
+            attempts=attempts,
+            backoff=backoff,
+            blocks=_one_of("on_dead_letter", options.get("on_dead_letter"), "continue", "block") == "block",
+            by_key=_one_of("dedupe", options.get("dedupe"), "id", "key") == "key",
+            copies=DeadLetterTopic(kafka, copies) if copies else None,
+            cache=self._cache,
+        )
+
+    @property
+    def source(self) -> str:
+        """Who consumes."""
+        return self._source
+
+    @property
+    def _at_once(self) -> int:
+        return max(self.at_once, _WITH_CACHE if self._cache else 1)
+
+    @asynccontextmanager
+    async def _at_work(
+        self,
+        database: Database,
+        limit: Callable[[], AbstractAsyncContextManager[object]],
+        pause: Callable[[float], Awaitable[None]],
+        is_stopped: Callable[[], bool],
+    ) -> AsyncIterator[Work]:
+        plan = self._plan(limit=limit, pause=pause, is_stopped=is_stopped)
+        work = Work(plan, self, self._reader, database)
+        try:
+            await work.begin()
+            with contextlib.suppress(StoppedError):
+                yield work
+        finally:
+            await database.close()
+            _LOG.info("consumer %s stopped: %s", self._source, work.counts)
+
+
+def require_one_way(*ways: object) -> None:
+    if sum(way is not None for way in ways) != 1:
+        raise SetupError("give one of dsn, connect and session: the database of the handlers' tables")
+
+
+def _one_of(name: str, given: str | None, *allowed: str) -> str:
+    """What is given, by default the first."""
+    if given not in (None, *allowed):
+        raise SetupError(f"{name} is {given!r}: give {' or '.join(allowed)}")
+    return given or allowed[0]
