@@ -29,7 +29,7 @@ FROM (SELECT (lpad(to_hex((extract(epoch FROM current_date - 20) * 1000)::bigint
     FROM generate_series(0, %(rows)s - 1) n) AS ids"""
 _DELETE: Final = "DELETE FROM processed_events WHERE processed_at < now() - %(keep)s"
 _SIZE: Final = """
-SELECT sum(pg_total_relation_size(inhrelid)) FROM pg_inherits
+SELECT sum(pg_total_relation_size(inhrelid))::float8 FROM pg_inherits
 WHERE inhparent = 'processed_events'::regclass"""
 
 
