@@ -37,7 +37,6 @@ list` say what fails (docs/consuming.md).
 
 
 @dg.op(
-    name="drain_inbox",
     config_schema={"consumer": dg.Field(str, description="module:name, as in OUTBOX_DRAIN")},
     description="Handles what is due in a consumer's inbox.",
 )
@@ -107,9 +106,7 @@ def inbox_sensor(
         return dg.SkipReason("no consumer is to be drained from here: OUTBOX_DRAIN names none")
     looks = _looks(names)
     requests = [
-        dg.RunRequest(
-            run_config={"ops": {"drain_inbox": {"config": {"consumer": name}}}}, tags={_CONSUMER: name}
-        )
+        dg.RunRequest(run_config={"ops": {"drain": {"config": {"consumer": name}}}}, tags={_CONSUMER: name})
         for name, (_, is_due) in looks.items()
         if is_due and not _is_at_work(context.instance, name)
     ]

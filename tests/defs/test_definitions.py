@@ -46,6 +46,7 @@ def test_everything_is_there(loaded: dg.Definitions) -> None:
 def test_a_code_server_can_load_it(loaded: dg.Definitions) -> None:
     """Guards against names that clash: the definitions load, the repository made of them does not."""
     repository = loaded.get_repository_def()
+    repository.load_all_definitions()
     assert {"relay_session", "relay_once", "dead_letters", "maintain_partitions"} <= set(repository.job_names)
 
 
