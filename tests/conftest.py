@@ -90,7 +90,7 @@ class Outbox:
             env=clean_environment() | self.environment | environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
         )
 
 
@@ -127,7 +127,7 @@ def read_topic(kafka: str, topic: str) -> list[Message]:
         )
         found: list[Message] = []
         unread = set(metadata.partitions)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while unread:
             assert time.monotonic() < deadline, f"the ends of {unread} of {topic} were not reached"
             for message in consumer.consume(10_000, timeout=0.1):
@@ -154,8 +154,8 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode()
 
 
-def wait_until(condition: Callable[[], object], *, seconds: float = 20.0, what: str = "condition") -> None:
-    """Polls a condition until it holds; fails after the deadline."""
+def wait_until(condition: Callable[[], object], *, seconds: float = 60.0, what: str = "condition") -> None:
+    """Polls a condition until it holds; fails after the deadline, a bound and no measure of speed."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not hold within {seconds} s"

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -61,7 +62,7 @@ def consumer(place: Place, driver: str, handler: Any = effect, **more: Any) -> A
     return made
 
 
-async def until(condition: Callable[[], object], what: str = "condition", seconds: float = 20) -> None:
+async def until(condition: Callable[[], object], what: str = "condition", seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not await asyncio.to_thread(condition):
         assert time.monotonic() < deadline, what
@@ -201,15 +202,15 @@ def test_the_loop_goes_on_beside_it(place: Place) -> None:
     """Guards against a consumer that holds up the rest of a service while it waits for events."""
 
     async def scenario() -> None:
-        longest = 0.0
+        waits: list[float] = []
         async with running(consumer(place, "connection").run):
             await until(lambda: place.value("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle'"))
             for _ in range(100):
                 before = time.monotonic()
                 await asyncio.sleep(0.001)
-                longest = max(longest, time.monotonic() - before)
-        # A poll that blocked would take 0.2 s each time; leaving some to a busy machine.
-        assert longest < 0.15
+                waits.append(time.monotonic() - before)
+        # Beside a poll that blocked, each of them would take its 0.2 s; a busy machine delays some.
+        assert statistics.median(waits) < 0.1
 
     asyncio.run(scenario())
 
@@ -242,7 +243,7 @@ def test_sigterm_ends_it_in_order(place: Place) -> None:
     process = subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, text=True)
     wait_until(lambda: place.effects() >= 20, what="some effects")
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=120)
     assert (process.returncode, output) == (0, f"{Counts(handled=place.effects())}\n")
     assert place.uncommitted() == 1000 - place.effects()
 

@@ -160,7 +160,7 @@ def test_an_event_that_ends_the_process_is_found(place: Place) -> None:
         )
         if process.poll() is None:
             process.terminate()
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
         assert process.returncode in (0, -signal.SIGKILL), errors
         deaths += process.returncode == -signal.SIGKILL
         assert deaths <= 4
@@ -186,7 +186,7 @@ def test_a_handler_that_hangs_is_interrupted(place: Place, how: str) -> None:
         wait_until(lambda: place.effects() == 2, what="the others")
     finally:
         process.terminate()
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     [(error,)] = place.rows("SELECT last_error FROM inbox WHERE state = 'failed'")
     assert "took longer than 0.5 s and was interrupted" in error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,7 +108,7 @@ def test_one_run_at_a_time_and_the_backlog_is_observed(
     _, verdict = look(instance, named, again.cursor).asset_events
     assert isinstance(verdict, dg.AssetCheckEvaluation)
     assert (verdict.passed, verdict.severity) == (False, dg.AssetCheckSeverity.ERROR)
-    assert verdict.description == "billing: 11 waiting for up to 0 s, 1 dead letters"
+    assert re.fullmatch(r"billing: 11 waiting for up to \d+ s, 1 dead letters", str(verdict.description))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_one_run_at_a_time_and_the_backlog_is_observed(
         (
             "UPDATE inbox SET received_at = now() - interval '20 minutes'",
             False,
-            "12 waiting for up to 1,200 s",
+            r"12 waiting for up to 1,2\d\d s",
         ),
         ("UPDATE inbox SET state = 'failed'", False, "0 waiting, 12 dead letters"),
         ("UPDATE inbox SET state = 'discarded'", True, "0 waiting"),
@@ -128,7 +129,7 @@ def test_the_check_by_hand(database: Database, named: str, change: str, passed: 
     verdict = handled(outbox=OutboxResource(drain=named))
     assert isinstance(verdict, dg.AssetCheckResult)
     assert verdict.passed is passed
-    assert says in str(verdict.description)
+    assert re.search(says, str(verdict.description))
 
 
 def test_nothing_is_asked_for(instance: dg.DagsterInstance) -> None:

@@ -184,7 +184,7 @@ def test_it_asks_before_it_acts(outbox: Outbox, letters: list[str]) -> None:
             text=True,
         )
         terminal.write(b"n\n")
-        _, asked = process.communicate(timeout=30)
+        _, asked = process.communicate(timeout=120)
     assert "discard 3 dead letters? [y/N]" in asked
     assert process.returncode == 1
     assert [row[2] for row in parked_rows(outbox)] == ["failed"] * 3

@@ -36,7 +36,7 @@ main()
 def _run(outbox: Outbox, **environment: str) -> int:
     given = clean_environment() | outbox.environment | environment
     command = [sys.executable, "-c", RELAY]
-    return subprocess.run(command, env=given, capture_output=True, timeout=60).returncode
+    return subprocess.run(command, env=given, capture_output=True, timeout=120).returncode
 
 
 def _run_until_it_lives(outbox: Outbox, **environment: str) -> int:

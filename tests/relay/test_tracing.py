@@ -246,7 +246,7 @@ def test_a_collector_that_is_away_costs_no_event(outbox: Outbox) -> None:
     begun = time.monotonic()
     done = outbox.outbox("relay", "--until-empty", **given)
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 30
     assert len(outbox.messages()) == 1
     assert done.stderr.splitlines()[-1].startswith("published 1 events")
 
