@@ -115,9 +115,13 @@ class AsyncConsumer(Configured):
                 await _in_thread(member.wait, min(left, IDLE_SECONDS))
             await _in_thread(member.wait, 0)
 
+        async def stay() -> None:
+            if member.is_silent:
+                await _in_thread(member.wait, 0)
+
         try:
             with _loop_signals_set(stop):
-                async with self._at_work(self._database(), self._limit, pause, stop.is_set) as work:
+                async with self._at_work(self._database(), self._limit, pause, stop.is_set, stay) as work:
                     while not stop.is_set():
                         await step(work, member)
                 return work.counts

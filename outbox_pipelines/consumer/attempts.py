@@ -106,12 +106,11 @@ class Attempts:
 
     async def _give_up(self, waiting: Waiting) -> None:
         """All attempts have begun and none has told its end, or the topic of dead letters was away."""
-        message = await self._surely(lambda: self._inbox.read(waiting.seq))
-        dead = self._has_copy(message, waiting.attempts, inbox.ENDED)
-        await self._surely(lambda: self._inbox.missed(waiting.seq, waiting.attempts, inbox.ENDED, dead=dead))
-        self._count_failure(
-            f"the message {waiting.seq} of the inbox", inbox.ENDED, waiting.attempts, dead=dead
-        )
+        seq, attempts = waiting.seq, waiting.attempts
+        message, error = await self._surely(lambda: self._inbox.read(seq))
+        dead = self._has_copy(message, attempts, error)
+        await self._surely(lambda: self._inbox.missed(seq, attempts, error, dead=dead))
+        self._count_failure(f"the message {seq} of the inbox", error, attempts, dead=dead)
 
     def _has_copy(self, message: Any, attempts: int, error: str) -> bool:
         """Whether a message may become a dead letter: its copy is there, where copies are asked for."""
@@ -142,11 +141,13 @@ class Attempts:
     async def _repeated(self, attempt: Callable[[], Awaitable[_Result]]) -> _Result:
         """At once again, where the database chose another transaction."""
         for _ in range(_TRIES - 1):
+            await self._plan.stay()
             try:
                 return await attempt()
             except Exception as error:
                 if not is_worth_a_repetition(error):
                     raise
+        await self._plan.stay()
         return await attempt()
 
     async def _surely(self, do: Callable[[], Awaitable[_Result]]) -> _Result:

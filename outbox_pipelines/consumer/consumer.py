@@ -146,7 +146,11 @@ class Consumer(Configured):
                         member.wait(min(left, IDLE_SECONDS))
                     member.wait(0)
 
-                async with self._at_work(database, lambda: alarm, pause, stop.is_set) as work:
+                async def stay() -> None:
+                    if member.is_silent:
+                        member.wait(0)
+
+                async with self._at_work(database, lambda: alarm, pause, stop.is_set, stay) as work:
                     while not stop.is_set():
                         await step(work, member)
                 return work.counts

@@ -176,10 +176,10 @@ class Inbox:
             return None
         return _stored(rows[0])
 
-    async def read(self, seq: int) -> Stored:
-        """A message as it lies there."""
-        [row] = await self._read(queries.READ, {"seq": seq})
-        return _stored(row)
+    async def read(self, seq: int) -> tuple[Stored, str]:
+        """A message as it lies there, and what became of its last attempt."""
+        [(error, *row)] = await self._read(queries.READ, {"seq": seq})
+        return _stored(row), error or ENDED
 
     async def finish(self, transaction: Any, seq: int) -> bool:
         """Settles a message in the transaction that its handler is about to work in.
@@ -210,7 +210,7 @@ class Inbox:
             return await self._database.rows(transaction, query, given)
 
 
-def _stored(row: tuple[Any, ...]) -> Stored:
+def _stored(row: Sequence[Any]) -> Stored:
     topic, partition, offset, key, value, headers, sent_at = row
     return Stored(topic, partition, offset, _raw(key), _raw(value), headers, sent_at)
 

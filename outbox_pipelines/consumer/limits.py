@@ -2,6 +2,7 @@
 
 Invariants:
 - It ends before Kafka takes the partitions away: a handler that hangs is a failed attempt, no lost member.
+- What may pass in silence before a handler is called and what its call may take are less than that together.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from outbox_pipelines.errors import SetupError
 _INTERVAL: Final = "max.poll.interval.ms"
 _DEFAULT_INTERVAL_MS: Final = 300_000
 _SHARE: Final = 0.8
+_MOST: Final = 0.9
+_SILENT_SHARE: Final = 0.05
+_LONGEST_SILENCE: Final = 10.0
 _AGAIN_SECONDS: Final = 1.0
 
 
@@ -26,16 +30,26 @@ def seconds(given: float | None, kafka: Mapping[str, Any]) -> float:
     """The limit: the given one, by default 80 % of the time within which Kafka wants to hear of a member.
 
     Raises:
-        SetupError: it is not within that time.
+        SetupError: it is not within 90 % of that time.
     """
-    interval = int(kafka.get(_INTERVAL, _DEFAULT_INTERVAL_MS)) / 1000
+    interval = _interval(kafka)
     if given is None:
         return interval * _SHARE
-    if not 0 < given < interval:
+    if not 0 < given <= interval * _MOST:
         raise SetupError(
-            f"handler_seconds is {given:g}: give more than 0 and less than {interval:g}, which is {_INTERVAL}"
+            f"handler_seconds is {given:g}: give more than 0 and at most {interval * _MOST:g}, "
+            f"which is 90 % of {_INTERVAL}"
         )
     return given
+
+
+def silence(kafka: Mapping[str, Any]) -> float:
+    """Seconds after which Kafka is to hear of a member before it begins something that may take long."""
+    return min(_LONGEST_SILENCE, _interval(kafka) * _SILENT_SHARE)
+
+
+def _interval(kafka: Mapping[str, Any]) -> float:
+    return int(kafka.get(_INTERVAL, _DEFAULT_INTERVAL_MS)) / 1000
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any, Final
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from outbox_pipelines.consumer import limits
 from outbox_pipelines.consumer.errors import ConsumerError
 from outbox_pipelines.errors import SetupError
 
@@ -93,15 +94,16 @@ class Member:
         )
         self._stored = False
         self._commit_at = 0.0
+        self._patience = limits.silence(settings)
         self._polled_at = time.monotonic()
         self._kept: list[Message] = []
         self._gone: set[Place] = set()
         self._new: set[Place] = set()
 
     @property
-    def seconds_since_poll(self) -> float:
-        """After `max.poll.interval.ms` the group takes the partitions away."""
-        return time.monotonic() - self._polled_at
+    def is_silent(self) -> bool:
+        """Whether the group should hear of us before another handler is called; see `limits`."""
+        return time.monotonic() - self._polled_at > self._patience
 
     def poll(self, at_once: int = 1, seconds: float = _POLL_SECONDS) -> list[Message]:
         """The next messages, up to so many as are here; none where there are none for so many seconds.

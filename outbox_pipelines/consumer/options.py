@@ -48,7 +48,7 @@ class Options(TypedDict, total=False):
     dedupe: Literal["id", "key"]
     """By what events are told apart: their ids, the default, or idempotency keys where they have one."""
     handler_seconds: float
-    """How long one call of a handler may take: 80 % of max.poll.interval.ms."""
+    """How long one call of a handler may take: 80 % of max.poll.interval.ms by default, 90 % at most."""
     cache: Cache | None
     """Knows of events that were handled; see `RedisCache`."""
 
@@ -105,8 +105,9 @@ class Configured(Handlers):
         limit: Callable[[], AbstractAsyncContextManager[object]],
         pause: Callable[[float], Awaitable[None]],
         is_stopped: Callable[[], bool],
+        stay: Callable[[], Awaitable[None]] | None = None,
     ) -> AsyncIterator[Work]:
-        plan = self._plan(limit=limit, pause=pause, is_stopped=is_stopped)
+        plan = self._plan(limit=limit, pause=pause, is_stopped=is_stopped, stay=stay or _nothing)
         work = Work(plan, self, self._reader, database)
         try:
             await work.begin()
@@ -115,6 +116,10 @@ class Configured(Handlers):
         finally:
             await database.close()
             _LOG.info("consumer %s stopped: %s", self._source, work.counts)
+
+
+async def _nothing() -> None:
+    """Without Kafka there is nobody to hear of us."""
 
 
 def require_one_way(*ways: object) -> None:

@@ -51,5 +51,7 @@ class Plan:
     limit: Callable[[], AbstractAsyncContextManager[object]]
     pause: Callable[[float], Awaitable[None]]
     is_stopped: Callable[[], bool]
+    stay: Callable[[], Awaitable[None]]
+    """Between two calls of handlers: Kafka hears of us, where it has not for a while."""
     copies: DeadLetterTopic | None = None
     cache: Cache | None = None

@@ -104,7 +104,7 @@ RETURNING topic, partition, "offset", message_key, payload, CAST(headers AS text
 
 # For the copy of a dead letter whose last attempt is over.
 READ: Final = """
-SELECT topic, partition, "offset", message_key, payload, CAST(headers AS text), sent_at FROM inbox
+SELECT last_error, topic, partition, "offset", message_key, payload, CAST(headers AS text), sent_at FROM inbox
 WHERE seq = CAST(%(seq)s AS bigint)"""
 
 # Before the handler, in its transaction: one that ends it takes this back too. Nothing comes back where

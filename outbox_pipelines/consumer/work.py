@@ -32,8 +32,6 @@ _LOG: Final = logging.getLogger(__name__)
 # How often the inbox is looked at while nothing in it is due, and how long it may keep us from Kafka.
 _LOOK_SECONDS: Final = 1.0
 _DRAIN_SECONDS: Final = 1.0
-# Kafka hears of us at least so often while a list of events is worked through.
-_SILENT_SECONDS: Final = 10.0
 
 
 class Work(Attempts):
@@ -67,8 +65,7 @@ class Work(Attempts):
         for group in self._groups(items):
             if self._plan.is_stopped():
                 return
-            if member.seconds_since_poll > _SILENT_SECONDS:
-                await self._plan.pause(0)
+            await self._plan.stay()
             group = [each for each in group if member.has(each.message)]
             new = [each for each in group if each.message_id not in known]
             self.counts.duplicates += len(group) - len(new)
@@ -106,9 +103,9 @@ class Work(Attempts):
             due: Waiting | None = head
             while due and not self._plan.is_stopped() and time.monotonic() < until:
                 due = await self._attempt_again(due)
-        is_done = (self.counts.handled, self.counts.failures) == before
-        self._look_at = time.monotonic() + every if is_done else 0.0
-        return not is_done
+        is_idle = (self.counts.handled, self.counts.failures) == before
+        self._look_at = time.monotonic() + every if is_idle else 0.0
+        return not is_idle
 
     async def backlog(self) -> tuple[Backlog, bool]:
         """How far the inbox is behind, and whether something is due in it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -121,7 +122,7 @@ def test_a_copy_of_a_dead_letter_goes_to_a_topic(place: Place) -> None:
     )
     try:
         reader.subscribe([copies])
-        message = reader.poll(10)
+        message = reader.poll(60)
         assert message is not None
         assert (message.key(), message.value()) == (b"0", b'{"n": 0}')
         headers = {name: value.decode() for name, value in message.headers()}
@@ -140,7 +141,10 @@ def test_a_dead_letter_waits_for_its_copy(place: Place) -> None:
     consumer.on("order.placed")(Picky(0))
     with running(consumer) as run:
         wait_until(lambda: place.inbox() == {"waiting": 1} and place.uncommitted() == 0, what="a refusal")
+        row = place.value("SELECT xmin::text FROM inbox")
+        wait_until(lambda: place.value("SELECT xmin::text FROM inbox") != row, what="another look")
         assert run.end().dead_letters == 0
+    assert place.value("SELECT last_error FROM inbox") == "ValueError: no customer 0"
 
 
 def service(place: Place, n: int) -> subprocess.Popen[str]:
@@ -190,6 +194,29 @@ def test_a_handler_that_hangs_is_interrupted(place: Place, how: str) -> None:
     assert process.returncode == 0, errors
     [(error,)] = place.rows("SELECT last_error FROM inbox WHERE state = 'failed'")
     assert "took longer than 0.5 s and was interrupted" in error
+
+
+def test_slow_calls_in_a_row_cost_no_partition(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Guards against a process that is out of its group though none of its calls took too long."""
+    place.send(uuid7(), uuid7(), keys=1)
+    kafka = {"max.poll.interval.ms": 6000, "session.timeout.ms": 6000}
+    consumer = place.bare(kafka=kafka)
+    calls: list[int] = []
+
+    @consumer.on("order.placed", batch=10)
+    def slow(events: list[Event], connection: Connection) -> None:
+        calls.append(len(events))
+        connection.execute("SELECT pg_sleep(3.5)")
+        for event in events:
+            effect(event, connection)
+
+    with running(consumer) as run:
+        wait_until(lambda: place.effects() == 2, what="both effects")
+        wait_until(lambda: place.uncommitted() == 0, what="their offsets")
+        assert run.end() == Counts(handled=2)
+    # A process's first events are handled one by one.
+    assert calls == [1, 1]
+    assert [each.message for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
 def test_the_database_away_is_waited_for(place: Place) -> None:
