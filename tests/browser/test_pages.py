@@ -7,8 +7,6 @@ import re
 from datetime import date
 from typing import TYPE_CHECKING
 
-import pytest
-
 from outbox_pipelines.writer import emit
 from tests.browser.conftest import SCREENSHOTS
 from tests.browser.place import EVENTS_A_DAY, PAST, Place
@@ -17,8 +15,6 @@ from tests.relay.topic import NOISE, change_topic, create_topic
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-pytestmark = pytest.mark.timeout(240)
 
 
 def _materialize(page: Page, days: str) -> None:

@@ -8,7 +8,6 @@ import urllib.request
 from pathlib import Path
 
 import psycopg
-import pytest
 
 from outbox_pipelines.local.server import free_port
 from tests.conftest import wait_until
@@ -17,7 +16,6 @@ from tests.demo.processes import demo
 PUBLISHED = "SELECT coalesce(sum(events), 0) FROM outbox_ui.outbox_progress"
 
 
-@pytest.mark.timeout(240)
 def test_shows_the_relay_live_and_leaves_nothing(database: dict[str, str], tmp_path: Path) -> None:
     port = free_port()
     with demo(tmp_path, database, "ui", "--port", str(port)) as ui:

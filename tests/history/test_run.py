@@ -42,7 +42,6 @@ def test_a_calm_run_has_no_duplicate(servers: Servers, seed: int, tmp_path: Path
 
 
 # In two halves, so that one can fail by itself and both stay short.
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("half", [0, 1])
 def test_every_kind_of_fault(servers: Servers, seed: int, tmp_path: Path, half: int) -> None:
     """Guards G1, G2 and G5 against what hurts relay, writers, servers and the networks between them."""
@@ -57,7 +56,6 @@ def test_every_kind_of_fault(servers: Servers, seed: int, tmp_path: Path, half: 
     assert verdict.wrong == []
 
 
-@pytest.mark.timeout(240)
 def test_some_kinds_of_fault_of_consumers(servers: Servers, seed: int, tmp_path: Path) -> None:
     """Guards effects exactly once, in order, while members of a group die, freeze and lose their database."""
     chance = random.Random(seed)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import pytest
-
 from tests.history import nemesis
 from tests.history.__main__ import report
 from tests.history.relays import RELAYS
@@ -16,7 +14,6 @@ from tests.history.servers import Servers
 _FAULTS = 6
 
 
-@pytest.mark.timeout(240)
 def test_some_kinds_of_fault(servers: Servers, seed: int, tmp_path: Path) -> None:
     """Guards G1, G2 and G5 for rows that are claimed and marked, against what chance brings."""
     chance = random.Random(seed)

@@ -64,7 +64,6 @@ def _rows_somewhere(database: Database, directory: Path) -> int:
     return found.rows
 
 
-@pytest.mark.timeout(300)
 # Half a minute; what the statements do on an older server, other tests show.
 @pytest.mark.parametrize("server", ["wheel"], indirect=True)
 def test_every_statement(database: Database, lives: _Lives, tmp_path: Path) -> None:
