@@ -11,6 +11,9 @@ PORT ?=
 # Each has servers of its own for the tests that kill them: some 2 GB.
 WORKERS ?= 3
 
+# A suite starts a thousand processes: none should compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo ui test soak lint bench clean
 .DELETE_ON_ERROR:
 

@@ -157,9 +157,12 @@ def _text(value: bytes | None) -> str | None:
 def wait_until(condition: Callable[[], object], *, seconds: float = 60.0, what: str = "condition") -> None:
     """Polls a condition until it holds; fails after the deadline, a bound and no measure of speed."""
     deadline = time.monotonic() + seconds
+    pause = 0.01
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not hold within {seconds} s"
-        time.sleep(0.01)
+        time.sleep(pause)
+        # Most conditions are a connection's work for a database that others need.
+        pause = min(1.2 * pause, 0.1)
 
 
 # What this run's topics begin with: runs side by side leave each other's alone.
@@ -187,11 +190,11 @@ def stack() -> Iterator[Stack]:
 
 
 @contextmanager
-def fresh_database(dsn: str) -> Iterator[str]:
-    """A database of its own on the server of `dsn`."""
+def fresh_database(dsn: str, template: str = "template1") -> Iterator[str]:
+    """A database of its own on the server of `dsn`, copied from another one."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(dsn, autocommit=True) as admin:
-        admin.execute(f"CREATE DATABASE {name}".encode())
+        admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
         for system, oid in admin.execute(
             "SELECT system_identifier, oid FROM pg_control_system(), pg_database WHERE datname = %s", [name]
         ):
@@ -202,11 +205,24 @@ def fresh_database(dsn: str) -> Iterator[str]:
             admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
-@pytest.fixture
-def outbox(stack: Stack) -> Iterator[Outbox]:
+@pytest.fixture(scope="session")
+def migrated(stack: Stack) -> Iterator[str]:
+    """The name of a migrated database: a copy takes a third of the time."""
     with fresh_database(stack.dsn) as dsn:
-        settings = load_settings(
-            dsn=dsn, kafka=stack.kafka, topic=f"{topic_prefix()}-{{aggregate_type}}-events"
-        )
-        schema.migrate(settings)
-        yield Outbox(settings)
+        schema.migrate(load_settings(dsn=dsn))
+        yield str(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"])
+
+
+_ADOPT: Final = """
+UPDATE outbox_shards SET done = pg_current_snapshot(),
+    database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+
+
+@pytest.fixture
+def outbox(stack: Stack, migrated: str) -> Iterator[Outbox]:
+    with fresh_database(stack.dsn, migrated) as dsn:
+        with psycopg.connect(dsn) as connection:
+            # As if it had been migrated itself; a relay refuses a copy.
+            connection.execute(_ADOPT)
+        topic = f"{topic_prefix()}-{{aggregate_type}}-events"
+        yield Outbox(load_settings(dsn=dsn, kafka=stack.kafka, topic=topic))
