@@ -38,7 +38,7 @@ def test_a_day_that_is_over_and_published_closes(database: Database) -> None:
     """Guards against days that stay open, which the relay reads for ever."""
     days.fill(database)
     days.relayed(database)
-    shown = database.outbox("partitions", "close")
+    shown = database.outbox("partitions", "close", OUTBOX_CLOSE_AFTER_MINUTES="0")
     assert shown.exit_code == 0
     assert f"{DAY}  closed" in shown.output
     assert days.state(database) == "closed"
@@ -50,7 +50,8 @@ def test_today_stays_open(database: Database) -> None:
     shown = database.outbox("partitions", "close", str(TODAY))
     assert shown.exit_code == 1
     assert "ends at midnight" in shown.output
-    assert [each.day for each in close.close(database.settings)] == [TODAY - timedelta(1)]
+    at_once = database.settings.model_copy(update={"close_after_minutes": 0.0})
+    assert [each.day for each in close.close(at_once)] == [TODAY - timedelta(1)]
 
 
 def test_a_day_that_has_just_ended_waits(database: Database) -> None:
