@@ -154,8 +154,8 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode()
 
 
-def wait_until(condition: Callable[[], object], *, seconds: float = 60.0, what: str = "condition") -> None:
-    """Polls a condition until it holds; fails after the deadline, a bound and no measure of speed."""
+def wait_until(condition: Callable[[], object], *, seconds: float = 20.0, what: str = "condition") -> None:
+    """Polls a condition until it holds; fails after the deadline."""
     deadline = time.monotonic() + seconds
     pause = 0.01
     while not condition():

@@ -62,7 +62,7 @@ def consumer(place: Place, driver: str, handler: Any = effect, **more: Any) -> A
     return made
 
 
-async def until(condition: Callable[[], object], what: str = "condition", seconds: float = 60) -> None:
+async def until(condition: Callable[[], object], what: str = "condition", seconds: float = 20) -> None:
     deadline = time.monotonic() + seconds
     while not await asyncio.to_thread(condition):
         assert time.monotonic() < deadline, what

@@ -49,7 +49,7 @@ def test_a_kill_neither_loses_nor_doubles(place: Place, dies_at: str, known: int
     """Guards against an effect without its record, a record without its effect, or an offset before both."""
     place.load(20)
     process = start(place, dies_at)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, errors
     wait_until(
         lambda: place.value("SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^consumer'") == 0
@@ -82,9 +82,9 @@ def test_members_that_come_and_go_hand_over_between_events(place: Place) -> None
     try:
         for _ in range(4):
             runs.append(Run(place.consumer()))
-            wait_until(all_at_work, what=f"{len(runs)} members at work")
+            wait_until(all_at_work, seconds=30, what=f"{len(runs)} members at work")
         runs[0].stop.set()
-        wait_until(lambda: place.effects() >= written, what="all effects")
+        wait_until(lambda: place.effects() >= written, seconds=60, what="all effects")
     finally:
         counts = [run.end() for run in runs]
     assert place.uncommitted() == 0
@@ -106,8 +106,8 @@ def test_a_kill_while_partitions_move_neither_loses_nor_doubles(place: Place) ->
             lambda: place.value("SELECT count(DISTINCT by) FROM effects") > 1, what="partitions that move"
         )
         dying.kill()
-        dying.communicate(timeout=120)
-        wait_until(lambda: place.effects() == 1500, what="all effects")
+        dying.communicate(timeout=30)
+        wait_until(lambda: place.effects() == 1500, seconds=60, what="all effects")
         wait_until(lambda: place.uncommitted() == 0, what="all offsets")
     finally:
         for each in newcomers:
@@ -146,7 +146,7 @@ def test_sigterm_ends_it_in_order(place: Place) -> None:
     process = start(place, "never")
     wait_until(lambda: place.effects() >= 50, what="some effects")
     process.terminate()
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
     handled = place.effects()
     assert output == f"{Counts(handled=handled)}\n"

@@ -121,7 +121,7 @@ def test_sessions_hand_over(outbox: Outbox, instance: dg.DagsterInstance, hold: 
             wait_until(lambda before=before: shard(outbox).owner not in (None, before.owner))  # type: ignore[misc]
             outbox.fill(1_000)
         hold("the last one")
-        ended = [session.result(timeout=60) for session in sessions]
+        ended = [session.result(timeout=30) for session in sessions]
     (first, first_numbers), (second, second_numbers) = ended
     assert first.success
     assert second.success
@@ -151,7 +151,7 @@ def test_session_reports_while_it_runs(
         outbox.fill(500)
         wait_until(lambda: len(reports()) > 1, what="another report")
         hold("the successor")
-        result, _ = session.result(timeout=60)
+        result, _ = session.result(timeout=30)
     found = observed(instance, result.run_id)
     counts = [metadata_of(observation)["events"] for observation in found]
     assert counts == sorted(set(counts))
@@ -182,7 +182,7 @@ def test_session_outlives_a_report_that_fails(
         session = threads.submit(run, "relay_session", instance, resource_of(outbox, session_seconds=1.0))
         assert failed.wait(20)
         hold("the successor")
-        result, numbers = session.result(timeout=60)
+        result, numbers = session.result(timeout=30)
     assert result.success
     assert numbers is not None
     assert numbers["events"] == 500
@@ -230,7 +230,7 @@ def session_process(outbox: Outbox, tmp_path: Path) -> Iterator[subprocess.Popen
         stderr=subprocess.DEVNULL,
     ) as process:
         try:
-            wait_until(lambda: shard(outbox).owner, what="session")
+            wait_until(lambda: shard(outbox).owner, seconds=40, what="session")
             yield process
         finally:
             process.kill()
@@ -254,8 +254,8 @@ def test_terminated_session_ends_in_order(
         if by == "ui":
             instance.report_run_canceling(session)
         session_process.terminate()
-        session_process.wait(timeout=60)
-        writer.result(timeout=60)
+        session_process.wait(timeout=40)
+        writer.result(timeout=10)
         [ended] = instance.get_runs()
         record = instance.get_latest_materialization_event(RELAY)
     assert ended.status is (dg.DagsterRunStatus.CANCELED if by == "ui" else dg.DagsterRunStatus.SUCCESS)

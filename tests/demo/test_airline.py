@@ -75,7 +75,7 @@ def test_what_is_rolled_back_leaves_neither_row_nor_event(airline: Settings) -> 
 def test_desks_write_the_whole_stream_in_each_aircrafts_order(airline: Settings) -> None:
     desks = Desks(airline, operations(150), seed=1)
     desks.start()
-    wait_until(lambda: not desks.working(), what="the end of the stream")
+    wait_until(lambda: not desks.working(), seconds=60, what="the end of the stream")
     with connect(airline, name="test") as connection:
         assert _contents(connection)["flights"] == 150
         assert _contents(connection)["outbox"] == desks.events
@@ -91,7 +91,7 @@ def test_the_seed_decides_what_is_rolled_back(airline: Settings) -> None:
             connection.execute("TRUNCATE flights, aircraft")
         desks = Desks(airline, operations(100), seed=seed)
         desks.start()
-        wait_until(lambda: not desks.working(), what="the end of the stream")
+        wait_until(lambda: not desks.working(), seconds=60, what="the end of the stream")
         return desks.called_off
 
     first = called_off(1)

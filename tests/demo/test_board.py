@@ -29,7 +29,7 @@ def published(airline: Settings) -> Settings:
         connection.execute(board.TABLES)
     desks = Desks(airline, operations(100), seed=1)
     desks.start()
-    wait_until(lambda: not desks.working(), what="the end of the stream")
+    wait_until(lambda: not desks.working(), seconds=60, what="the end of the stream")
     relay(airline, until_empty=True)
     return airline
 

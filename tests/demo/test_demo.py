@@ -66,7 +66,7 @@ def test_nothing_goes_on_when_it_is_ended(
                 with suppress(psycopg.errors.UndefinedTable):
                     return connection.execute(HOLDER).fetchone()
 
-            wait_until(holder, what="a relay session")
+            wait_until(holder, seconds=60, what="a relay session")
         assert process.descendants()
         process.process.send_signal(how)
         assert process.process.wait(30) == code, process.output
@@ -76,7 +76,7 @@ def test_nothing_goes_on_when_it_is_ended(
 def test_a_database_that_fails_is_one_line(database: dict[str, str], tmp_path: Path) -> None:
     with running(tmp_path, database, "--flights", "all") as process:
         with psycopg.connect(database["OUTBOX_DSN"], autocommit=True) as connection:
-            wait_until(lambda: connection.execute(END_A_DESK).fetchone(), what="a writer's end")
+            wait_until(lambda: connection.execute(END_A_DESK).fetchone(), seconds=60, what="a writer's end")
         assert process.process.wait(60) == 2, process.output
     assert process.output.splitlines()[-1].startswith("demo: the database has failed: ")
 

@@ -46,7 +46,7 @@ def published(stack: Stack) -> Iterator[Published]:
             connection.execute(TABLES)
         desks = Desks(settings, operations(300), seed=1)
         desks.start()
-        wait_until(lambda: not desks.working(), what="the end of the stream")
+        wait_until(lambda: not desks.working(), seconds=60, what="the end of the stream")
         relay(settings, until_empty=True)
         messages = [message for topic in topics(settings) for message in read_topic(settings.kafka, topic)]
         assert len(messages) == desks.events

@@ -205,7 +205,7 @@ def test_the_processes_of_the_units_work_together(tmp_path: Path) -> None:
                 found.update(_ask(web, _LAUNCH)["launchRun"])
             return found.get("__typename") == "LaunchRunSuccess"
 
-        wait_until(is_launched, what="the run to be launched")
+        wait_until(is_launched, seconds=60, what="the run to be launched")
         return str(found["run"]["runId"])
 
     def said() -> str:
@@ -216,8 +216,8 @@ def test_the_processes_of_the_units_work_together(tmp_path: Path) -> None:
             name: processes.enter_context(_started(path, replaced, environment, tmp_path))
             for name, path in units.items()
         }
-        wait_until(answers, what="the web server to answer")
-        wait_until(is_loaded, what="the location to load")
+        wait_until(answers, seconds=60, what="the web server to answer")
+        wait_until(is_loaded, seconds=60, what="the location to load")
         query = _RUN.format(launched())
 
         def status() -> str:
@@ -225,7 +225,7 @@ def test_the_processes_of_the_units_work_together(tmp_path: Path) -> None:
 
         # The daemon takes it from the queue, the code server starts it; and by the location's name it knows
         # whose runs it may remove.
-        wait_until(lambda: status() in ("SUCCESS", "FAILURE"), what="the run to end")
+        wait_until(lambda: status() in ("SUCCESS", "FAILURE"), seconds=60, what="the run to end")
         assert status() == "SUCCESS", said()
         _end(started["daemon"], units["daemon"])
         # Killed, and started again as systemd does: the web server finds it by itself. The run stays queued.

@@ -35,7 +35,7 @@ def test_leaders_move_under_load(shop: Outbox) -> None:
                         for topic in topics(moving).values():
                             for partition in range(PARTITIONS):
                                 kafka.lead(topic, partition, chance.randint(1, BROKERS))
-            wait_until(lambda: not measurements.read(moving.settings).shards[0].backlog)
+            wait_until(lambda: not measurements.read(moving.settings).shards[0].backlog, seconds=60)
         finally:
             stop.set()
             relay.join(30)

@@ -53,9 +53,9 @@ def published(outbox: Outbox) -> Callable[[], int]:
     return read
 
 
-def wait_for_more(published: Callable[[], int], more: int = 1) -> None:
+def wait_for_more(published: Callable[[], int], more: int = 1, seconds: float = 20.0) -> None:
     goal = published() + more
-    wait_until(lambda: published() >= goal, what=f"the relay to publish {more} more")
+    wait_until(lambda: published() >= goal, seconds=seconds, what=f"the relay to publish {more} more")
 
 
 def holder(outbox: Outbox) -> str | None:

@@ -94,7 +94,7 @@ def test_debezium_and_the_relay_publish_the_same(
         theirs = {ROUTER + "route.topic.replacement": case.their_topic.format(prefix=prefix), **case.theirs}
         with debezium.running(dsn, stack.kafka, tmp_path, theirs, heap="256m", quick=True):
             written = _write(dsn, case.payloads)
-            wait_until(lambda: len(messages()) == written, what="all events out of Debezium")
+            wait_until(lambda: len(messages()) == written, seconds=60, what="all events out of Debezium")
         by_debezium = messages()
         service.relay(settings, until_empty=True)
         by_us = [message for message in messages() if message not in by_debezium]

@@ -112,7 +112,7 @@ def test_a_rejected_event_is_parked_and_its_batch_is_not(outbox: Outbox) -> None
     events.append(("guilty", {"n": -2}))
     write(outbox, *events)
     with running(quick(outbox, max_attempts=3, **ONCE)):
-        wait_until(lambda: [row[2:] for row in parked_rows(outbox)] == [("failed", 3)])
+        wait_until(lambda: [row[2:] for row in parked_rows(outbox)] == [("failed", 3)], seconds=60)
         wait_until(lambda: numbers(outbox, "guilty") == [-2], what="the aggregate to go on")
     _assert_once(outbox, 301)
 
@@ -127,9 +127,11 @@ def test_a_mended_topic_lets_parked_events_through_once(
     create_topic(outbox, **{"max.message.bytes": "2000"})
     write(outbox, ("a", {"n": 0}), ("a", {"n": 1, "noise": NOISE}), ("a", {"n": 2}), ("b", {"n": 0}))
     with running(quick(outbox, max_attempts=1000, **ONCE)):
-        wait_until(lambda: len(parked_rows(outbox)) == 2 and parked_rows(outbox)[0][3] > 1)
+        wait_until(lambda: len(parked_rows(outbox)) == 2 and parked_rows(outbox)[0][3] > 1, seconds=60)
         change_topic(outbox, **{"max.message.bytes": "2000000"})
-        wait_until(lambda: numbers(outbox, "a") == [0, 1, 2], what="the event and those behind it")
+        wait_until(
+            lambda: numbers(outbox, "a") == [0, 1, 2], seconds=60, what="the event and those behind it"
+        )
         write(outbox, ("a", {"n": 3}))
         wait_until(lambda: numbers(outbox, "a") == [0, 1, 2, 3])
         wait_until(lambda: parked_rows(outbox) == [])
@@ -191,7 +193,7 @@ def test_kill_9_fifty_times_under_load(outbox: Outbox) -> None:
         before = published()
         with faults.relay(outbox, **ENVIRONMENT) as relay:
             if chance.random() < 0.7:
-                wait_until(lambda before=before: published() > before)  # type: ignore[misc]
+                wait_until(lambda before=before: published() > before, seconds=60)  # type: ignore[misc]
             with pytest.raises(Exception, match="timed out"):
                 relay.wait(chance.random() * 0.2)
             os.kill(relay.pid, signal.SIGKILL)
@@ -212,9 +214,9 @@ def test_a_frozen_relay_is_fenced(outbox: Outbox) -> None:
         faults.wait_for_more(faults.published(outbox), 20)
         with faults.relay(outbox, **ENVIRONMENT):
             os.kill(frozen.pid, signal.SIGSTOP)
-            faults.wait_for_more(faults.published(outbox), 200)
+            faults.wait_for_more(faults.published(outbox), 200, seconds=60)
             os.kill(frozen.pid, signal.SIGCONT)
-            faults.wait_for_more(faults.published(outbox), 100)
+            faults.wait_for_more(faults.published(outbox), 100, seconds=60)
     writers.stop()
     _drain(outbox)
     assert verdict(outbox, calm=True).wrong == []
@@ -231,10 +233,10 @@ def test_the_database_restarts_between_kafkas_commit_and_the_settle(
     with faults.relay(outbox, **ENVIRONMENT) as relay:
         writers = Writers(outbox.settings.dsn, seed, 3)
         for n in range(3):
-            faults.wait_for_more(faults.published(outbox), 20)
+            faults.wait_for_more(faults.published(outbox), 20, seconds=60)
             (postgres.kill if n % 2 else postgres.stop)()
             postgres.start()
-        faults.wait_for_more(faults.published(outbox), 20)
+        faults.wait_for_more(faults.published(outbox), 20, seconds=60)
         writers.stop()
         wait_until_relayed(outbox)
         assert relay.poll() is None

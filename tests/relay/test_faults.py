@@ -113,7 +113,7 @@ def test_kill_9_of_kafka(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
             faults.wait_for_more(published, 50)
             kafka.kill()
             kafka.start()
-        faults.wait_for_more(published)
+        faults.wait_for_more(published, seconds=40)
         assert relay.poll() is None
     writers.stop()
     faults.verify(outbox)

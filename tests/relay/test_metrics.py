@@ -58,7 +58,7 @@ def _scrape(url: str) -> Samples:
     }
 
 
-def _wait_for(url: str, **expected: float) -> Samples:
+def _wait_for(url: str, seconds: float = 30.0, **expected: float) -> Samples:
     """Scrapes until these have these values; of shard 0, where they have a shard."""
     found: Samples = {}
 
@@ -68,7 +68,7 @@ def _wait_for(url: str, **expected: float) -> Samples:
         return all(found.get(name, found.get(f"{name} 0")) == value for name, value in expected.items())
 
     try:
-        wait_until(are_there, what=str(expected))
+        wait_until(are_there, seconds=seconds, what=str(expected))
     except AssertionError as error:
         raise AssertionError(f"{error}: {found}") from None
     return found
@@ -174,7 +174,7 @@ def test_a_database_that_hangs_holds_no_scrape_up(outbox: Outbox, monkeypatch: p
         locking.execute("LOCK TABLE outbox_shards")
         begun = time.monotonic()
         assert _scrape(url) == {"outbox_database_up": 0}
-        assert time.monotonic() - begun < 8
+        assert time.monotonic() - begun < 2
         locking.rollback()
         _wait_for(url, outbox_database_up=1, outbox_unpublished_count=0)
 
@@ -206,7 +206,7 @@ def test_an_open_breaker_shows(own_servers: tuple[Postgres, Kafka, Outbox]) -> N
         found = _wait_for(url, outbox_breaker_state=2, outbox_unpublished_count=1)
         assert found["outbox_shard_held 0"] == 1
         kafka.start()
-        _wait_for(url, outbox_breaker_state=0, outbox_published_total=2)
+        _wait_for(url, seconds=60, outbox_breaker_state=0, outbox_published_total=2)
 
 
 def test_the_documented_metrics_are_those_that_are_served(outbox: Outbox) -> None:

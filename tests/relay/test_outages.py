@@ -24,7 +24,9 @@ def _breaker(outbox: Outbox) -> str:
 
 
 def _wait_until_relayed(outbox: Outbox) -> None:
-    wait_until(lambda: measurements.read(outbox.settings).shards[0].backlog == 0, what="no backlog")
+    wait_until(
+        lambda: measurements.read(outbox.settings).shards[0].backlog == 0, seconds=60, what="no backlog"
+    )
 
 
 def _assert_all_arrived(outbox: Outbox, events: int) -> None:
@@ -50,7 +52,7 @@ def test_kafka_goes_away_and_comes_back(own_servers: tuple[Postgres, Kafka, Outb
         assert _rss_mb(relay.pid) < rss + 20 < 250
         assert _oldest_transaction(outbox) < 1
         kafka.start()
-        wait_until(lambda: _breaker(outbox) == "closed", what="the breaker to close")
+        wait_until(lambda: _breaker(outbox) == "closed", seconds=60, what="the breaker to close")
         _assert_all_arrived(outbox, 60_020)
         assert relay.poll() is None
 
@@ -65,7 +67,7 @@ def test_kafka_is_frozen_for_a_while(own_servers: tuple[Postgres, Kafka, Outbox]
         outbox.write(*range(10))
         wait_until(lambda: _breaker(outbox) == "open", what="the breaker to open")
         kafka.thaw()
-        wait_until(lambda: _breaker(outbox) == "closed", what="the breaker to close")
+        wait_until(lambda: _breaker(outbox) == "closed", seconds=60, what="the breaker to close")
         _assert_all_arrived(outbox, 11)
 
 
@@ -162,5 +164,5 @@ def test_an_outage_during_an_attempt_does_not_count(
         wait_until(lambda: row()[1] != due, what="the end of the second attempt")
         assert row()[0] == 1
         kafka.thaw()
-        wait_until(lambda: row()[0] == 2, what="the second refusal")
+        wait_until(lambda: row()[0] == 2, seconds=60, what="the second refusal")
     assert parked_rows(outbox)[0][2:] == ("failed", 2)

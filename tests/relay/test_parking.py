@@ -209,7 +209,7 @@ def test_a_long_queue_behind_a_poisoned_event_comes_in_order(outbox: Outbox) -> 
     create_topic(outbox, **{"max.message.bytes": "2000"})
     write(outbox, ("a", {"n": 0, "noise": NOISE}), *[("a", {"n": n}) for n in range(1, 12_001)])
     with running(quick(outbox, max_attempts=3)):
-        wait_until(lambda: [row[2] for row in parked_rows(outbox)] == ["failed"])
+        wait_until(lambda: [row[2] for row in parked_rows(outbox)] == ["failed"], seconds=60)
     assert numbers(outbox, "a") == list(range(1, 12_001))
 
 

@@ -150,7 +150,7 @@ def test_parked_events_go_to_their_new_shard(outbox: Outbox) -> None:
     with relays(outbox, 3, retry_seconds=0.1, max_attempts=6):
         wait_until(lambda: len(parked_rows(outbox)) == 12)
         assert resharding.change(outbox.settings, 3)
-        wait_until(lambda: [row[2] for row in parked_rows(outbox)] == ["failed"] * 6)
+        wait_until(lambda: [row[2] for row in parked_rows(outbox)] == ["failed"] * 6, seconds=60)
         wait_until(lambda: all(numbers(outbox, str(n)) == [1] for n in range(6)))
         assert all(row[3] == 6 for row in parked_rows(outbox))
 

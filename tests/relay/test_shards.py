@@ -74,7 +74,7 @@ def test_a_silent_holder_loses_the_shard(outbox: Outbox) -> None:
     quick = outbox.settings.model_copy(update={"lease_seconds": 1.0})
     holder, successor = Shard(quick, 0, "a"), Shard(quick, 0, "b")
     assert holder.try_take()
-    wait_until(successor.try_take)
+    wait_until(successor.try_take, seconds=5)
     with pytest.raises(ShardLostError):
         holder.settle(_position(outbox), 1, 1)
     successor.release()
@@ -90,7 +90,7 @@ def test_a_silent_successor_loses_its_place(outbox: Outbox) -> None:
     )
     assert holder.try_take()
     assert successor.try_wait()
-    wait_until(third.try_wait)
+    wait_until(third.try_wait, seconds=5)
     with pytest.raises(ShardLostError):
         successor.try_take()
     for place in (holder, successor, third):

@@ -72,11 +72,12 @@ def wait_for_holders(outbox: Outbox, count: int) -> None:
         names = holders(outbox)
         return len(names) == count and None not in names and len(set(names)) == count
 
-    wait_until(held, what=f"{count} shards with a relay each")
+    wait_until(held, seconds=30, what=f"{count} shards with a relay each")
 
 
 def wait_until_relayed(outbox: Outbox) -> None:
     wait_until(
         lambda: not any(shard.backlog for shard in measurements.read(outbox.settings).shards),
+        seconds=60,
         what="no backlog",
     )

@@ -14,7 +14,7 @@ from tests.relay.claims.textbook import Table
 
 
 def _wait_until_relayed(table: Table) -> None:
-    wait_until(lambda: status.read(table.settings).backlog == 0, what="no backlog")
+    wait_until(lambda: status.read(table.settings).backlog == 0, seconds=60, what="no backlog")
 
 
 def _holds_vacuum_back(table: Table) -> bool:

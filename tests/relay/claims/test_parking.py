@@ -61,7 +61,7 @@ def test_several_guilty_events_among_many(table: Table) -> None:
     guilty = {100, 1500, 1501, 2800}
     table.write(*[(str(n % 50), {"n": n, "noise": NOISE} if n in guilty else {"n": n}) for n in range(3_000)])
     with table.relayed(max_attempts=2, retry_seconds=0.05, piece_events=500):
-        wait_until(lambda: len(_unpublished(table)) == 4, what="all others")
+        wait_until(lambda: len(_unpublished(table)) == 4, what="all others", seconds=60)
         wait_until(lambda: {row[1] for row in _unpublished(table)} == {2}, what="4 dead letters")
     assert status.read(table.with_(max_attempts=2).settings).failed == 4
     numbers = numbers_by_key(table.messages())
@@ -189,7 +189,7 @@ def test_a_long_queue_behind_a_poisoned_row_comes_in_order(table: Table) -> None
     table.make_topic(**SMALL)
     table.write(("a", {"n": 0, "noise": NOISE}), *[("a", {"n": n}) for n in range(1, 6_001)])
     with table.relayed(max_attempts=3, retry_seconds=0.05, piece_events=500):
-        wait_until(lambda: _unpublished(table) == [("a", 3)])
+        wait_until(lambda: _unpublished(table) == [("a", 3)], seconds=60)
     assert table.numbers("a") == list(range(1, 6_001))
 
 
