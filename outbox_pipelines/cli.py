@@ -102,6 +102,12 @@ def migrate(settings: Settings, check: bool) -> None:
     "Run it before any writer starts.",
 )
 @click.option(
+    "--start-at",
+    metavar="START",
+    help="Where the first relay of an outbox begins: now, beginning (the default), a time with its zone, or "
+    "a pg_snapshot. Refused once the outbox has been relayed.",
+)
+@click.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),
     help="Serve Prometheus metrics here, at OUTBOX_METRICS_ADDRESS (default 127.0.0.1); 0: any free port.",
@@ -113,6 +119,7 @@ def relay(
     shard: int | None,
     delivery: str | None,
     rebase: bool,
+    start_at: str | None,
     metrics_port: int | None,
 ) -> None:
     """Relay committed events to Kafka, until stopped by Ctrl-C or SIGTERM.
@@ -134,6 +141,8 @@ def relay(
         settings = settings.model_copy(update={"metrics_port": metrics_port})
     if rebase:
         _rebase(settings)
+    if start_at is not None:
+        _start_at(settings, start_at)
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     try:
@@ -219,6 +228,21 @@ def _rebase(settings: Settings) -> None:
         "again if they were after the dump was taken",
         published=found.published,
         waiting=found.waiting,
+    )
+
+
+def _start_at(settings: Settings, where: str) -> None:
+    from outbox_pipelines.relay.start import start_at
+
+    start = start_at(settings, where)
+    if start is None:
+        log.say("the outbox is published from its beginning")
+        return
+    log.say(
+        f"the outbox is published from snapshot {start.snapshot}; {start.skipped:,} events before it count "
+        "as published",
+        snapshot=start.snapshot,
+        skipped=start.skipped,
     )
 
 

@@ -233,6 +233,23 @@ UPDATE outbox_shards
 SET shards = %(wanted)s, epoch = epoch + 1, owner = NULL, held_since = NULL, tick_id = NULL,
     wanted = NULL, wanted_at = NULL, is_held = false, is_there = false, barrier = NULL"""
 
+# --- start ----------------------------------------------------------------------------------------------
+
+# The first relay to take a shard raises its epoch. Locked, so that no relay takes one in between.
+LOCK_EPOCHS: Final = "SELECT epoch FROM outbox_shards ORDER BY shard FOR UPDATE"
+
+# What the database has not drawn yet was never the end of a snapshot here.
+IS_KNOWN: Final = """
+SELECT pg_snapshot_xmax(%(at)s::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())"""
+
+# Every event created since has this transaction id or a later one. Transactions that run now are not skipped.
+SNAPSHOT_SINCE: Final = """
+SELECT format('%%1$s:%%1$s:', least(
+    (SELECT min(tx) FROM outbox WHERE created_at >= %(since)s), pg_snapshot_xmin(pg_current_snapshot())))"""
+
+START: Final = "UPDATE outbox_shards SET done = %(at)s"
+SKIPPED: Final = "SELECT count(*) FROM outbox WHERE pg_visible_in_snapshot(tx, %(at)s::pg_snapshot)"
+
 # --- rebase ---------------------------------------------------------------------------------------------
 
 # Writers wait, so that the set of rows is final; not for long.

@@ -1,0 +1,117 @@
+"""The first start of a relay beside another one: what is out already is not published again, all else is."""
+
+from __future__ import annotations
+
+import pytest
+
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay import service
+from outbox_pipelines.relay.start import start_at
+from outbox_pipelines.writer import emit
+from tests.conftest import Outbox
+
+
+def _keys(outbox: Outbox) -> list[str]:
+    service.relay(outbox.settings, until_empty=True)
+    return sorted(message.key for message in outbox.messages())
+
+
+def _snapshot(outbox: Outbox) -> str:
+    with outbox.connect() as connection:
+        row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def test_now(outbox: Outbox) -> None:
+    """All rows published again beside Debezium; or an event lost that commits while the relay starts."""
+    outbox.write("old-1", "old-2")
+    with outbox.connect(autocommit=False) as slow:
+        emit(slow, "order", "slow", "order.placed", {})
+        outbox.write("old-3")
+        start = start_at(outbox.settings, "now")
+        assert start is not None
+        assert start.skipped == 3
+    outbox.write("new")
+    assert _keys(outbox) == ["new", "slow"]
+
+
+def test_a_snapshot(outbox: Outbox) -> None:
+    """A hand-over that loses what committed between the snapshot and the start."""
+    outbox.write("old")
+    with outbox.connect(autocommit=False) as slow:
+        emit(slow, "order", "slow", "order.placed", {})
+        snapshot = _snapshot(outbox)
+        outbox.write("new")
+    start = start_at(outbox.settings, snapshot)
+    assert start is not None
+    assert (start.snapshot, start.skipped) == (snapshot, 1)
+    assert _keys(outbox) == ["new", "slow"]
+
+
+def test_a_time(outbox: Outbox) -> None:
+    """Events created since then that are lost; or everything published although a time was given."""
+    outbox.write("old")
+    with outbox.connect() as connection:
+        row = connection.execute("SELECT clock_timestamp()").fetchone()
+    assert row is not None
+    with outbox.connect(autocommit=False) as slow:
+        emit(slow, "order", "slow", "order.placed", {})
+        outbox.write("new")
+        start_at(outbox.settings, row[0].isoformat())
+    assert _keys(outbox) == ["new", "slow"]
+
+
+def test_a_time_after_all_events(outbox: Outbox) -> None:
+    """A start in the future that loses a transaction which is open now."""
+    outbox.write("old")
+    with outbox.connect(autocommit=False) as slow:
+        emit(slow, "order", "slow", "order.placed", {})
+        start_at(outbox.settings, "2100-01-01T00:00:00Z")
+    assert _keys(outbox) == ["slow"]
+
+
+def test_the_beginning(outbox: Outbox) -> None:
+    """The default, said aloud, that skips something."""
+    outbox.write("old")
+    assert start_at(outbox.settings, "beginning") is None
+    assert _keys(outbox) == ["old"]
+
+
+def test_refused_once_it_was_relayed(outbox: Outbox) -> None:
+    """A unit file with --start-at now, which loses the backlog at every restart."""
+    outbox.write("old")
+    first = outbox.outbox("relay", "--start-at", "now", "--until-empty")
+    assert first.returncode == 0
+    assert "1 events before it count as published" in first.stderr
+    outbox.write("waiting")
+    again = outbox.outbox("relay", "--start-at", "now", "--until-empty")
+    assert again.returncode == 2
+    assert "has been relayed already" in again.stderr
+    assert _keys(outbox) == ["waiting"]
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        ("yesterday", "none of: now, beginning"),
+        ("2026-11-20T06:00:00", "no time zone"),
+        ("7:5:", "no snapshot that this database has returned"),
+        ("0:0:", "no snapshot that this database has returned"),
+        ("900000000000:900000000001:", "no snapshot that this database has returned"),
+        ("99999999999999999999:99999999999999999999:", "no snapshot that this database has returned"),
+    ],
+)
+def test_other_starts(outbox: Outbox, start: str, said: str) -> None:
+    """A typing error that skips the backlog, or all events for a long time."""
+    outbox.write("old")
+    with pytest.raises(SetupError, match=said):
+        start_at(outbox.settings, start)
+    assert _keys(outbox) == ["old"]
+
+
+def test_a_table_with_marks(outbox: Outbox) -> None:
+    """An option that is silently without effect."""
+    settings = outbox.settings.model_copy(update={"table": "events"})
+    with pytest.raises(SetupError, match="OUTBOX_TABLE"):
+        start_at(settings, "now")
