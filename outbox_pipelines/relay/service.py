@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -35,6 +36,8 @@ from outbox_pipelines.settings import Settings
 _LOG = logging.getLogger(__name__)
 # Between two tries for the lock: the gap of a hand-over.
 _STANDBY_POLL = 0.025
+# A container that is restarted in place has the same host name and process id each time.
+_TOKEN = secrets.token_hex(4)
 
 
 class Standby(Enum):
@@ -50,8 +53,11 @@ class ShardHeldError(Exception):
 
 
 def default_owner() -> str:
-    """Host and process, for people who look for the holder of a shard."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+    """Return host, process id and a token of this process, which identify the owner of a shard.
+
+    The same in every call of one process: a relay that starts over is not counted as a crash.
+    """
+    return f"{socket.gethostname()}:{os.getpid()}:{_TOKEN}"
 
 
 def relay(

@@ -67,6 +67,21 @@ def test_an_event_that_kills_is_found_and_given_up(outbox: Outbox, events: int, 
     assert "died 3 times" in row[3]
 
 
+def test_deaths_count_in_a_container_restarted_in_place(outbox: Outbox) -> None:
+    """Guards against a crash loop where every process has the same host name and process id."""
+    write(outbox, ("guilty", {"deadly": True}), ("other", {"n": 0}))
+    in_place = "import os; own = os.getpid(); os.getpid = lambda: 7" + RELAY.replace("os.getpid()", "own")
+    given = clean_environment() | outbox.environment
+    for _ in range(2):
+        died = subprocess.run([sys.executable, "-c", in_place], env=given, capture_output=True, timeout=60)
+        assert died.returncode == -signal.SIGKILL
+        with outbox.connect() as connection:
+            ((owner,),) = connection.execute("SELECT owner FROM outbox_shards").fetchall()
+            assert ":7:" in owner
+    with outbox.connect() as connection:
+        assert connection.execute("SELECT deaths FROM outbox_shards").fetchone() == (1,)
+
+
 def test_a_replayed_event_that_kills_is_given_up_again(outbox: Outbox) -> None:
     """Guards against an operator's replay that brings the crash loop back."""
     ids = write(outbox, ("guilty", {"n": 0, "deadly": True}), ("other", {"n": 0}))
