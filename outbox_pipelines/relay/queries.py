@@ -242,10 +242,12 @@ LOCK_EPOCHS: Final = "SELECT epoch FROM outbox_shards ORDER BY shard FOR UPDATE"
 IS_KNOWN: Final = """
 SELECT pg_snapshot_xmax(%(at)s::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())"""
 
-# Every event created since has this transaction id or a later one. Transactions that run now are not skipped.
+# Every event created since has this transaction id or a later one. What runs now is not over, however old.
 SNAPSHOT_SINCE: Final = """
-SELECT format('%%1$s:%%1$s:', least(
-    (SELECT min(tx) FROM outbox WHERE created_at >= %(since)s), pg_snapshot_xmin(pg_current_snapshot())))"""
+SELECT format('%%s:%%s:%%s', least(pg_snapshot_xmin(now), cut), cut,
+              (SELECT string_agg(tx::text, ',' ORDER BY tx) FROM pg_snapshot_xip(now) tx WHERE tx < cut))
+FROM pg_current_snapshot() AS now, LATERAL (
+    SELECT coalesce(min(tx), pg_snapshot_xmax(now)) AS cut FROM outbox WHERE created_at >= %(since)s) since"""
 
 START: Final = "UPDATE outbox_shards SET done = %(at)s"
 SKIPPED: Final = "SELECT count(*) FROM outbox WHERE pg_visible_in_snapshot(tx, %(at)s::pg_snapshot)"
