@@ -90,16 +90,18 @@ CREATE TABLE outbox_parked (
     -- Handed to Kafka's client and not yet heard of; and how often the relay died in that state.
     trying          boolean     NOT NULL DEFAULT false,
     deaths          int         NOT NULL DEFAULT 0,
-    PRIMARY KEY (id)
+    -- Not the id: two events may have the same one, and neither may be lost.
+    PRIMARY KEY (seq)
 );
+CREATE INDEX outbox_parked_id ON outbox_parked (id);
 CREATE INDEX outbox_parked_order ON outbox_parked (aggregate_type, aggregate_id, seq);
 CREATE INDEX outbox_parked_suspects ON outbox_parked (aggregate_type, aggregate_id, seq) WHERE state <> 'waiting';
 CREATE INDEX outbox_parked_failed ON outbox_parked (failed_at) WHERE state IN ('failed', 'replaying');
-CREATE INDEX outbox_parked_trying ON outbox_parked (id) WHERE trying;
+CREATE INDEX outbox_parked_trying ON outbox_parked (seq) WHERE trying;
 
 -- When a parked event was published after all: the position passed it before.
 CREATE TABLE outbox_released (
-    id           uuid        PRIMARY KEY,
+    seq          bigint      PRIMARY KEY,
     published_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     attempts     int         NOT NULL
 );
@@ -112,7 +114,8 @@ CREATE TABLE outbox_audit (
     action  text        NOT NULL CHECK (action IN ('replay', 'discard')),
     reason  text        NOT NULL CHECK (reason <> ''),
     filter  jsonb       NOT NULL,
-    events  uuid[]      NOT NULL
+    -- Their seq.
+    events  bigint[]    NOT NULL
 );
 
 -- Idempotency keys. Not partitioned: a unique key over partitions would hold within a day only.

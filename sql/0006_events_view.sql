@@ -17,10 +17,10 @@ SELECT e.id,
        CASE
            WHEN p.state = 'failed' THEN 'FAILED'
            WHEN p.state = 'discarded' THEN 'DISCARDED'
-           WHEN p.id IS NULL AND outbox_covers(s.done, s.target, s.last_seq, e.tx, e.seq) THEN 'PROCESSED'
+           WHEN p.seq IS NULL AND outbox_covers(s.done, s.target, s.last_seq, e.tx, e.seq) THEN 'PROCESSED'
            ELSE 'PENDING'
        END AS status,
-       CASE WHEN p.id IS NULL THEN coalesce(r.published_at, (
+       CASE WHEN p.seq IS NULL THEN coalesce(r.published_at, (
            SELECT g.at
            FROM outbox_progress g
            WHERE g.shard = outbox_shard_of(e.aggregate_type, e.aggregate_id, g.shards)
@@ -33,7 +33,7 @@ SELECT e.id,
        p.last_error
 FROM outbox e
 JOIN outbox_shards s ON s.shard = outbox_shard_of(e.aggregate_type, e.aggregate_id, s.shards)
-LEFT JOIN outbox_parked p ON p.id = e.id
-LEFT JOIN outbox_released r ON r.id = e.id;
+LEFT JOIN outbox_parked p ON p.seq = e.seq
+LEFT JOIN outbox_released r ON r.seq = e.seq;
 
 INSERT INTO outbox_migrations (name) VALUES ('0006_events_view');

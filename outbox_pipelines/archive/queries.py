@@ -40,12 +40,12 @@ FROM types WHERE aggregate_type IS NOT NULL"""
 ROWS: Final[LiteralString] = """
 SELECT o.id::text, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.payload::text, o.headers::text,
        o.idempotency_key, o.correlation_id, o.causation_id, o.traceparent, o.version, o.created_at,
-       CASE WHEN p.id IS NULL THEN 'PROCESSED' WHEN p.state = 'discarded' THEN 'DISCARDED' ELSE 'FAILED' END,
+       CASE WHEN p.seq IS NULL THEN 'PROCESSED' WHEN p.state = 'discarded' THEN 'DISCARDED' ELSE 'FAILED' END,
        r.published_at, coalesce(p.attempts, r.attempts, 0), p.last_error,
        o.tx::text::bigint{shards}
 FROM {leaf} o
-LEFT JOIN outbox_parked p ON p.id = o.id
-LEFT JOIN outbox_released r ON r.id = o.id
+LEFT JOIN outbox_parked p ON p.seq = o.seq
+LEFT JOIN outbox_released r ON r.seq = o.seq
 ORDER BY chr(31 + array_position({types}, o.aggregate_type)) || o.aggregate_id COLLATE "C", o.seq"""
 SHARD: Final[LiteralString] = ", outbox_shard_of(o.aggregate_type, o.aggregate_id, {shards})"
 

@@ -177,12 +177,12 @@ DELETE FROM outbox_progress p USING (
                         ORDER BY at LIMIT {BATCH}) o) old
 WHERE p.shard = old.shard AND p.at = old.at"""
 PURGE_RELEASED: Final[LiteralString] = f"""
-DELETE FROM outbox_released WHERE id IN (
-    SELECT id FROM outbox_released WHERE published_at < %(before)s LIMIT {BATCH})"""
+DELETE FROM outbox_released WHERE seq IN (
+    SELECT seq FROM outbox_released WHERE published_at < %(before)s LIMIT {BATCH})"""
 # Their content is in the archive; failed ones stay, they can be replayed.
 PURGE_DISCARDED: Final[LiteralString] = f"""
-DELETE FROM outbox_parked WHERE id IN (
-    SELECT id FROM outbox_parked
+DELETE FROM outbox_parked WHERE seq IN (
+    SELECT seq FROM outbox_parked
     WHERE state = 'discarded' AND failed_at < %(before)s AND created_at < %(before)s
     LIMIT {BATCH})"""
 

@@ -17,7 +17,7 @@ CLOSED_EVENTS: Final = """
 SELECT o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.created_at,
        coalesce(p.state, 'published') AS state
 FROM outbox o
-LEFT JOIN outbox_parked p ON p.id = o.id
+LEFT JOIN outbox_parked p ON p.seq = o.seq
 WHERE o.created_at >= {start} AND o.created_at < {stop}"""
 # In one that is not closed the shards' positions tell.
 OPEN_EVENTS: Final = """
@@ -26,16 +26,16 @@ SELECT o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, 
                               THEN 'published' ELSE 'pending' END) AS state
 FROM outbox o
 JOIN outbox_shards s ON s.shard = outbox_shard_of(o.aggregate_type, o.aggregate_id, s.shards)
-LEFT JOIN outbox_parked p ON p.id = o.id
+LEFT JOIN outbox_parked p ON p.seq = o.seq
 WHERE o.created_at >= {start} AND o.created_at < {stop}"""
 
 # What became of dead letters after the day's file was written.
 PARKED: Final = """
-SELECT id::text AS id, state FROM outbox_parked
+SELECT seq, state FROM outbox_parked
 WHERE created_at >= {start} AND created_at < {stop}"""
 # The audit is never purged. A replay comes late by nature.
 REPLAYED: Final = """
-SELECT unnest(events)::text AS id FROM outbox_audit WHERE action = 'replay' AND at >= {start}"""
+SELECT unnest(events) AS seq FROM outbox_audit WHERE action = 'replay' AND at >= {start}"""
 
 # By the primary key of each day that is attached.
 KNOWN: Final = "SELECT id::text FROM outbox WHERE id = ANY (%(ids)s::uuid[])"
@@ -76,7 +76,7 @@ CREATE TYPE state AS ENUM (
     'published', 'pending', 'waiting', 'retrying', 'replaying', 'failed', 'discarded');
 CREATE TABLE events (
     id UUID, seq BIGINT, aggregate UBIGINT, kind USMALLINT, state state, created_ms BIGINT);
-CREATE TABLE replayed (id UUID);
+CREATE TABLE replayed (seq BIGINT);
 CREATE TABLE messages (id UUID, topic USMALLINT, partition INTEGER, "offset" BIGINT, at_ms BIGINT);
 CREATE TABLE unreadable (topic USMALLINT, partition INTEGER, "offset" BIGINT);
 CREATE TABLE unknown (
@@ -91,7 +91,7 @@ ADD_EVENTS: Final = """
 INSERT INTO events
 SELECT id::UUID, seq, hash(aggregate_type, aggregate_id), kind, state::state, epoch_ms(created_at)
 FROM batch JOIN kinds USING (aggregate_type, event_type)"""
-ADD_REPLAYED: Final = "INSERT INTO replayed SELECT DISTINCT id::UUID FROM batch"
+ADD_REPLAYED: Final = "INSERT INTO replayed SELECT DISTINCT seq FROM batch"
 
 KINDS: Final = "SELECT kind, aggregate_type, event_type FROM kinds ORDER BY kind"
 ADD_TOPIC: Final = "INSERT INTO topics (topic, name) VALUES ($topic, $name)"
@@ -99,12 +99,12 @@ ROUTE: Final = "UPDATE kinds SET topic = $topic WHERE kind = $kind"
 DOUBT: Final = "UPDATE topics SET kept_from = $kept_from, doubt = $doubt WHERE topic = $topic"
 
 # A dead letter of the file that is parked no more was published since; a discarded one is purged with time.
-MAKE_PARKED: Final = "CREATE TABLE parked (id UUID, state state)"
-ADD_PARKED: Final = "INSERT INTO parked SELECT id::UUID, state::state FROM batch"
+MAKE_PARKED: Final = "CREATE TABLE parked (seq BIGINT, state state)"
+ADD_PARKED: Final = "INSERT INTO parked SELECT seq, state::state FROM batch"
 REVISE: Final = """
-UPDATE events SET state = coalesce((SELECT p.state FROM parked p WHERE p.id = events.id), 'published')
+UPDATE events SET state = coalesce((SELECT p.state FROM parked p WHERE p.seq = events.seq), 'published')
 WHERE state = 'failed';
-UPDATE events SET state = p.state FROM parked p WHERE p.id = events.id AND p.state <> events.state"""
+UPDATE events SET state = p.state FROM parked p WHERE p.seq = events.seq AND p.state <> events.state"""
 
 # From when to when the ids of the day's events were drawn, and whether others tell no time.
 SPAN: Final = """
@@ -172,10 +172,10 @@ SELECT id, NULL AS seq, NULL AS kind, topic, partition, "offset", NULL AS detail
 WHERE side = 'topics'"""
 OUT_OF_ORDER: Final = """
 SELECT id, seq, kind, topic, partition, "offset", 'behind seq ' || before AS detail FROM late
-ANTI JOIN replayed USING (id)"""
+ANTI JOIN replayed USING (seq)"""
 LATE_REPLAYS: Final = """
 SELECT id, seq, kind, topic, partition, "offset", 'behind seq ' || before AS detail FROM late
-SEMI JOIN replayed USING (id)"""
+SEMI JOIN replayed USING (seq)"""
 # As many as are too many: of one that came three times, two.
 DUPLICATED: Final = """
 SELECT id, any_value(seq) AS seq, any_value(kind) AS kind, min_by(topic, at_ms) AS topic,

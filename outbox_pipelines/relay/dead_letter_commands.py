@@ -70,14 +70,18 @@ def list_(settings: Settings, /, discarded: bool, limit: int, as_json: bool, **g
 @click.argument("event_id", metavar="ID", type=click.UUID)
 @click.pass_obj
 def show(settings: Settings, event_id: UUID) -> None:
-    """Show everything of one dead letter or parked event, as JSON: content, reason, what was done to it."""
+    """Show everything of one dead letter or parked event, as JSON: content, reason, what was done to it.
+
+    If several events have the id, each is printed.
+    """
     from outbox_pipelines.relay import dead_letters
 
     found = dead_letters.show(settings, event_id)
-    if found is None:
+    if not found:
         click.echo(f"outbox: {event_id} is neither parked nor a dead letter", err=True)
         sys.exit(1)
-    click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    for one in found:
+        click.echo(json.dumps(one, indent=2, ensure_ascii=False))
 
 
 @dead_letters.command()

@@ -96,11 +96,14 @@ def find(settings: Settings, which: Filter, *, limit: int = 50, discarded: bool 
     return Found(sum(by_error.values()), by_error, [DeadLetterRow(*row) for row in rows])
 
 
-def show(settings: Settings, event_id: UUID) -> dict[str, Any] | None:
-    """All that is known of a parked event or dead letter, and what was done to it; None if it is neither."""
+def show(settings: Settings, event_id: UUID) -> list[dict[str, Any]]:
+    """All that is known of the parked events and dead letters with this id, and what was done to each.
+
+    Where an application chose ids, several events may have the same one.
+    """
     with connect(settings, name="outbox dead-letters") as connection:
-        row = connection.execute(parked_queries.SHOW_PARKED, {"id": event_id}).fetchone()
-    return None if row is None else dict(row[0])
+        rows = connection.execute(parked_queries.SHOW_PARKED, {"id": event_id}).fetchall()
+    return [dict(row[0]) for row in rows]
 
 
 def act(settings: Settings, action: Action, which: Filter, *, actor: str, reason: str) -> int:
@@ -116,14 +119,14 @@ def act(settings: Settings, action: Action, which: Filter, *, actor: str, reason
     if not reason.strip():
         raise SetupError("say why, with --reason: it stands in the audit")
     with connect(settings, name=f"outbox dead-letters {action}") as connection, connection.transaction():
-        ids = [row[0] for row in connection.execute(_ACT[action], which.parameters()).fetchall()]
-        if ids:
-            _audit(connection, action, which, ids, actor=actor, reason=reason)
-    return len(ids)
+        seqs = [row[0] for row in connection.execute(_ACT[action], which.parameters()).fetchall()]
+        if seqs:
+            _audit(connection, action, which, seqs, actor=actor, reason=reason)
+    return len(seqs)
 
 
 def _audit(
-    connection: Connection, action: Action, which: Filter, ids: list[UUID], *, actor: str, reason: str
+    connection: Connection, action: Action, which: Filter, seqs: list[int], *, actor: str, reason: str
 ) -> None:
     connection.execute(
         parked_queries.AUDIT,
@@ -132,6 +135,6 @@ def _audit(
             "action": action,
             "reason": reason.strip(),
             "filter": json.dumps(which.told()),
-            "events": ids,
+            "events": seqs,
         },
     )

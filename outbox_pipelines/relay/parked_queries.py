@@ -17,7 +17,7 @@ SELECT o.id, o.seq, o.tx, o.aggregate_type, o.aggregate_id, o.event_type, o.payl
 FROM unnest(%(seqs)s::bigint[], %(states)s::text[], %(errors)s::text[]) AS p (seq, state, error)
 JOIN outbox o ON o.seq = p.seq
 WHERE o.created_at >= %(start)s AND o.created_at < %(stop)s AND o.seq >= %(from)s AND o.seq <= %(to)s
-ON CONFLICT (id) DO NOTHING"""
+ON CONFLICT (seq) DO NOTHING"""
 
 BLOCKED: Final[LiteralString] = f"""
 SELECT DISTINCT aggregate_type, aggregate_id FROM outbox_parked
@@ -60,16 +60,16 @@ FROM outbox_parked
 WHERE state = 'replaying' AND (next_attempt_at IS NULL OR next_attempt_at <= clock_timestamp()) AND {MINE}
 ORDER BY aggregate_type, aggregate_id, seq LIMIT %(limit)s"""
 
-TRYING: Final = "UPDATE outbox_parked SET trying = true WHERE id = ANY (%(ids)s::uuid[])"
+TRYING: Final = "UPDATE outbox_parked SET trying = true WHERE seq = ANY (%(seqs)s::bigint[])"
 
 RELEASED: Final = """
-WITH gone AS (DELETE FROM outbox_parked WHERE id = ANY (%(ids)s::uuid[]) RETURNING id, attempts)
-INSERT INTO outbox_released (id, attempts) SELECT id, attempts FROM gone ON CONFLICT (id) DO NOTHING"""
+WITH gone AS (DELETE FROM outbox_parked WHERE seq = ANY (%(seqs)s::bigint[]) RETURNING seq, attempts)
+INSERT INTO outbox_released (seq, attempts) SELECT seq, attempts FROM gone ON CONFLICT (seq) DO NOTHING"""
 
 # Kafka takes it: it goes out with the next transaction.
 ACCEPTED: Final = """
 UPDATE outbox_parked SET state = 'waiting', trying = false, next_attempt_at = NULL
-WHERE id = ANY (%(ids)s::uuid[]) AND state IN ('retrying', 'replaying')"""
+WHERE seq = ANY (%(seqs)s::bigint[]) AND state IN ('retrying', 'replaying')"""
 
 # A replayed dead letter has had its attempts: refused once more, it is one again.
 REFUSED: Final = """
@@ -78,24 +78,24 @@ SET attempts = attempts + 1, last_error = r.error, trying = false,
     next_attempt_at = clock_timestamp() + make_interval(secs => r.pause),
     state = CASE WHEN state = 'replaying' OR attempts + 1 >= %(most)s THEN 'failed' ELSE 'retrying' END,
     failed_at = CASE WHEN state = 'replaying' OR attempts + 1 >= %(most)s THEN clock_timestamp() END
-FROM unnest(%(ids)s::uuid[], %(errors)s::text[], %(pauses)s::float8[]) AS r (id, error, pause)
-WHERE p.id = r.id AND p.state IN ('retrying', 'replaying')
-RETURNING p.id::text, p.state, p.attempts"""
+FROM unnest(%(seqs)s::bigint[], %(errors)s::text[], %(pauses)s::float8[]) AS r (seq, error, pause)
+WHERE p.seq = r.seq AND p.state IN ('retrying', 'replaying')
+RETURNING p.seq, p.state, p.attempts"""
 
 # Not counted: nobody has said a word about the event itself.
 POSTPONED: Final = """
 UPDATE outbox_parked p
 SET last_error = coalesce(r.error, last_error), trying = false,
     next_attempt_at = clock_timestamp() + make_interval(secs => r.pause)
-FROM unnest(%(ids)s::uuid[], %(errors)s::text[], %(pauses)s::float8[]) AS r (id, error, pause)
-WHERE p.id = r.id"""
+FROM unnest(%(seqs)s::bigint[], %(errors)s::text[], %(pauses)s::float8[]) AS r (seq, error, pause)
+WHERE p.seq = r.seq"""
 
 # Events of a refused batch that were released: alone, from now on.
 SUSPECTED: Final = """
 UPDATE outbox_parked p
 SET state = 'retrying', trying = false, next_attempt_at = clock_timestamp(), last_error = s.error
-FROM unnest(%(ids)s::uuid[], %(errors)s::text[]) AS s (id, error)
-WHERE p.id = s.id AND p.state = 'waiting'"""
+FROM unnest(%(seqs)s::bigint[], %(errors)s::text[]) AS s (seq, error)
+WHERE p.seq = s.seq AND p.state = 'waiting'"""
 
 # What a relay was trying when it ended. After a death each is tried alone, and after three a dead letter.
 WAS_TRYING: Final[LiteralString] = f"""
@@ -105,8 +105,8 @@ SET trying = false, next_attempt_at = clock_timestamp(), deaths = deaths + %(die
                  WHEN %(died)s AND state = 'waiting' THEN 'retrying' ELSE state END,
     failed_at = CASE WHEN %(died)s AND deaths + 1 >= %(most)s THEN clock_timestamp() END,
     last_error = CASE WHEN %(died)s THEN %(error)s ELSE last_error END
-FROM (SELECT id AS tried, state AS was FROM outbox_parked WHERE trying AND {MINE} FOR UPDATE) t
-WHERE id = tried
+FROM (SELECT seq AS tried, state AS was FROM outbox_parked WHERE trying AND {MINE} FOR UPDATE) t
+WHERE seq = tried
 RETURNING {COLUMNS_WITH_TIME}, was, state, attempts"""
 
 # Of a run that was released together only the first is marked; another one of it may be what kills.
@@ -144,15 +144,15 @@ ORDER BY failed_at DESC, seq DESC LIMIT %(limit)s"""
 SHOW_PARKED: Final = """
 SELECT to_jsonb(p) || jsonb_build_object('actions', (
     SELECT coalesce(jsonb_agg(to_jsonb(a) - 'events' - 'filter' ORDER BY a.number), '[]'::jsonb)
-    FROM outbox_audit a WHERE a.events @> ARRAY[p.id]))
-FROM outbox_parked p WHERE p.id = %(id)s"""
+    FROM outbox_audit a WHERE a.events @> ARRAY[p.seq]))
+FROM outbox_parked p WHERE p.id = %(id)s ORDER BY p.seq"""
 
 REPLAY: Final[LiteralString] = f"""
 UPDATE outbox_parked SET state = 'replaying', next_attempt_at = NULL, deaths = 0
-WHERE state = 'failed' AND {_MEANT} RETURNING id"""
+WHERE state = 'failed' AND {_MEANT} RETURNING seq"""
 DISCARD: Final[LiteralString] = f"""
 UPDATE outbox_parked SET state = 'discarded', failed_at = coalesce(failed_at, clock_timestamp())
-WHERE state = 'failed' AND {_MEANT} RETURNING id"""
+WHERE state = 'failed' AND {_MEANT} RETURNING seq"""
 
 AUDIT: Final = """
 INSERT INTO outbox_audit (actor, action, reason, filter, events)

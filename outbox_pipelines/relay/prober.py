@@ -137,7 +137,7 @@ class Prober:
 
     def _try(self, batch: list[Attempt]) -> list[Tried]:
         """Sends all, each in a batch of its own, and waits for the verdicts."""
-        verdicts: dict[str, Tried] = {}
+        verdicts: dict[int, Tried] = {}
         for attempt in batch:
             event = attempt.event
             try:
@@ -148,10 +148,10 @@ class Prober:
                     report, headers = self._observe(event, topic, headers, report)
                 self._produce(topic, event.aggregate_id, value, headers, report)
             except Exception as error:  # noqa: BLE001 - whatever an event's content makes the encoder raise
-                verdicts[event.id] = _judge(attempt, error)
+                verdicts[event.seq] = _judge(attempt, error)
         self._flush()
         unknown = "Kafka does not answer"
-        return [verdicts.get(a.event.id) or Tried(a, Verdict.UNKNOWN, unknown) for a in batch]
+        return [verdicts.get(a.event.seq) or Tried(a, Verdict.UNKNOWN, unknown) for a in batch]
 
     def _rehearse(self, batch: list[Attempt]) -> list[Tried]:
         """Tries each in a transaction of its own, which is aborted: nothing is published."""
@@ -179,7 +179,7 @@ class Prober:
             topic = self._router.topic(event.aggregate_type, event.event_type)
             copy = dead_letter(event, self._encode, topic, tried.reason, attempt.attempts + 1)
             dead_letter_topic = self._topics_of_broker().find(f"{topic}.dlq").name
-            verdicts: dict[str, Tried] = {}
+            verdicts: dict[int, Tried] = {}
             problem = ""
             # What was too large there is too large here: then the headers alone.
             for value in (copy[0], None):
@@ -188,7 +188,7 @@ class Prober:
                 )
                 self._flush()
                 self._commit()
-                copied = verdicts.pop(event.id, None)
+                copied = verdicts.pop(event.seq, None)
                 if copied is None or copied.verdict is Verdict.UNKNOWN:
                     return Tried(attempt, Verdict.UNKNOWN, "no answer for the copy in the dead letter topic")
                 if copied.verdict is Verdict.PUBLISHED:
@@ -275,11 +275,11 @@ def dead_letter(
     ]
 
 
-def _report(attempt: Attempt, verdicts: dict[str, Tried], error: KafkaError | None, message: Message) -> None:
+def _report(attempt: Attempt, verdicts: dict[int, Tried], error: KafkaError | None, message: Message) -> None:
     if error is None:
-        verdicts[attempt.event.id] = Tried(attempt, Verdict.PUBLISHED)
+        verdicts[attempt.event.seq] = Tried(attempt, Verdict.PUBLISHED)
     else:
-        verdicts[attempt.event.id] = _judge(attempt, KafkaException(error))
+        verdicts[attempt.event.seq] = _judge(attempt, KafkaException(error))
 
 
 def _judge(attempt: Attempt, error: Exception) -> Tried:

@@ -31,12 +31,12 @@ _LOOK_BACK: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """How far a tick is published, and which parked events went with it."""
+    """How far a tick is published, and which parked events, by their seq, went with it."""
 
     tick: str
     last_seq: int
     finished: bool
-    released: list[str] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
 
     def encode(self) -> bytes:
         """As the value of a message."""

@@ -145,11 +145,13 @@ class Retries:
         """A released run is complete: what Kafka has is no longer parked."""
         aggregates = {(event.aggregate_type, event.aggregate_id) for event in delivery.piece.events}
         with self._shard.transaction():
-            published = [event.id for event in delivery.published()]
-            self._shard.execute(parked_queries.RELEASED, {"ids": published})
+            published = [event.seq for event in delivery.published()]
+            self._shard.execute(parked_queries.RELEASED, {"seqs": published})
             if delivery.suspects:
-                ids, errors = zip(*[(e.id, why) for e, why in delivery.suspects.values()], strict=True)
-                self._shard.execute(parked_queries.SUSPECTED, {"ids": list(ids), "errors": list(errors)})
+                errors = [why for _, why in delivery.suspects.values()]
+                self._shard.execute(
+                    parked_queries.SUSPECTED, {"seqs": list(delivery.suspects), "errors": errors}
+                )
         self._shard.count(len(published))
         self.published += len(published)
         self._metrics.published(len(published))
@@ -203,7 +205,7 @@ class Retries:
                 self._lot.look_again((row[2], row[3]), _ATTENTION_SECONDS)
         if not chosen:
             return
-        self._shard.execute(parked_queries.TRYING, {"ids": [row[1] for row in chosen]})
+        self._shard.execute(parked_queries.TRYING, {"seqs": [row[0] for row in chosen]})
         most = self._settings.max_attempts
         self._prober.submit(
             [
@@ -231,10 +233,10 @@ class Retries:
                 self._lot.look_again(aggregate, _ATTENTION_SECONDS)
         if events:
             events.sort()
-            first: dict[tuple[str, str], str] = {}
+            first: dict[tuple[str, str], int] = {}
             for event in events:
-                first.setdefault((event.aggregate_type, event.aggregate_id), event.id)
-            self._shard.execute(parked_queries.TRYING, {"ids": list(first.values())})
+                first.setdefault((event.aggregate_type, event.aggregate_id), event.seq)
+            self._shard.execute(parked_queries.TRYING, {"seqs": list(first.values())})
             self._flying += 1
             self.released.append(Released(events, sum(len(event.payload) for event in events)))
 
@@ -250,13 +252,13 @@ class Retries:
         """Writes verdicts, then lets the aggregates be looked after again."""
         if not tried:
             return
-        published = [t.attempt.event.id for t in tried if t.verdict is Verdict.PUBLISHED]
+        published = [t.attempt.event.seq for t in tried if t.verdict is Verdict.PUBLISHED]
         refused = [t for t in tried if t.verdict is Verdict.REFUSED]
         postponed = [t for t in tried if t.verdict in (Verdict.UNAVAILABLE, Verdict.UNKNOWN)]
         accepted = [t.attempt.event for t in tried if t.verdict is Verdict.ACCEPTED]
         with self._shard.transaction():
-            self._shard.execute(parked_queries.RELEASED, {"ids": published})
-            self._shard.execute(parked_queries.ACCEPTED, {"ids": [event.id for event in accepted]})
+            self._shard.execute(parked_queries.RELEASED, {"seqs": published})
+            self._shard.execute(parked_queries.ACCEPTED, {"seqs": [event.seq for event in accepted]})
             rows = self._shard.execute(
                 parked_queries.REFUSED, self._columns(refused) | {"most": self._settings.max_attempts}
             )
@@ -274,14 +276,14 @@ class Retries:
                 self._lot.wake(aggregate)
             else:
                 self._lot.look_again(aggregate)
-        events = {t.attempt.event.id: t for t in refused}
-        for name, state, attempts in rows:
+        events = {t.attempt.event.seq: t for t in refused}
+        for seq, state, attempts in rows:
             if state == "failed":
-                self._on_dead_letter(DeadLetter(events[name].attempt.event, attempts, events[name].reason))
+                self._on_dead_letter(DeadLetter(events[seq].attempt.event, attempts, events[seq].reason))
 
     def _columns(self, tried: list[Tried]) -> dict[str, Any]:
         return {
-            "ids": [t.attempt.event.id for t in tried],
+            "seqs": [t.attempt.event.seq for t in tried],
             "errors": [None if t.verdict is Verdict.UNKNOWN else t.reason for t in tried],
             "pauses": [self._pause(t) for t in tried],
         }

@@ -292,9 +292,9 @@ class Shard:
             for some in parked:
                 self._park(some)
 
-    def released(self, ids: list[str]) -> None:
+    def released(self, seqs: list[int]) -> None:
         """These parked events are published."""
-        self.execute(parked_queries.RELEASED, {"ids": ids})
+        self.execute(parked_queries.RELEASED, {"seqs": seqs})
 
     def forget_tick(self) -> None:
         """From here on the database alone counts."""

@@ -257,11 +257,11 @@ class TransactionalPublisher(Publisher):
             # The record names what was released by its own transaction alone.
             self.ledger.settle_all()
             self._must_settle = False
-        released: list[str] = []
+        released: list[int] = []
         for delivery in self._deliveries:
             piece = delivery.piece
             if isinstance(piece, Released):
-                released += [event.id for event in delivery.published()]
+                released += [event.seq for event in delivery.published()]
             elif piece.ends_tick:
                 self._is_finished = True
             elif piece.events:

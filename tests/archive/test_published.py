@@ -160,7 +160,7 @@ def test_what_was_parked(database: Database, settings: Settings) -> None:
         connection.execute(PARK, ["discarded", discarded.id])
         then = publish(database)
         (row,) = connection.execute(
-            "INSERT INTO outbox_released VALUES (%s, DEFAULT, 4) RETURNING published_at", [released.id]
+            "INSERT INTO outbox_released VALUES (%s, DEFAULT, 4) RETURNING published_at", [released.seq]
         )
     found = file_equals_view(database, settings, day)
     assert found == {

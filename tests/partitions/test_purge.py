@@ -81,12 +81,12 @@ def test_what_became_of_parked_events(database: Database, tmp_path: Path) -> Non
     for state in ("failed", "discarded"):
         database.rows(
             f"INSERT INTO outbox_parked SELECT *, %s, 5, NULL, 'no', now(), now() - interval '40 days' "
-            f"FROM {leaf} o WHERE NOT EXISTS (SELECT FROM outbox_parked p WHERE p.id = o.id) LIMIT 3",
+            f"FROM {leaf} o WHERE NOT EXISTS (SELECT FROM outbox_parked p WHERE p.seq = o.seq) LIMIT 3",
             state,
         )
     database.rows("UPDATE outbox_parked SET created_at = created_at - interval '40 days'")
     database.rows(
-        "INSERT INTO outbox_released SELECT gen_random_uuid(), now() - make_interval(days => d), 1 "
+        "INSERT INTO outbox_released SELECT d, now() - make_interval(days => d), 1 "
         "FROM unnest(ARRAY[1, 40]) d"
     )
     archive.archive(settings, DAY)

@@ -99,7 +99,9 @@ def test_replay_after_the_topic_was_mended(outbox: Outbox, letters: list[str]) -
     ((actor, action, reason, which, events),) = _audit(outbox)
     assert "@" in actor
     assert (action, reason, which) == ("replay", "topic mended", {"aggregate_id": "a"})
-    assert {str(one) for one in events} == set(letters[:2])
+    with outbox.connect() as connection:
+        written = connection.execute("SELECT id::text FROM outbox WHERE seq = ANY (%s)", [events]).fetchall()
+    assert {id for (id,) in written} == set(letters[:2])
 
 
 def test_a_replay_that_is_refused_is_a_dead_letter_again(outbox: Outbox, letters: list[str]) -> None:
@@ -217,6 +219,6 @@ def test_a_reader_may_not_act(outbox: Outbox, letters: list[str]) -> None:
             connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
-def _audit(outbox: Outbox) -> list[tuple[str, str, str, dict[str, str], list[uuid.UUID]]]:
+def _audit(outbox: Outbox) -> list[tuple[str, str, str, dict[str, str], list[int]]]:
     with outbox.connect() as connection:
         return connection.execute("SELECT actor, action, reason, filter, events FROM outbox_audit").fetchall()
