@@ -133,7 +133,13 @@ class Archive:
         frame: pd.DataFrame = table.to_pandas(types_mapper=_TYPES.get, date_as_object=False)
         for name in {"payload", "headers"} & set(frame.columns) if parse else ():
             texts = table.column(name).to_pylist()
-            parsed = [None if text is None else json.loads(text) for text in texts]
+            try:
+                parsed = [None if text is None else json.loads(text) for text in texts]
+            except (RecursionError, ValueError) as error:
+                raise SetupError(
+                    f"a {name} is JSON that Python does not read ({type(error).__name__}): leave parse out, "
+                    "and read the texts in a way of your own"
+                ) from None
             frame[name] = pd.Series(parsed, frame.index, dtype=object)
         return frame
 

@@ -62,7 +62,7 @@ class Attempts:
                 raise UnreadableError(f"{event} names no type: handle it with on_other, or send event-type")
         except UnreadableError as error:
             place = f"{message.topic()}/{message.partition()}/{message.offset()}"
-            return Item(message, uuid.uuid5(NAMESPACE, place), error=str(error))
+            return Item(message, uuid.uuid5(NAMESPACE, place), error=inbox.readable(str(error)))
         return Item(message, event.identity(by_key=self._plan.by_key), event, handler)
 
     async def _attempt_again(self, waiting: Waiting) -> Waiting | None:

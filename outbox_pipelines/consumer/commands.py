@@ -16,6 +16,7 @@ import click
 from outbox_pipelines.dead_letter_options import Command, Option, Time, act, actions, actor, wrapped
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.text import to_json
 
 
 @click.group()
@@ -171,7 +172,7 @@ def show(settings: Settings, message_id: UUID) -> None:
     if not found:
         click.echo(f"outbox: {message_id} is in no inbox", err=True)
         sys.exit(1)
-    click.echo(json.dumps(found if len(found) > 1 else found[0], indent=2, ensure_ascii=False))
+    click.echo(to_json(found if len(found) > 1 else found[0], indent=2))
 
 
 @dead_letters.command()

@@ -12,6 +12,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outbox_pipelines.consumer.errors import ConsumerError
+from outbox_pipelines.consumer.reading import headers_of
 
 _SECONDS: Final = 10.0
 # What a consumer's settings have and a producer refuses.
@@ -53,7 +54,7 @@ class DeadLetterTopic:
             "dead-letter-partition": str(message.partition()),
             "dead-letter-offset": str(message.offset()),
         }
-        headers = [*(message.headers() or []), *((name, text.encode()) for name, text in reasons.items())]
+        headers = [*headers_of(message), *((name, text.encode()) for name, text in reasons.items())]
         try:
             self._producer.produce(
                 self._topic,

@@ -126,7 +126,7 @@ def _text(payload: bytes | None) -> Any:
         return None
     try:
         return json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     try:
         return payload.decode()

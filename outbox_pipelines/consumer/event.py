@@ -50,11 +50,14 @@ class Event:
         None for a tombstone. In the shape `flat` it has the members that the relay adds.
 
         Raises:
-            ValueError: the value is not JSON.
+            ValueError: the value is not JSON, or JSON that is nested too deeply for Python.
         """
         if self.value is None:
             return None
-        body = json.loads(self.value)
+        try:
+            body = json.loads(self.value)
+        except RecursionError:
+            raise ValueError("the value is nested too deeply") from None
         if is_cloudevent(body) and body["id"] == self.id:
             return body.get("data")
         if is_envelope(body) and body["event_id"] == self.id:

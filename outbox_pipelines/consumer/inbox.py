@@ -12,12 +12,13 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
 from outbox_pipelines.consumer import queries
 from outbox_pipelines.consumer.event import Event
+from outbox_pipelines.consumer.reading import headers_of, sent_at
 from outbox_pipelines.consumer.transactions import Database
 
 LONGEST_SECONDS: Final = 300.0
@@ -103,8 +104,7 @@ class Arrival:
     @staticmethod
     def of_no_event(message_id: UUID, message: Any) -> Arrival:
         """Behind nothing, and nothing is behind it."""
-        sent_at = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
-        return Arrival(message_id, str(message_id), "", message, sent_at)
+        return Arrival(message_id, str(message_id), "", message, sent_at(message))
 
 
 class Inbox:
@@ -226,7 +226,7 @@ def readable(text: str) -> str:
 
 
 def _headers(message: Any) -> str:
-    pairs = [(name, None if raw is None else _text(raw)) for name, raw in message.headers() or []]
+    pairs = [(name, None if raw is None else _text(raw)) for name, raw in headers_of(message)]
     return json.dumps(pairs)
 
 

@@ -3,12 +3,14 @@
 Invariants:
 - Headers decide; the value is parsed only where they lack something, or say that it is a CloudEvent.
 - What is no event is an error, never passed over.
+- Anybody may write to a topic: whatever a message has in it, reading ends with an event or `UnreadableError`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -29,6 +31,11 @@ _ATTRIBUTES: Final = {
     **{name: name.replace("-", "") for name in _METADATA},
 }
 _CLOUDEVENT: Final = "application/cloudevents+json"
+# Not `message.headers()`: the client's function fails on a name that is not UTF-8 and returns a list all the
+# same. Only a call through here is checked for that by every version of Python.
+_headers: Final[Callable[[Message], Any]] = operator.methodcaller("headers")
+# What both Python and PostgreSQL have as a time, in every time zone.
+_LATEST_MS: Final = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
 
 class Reader:
@@ -52,10 +59,17 @@ class Reader:
         Raises:
             UnreadableError: it is none; the message says where it is.
         """
+        try:
+            return self._read(message)
+        except UnreadableError:
+            raise
+        # Of what others write nothing else may end a consumer: the same message would at each start.
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise UnreadableError(f"{_place(message)} cannot be read: {type(error).__name__}") from error
+
+    def _read(self, message: Message) -> Event:
         headers: dict[str, str | None] = {}
-        # As confluent-kafka gives them; its types allow more.
-        carried: list[tuple[str, bytes | None]] = message.headers() or []  # type: ignore[assignment]
-        for name, raw in carried:
+        for name, raw in headers_of(message):
             # The relay's own come first, and count.
             headers.setdefault(name, _text(raw))
         found = {ours: headers.get(theirs) for ours, theirs in self._names.items()}
@@ -64,14 +78,23 @@ class Reader:
         if content_type.startswith(_CLOUDEVENT) or not (
             found["id"] and found["event-type"] and found["aggregate-type"]
         ):
-            told = _told_by_value(value, found["id"])
+            try:
+                told = _told_by_value(value, found["id"])
+            except RecursionError:
+                raise UnreadableError(
+                    f"{_place(message)} cannot be read: its JSON is nested too deeply"
+                ) from None
             found = {name: header or told.get(name) for name, header in found.items()}
         if not found["id"]:
             raise UnreadableError(
-                f"the message at {message.topic()}, partition {message.partition()}, offset "
-                f"{message.offset()} is no event: it has no header {self._names['id']!r}, and its value is "
+                f"{_place(message)} is no event: it has no header {self._names['id']!r}, and its value is "
                 "neither an envelope nor a CloudEvent"
             )
+        for name, text in found.items():
+            if text and not text.isascii() and not _is_unicode(text):
+                raise UnreadableError(
+                    f"{_place(message)} is no event: its header {self._names[name]!r} is not UTF-8"
+                )
         return Event(
             id=found["id"],
             type=found["event-type"] or "",
@@ -87,8 +110,41 @@ class Reader:
             topic=str(message.topic()),
             partition=message.partition() or 0,
             offset=message.offset() or 0,
-            timestamp=datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC),
+            timestamp=sent_at(message),
         )
+
+
+def headers_of(message: Message) -> list[tuple[str, bytes | None]]:
+    """The headers of a message, in their order; none where a name is not UTF-8."""
+    try:
+        # As confluent-kafka gives them; its types allow more.
+        return _headers(message) or []
+    except (SystemError, UnicodeDecodeError):
+        # The client keeps a list with a hole in it: whoever looks at that ends the process.
+        message.set_headers([])
+        return []
+
+
+def sent_at(message: Message) -> datetime:
+    """When a message came to Kafka, UTC."""
+    return datetime.fromtimestamp(sent_ms(message) / 1000, UTC)
+
+
+def sent_ms(message: Message) -> int:
+    """The same in ms since 1970, as a time that there is: a producer may write any number there."""
+    return min(max(message.timestamp()[1], 0), _LATEST_MS)
+
+
+def _place(message: Message) -> str:
+    return f"the message at {message.topic()}, partition {message.partition()}, offset {message.offset()}"
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _told_by_value(value: bytes | None, event_id: str | None) -> dict[str, str]:

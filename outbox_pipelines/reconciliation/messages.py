@@ -14,6 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from outbox_pipelines.consumer.reading import headers_of, sent_ms
 from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.reconciliation import queries
 from outbox_pipelines.reconciliation.topics import Topic
@@ -85,9 +86,9 @@ def load(
                 continue
             offset = part.end if error is not None else message.offset()
             if offset < part.end:
-                at_ms = message.timestamp()[1]
+                at_ms = sent_ms(message)
                 first.setdefault((numbers[topic], partition), at_ms)
-                rows.append((_id(message.headers(), name), numbers[topic], partition, offset, at_ms))
+                rows.append((_id(headers_of(message), name), numbers[topic], partition, offset, at_ms))
                 read += 1
             if offset >= part.end - 1:
                 del unread[(topic, partition)]
@@ -101,9 +102,9 @@ def load(
     return read, first
 
 
-def _id(headers: list[tuple[str, bytes | None]] | None, name: str) -> bytes | None:
+def _id(headers: list[tuple[str, bytes | None]], name: str) -> bytes | None:
     # The relay's own come first, and count.
-    for found, value in headers or ():
+    for found, value in headers:
         if found == name:
             return value
     return None

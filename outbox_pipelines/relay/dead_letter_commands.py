@@ -13,6 +13,7 @@ import click
 
 from outbox_pipelines.dead_letter_options import Command, Option, Time, act, actions, actor, wrapped
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.text import to_json
 
 
 def _filters(command: Command) -> Command:
@@ -81,7 +82,7 @@ def show(settings: Settings, event_id: UUID) -> None:
         click.echo(f"outbox: {event_id} is neither parked nor a dead letter", err=True)
         sys.exit(1)
     for one in found:
-        click.echo(json.dumps(one, indent=2, ensure_ascii=False))
+        click.echo(to_json(one, indent=2))
 
 
 @dead_letters.command()

@@ -103,7 +103,15 @@ def show(settings: Settings, event_id: UUID) -> list[dict[str, Any]]:
     """
     with connect(settings, name="outbox dead-letters") as connection:
         rows = connection.execute(parked_queries.SHOW_PARKED, {"id": event_id}).fetchall()
-    return [dict(row[0]) for row in rows]
+    return [{**told, "payload": _read(payload), "headers": _read(headers)} for told, payload, headers in rows]
+
+
+def _read(stored: str | None) -> Any:
+    """JSON; as text where it is nested too deeply to be read, which may be why the event is here."""
+    try:
+        return None if stored is None else json.loads(stored)
+    except (RecursionError, ValueError):
+        return stored
 
 
 def act(settings: Settings, action: Action, which: Filter, *, actor: str, reason: str) -> int:

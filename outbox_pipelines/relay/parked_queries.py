@@ -142,9 +142,9 @@ FROM outbox_parked WHERE state = %(state)s AND {_MEANT}
 ORDER BY failed_at DESC, seq DESC LIMIT %(limit)s"""
 
 SHOW_PARKED: Final = """
-SELECT to_jsonb(p) || jsonb_build_object('actions', (
+SELECT to_jsonb(p) - 'payload' - 'headers' || jsonb_build_object('actions', (
     SELECT coalesce(jsonb_agg(to_jsonb(a) - 'events' - 'filter' ORDER BY a.number), '[]'::jsonb)
-    FROM outbox_audit a WHERE a.events @> ARRAY[p.seq]))
+    FROM outbox_audit a WHERE a.events @> ARRAY[p.seq])), p.payload::text, p.headers::text
 FROM outbox_parked p WHERE p.id = %(id)s ORDER BY p.seq"""
 
 REPLAY: Final[LiteralString] = f"""

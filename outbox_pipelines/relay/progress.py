@@ -51,8 +51,18 @@ class Record:
 
     @classmethod
     def decode(cls, value: bytes) -> Record:
-        """From the value of a message."""
-        return cls(**json.loads(value))
+        """From the value of a message.
+
+        Raises:
+            SetupError: it is none of a relay's.
+        """
+        try:
+            return cls(**json.loads(value))
+        except (ValueError, TypeError, RecursionError):
+            raise SetupError(
+                "the last record of the progress topic was not written by a relay: let relays alone write "
+                "to it, and delete that record"
+            ) from None
 
 
 def create_topic(settings: Settings, name: str, shards: int) -> None:

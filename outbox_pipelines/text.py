@@ -1,0 +1,53 @@
+"""Text for people's terminals and logs, whatever the data in it is: ids, types, errors, names of topics.
+
+Invariants:
+- What comes from others can neither start a new line nor steer a terminal: control characters, marks that
+  reorder what is read, and half surrogate pairs are written as escapes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+# C0 and C1 (escape sequences), line and paragraph separators, bidirectional and invisible marks, surrogates.
+_UNSAFE: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+_SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+
+def plain(text: str) -> str:
+    """One line without anything that steers a terminal."""
+    return _UNSAFE.sub(_escape, text)
+
+
+def to_json(value: Any, *, indent: int | None = None, **more: Any) -> str:
+    """JSON as people read it: letters as they are, what steers a terminal as escapes.
+
+    A value that is nested more deeply than Python can write is replaced by a note.
+    """
+    try:
+        text = json.dumps(value, indent=indent, ensure_ascii=False, **more)
+    except RecursionError:
+        if not isinstance(value, dict):
+            return '"(nested too deeply to be shown)"'
+        parts = {name: _flat(part, **more) for name, part in value.items()}
+        text = json.dumps(parts, indent=indent, ensure_ascii=False, **more)
+    # Outside of strings JSON has no such character but the line ends of an indent.
+    return _UNSAFE.sub(lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text)
+
+
+def _flat(value: Any, **more: Any) -> Any:
+    try:
+        json.dumps(value, indent=1, **more)
+    except RecursionError:
+        return "(nested too deeply to be shown)"
+    return value
+
+
+def _escape(found: re.Match[str]) -> str:
+    character = found[0]
+    code = ord(character)
+    return _SHORT.get(character) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
