@@ -1,7 +1,8 @@
 """What Kafka's client reports of a message that was not published, and whose fault it is.
 
 Invariants:
-- Every code that a producer can report stands in one table, with the reason why it stands there.
+- Every code that a producer can report stands in one table, with the reason why it stands there. Every other
+  code is an outage.
 - Only a failure of the kind EVENT ever counts an attempt; and only when the event was sent alone.
 """
 
@@ -23,31 +24,51 @@ class Kind(Enum):
     OWNER = "another relay has taken over: start over"
 
 
+# Older clients have no names for these.
+_UNKNOWN_TOPIC_ID: Final = 100
+_INCONSISTENT_TOPIC_ID: Final = 103
+_TRANSACTION_ABORTABLE: Final = 120
+_INVALID_DIFFERENT_RECORD: Final = -138
+
 _TABLE: Final[dict[int, tuple[Kind, str]]] = {
     KafkaError.MSG_SIZE_TOO_LARGE: (Kind.EVENT, "larger than the topic's max.message.bytes"),
-    KafkaError._INVALID_ARG: (Kind.EVENT, "the client cannot make a message of it"),
     KafkaError.RECORD_LIST_TOO_LARGE: (Kind.EVENT, "its batch is larger than a segment of the topic"),
-    KafkaError.INVALID_MSG: (Kind.EVENT, "the broker finds it corrupt, after retries"),
-    KafkaError.INVALID_MSG_SIZE: (Kind.EVENT, "the broker finds its size impossible"),
     KafkaError.INVALID_RECORD: (Kind.EVENT, "the broker's own validation of records refuses it"),
-    KafkaError.INVALID_TIMESTAMP: (Kind.EVENT, "the topic refuses messages of that time"),
-    KafkaError.POLICY_VIOLATION: (Kind.EVENT, "a policy of the broker refuses it"),
-    KafkaError._BAD_MSG: (Kind.EVENT, "the client finds it malformed"),
-    KafkaError._BAD_COMPRESSION: (Kind.EVENT, "it cannot be compressed"),
+    KafkaError._INVALID_ARG: (Kind.EVENT, "the client cannot make a message of it"),
     KafkaError.UNKNOWN_TOPIC_OR_PART: (Kind.TOPIC, "there is no such topic"),
     KafkaError._UNKNOWN_TOPIC: (Kind.TOPIC, "there is no such topic"),
-    KafkaError._UNKNOWN_PARTITION: (Kind.TOPIC, "the topic has fewer partitions than before: made anew"),
+    KafkaError._UNKNOWN_PARTITION: (Kind.TOPIC, "the topic has fewer partitions than before"),
+    _UNKNOWN_TOPIC_ID: (Kind.TOPIC, "the topic was deleted and created again"),
+    _INCONSISTENT_TOPIC_ID: (Kind.TOPIC, "the topic was deleted and created again"),
     KafkaError.TOPIC_EXCEPTION: (Kind.TOPIC, "the broker refuses the topic's name"),
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: (Kind.TOPIC, "no right to write to the topic"),
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: (Kind.TOPIC, "no right to write to the topic: grant WRITE on it"),
     KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT: (Kind.TOPIC, "the topic's format is too old for headers"),
     KafkaError.UNSUPPORTED_COMPRESSION_TYPE: (Kind.TOPIC, "the topic refuses the compression"),
+    # A message bears the time of the relay's clock: no event is to blame for it.
+    KafkaError.INVALID_TIMESTAMP: (
+        Kind.TOPIC,
+        "the topic refuses the time of the relay's clock: check the clocks, and the topic's "
+        "message.timestamp.before.max.ms and message.timestamp.after.max.ms",
+    ),
+    KafkaError.POLICY_VIOLATION: (Kind.TOPIC, "a policy of the broker refuses it"),
     KafkaError._PURGE_QUEUE: (Kind.CONSEQUENCE, "not sent yet when the producer was given up"),
-    KafkaError._PURGE_INFLIGHT: (Kind.CONSEQUENCE, "on its way when the producer was given up"),
+    KafkaError._PURGE_INFLIGHT: (Kind.CONSEQUENCE, "in flight when the producer was given up"),
     KafkaError._GAPLESS_GUARANTEE: (Kind.CONSEQUENCE, "behind a refused message of its partition"),
+    _INVALID_DIFFERENT_RECORD: (Kind.CONSEQUENCE, "another record of its batch is invalid"),
     KafkaError._FATAL: (Kind.CONSEQUENCE, "the producer had failed before"),
     KafkaError._STATE: (Kind.CONSEQUENCE, "the transaction had failed before"),
     KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER: (Kind.CONSEQUENCE, "behind a message that the broker lost"),
+    KafkaError.DUPLICATE_SEQUENCE_NUMBER: (
+        Kind.CONSEQUENCE,
+        "the broker has seen its sequence number before",
+    ),
     KafkaError.UNKNOWN_PRODUCER_ID: (Kind.CONSEQUENCE, "the broker has forgotten the producer"),
+    KafkaError.INVALID_PRODUCER_ID_MAPPING: (
+        Kind.CONSEQUENCE,
+        "the broker has forgotten the transactional.id",
+    ),
+    KafkaError.INVALID_TXN_STATE: (Kind.CONSEQUENCE, "the transaction had ended before"),
+    _TRANSACTION_ABORTABLE: (Kind.CONSEQUENCE, "the transaction must be aborted"),
     KafkaError._FENCED: (Kind.OWNER, "a relay with the same transactional.id is younger"),
     KafkaError.PRODUCER_FENCED: (Kind.OWNER, "a relay with the same transactional.id is younger"),
     KafkaError.INVALID_PRODUCER_EPOCH: (Kind.OWNER, "a relay with the same transactional.id is younger"),
@@ -56,23 +77,55 @@ _TABLE: Final[dict[int, tuple[Kind, str]]] = {
         "no right to write idempotently: no events go",
     ),
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: (Kind.OUTAGE, "no right to transactions: no events go"),
-    KafkaError.KAFKA_STORAGE_ERROR: (Kind.OUTAGE, "the broker's disk"),
+    KafkaError.SASL_AUTHENTICATION_FAILED: (Kind.OUTAGE, "the broker refuses the credentials"),
+    KafkaError._AUTHENTICATION: (Kind.OUTAGE, "the broker refuses the credentials"),
+    KafkaError._SSL: (Kind.OUTAGE, "no TLS connection to the broker"),
+    # Java's client too tries these again.
+    KafkaError.UNKNOWN: (Kind.OUTAGE, "the broker failed, and does not say why"),
+    KafkaError.INVALID_MSG: (Kind.OUTAGE, "damaged on the way to the broker"),
+    KafkaError.LEADER_NOT_AVAILABLE: (Kind.OUTAGE, "the partition has no leader"),
+    KafkaError.NOT_LEADER_FOR_PARTITION: (Kind.OUTAGE, "the partition has another leader"),
+    KafkaError.FENCED_LEADER_EPOCH: (Kind.OUTAGE, "the partition has another leader"),
+    KafkaError.UNKNOWN_LEADER_EPOCH: (Kind.OUTAGE, "the partition has another leader"),
+    KafkaError.REQUEST_TIMED_OUT: (Kind.OUTAGE, "replicas did not answer the broker in time"),
+    KafkaError.BROKER_NOT_AVAILABLE: (Kind.OUTAGE, "the broker is unavailable"),
+    KafkaError.REPLICA_NOT_AVAILABLE: (Kind.OUTAGE, "a replica is unavailable"),
+    KafkaError.NOT_ENOUGH_REPLICAS: (Kind.OUTAGE, "fewer replicas in sync than min.insync.replicas"),
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND: (
+        Kind.OUTAGE,
+        "fewer replicas in sync than min.insync.replicas",
+    ),
+    KafkaError.NETWORK_EXCEPTION: (Kind.OUTAGE, "the broker lost a connection"),
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS: (Kind.OUTAGE, "the transaction coordinator is starting"),
+    KafkaError.COORDINATOR_NOT_AVAILABLE: (Kind.OUTAGE, "no transaction coordinator"),
+    KafkaError.NOT_COORDINATOR: (Kind.OUTAGE, "another broker is the transaction coordinator"),
+    KafkaError.CONCURRENT_TRANSACTIONS: (Kind.OUTAGE, "the transaction before is not over yet"),
+    KafkaError.TRANSACTION_COORDINATOR_FENCED: (Kind.OUTAGE, "another broker is the transaction coordinator"),
+    KafkaError.THROTTLING_QUOTA_EXCEEDED: (Kind.OUTAGE, "a quota of the broker is used up"),
+    KafkaError.KAFKA_STORAGE_ERROR: (Kind.OUTAGE, "the broker's disk is full or broken"),
+    KafkaError.LOG_DIR_NOT_FOUND: (Kind.OUTAGE, "the broker's directory is missing"),
+    KafkaError.INVALID_REQUIRED_ACKS: (Kind.OUTAGE, "the broker does not know acks=all"),
+    KafkaError.UNSUPPORTED_VERSION: (Kind.OUTAGE, "the broker is too old"),
+    KafkaError._BAD_MSG: (Kind.OUTAGE, "the broker's answer is damaged"),
     KafkaError._MSG_TIMED_OUT: (Kind.OUTAGE, "no broker took it in time"),
     KafkaError._TRANSPORT: (Kind.OUTAGE, "the connection broke"),
+    KafkaError._RESOLVE: (Kind.OUTAGE, "the broker's name has no address"),
     KafkaError._ALL_BROKERS_DOWN: (Kind.OUTAGE, "no broker is there"),
     KafkaError._TIMED_OUT: (Kind.OUTAGE, "no answer in time"),
+    KafkaError._TIMED_OUT_QUEUE: (Kind.OUTAGE, "no answer in time"),
+    KafkaError._ISR_INSUFF: (Kind.OUTAGE, "fewer replicas in sync than min.insync.replicas"),
+    KafkaError._QUEUE_FULL: (Kind.OUTAGE, "the client's queue is full"),
+    KafkaError._CRIT_SYS_RESOURCE: (Kind.OUTAGE, "the client's host is out of memory or threads"),
+    KafkaError._DESTROY: (Kind.OUTAGE, "the client was closed"),
 }
 
 
 def kind(error: KafkaError) -> Kind:
-    """Whose fault it is.
+    """Whose fault it is. What the table does not decide is an outage: it costs no event an attempt.
 
-    A code that nobody knew when the table was written: the broker's word on whether trying again may help
-    decides between an outage and the event.
+    The client's `retriable` does not help: of the error of a message it is always false.
     """
-    if error.code() in _TABLE:
-        return _TABLE[error.code()][0]
-    return Kind.OUTAGE if error.retriable() else Kind.EVENT
+    return _TABLE[error.code()][0] if error.code() in _TABLE else Kind.OUTAGE
 
 
 def describe(error: KafkaError) -> str:

@@ -62,6 +62,9 @@ ORDER BY aggregate_type, aggregate_id, seq LIMIT %(limit)s"""
 
 TRYING: Final = "UPDATE outbox_parked SET trying = true WHERE seq = ANY (%(seqs)s::bigint[])"
 
+# Kafka's client has had them for a while and waits for an answer: a death from now on is not theirs.
+INNOCENT: Final = "UPDATE outbox_parked SET trying = false WHERE seq = ANY (%(seqs)s::bigint[]) AND trying"
+
 RELEASED: Final = """
 WITH gone AS (DELETE FROM outbox_parked WHERE seq = ANY (%(seqs)s::bigint[]) RETURNING seq, attempts)
 INSERT INTO outbox_released (seq, attempts) SELECT seq, attempts FROM gone ON CONFLICT (seq) DO NOTHING"""

@@ -34,6 +34,8 @@ from outbox_pipelines.settings import Settings
 _LOG = logging.getLogger(__name__)
 # How long Kafka may take for a handful of events; longer is an outage.
 _PATIENCE_SECONDS: Final = 15.0
+# An event that kills does so when it is encoded, compressed or sent.
+_INNOCENT_SECONDS: Final = 1.0
 
 
 class Verdict(Enum):
@@ -90,6 +92,8 @@ class Prober:
         self._producer: Producer | None = None
         self._is_open = False
         """Whether a transaction has begun."""
+        self._handed: tuple[float, list[int]] | None = None
+        """What the client has been given and has not answered for, and since when."""
 
     @property
     def is_busy(self) -> bool:
@@ -110,6 +114,14 @@ class Prober:
         if self._failure is not None:
             raise self._failure
         return [self._tried.popleft() for _ in range(len(self._tried))]
+
+    def waiting(self) -> list[int]:
+        """The seqs of events that the client has had for a second without an answer; each is told once."""
+        handed = self._handed
+        if handed is None or time.monotonic() - handed[0] < _INNOCENT_SECONDS:
+            return []
+        self._handed = None
+        return handed[1]
 
     def close(self) -> None:
         """Ends the thread; what is being tried is tried again by whoever comes next."""
@@ -149,7 +161,9 @@ class Prober:
                 self._produce(topic, event.aggregate_id, value, headers, report)
             except Exception as error:  # noqa: BLE001 - whatever an event's content makes the encoder raise
                 verdicts[event.seq] = _judge(attempt, error)
+        self._handed = time.monotonic(), [attempt.event.seq for attempt in batch]
         self._flush()
+        self._handed = None
         unknown = "Kafka does not answer"
         return [verdicts.get(a.event.seq) or Tried(a, Verdict.UNKNOWN, unknown) for a in batch]
 

@@ -35,6 +35,8 @@ _MOST_RELEASES: Final = 2
 _TOPIC_SECONDS: Final = 10.0
 _OUTAGE_SECONDS: Final = 1.0
 _NEWS_SECONDS: Final = 1.0
+# An event that kills does so when it is encoded, compressed or sent.
+_INNOCENT_SECONDS: Final = 1.0
 # While something is under way.
 _ATTENTION_SECONDS: Final = 0.02
 
@@ -49,6 +51,17 @@ class DeadLetter:
     event: Event
     attempts: int
     error: str
+
+
+@dataclass(slots=True)
+class _Run:
+    """Events that were released together."""
+
+    released: Released
+    marked: list[int]
+    """Seqs of those whose death would be counted."""
+    handed_at: float | None = None
+    """When the publishing thread was seen to have taken it."""
 
 
 class Retries:
@@ -74,7 +87,8 @@ class Retries:
         self._news = -1
         self._news_at = 0.0
         self._replay_at: float | None = None
-        self._flying = 0
+        self._flying: dict[int, _Run] = {}
+        """Released runs that are not settled, by `id` of each."""
         self._blocking = ["waiting", "retrying"]
         if settings.on_dead_letter == "block":
             self._blocking += ["failed", "replaying"]
@@ -132,6 +146,7 @@ class Retries:
         """
         self._record(self._prober.verdicts())
         now = time.monotonic()
+        self._clear_the_waiting(now)
         if now >= self._news_at:
             self._hear_news(now)
         if not may_try or self._prober.is_busy:
@@ -155,13 +170,26 @@ class Retries:
         self._shard.count(len(published))
         self.published += len(published)
         self._metrics.published(len(published))
-        self._flying -= 1
+        del self._flying[id(delivery.piece)]
         for aggregate in aggregates:
             self._lot.look_again(aggregate)
 
     def close(self) -> None:
         """Stops trying; what is under way is tried again by whoever comes next."""
         self._prober.close()
+
+    def _clear_the_waiting(self, now: float) -> None:
+        """Takes the mark off what merely waits for Kafka: kills during an outage blame no event."""
+        waiting = self._prober.waiting()
+        for run in self._flying.values():
+            if not run.marked or any(run.released is queued for queued in list(self.released)):
+                continue
+            run.handed_at = run.handed_at or now
+            if now - run.handed_at >= _INNOCENT_SECONDS:
+                waiting += run.marked
+                run.marked = []
+        if waiting:
+            self._shard.execute(parked_queries.INNOCENT, {"seqs": waiting})
 
     def _hear_news(self, now: float) -> None:
         """After somebody has replayed or discarded, and at the beginning: what is parked, from the table."""
@@ -223,13 +251,13 @@ class Retries:
         if not aggregates:
             return
         events: list[Event] = []
-        if self._flying < _MOST_RELEASES:
+        if len(self._flying) < _MOST_RELEASES:
             limit = {"limit": max(1, _RELEASE // len(aggregates)), "blocking": self._blocking}
             rows = self._shard.stream(parked_queries.FREE, _names(aggregates) | limit)
             events = _bounded(map(Event._make, rows), self._settings.piece_bytes)
-        released = {(event.aggregate_type, event.aggregate_id) for event in events}
+        found = {(event.aggregate_type, event.aggregate_id) for event in events}
         for aggregate in aggregates:
-            if aggregate not in released:
+            if aggregate not in found:
                 self._lot.look_again(aggregate, _ATTENTION_SECONDS)
         if events:
             events.sort()
@@ -237,8 +265,9 @@ class Retries:
             for event in events:
                 first.setdefault((event.aggregate_type, event.aggregate_id), event.seq)
             self._shard.execute(parked_queries.TRYING, {"seqs": list(first.values())})
-            self._flying += 1
-            self.released.append(Released(events, sum(len(event.payload) for event in events)))
+            released = Released(events, sum(len(event.payload) for event in events))
+            self._flying[id(released)] = _Run(released, list(first.values()))
+            self.released.append(released)
 
     def _replay(self, now: float) -> None:
         rows = self._shard.execute(parked_queries.REPLAYS, {"limit": _AT_ONCE})

@@ -47,6 +47,11 @@ class Mock:
         push = _library().rd_kafka_mock_broker_push_request_error_rtts
         _check(push(self._cluster, _BROKER, _PRODUCE_REQUEST, count, *(late * count)))
 
+    def answer(self, *codes: int) -> None:
+        """The next batches are answered with these error codes, one each."""
+        push = _library().rd_kafka_mock_push_request_errors_array
+        push(self._cluster, _PRODUCE_REQUEST, len(codes), (ctypes.c_int * len(codes))(*codes))
+
     def lead(self, topic: str, partition: int, broker: int) -> None:
         """From now on this broker (from 1) leads the partition; all others refuse it."""
         _check(
@@ -95,6 +100,13 @@ def _library() -> ctypes.CDLL:
     library.rd_kafka_mock_topic_create.restype = number
     library.rd_kafka_mock_partition_set_leader.argtypes = [pointer, text, ctypes.c_int32, ctypes.c_int32]
     library.rd_kafka_mock_partition_set_leader.restype = number
+    library.rd_kafka_mock_push_request_errors_array.argtypes = [
+        pointer,
+        ctypes.c_int16,
+        size,
+        ctypes.c_void_p,
+    ]
+    library.rd_kafka_mock_push_request_errors_array.restype = None
     # Pairs of an error and a delay follow.
     library.rd_kafka_mock_broker_push_request_error_rtts.argtypes = [pointer, number, ctypes.c_int16, size]
     library.rd_kafka_mock_broker_push_request_error_rtts.restype = number

@@ -9,9 +9,13 @@ import sys
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from outbox_pipelines.relay import queries, service
-from tests.conftest import Outbox, clean_environment
+from outbox_pipelines.relay.retries import DEATHS
+from tests.conftest import Outbox, clean_environment, wait_until
+from tests.history import mock
+from tests.relay.faults import relay
 from tests.relay.parked import numbers, parked_rows, write
 
 # A relay whose encoder crashes the process at a payload with "deadly" in it, as a fault in a C library would.
@@ -153,3 +157,25 @@ def test_another_event_begins_its_own_count(outbox: Outbox) -> None:
         connection.execute("UPDATE outbox_shards SET suspect_deaths = 2")
         assert deaths(None) == 0
         assert deaths(2) == 0
+
+
+def test_a_parked_event_that_waits_for_replicas_is_not_blamed_for_kills(outbox: Outbox) -> None:
+    """Guards against an outage and an impatient orchestrator that make a dead letter of it (G4)."""
+    write(outbox, ("a", {"n": 0}))
+    with mock.running() as broker:
+        broker.create({"order": outbox.topic()}, partitions=1)
+        broker.answer(KafkaError.INVALID_RECORD, *[KafkaError.NOT_ENOUGH_REPLICAS] * 500)
+        for _ in range(DEATHS):
+            with relay(outbox, OUTBOX_LEASE_SECONDS="1", OUTBOX_KAFKA=broker.bootstrap):
+                wait_until(lambda: _trying(outbox)[:1] == (True,), seconds=60, what="the event to be tried")
+                due = _trying(outbox)[1]
+                wait_until(lambda: _trying(outbox)[:1] == (False,), seconds=60, what="it to be cleared")
+                assert _trying(outbox)[1] == due, "cleared by the end of the attempt only"
+    with relay(outbox):
+        wait_until(lambda: numbers(outbox, "a") == [0], seconds=60, what="the event to be published")
+
+
+def _trying(outbox: Outbox) -> tuple[Any, ...]:
+    """Whether the parked event is being tried, and when it was due."""
+    with outbox.connect() as connection:
+        return connection.execute("SELECT trying, next_attempt_at FROM outbox_parked").fetchone() or ()
