@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from outbox_pipelines.relay.breaker import State
-from outbox_pipelines.relay.publisher import Delivery
+from outbox_pipelines.relay.delivery import Complete
 from outbox_pipelines.relay.shards import Settled
 from outbox_pipelines.settings import Settings
 
@@ -26,7 +26,7 @@ class Metrics:
     def released(self) -> None:
         """It does not any more."""
 
-    def acknowledged(self, deliveries: Iterable[Delivery]) -> None:
+    def acknowledged(self, complete: Iterable[Complete]) -> None:
         """Pieces have become complete."""
 
     def settled(self, events: int, seconds: float, progress: Settled | None) -> None:

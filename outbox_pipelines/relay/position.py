@@ -47,3 +47,15 @@ class Position:
     done: Snapshot
     target: Snapshot | None = None
     last_seq: int | None = None
+
+    def opened_as(self, opened: Position) -> Position:
+        """Return `opened`: this position inside the tick that follows it, or that it is in.
+
+        Raises:
+            ValueError: `opened` would pass over events, or return to a tick that is over.
+        """
+        is_next = self.target is None and not opened.last_seq
+        goes_on = (opened.target, opened.last_seq or 0) == (self.target, self.last_seq or 0)
+        if opened.target is None or opened.done != self.done or not (is_next or goes_on):
+            raise ValueError(f"a tick was opened as {opened} at {self}")
+        return opened

@@ -33,8 +33,8 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import measurements, rules
 from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus
 from outbox_pipelines.relay.breaker import State
+from outbox_pipelines.relay.delivery import Complete
 from outbox_pipelines.relay.metrics import Metrics
-from outbox_pipelines.relay.publisher import Delivery
 from outbox_pipelines.relay.shards import Settled
 from outbox_pipelines.settings import Settings
 
@@ -119,12 +119,12 @@ class Registered(Metrics):
                     gauge.remove(self._shard)
             self._shard = ""
 
-    def acknowledged(self, deliveries: Iterable[Delivery]) -> None:
+    def acknowledged(self, complete: Iterable[Complete]) -> None:
         now = time.monotonic()
-        for delivery in deliveries:
-            if delivery.acknowledged:
-                self._batch.labels(self._shard).observe(len(delivery.piece.events))
-                self._publish.labels(self._shard).observe(now - delivery.begun_at)
+        for batch in complete:
+            if len(batch.piece.events) > len(batch.held()):
+                self._batch.labels(self._shard).observe(len(batch.piece.events))
+                self._publish.labels(self._shard).observe(now - batch.begun_at)
 
     def settled(self, events: int, seconds: float, progress: Settled | None) -> None:
         self._settle.labels(self._shard).observe(seconds)

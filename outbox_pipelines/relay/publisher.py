@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -22,6 +22,7 @@ from outbox_pipelines.errors import AwayError
 from outbox_pipelines.event import Event, Piece, Released
 from outbox_pipelines.relay import client, failures
 from outbox_pipelines.relay.breaker import Breaker, State
+from outbox_pipelines.relay.delivery import Complete, Delivery
 from outbox_pipelines.relay.encoding import Encoder, Headers
 from outbox_pipelines.relay.failures import Kind
 from outbox_pipelines.relay.observe import Report, observer
@@ -44,96 +45,6 @@ _UNLIMITED: Final = 1 << 60
 # A batch larger than its topic's limit is refused, however small its events: the lowest limit counts.
 _BATCH_BYTES: Final = 1_000_000
 _LEAST_BATCH_BYTES: Final = 1_000
-
-Identify = Callable[[list[Event], list[tuple[Message, KafkaError]]], list[tuple[Event, KafkaError]]]
-
-
-class Delivery:
-    """A piece on its way, and what became of its events so far."""
-
-    __slots__ = (
-        "_acknowledged_before",
-        "acknowledged",
-        "begun_at",
-        "dead",
-        "failed",
-        "flying",
-        "halted",
-        "is_aside",
-        "parked",
-        "piece",
-        "suspects",
-        "unsent",
-    )
-
-    def __init__(self, piece: Piece | Released) -> None:
-        self.piece = piece
-        self.begun_at = time.monotonic()
-        self.unsent: list[Event] = piece.events
-        self.flying: list[Event] = []
-        """Handed to the producer of now."""
-        self.acknowledged = 0
-        self._acknowledged_before = 0
-        self.failed: list[tuple[Message, KafkaError]] = []
-        self.parked: list[Event] = []
-        """Held back behind another event of their aggregate."""
-        self.suspects: dict[int, tuple[Event, str]] = {}
-        """By seq: held back for what is said of them; to be tried alone."""
-        self.dead: dict[int, tuple[Event, str]] = {}
-        """By seq: not even to be tried."""
-        self.is_aside = False
-        """What it holds back is in the table already."""
-        self.halted: set[tuple[str, str]] = set()
-        """Aggregates of released events that cannot go on."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing of it is left to be sent or reported."""
-        held = len(self.parked) + len(self.suspects) + len(self.dead)
-        return self.acknowledged + held == len(self.piece.events)
-
-    def published(self) -> list[Event]:
-        """Once complete: the events that Kafka has."""
-        held = self.aside()
-        return [event for event in self.piece.events if event.seq not in held] if held else self.piece.events
-
-    def held(self) -> list[Event]:
-        """The events that Kafka does not get now."""
-        return [
-            *self.parked,
-            *(event for event, _ in self.suspects.values()),
-            *(event for event, _ in self.dead.values()),
-        ]
-
-    def aside(self) -> dict[int, tuple[str, str | None]]:
-        """Once complete: what is to be put aside, by seq: the state, and why."""
-        return {
-            **{event.seq: ("waiting", None) for event in self.parked},
-            **{seq: ("retrying", why) for seq, (_, why) in self.suspects.items()},
-            **{seq: ("failed", why) for seq, (_, why) in self.dead.items()},
-        }
-
-    def report(self, error: KafkaError | None, message: Message) -> None:
-        if error is None:
-            self.acknowledged += 1
-        else:
-            self.failed.append((message, error))
-
-    def restart(self) -> None:
-        """Nothing of it is out: all that is not held back is to be sent again."""
-        held = self.aside()
-        self.unsent = [event for event in self.piece.events if event.seq not in held]
-        self.flying, self.failed = [], []
-        self.acknowledged = self._acknowledged_before = 0
-
-    def reclaim(self, identify: Identify) -> list[tuple[Event, KafkaError]] | None:
-        """Takes back what the producer of now did not publish; None if it did not say of each event."""
-        if len(self.flying) != self.acknowledged - self._acknowledged_before + len(self.failed):
-            return None
-        failed = identify(self.flying, self.failed)
-        self._acknowledged_before = self.acknowledged
-        self.flying, self.failed = [], []
-        return failed
 
 
 class Publisher:
@@ -242,18 +153,17 @@ class Publisher:
         if self.breaker.state is not State.OPEN and any(delivery.unsent for delivery in self._deliveries):
             self._pump(self._deliveries)
 
-    def acknowledged(self) -> list[Delivery]:
-        """The pieces that became complete since the last call, in order."""
+    def acknowledged(self) -> list[Complete]:
+        """Return the batches that became complete since the last call, in order."""
         complete = []
         while self._deliveries and self._deliveries[0].is_complete:
-            delivery = self._deliveries.popleft()
-            self._count_out(delivery)
-            complete.append(delivery)
+            complete.append(self._deliveries.popleft().complete())
+            self._count_out(complete[-1])
         return complete
 
-    def _count_out(self, delivery: Delivery) -> None:
-        self._pending_events -= len(delivery.piece.events)
-        self._pending_size -= delivery.piece.size
+    def _count_out(self, complete: Complete) -> None:
+        self._pending_events -= len(complete.piece.events)
+        self._pending_size -= complete.piece.size
         self._completed += 1
 
     def flush(self, seconds: float) -> None:

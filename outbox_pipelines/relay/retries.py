@@ -18,10 +18,10 @@ from typing import Any, Final
 
 from outbox_pipelines.event import Event, Released
 from outbox_pipelines.relay import parked_queries
+from outbox_pipelines.relay.delivery import Complete
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.parking import Aggregate, ParkingLot
 from outbox_pipelines.relay.prober import Attempt, Prober, Tried, Verdict
-from outbox_pipelines.relay.publisher import Delivery
 from outbox_pipelines.relay.shards import Shard
 from outbox_pipelines.relay.transactions import place
 from outbox_pipelines.settings import Settings
@@ -156,21 +156,21 @@ class Retries:
         if self._replay_at is not None and self._replay_at <= now and not self._prober.is_busy:
             self._replay(now)
 
-    def settled(self, delivery: Delivery) -> None:
+    def settled(self, complete: Complete) -> None:
         """A released run is complete: what Kafka has is no longer parked."""
-        aggregates = {(event.aggregate_type, event.aggregate_id) for event in delivery.piece.events}
+        aggregates = {(event.aggregate_type, event.aggregate_id) for event in complete.piece.events}
         with self._shard.transaction():
-            published = [event.seq for event in delivery.published()]
+            published = [event.seq for event in complete.published()]
             self._shard.execute(parked_queries.RELEASED, {"seqs": published})
-            if delivery.suspects:
-                errors = [why for _, why in delivery.suspects.values()]
+            if complete.suspects:
+                errors = [why for _, why in complete.suspects.values()]
                 self._shard.execute(
-                    parked_queries.SUSPECTED, {"seqs": list(delivery.suspects), "errors": errors}
+                    parked_queries.SUSPECTED, {"seqs": list(complete.suspects), "errors": errors}
                 )
         self._shard.count(len(published))
         self.published += len(published)
         self._metrics.published(len(published))
-        del self._flying[id(delivery.piece)]
+        del self._flying[id(complete.piece)]
         for aggregate in aggregates:
             self._lot.look_again(aggregate)
 

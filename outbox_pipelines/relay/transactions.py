@@ -6,7 +6,7 @@ Invariants:
 - What is parked is in the database before the transaction that passes over it is committed.
 - A younger relay with the same transactional id fences this one. Every outcome that is not plain goes through
   one routine: start over, and read Kafka's record.
-- A piece is complete when its transaction is committed.
+- A batch is complete when its transaction is committed, and none joins a transaction whose commit has begun.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from outbox_pipelines.errors import AwayError
 from outbox_pipelines.event import Piece, Released
 from outbox_pipelines.relay import client, failures, progress
 from outbox_pipelines.relay.breaker import State
+from outbox_pipelines.relay.delivery import Complete, Delivery, IncompleteError
 from outbox_pipelines.relay.failures import Kind
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.position import Position
-from outbox_pipelines.relay.publisher import Delivery, Publisher
+from outbox_pipelines.relay.publisher import Publisher
 from outbox_pipelines.relay.shards import Shard, ShardLostError
 from outbox_pipelines.settings import Settings
 
@@ -148,9 +149,10 @@ class TransactionalPublisher(Publisher):
         self._place = place(settings, shard)
         super().__init__(settings, lot)
         self.ledger: Ledger | None = None
-        self._complete: list[Delivery] = []
+        self._complete: list[Complete] = []
         self._began: float | None = None
-        self._is_committing = False
+        self._committing: list[Delivery] | None = None
+        """What the transaction holds whose commit has begun; nothing can join it."""
         self._must_settle = False
         self._innocent_aborts = 0
         position = shard.position
@@ -160,10 +162,12 @@ class TransactionalPublisher(Publisher):
         self._is_finished = position.target is None
 
     def takes(self, piece: Piece | Released) -> bool:
-        # A transaction holds pieces of one tick.
-        return not (self._opens(piece) and self._deliveries)
+        # A transaction holds batches of one tick, and none that come while it is being committed.
+        return self._committing is None and not (self._opens(piece) and self._deliveries)
 
     def publish(self, piece: Piece | Released) -> None:
+        if not self.takes(piece):
+            raise RuntimeError("a batch was published that the transaction does not take")
         if self._opens(piece):
             self._open_tick(piece)
         super().publish(piece)
@@ -175,15 +179,16 @@ class TransactionalPublisher(Publisher):
         if self._began is None or self.breaker.state is State.OPEN:
             return
         is_old = time.monotonic() - self._began >= _SECONDS
-        if not linger or self._is_full() or is_old or self._is_committing:
+        if not linger or self._is_full() or is_old or self._committing is not None:
             self._commit()
 
-    def acknowledged(self) -> list[Delivery]:
+    def acknowledged(self) -> list[Complete]:
+        # Outside of a transaction only what is parked or empty is complete.
         while self._began is None and self._deliveries and self._deliveries[0].is_complete:
-            self._complete.append(self._deliveries.popleft())
+            self._complete.append(self._deliveries.popleft().complete())
         complete, self._complete = self._complete, []
-        for delivery in complete:
-            self._count_out(delivery)
+        for batch in complete:
+            self._count_out(batch)
         return complete
 
     def discard(self) -> None:
@@ -224,10 +229,15 @@ class TransactionalPublisher(Publisher):
 
     def _commit(self) -> None:
         """One try; called again while Kafka does not answer."""
-        if not self._is_committing:
+        if self._committing is None:
             if any(delivery.unsent for delivery in self._deliveries):
                 return
-            self._prepare()
+            try:
+                self._committing = self._prepare()
+            except (BufferError, KafkaException) as error:
+                self._trouble = str(error)
+                self._recover()
+                return
         try:
             self._producer.commit_transaction(_COMMIT_SECONDS)
         except KafkaException as error:
@@ -238,17 +248,22 @@ class TransactionalPublisher(Publisher):
             if reason.txn_requires_abort():
                 self._recover()
             return
-        self._began, self._is_committing, self._innocent_aborts = None, False, 0
-        self._must_settle = any(isinstance(delivery.piece, Released) for delivery in self._deliveries)
-        self._complete += self._deliveries
-        self._deliveries.clear()
+        try:
+            self._complete += [delivery.complete() for delivery in self._committing]
+        except IncompleteError as error:
+            raise ShardLostError(f"Kafka's client did not say what became of each event: {error}") from None
+        self._must_settle = any(isinstance(delivery.piece, Released) for delivery in self._committing)
+        for delivery in self._committing:
+            self._deliveries.remove(delivery)
+        self._began, self._committing, self._innocent_aborts = None, None, 0
         self.breaker.acknowledged()
 
-    def _prepare(self) -> None:
-        """What must be in the database, and in the transaction, before it is committed."""
+    def _prepare(self) -> list[Delivery]:
+        """Write what must be in database and transaction before its commit; return what it holds."""
         assert self.ledger is not None
         assert self._tick is not None
-        held = [d for d in self._deliveries if isinstance(d.piece, Piece) and d.held() and not d.is_aside]
+        content = list(self._deliveries)
+        held = [d for d in content if isinstance(d.piece, Piece) and d.held() and not d.is_aside]
         if held:
             self.ledger.park(held)
             for delivery in held:
@@ -258,10 +273,11 @@ class TransactionalPublisher(Publisher):
             self.ledger.settle_all()
             self._must_settle = False
         released: list[int] = []
-        for delivery in self._deliveries:
+        for delivery in content:
             piece = delivery.piece
             if isinstance(piece, Released):
-                released += [event.seq for event in delivery.published()]
+                aside = delivery.aside()
+                released += [event.seq for event in piece.events if event.seq not in aside]
             elif piece.ends_tick:
                 self._is_finished = True
             elif piece.events:
@@ -270,7 +286,7 @@ class TransactionalPublisher(Publisher):
         self._producer.produce(
             self._place.topic, record.encode(), str(self._place.shard), partition=self._place.shard
         )
-        self._is_committing = True
+        return content
 
     def _recover(self) -> None:
         """After a refusal nothing of the transaction is out: all of it again, without those to blame."""
@@ -302,7 +318,11 @@ class TransactionalPublisher(Publisher):
             self._producer.abort_transaction(_ABORT_SECONDS)
         except KafkaException as error:
             raise ShardLostError(f"a transaction ended in doubt: {error.args[0].str()}") from None
-        self._began, self._is_committing, self._failed = None, False, False
+        self.flush(_LAST_REPORTS_SECONDS)
+        if len(self._producer):
+            # A report that comes after `restart` would count for the next transaction.
+            raise ShardLostError("Kafka's client did not report each event of an aborted transaction")
+        self._began, self._committing, self._failed = None, None, False
         for delivery in self._deliveries:
             delivery.restart()
 

@@ -3,7 +3,7 @@
 Invariants:
 - A reader stays a piece or two ahead; the calling thread publishes; a settler moves the position when a piece
   and all before it are complete, and looks after what is parked. Each owns its connection.
-- The position never covers an event that is neither acknowledged nor parked.
+- The position never covers an event that is neither acknowledged nor parked: it moves over a `Complete` only.
 - The first failure anywhere ends all three, and is raised to the caller; what was on its way is read again.
 """
 
@@ -25,10 +25,11 @@ from outbox_pipelines.errors import AwayError
 from outbox_pipelines.event import Piece, Released
 from outbox_pipelines.relay.breaker import State
 from outbox_pipelines.relay.caution import Caution
+from outbox_pipelines.relay.delivery import Complete, Delivery
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.position import Position
-from outbox_pipelines.relay.publisher import Delivery, Publisher
+from outbox_pipelines.relay.publisher import Publisher
 from outbox_pipelines.relay.reader import CHANGE_POLL, MANY_EVENTS, Reader
 from outbox_pipelines.relay.retries import DeadLetter, Retries
 from outbox_pipelines.relay.shards import Parked, Settled, Shard, ShardLostError
@@ -104,7 +105,7 @@ class Worker:
         self._hold = self._reader.hold
         self._settled: deque[Settled] = deque()
         self._outcome = threading.Condition()
-        self._completed: list[Delivery] = []
+        self._completed: list[Complete] = []
         self._is_exactly_once = isinstance(publisher, TransactionalPublisher)
         if isinstance(publisher, TransactionalPublisher):
             publisher.ledger = self
@@ -249,26 +250,29 @@ class Worker:
         while True:
             with self._outcome:
                 self._outcome.wait_for(self._has_work, timeout=self._rest(beat_at))
-                deliveries, self._completed = self._completed, []
+                batches, self._completed = self._completed, []
                 orders, self._orders = self._orders, []
                 finished = self._finished
-            ticks = [delivery for delivery in deliveries if isinstance(delivery.piece, Piece)]
-            for delivery in ticks:
-                assert isinstance(delivery.piece, Piece)
-                position = delivery.piece.position
+            ticks = [batch for batch in batches if isinstance(batch.piece, Piece)]
+            for batch in ticks:
+                assert isinstance(batch.piece, Piece)
+                position = batch.piece.position
+            # First, since Kafka's record of what was released is believed only until the next tick is opened.
+            for batch in batches:
+                if isinstance(batch.piece, Released):
+                    self._retries.settled(batch)
             events = 0
             is_due = time.monotonic() - beat_at >= self._heartbeat
             tick_id = None
             for order in orders:
-                position, tick_id = order.position or position, order.tick_id or tick_id
-            if is_due or finished or tick_id or any(delivery.piece.events for delivery in ticks):
+                if order.position is not None:
+                    position = position.opened_as(order.position)
+                tick_id = order.tick_id or tick_id
+            if is_due or finished or tick_id or any(batch.piece.events for batch in ticks):
                 events = self._settle_ticks(position, ticks, tick_id=tick_id, last=finished)
                 beat_at = time.monotonic()
-            for delivery in deliveries:
-                if delivery not in ticks:
-                    self._retries.settled(delivery)
             with self._outcome:
-                self._unsettled -= sum(1 for delivery in deliveries if delivery.piece.events)
+                self._unsettled -= sum(1 for batch in batches if batch.piece.events)
             for order in orders:
                 if order.parked:
                     self._shard.park(order.parked)
@@ -283,20 +287,18 @@ class Worker:
             self._hold.is_reached = self._hold.is_wanted and self._retries.is_quiet
             if self._is_time_to_hand_over():
                 self._stop.set()
-            if deliveries and events < MANY_EVENTS and not self._is_exactly_once:
+            if batches and events < MANY_EVENTS and not self._is_exactly_once:
                 self._end.wait(_SETTLE_PAUSE)
 
     def _settle_ticks(
-        self, position: Position, ticks: list[Delivery], *, tick_id: str | None, last: bool
+        self, position: Position, ticks: list[Complete], *, tick_id: str | None, last: bool
     ) -> int:
         """Moves the position over these, and puts aside what is held back; how many events Kafka has."""
-        held = [(delivery, rows) for delivery in ticks if (rows := delivery.aside())]
+        held = [(batch, rows) for batch in ticks if (rows := batch.aside())]
         parked = sum(len(rows) for _, rows in held)
-        aside = [rows for delivery, rows in held if not delivery.is_aside]
-        events = sum(len(delivery.piece.events) for delivery in ticks) - parked
-        newest = max(
-            (delivery.piece.events[-1].seq for delivery in ticks if delivery.piece.events), default=None
-        )
+        aside = [rows for batch, rows in held if not batch.is_aside]
+        events = sum(len(batch.piece.events) for batch in ticks) - parked
+        newest = max((batch.piece.events[-1].seq for batch in ticks if batch.piece.events), default=None)
         begun = time.monotonic()
         settled = self._shard.settle(position, events, newest, parked=aside, tick_id=tick_id, last=last)
         self._metrics.settled(events, time.monotonic() - begun, settled)
@@ -305,9 +307,9 @@ class Worker:
         if settled is not None:
             self._settled.append(settled)
         if parked:
-            for delivery in ticks:
-                self._lot.parked(delivery.held())
-                for event, why in delivery.dead.values():
+            for batch in ticks:
+                self._lot.parked(batch.held())
+                for event, why in batch.dead.values():
                     self._on_dead_letter(DeadLetter(event, 0, why))
         return events
 
@@ -342,16 +344,14 @@ class Worker:
     def _has_work(self) -> bool:
         # A position without events can wait for the heartbeat: settling it takes a transaction id, which
         # would make the next snapshot differ, and so on for ever.
-        return bool(
-            self._finished or self._orders or any(delivery.piece.events for delivery in self._completed)
-        )
+        return bool(self._finished or self._orders or any(batch.piece.events for batch in self._completed))
 
-    def _hand_to_settler(self, deliveries: list[Delivery]) -> None:
-        if deliveries:
-            self._metrics.acknowledged(deliveries)
+    def _hand_to_settler(self, batches: list[Complete]) -> None:
+        if batches:
+            self._metrics.acknowledged(batches)
             with self._outcome:
-                self._completed += deliveries
-                self._unsettled += sum(1 for delivery in deliveries if delivery.piece.events)
+                self._completed += batches
+                self._unsettled += sum(1 for batch in batches if batch.piece.events)
                 self._outcome.notify()
 
     def _is_time_to_hand_over(self) -> bool:

@@ -1,6 +1,8 @@
 """The arithmetic of snapshots."""
 
-from outbox_pipelines.relay.position import Snapshot
+import pytest
+
+from outbox_pipelines.relay.position import Position, Snapshot
 
 
 def test_text_form_survives_a_round_trip() -> None:
@@ -19,3 +21,19 @@ def test_late_transactions_ran_then_and_are_over_now() -> None:
     """Guards against losing the event of a transaction that outlived a tick."""
     done, target = Snapshot.parse("5:9:5,7"), Snapshot.parse("7:20:7,12")
     assert done.late(target) == [5]
+
+
+def test_a_tick_opens_where_the_last_one_ended() -> None:
+    """Guards against a position that passes over events, or returns to a tick that is over."""
+    one, two, three = Snapshot(1, 1, ()), Snapshot(2, 2, ()), Snapshot(3, 3, ())
+    assert Position(one).opened_as(Position(one, two, 0)) == Position(one, two, 0)
+    assert Position(one, two, 7).opened_as(Position(one, two, 7)) == Position(one, two, 7)
+    for at, opened in (
+        (Position(one), Position(two, three, 0)),
+        (Position(one), Position(one, two, 7)),
+        (Position(one), Position(one)),
+        (Position(one, two, 7), Position(one, two, 6)),
+        (Position(one, two, 7), Position(one, three, 7)),
+    ):
+        with pytest.raises(ValueError, match="a tick was opened"):
+            at.opened_as(opened)

@@ -20,9 +20,9 @@ from outbox_pipelines.event import Event
 from outbox_pipelines.relay.claims import queries
 from outbox_pipelines.relay.claims.holder import Holder
 from outbox_pipelines.relay.claims.source import ClaimSource, array, names
+from outbox_pipelines.relay.delivery import Complete
 from outbox_pipelines.relay.parking import Aggregate, ParkingLot
 from outbox_pipelines.relay.prober import Attempt, Prober, Tried, Verdict
-from outbox_pipelines.relay.publisher import Delivery
 from outbox_pipelines.relay.retries import LONGEST_PAUSE, DeadLetter
 from outbox_pipelines.settings import Settings
 
@@ -106,14 +106,14 @@ class ClaimRetries:
             return _ATTENTION_SECONDS
         return max(self._lot.next_due - time.monotonic(), 0.001)
 
-    def settled(self, delivery: Delivery) -> None:
+    def settled(self, complete: Complete) -> None:
         """A claim is settled: what Kafka does not get now is pending again."""
-        held = sorted(delivery.held())
+        held = sorted(complete.held())
         for event in held:
             aggregate = (event.aggregate_type, event.aggregate_id)
             trial = self._trials.get(aggregate)
             if aggregate not in self._ended and (trial is None or event.seq < trial.seq):
-                self._trials[aggregate] = _Trial(event.seq, event.seq in delivery.suspects)
+                self._trials[aggregate] = _Trial(event.seq, event.seq in complete.suspects)
         if held:
             self._put_back.append((self._source.claimed, held))
 

@@ -25,9 +25,10 @@ from outbox_pipelines.relay.claims import queries
 from outbox_pipelines.relay.claims.holder import Holder
 from outbox_pipelines.relay.claims.retries import ClaimRetries
 from outbox_pipelines.relay.claims.source import ClaimSource, names
+from outbox_pipelines.relay.delivery import Complete
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.parking import ParkingLot
-from outbox_pipelines.relay.publisher import Delivery, Publisher
+from outbox_pipelines.relay.publisher import Publisher
 from outbox_pipelines.relay.retries import DeadLetter
 from outbox_pipelines.relay.shards import Settled, ShardLostError
 from outbox_pipelines.relay.worker import Totals
@@ -83,7 +84,7 @@ class ClaimWorker:
         # Both under the condition, which each thread is woken by.
         self._change = threading.Condition()
         self._claimed: deque[Piece] = deque()
-        self._completed: deque[Delivery] = deque()
+        self._completed: deque[Complete] = deque()
         self._claiming = True
         self._finished = False
         self._active_at = 0.0
@@ -218,12 +219,12 @@ class ClaimWorker:
 
     def _settle(self) -> None:
         while self._completed:
-            delivery = self._completed.popleft()
+            complete = self._completed.popleft()
             claim = self._source.in_flight[0]
-            assert claim.piece is delivery.piece, "claims are settled in order"
-            published = delivery.published()
+            assert claim.piece is complete.piece, "claims are settled in order"
+            published = complete.published()
             self._source.settle(claim, published)
-            self._retries.settled(delivery)
+            self._retries.settled(complete)
             self.totals.events += len(published)
             self._progress.append(len(published))
 

@@ -11,9 +11,9 @@ from outbox_pipelines.relay.claims import status
 from outbox_pipelines.relay.claims.holder import Holder
 from outbox_pipelines.relay.claims.retries import ClaimRetries
 from outbox_pipelines.relay.claims.source import ClaimSource
+from outbox_pipelines.relay.delivery import Delivery
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.prober import Attempt, Prober
-from outbox_pipelines.relay.publisher import Delivery
 from tests.conftest import read_topic, wait_until
 from tests.relay.claims import textbook
 from tests.relay.claims.conftest import Make
@@ -214,10 +214,11 @@ def test_an_aggregate_waits_until_nothing_of_it_is_on_its_way(
         assert tried == []
         (event,) = claim.piece.events
         delivery = Delivery(claim.piece)
+        delivery.unsent = []
         lot.park(event, suspect=True)
         delivery.suspects[event.seq] = (event, "refused")
         source.settle(claim, [])
-        retries.settled(delivery)
+        retries.settled(delivery.complete())
         assert source.claim(list(lot.blocked)) is None
         retries.look_after(may_try=True)
     assert tried == [first]

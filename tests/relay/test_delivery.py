@@ -1,0 +1,51 @@
+"""What may be settled: a batch of which every event is acknowledged, parked or dead, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outbox_pipelines.event import Event, Piece
+from outbox_pipelines.relay.delivery import Complete, Delivery, IncompleteError
+from outbox_pipelines.relay.position import Snapshot
+
+SNAPSHOT = Snapshot(1, 1, ())
+EVENTS = [Event(n, str(n), "order", "1", "order.placed", "{}", None) for n in range(1, 4)]
+
+
+def _delivery(*, acknowledged: int, **state: Any) -> Delivery:
+    delivery = Delivery(Piece(EVENTS, 6, SNAPSHOT, SNAPSHOT, ends_tick=True))
+    delivery.unsent = []
+    for _ in range(acknowledged):
+        delivery.report(None, None)  # type: ignore[arg-type]
+    for name, value in state.items():
+        setattr(delivery, name, value)
+    return delivery
+
+
+@pytest.mark.parametrize(
+    "delivery",
+    [
+        _delivery(acknowledged=0, unsent=EVENTS),
+        _delivery(acknowledged=2),
+        _delivery(acknowledged=2, unsent=EVENTS[2:]),
+        _delivery(acknowledged=3, unsent=EVENTS[2:]),
+        _delivery(acknowledged=2, failed=[(None, None)]),
+        _delivery(acknowledged=3, failed=[(None, None)]),
+        _delivery(acknowledged=1, parked=EVENTS[2:]),
+        _delivery(acknowledged=4),
+    ],
+)
+def test_an_event_without_an_outcome_cannot_be_settled(delivery: Delivery) -> None:
+    """Guards the type: none exists for a batch of which an event is unsent, in flight or refused."""
+    with pytest.raises(IncompleteError, match="of 3 events"):
+        Complete(delivery)
+
+
+def test_every_event_has_one_outcome() -> None:
+    """Guards against a proof that says another thing than the delivery."""
+    second, third = EVENTS[1:]
+    batch = _delivery(acknowledged=1, parked=[third], suspects={2: (second, "too large")}).complete()
+    assert batch.published() == EVENTS[:1]
+    assert batch.aside() == {3: ("waiting", None), 2: ("retrying", "too large")}

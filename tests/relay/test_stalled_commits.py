@@ -1,0 +1,126 @@
+"""exactly_once while Kafka answers a commit late, and when the relay dies beside released events (G1, G5)."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from outbox_pipelines.event import Released
+from outbox_pipelines.local.kafka import Kafka
+from outbox_pipelines.local.postgres import Postgres
+from outbox_pipelines.relay import parked_queries, service, transactions
+from outbox_pipelines.relay.shards import Shard
+from outbox_pipelines.relay.transactions import TransactionalPublisher
+from outbox_pipelines.relay.worker import Worker
+from tests.conftest import Outbox, wait_until
+from tests.relay.parked import numbers, parked_rows, write
+from tests.relay.test_exactly_once import ONCE
+from tests.relay.threads import quick, running, wait_until_relayed
+from tests.relay.topic import NOISE, change_topic, create_topic
+
+
+def _assert_each_once(outbox: Outbox, events: int) -> None:
+    ids = [message.headers["id"] for message in outbox.messages()]
+    assert (len(set(ids)), len(ids)) == (events, events)
+
+
+def test_a_commit_that_is_not_answered_at_first(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against events that join a transaction whose commit has begun: they count as published."""
+    monkeypatch.setattr(transactions, "_COMMIT_SECONDS", 0.001)
+    monkeypatch.setattr(TransactionalPublisher, "_is_full", lambda self: self._pending_events >= 5_000)
+    tries: list[int] = []
+    commit = TransactionalPublisher._commit
+
+    def counted(self: TransactionalPublisher) -> None:
+        tries.append(1)
+        commit(self)
+
+    monkeypatch.setattr(TransactionalPublisher, "_commit", counted)
+    outbox.fill(30_000)
+    service.relay(quick(outbox, **ONCE, piece_events=1_000), until_empty=True)
+    assert len(tries) > 6, "no commit took more than one try"
+    _assert_each_once(outbox, 30_000)
+
+
+def test_kafka_stands_still_during_a_drain(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
+    """Guards the same with large events and a broker that is stopped for longer than one try of a commit."""
+    _, kafka, outbox = own_servers
+    with outbox.connect() as connection:
+        connection.execute(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
+            "SELECT 'order', (n % 50)::text, 'order.placed', jsonb_build_object('n', n, 'noise', "
+            "  (SELECT string_agg(md5(n::text || i), '') FROM generate_series(1, 48) i)) "
+            "FROM generate_series(1, 40000) n"
+        )
+    with running(quick(outbox, delivery="exactly_once", transaction_seconds=30.0)):
+        wait_until(lambda: _settled(outbox) > 0, seconds=60, what="a part of the tick to be settled")
+        kafka.freeze()
+        try:
+            assert not threading.Event().wait(2.5)  # how long the fault lasts
+        finally:
+            kafka.thaw()
+        wait_until_relayed(outbox)
+    _assert_each_once(outbox, 40_000)
+
+
+def _settled(outbox: Outbox) -> int:
+    with outbox.connect() as connection:
+        row = connection.execute("SELECT coalesce(last_seq, 0) FROM outbox_shards").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_a_death_while_released_events_are_removed(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a tick that is opened before the events released in the last one are removed.
+
+    Kafka's record of them is not believed from then on, and they would be released again.
+    """
+    create_topic(outbox, **{"max.message.bytes": "2000"})
+    write(outbox, ("a", {"n": 0, "noise": NOISE}), *[("a", {"n": n}) for n in range(1, 20)])
+    settings = quick(outbox, max_attempts=1000, **ONCE)
+    hand, order, execute = Worker._hand_to_settler, Worker._order, Shard.execute
+    kept: list[Any] = []
+
+    def late(self: Worker, batches: list[Any]) -> None:
+        kept.extend(batch for batch in batches if isinstance(batch.piece, Released))
+        hand(self, [batch for batch in batches if not isinstance(batch.piece, Released)])
+
+    def together(self: Worker, wanted: Any) -> None:
+        # The settler is busy: it finds the released events and the next tick at once.
+        with self._outcome:
+            hand(self, kept)
+            kept.clear()
+            order(self, wanted)
+
+    def dying(self: Shard, query: Any, parameters: Any) -> Any:
+        if query is parked_queries.RELEASED and parameters["seqs"]:
+            raise SystemExit("dead")
+        return execute(self, query, parameters)
+
+    monkeypatch.setattr(Worker, "_hand_to_settler", late)
+    monkeypatch.setattr(Worker, "_order", together)
+    monkeypatch.setattr(Shard, "execute", dying)
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            service.relay(settings)
+        except SystemExit as error:
+            failure.append(error)
+
+    relay = threading.Thread(target=run)
+    relay.start()
+    wait_until(lambda: len(parked_rows(outbox)) == 20)
+    change_topic(outbox, **{"max.message.bytes": "2000000"})
+    wait_until(lambda: numbers(outbox, "a"), seconds=60, what="the released events")
+    write(outbox, ("b", {"n": 0}))
+    relay.join(60)
+    assert failure, "the relay did not die"
+    monkeypatch.undo()
+    with running(settings):
+        wait_until(lambda: parked_rows(outbox) == [], what="nothing parked")
+        wait_until_relayed(outbox)
+    assert numbers(outbox, "a") == list(range(20))
+    _assert_each_once(outbox, 21)
