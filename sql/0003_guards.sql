@@ -28,22 +28,47 @@ WHEN (NEW.created_at <> transaction_timestamp() OR NEW.tx <> pg_current_xact_id(
       OR NEW.seq <> currval('outbox_seq'))
 EXECUTE FUNCTION outbox_refuse_own_order();
 
--- Kafka takes messages up to about 1 MB. The size in memory is compared first: it is free to ask. A value that
--- was copied from a table may be compressed, and then its size says nothing.
-CREATE FUNCTION outbox_refuse_large_payload() RETURNS trigger LANGUAGE plpgsql AS $$
+-- Kafka takes messages of up to about 1 MB, so every column has a limit on the length of its text. A few bytes of
+-- JSON can be a long text (the number 1e131071 is stored in 12 bytes), so the text itself is measured. A value of
+-- up to 100 bytes that is not compressed has at most five numbers, below the limit however long they are.
+CREATE FUNCTION outbox_refuse_large_event() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    size   int := octet_length(NEW.payload::text);
+    column_name text;
 BEGIN
-    IF octet_length(NEW.payload::text) > 1000000 THEN
-        RAISE EXCEPTION 'outbox: the payload of % has % bytes, more than 1000000',
-                        NEW.event_type, octet_length(NEW.payload::text)
+    IF size > 1000000 THEN
+        RAISE EXCEPTION 'outbox: the payload of % has % bytes, more than 1000000', left(NEW.event_type, 100), size
             USING ERRCODE = 'program_limit_exceeded',
                   HINT = 'Store it elsewhere (a table, object storage) and send the reference.';
+    END IF;
+    size := octet_length(NEW.headers::text);
+    IF size > 100000 THEN
+        RAISE EXCEPTION 'outbox: the headers of % have % bytes, more than 100000', left(NEW.event_type, 100), size
+            USING ERRCODE = 'program_limit_exceeded',
+                  HINT = 'Headers are for routing and tracing: put content into the payload.';
+    END IF;
+    SELECT c.name, octet_length(c.value) INTO column_name, size
+    FROM (VALUES ('aggregate_type', NEW.aggregate_type), ('aggregate_id', NEW.aggregate_id),
+                 ('event_type', NEW.event_type), ('idempotency_key', NEW.idempotency_key),
+                 ('correlation_id', NEW.correlation_id), ('causation_id', NEW.causation_id),
+                 ('traceparent', NEW.traceparent)) AS c (name, value)
+    WHERE octet_length(c.value) > 10000 LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'outbox: % has % bytes, more than 10000', column_name, size
+            USING ERRCODE = 'program_limit_exceeded',
+                  HINT = 'Use a shorter name or id: put content into the payload.';
     END IF;
     RETURN NEW;
 END $$;
 
-CREATE TRIGGER outbox_payload_limit BEFORE INSERT ON outbox FOR EACH ROW
-WHEN (pg_column_size(NEW.payload) > 100000 OR pg_column_compression(NEW.payload) IS NOT NULL)
-EXECUTE FUNCTION outbox_refuse_large_payload();
+CREATE TRIGGER outbox_size_limit BEFORE INSERT ON outbox FOR EACH ROW
+WHEN ((pg_column_size(NEW.payload) > 100 OR pg_column_compression(NEW.payload) IS NOT NULL)
+      AND octet_length(NEW.payload::text) > 1000000
+      OR octet_length(NEW.headers::text) > 100000
+      OR octet_length(NEW.aggregate_type) + octet_length(NEW.aggregate_id) + octet_length(NEW.event_type) > 10000
+      OR octet_length(NEW.idempotency_key) > 10000 OR octet_length(NEW.correlation_id) > 10000
+      OR octet_length(NEW.causation_id) > 10000 OR octet_length(NEW.traceparent) > 10000)
+EXECUTE FUNCTION outbox_refuse_large_event();
 
 -- A known key raises unique_violation, as a UNIQUE column would. outbox_emit has claimed the key for this
 -- very event, in this transaction, before it inserts; a client that repeats id and key has not.

@@ -24,6 +24,9 @@ from outbox_pipelines.writer.events import NewEvent
 
 LIMIT: Final = 1_000_000
 """Bytes of a payload's JSON text, as the guard in the database counts them."""
+_HEADERS_LIMIT: Final = 100_000
+_TEXT_LIMIT: Final = 10_000
+"""Bytes of a name, an id or a key."""
 
 
 class Row(NamedTuple):
@@ -64,7 +67,7 @@ def row(event: NewEvent, around: Surroundings) -> Row:
         name("aggregate_id", event.aggregate_id, any_kind=True),
         name("event_type", event.event_type),
         _payload(event.payload),
-        None if headers is None else to_json("headers", dict(headers)),
+        None if headers is None else _headers(to_json("headers", dict(headers))),
         None if event.idempotency_key is None else name("idempotency_key", event.idempotency_key),
         _optional("correlation_id", event.correlation_id, around.correlation_id),
         _optional("causation_id", event.causation_id, around.causation_id),
@@ -108,6 +111,10 @@ def _text(column: str, value: object, *, any_kind: bool = False) -> str:
             value.encode()
         except UnicodeEncodeError as error:
             raise OutboxError(f"{column} has half of a surrogate pair, which is no text: {error}") from error
+    if len(value) * 4 > _TEXT_LIMIT and (size := len(value.encode())) > _TEXT_LIMIT:
+        raise OutboxError(
+            f"{column} has {size:,} bytes, more than {_TEXT_LIMIT:,}: use a shorter one, put content into the payload"
+        )
     return value
 
 
@@ -119,6 +126,14 @@ def _payload(value: object) -> str:
     # No character has more than four bytes: what is short needs no counting.
     if len(text) * 4 > LIMIT and len(text.encode()) > LIMIT and (size := _stored_size(text)) > LIMIT:
         raise PayloadTooLargeError(f"the payload has {size:,} bytes as JSON, more than {LIMIT:,}: {ADVICE}")
+    return text
+
+
+def _headers(text: str) -> str:
+    if len(text) * 4 > _HEADERS_LIMIT and (size := _stored_size(text)) > _HEADERS_LIMIT:
+        raise OutboxError(
+            f"the headers have {size:,} bytes as JSON, more than {_HEADERS_LIMIT:,}: put content into the payload"
+        )
     return text
 
 

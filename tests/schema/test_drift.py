@@ -60,8 +60,8 @@ DRIFTS = {
         "missing: trigger outbox.outbox_own_order CREATE",
     ),
     "trigger for replicas only": Drift(
-        "ALTER TABLE outbox ENABLE REPLICA TRIGGER outbox_payload_limit",
-        "missing: trigger outbox.outbox_payload_limit CREATE",
+        "ALTER TABLE outbox ENABLE REPLICA TRIGGER outbox_size_limit",
+        "missing: trigger outbox.outbox_size_limit CREATE",
     ),
     "replaced function body": Drift(
         "CREATE OR REPLACE FUNCTION outbox_refuse_change() RETURNS trigger LANGUAGE plpgsql "

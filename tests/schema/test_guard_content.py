@@ -56,6 +56,68 @@ def test_a_larger_payload_is_refused(connection: Connection, payload: object) ->
     assert "send the reference" in (refused.value.diag.message_hint or "")
 
 
+HUGE = "1e131071"  # twelve bytes stored, 131,072 as text
+
+
+@pytest.mark.parametrize("numbers", [8, 1_500])
+@pytest.mark.parametrize("column", ["payload", "headers"])
+def test_a_short_form_of_a_long_text_is_refused(connection: Connection, column: str, numbers: int) -> None:
+    """A row of some hundred bytes that takes the relay hundreds of megabytes to read."""
+    content = f'{{"a": [{", ".join([HUGE] * numbers)}]}}'
+    with pytest.raises(
+        psycopg.errors.ProgramLimitExceeded, match=f"{column} of order.placed ha.*, more than"
+    ):
+        insert(connection, **{column: content})
+
+
+def test_the_same_from_a_compressed_column_is_refused(connection: Connection) -> None:
+    """A stored size that says nothing, because it is that of the compressed value."""
+    connection.execute("CREATE TEMP TABLE source (body jsonb)")
+    connection.execute(f"INSERT INTO source SELECT jsonb_agg({HUGE}::numeric) FROM generate_series(1, 1500)")
+    with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+        connection.execute(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, headers) "
+            "SELECT 'order', '1', 'e', '{}', jsonb_build_object('a', body) FROM source"
+        )
+
+
+def test_a_payload_that_is_not_measured_is_below_the_limit(connection: Connection) -> None:
+    """A size from which the text is measured that lets a text above the limit through."""
+    longest = f"1{'0' * 131_071}.{'0' * 16_383}"
+    insert(connection, payload=f"[{', '.join([longest] * 6)}]")
+    assert one(connection, "SELECT octet_length(payload::text) FROM outbox") < (LIMIT,)
+    with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+        insert(connection, payload=f"[{', '.join([longest] * 7)}]")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        "aggregate_type",
+        "aggregate_id",
+        "event_type",
+        "idempotency_key",
+        "correlation_id",
+        "causation_id",
+        "traceparent",
+    ],
+)
+def test_long_names_and_ids_are_refused(connection: Connection, column: str) -> None:
+    """A column that nobody measures: 270 MB of it ended every read."""
+    insert(connection, **{column: "x" * 10_000})
+    with pytest.raises(
+        psycopg.errors.ProgramLimitExceeded, match=f"{column} has 10001 bytes, more than 10000"
+    ):
+        insert(connection, **{column: "x" * 10_001})
+
+
+def test_long_headers_are_refused(connection: Connection) -> None:
+    """Headers that count for nobody: 600 events with 900 kB of them filled the relay's memory."""
+    insert(connection, headers=Jsonb({"a": "x" * 99_990}))
+    with pytest.raises(psycopg.errors.ProgramLimitExceeded, match="headers of .* have .* more than 100000"):
+        insert(connection, headers=Jsonb({"a": "x" * 100_000}))
+
+
 def test_a_payload_from_a_compressed_column_is_refused(connection: Connection) -> None:
     """A payload copied from a table comes compressed: its stored size says nothing."""
     connection.execute("CREATE TEMP TABLE source (body jsonb)")

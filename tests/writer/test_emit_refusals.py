@@ -44,14 +44,26 @@ def test_an_empty_key(connection: Connection) -> None:
         emit(connection, "order", 1, "e", {}, idempotency_key="")
 
 
+def test_long_headers(connection: Connection) -> None:
+    """The refusal by the database, which aborts the transaction."""
+    emit(connection, "order", 1, "e", {}, headers={"a": "x" * 99_980})
+    with pytest.raises(OutboxError, match=r"headers have 100,009 bytes as JSON, more than 100,000"):
+        emit(connection, "order", 1, "e", {}, headers={"a": "x" * 100_000})
+
+
 TEXTS = ["aggregate_type", "aggregate_id", "event_type", "idempotency_key", "correlation_id", "causation_id"]
 
 
 @pytest.mark.parametrize("column", TEXTS)
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("a\0b", "NUL character"), ("a\ud83d", "surrogate"), (b"a", "type bytes: give text")],
-    ids=["NUL", "surrogate", "bytes"],
+    [
+        ("a\0b", "NUL character"),
+        ("a\ud83d", "surrogate"),
+        (b"a", "type bytes: give text"),
+        ("é" * 5_001, "10,002 bytes"),
+    ],
+    ids=["NUL", "surrogate", "bytes", "long"],
 )
 def test_what_is_no_text(connection: Connection, column: str, text: object, why: str) -> None:
     """An error of the driver's depth, or of the database, which aborts the transaction; a key "b'a'"."""
