@@ -113,7 +113,7 @@ def _text(column: str, value: object, *, any_kind: bool = False) -> str:
             raise OutboxError(f"{column} has half of a surrogate pair, which is no text: {error}") from error
     if len(value) * 4 > _TEXT_LIMIT and (size := len(value.encode())) > _TEXT_LIMIT:
         raise OutboxError(
-            f"{column} has {size:,} bytes, more than {_TEXT_LIMIT:,}: use a shorter one, put content into the payload"
+            f"{column} has {size:,} bytes, more than {_TEXT_LIMIT:,}: put content into the payload"
         )
     return value
 
@@ -132,7 +132,8 @@ def _payload(value: object) -> str:
 def _headers(text: str) -> str:
     if len(text) * 4 > _HEADERS_LIMIT and (size := _stored_size(text)) > _HEADERS_LIMIT:
         raise OutboxError(
-            f"the headers have {size:,} bytes as JSON, more than {_HEADERS_LIMIT:,}: put content into the payload"
+            f"the headers have {size:,} bytes as JSON, more than {_HEADERS_LIMIT:,}: put content into "
+            "the payload"
         )
     return text
 

@@ -65,7 +65,7 @@ def test_a_short_form_of_a_long_text_is_refused(connection: Connection, column: 
     """A row of some hundred bytes that takes the relay hundreds of megabytes to read."""
     content = f'{{"a": [{", ".join([HUGE] * numbers)}]}}'
     with pytest.raises(
-        psycopg.errors.ProgramLimitExceeded, match=f"{column} of order.placed ha.*, more than"
+        psycopg.errors.ProgramLimitExceeded, match=rf"{column} of order.placed ha.*, more than"
     ):
         insert(connection, **{column: content})
 
@@ -114,7 +114,7 @@ def test_long_names_and_ids_are_refused(connection: Connection, column: str) -> 
 def test_long_headers_are_refused(connection: Connection) -> None:
     """Headers that count for nobody: 600 events with 900 kB of them filled the relay's memory."""
     insert(connection, headers=Jsonb({"a": "x" * 99_990}))
-    with pytest.raises(psycopg.errors.ProgramLimitExceeded, match="headers of .* have .* more than 100000"):
+    with pytest.raises(psycopg.errors.ProgramLimitExceeded, match=r"headers of .* have .* more than 100000"):
         insert(connection, headers=Jsonb({"a": "x" * 100_000}))
 
 
