@@ -23,7 +23,7 @@ from outbox_pipelines.archive import Archive, open_archive
 from outbox_pipelines.archive.columns import SCHEMA, VERSION
 from outbox_pipelines.archive.export import GROUP_ROWS, new_file
 from outbox_pipelines.archive.manifest import Manifest, Source
-from outbox_pipelines.archive.store import MANIFEST, key
+from outbox_pipelines.archive.store import key, manifest_key
 from outbox_pipelines.settings import Settings
 
 _DAYS: Final = 30
@@ -100,7 +100,7 @@ def _write(root: Path, number: int) -> None:
     day = _FIRST + timedelta(number)
     table = _day(number, day)
     directory = root / key(day, "")
-    directory.mkdir()
+    directory.mkdir(parents=True)
     file = directory / "events.parquet"
     with new_file(file) as writer:
         writer.write_table(table, row_group_size=GROUP_ROWS)
@@ -115,6 +115,8 @@ def _write(root: Path, number: int) -> None:
         last_seq=(number + 1) * _ROWS - 1,
         first_created_at=None,
         last_created_at=None,
+        first_id=None,
+        last_id=None,
         statuses={"PROCESSED": table.num_rows},
         buckets={},
         schema_version=VERSION,
@@ -123,7 +125,9 @@ def _write(root: Path, number: int) -> None:
         written_at=datetime.now(UTC),
     )
     file.rename(directory / manifest.file)
-    (directory / MANIFEST).write_bytes(manifest.to_bytes())
+    described = root / manifest_key(day)
+    described.parent.mkdir(parents=True, exist_ok=True)
+    described.write_bytes(manifest.to_bytes())
 
 
 def _day(number: int, day: date) -> pa.Table:

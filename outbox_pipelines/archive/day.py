@@ -4,6 +4,7 @@ Invariants:
 - A day has one file that counts: the one that its manifest names. The manifest is written last, and the
   database keeps its digest.
 - One at a time works at a day. A day that is archived already is left as it is.
+- What a file has and the rows have not is never removed: such a file is set aside.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from outbox_pipelines import __version__
 from outbox_pipelines.archive import proof, queries, sums
-from outbox_pipelines.archive.columns import VERSION
-from outbox_pipelines.archive.manifest import Manifest, Source, digest, now, read_manifest
+from outbox_pipelines.archive.columns import VERSION, schema_with
+from outbox_pipelines.archive.manifest import Manifest, Source, Sum, digest, now, read_manifest
 from outbox_pipelines.archive.proof import Proof
-from outbox_pipelines.archive.store import MANIFEST, Store, key, open_store
+from outbox_pipelines.archive.store import Store, Stored, key, manifest_key, open_store
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.partitions import close
@@ -48,21 +53,25 @@ def archive(
 
     Args:
         progress: told how many rows are written, every half a million or so.
-        again: also where it is archived already; the new file takes the place of the old one.
+        again: also where it is archived already; the new file takes the place of the old one, which is set
+            aside where it has other rows.
 
     Raises:
         NotReadyError: the day is not over, something in it is not published, or its rows are gone.
-        SetupError: no archive is named, or it holds another outbox.
+        SetupError: no archive is named, or it holds another outbox; the manifest is not the one that was
+            written.
         AwayError: the database or the archive does not answer.
     """
     store = open_store(settings)
     require_schema(settings)
     with working_at(settings, day) as connection:
         _require_closed(settings, connection, day)
-        before = store.read(key(day, MANIFEST))
+        before = store.read(manifest_key(day))
         state, _, _, _, known, _ = require_day(connection, day)
         if state == "dropped" and (again or before is None):
             raise NotReadyError(f"{day} is dropped: what its archive has is final")
+        if known is not None and not again and state != "dropped":
+            _require_known(store, day, before, known)
         if before is not None and not again:
             manifest = read_manifest(before.content, day)
             if state == "dropped":
@@ -73,19 +82,14 @@ def archive(
                     f"{store.url} (OUTBOX_ARCHIVE) has other events of {day}, of {manifest.source}: "
                     f"name another place, or replace them with `outbox archive day {day} --again`"
                 )
-            if known in (None, digest(before.content)):
-                _record(connection, manifest, before.content)
-                store.sweep(day, manifest.file)
-                return Archived(manifest, False, store.address(key(day, manifest.file)))
-        if known is not None and not again:
-            _LOG.warning(
-                "%s: the manifest that was written is gone or changed: the day is archived anew", day
-            )
+            _record(connection, manifest, before.content)
+            _tidy(store, manifest, before)
+            return Archived(manifest, False, store.address(key(day, manifest.file)))
         manifest = _write(settings, connection, store, day, progress)
         content = manifest.to_bytes()
-        store.write(key(day, MANIFEST), content, before)
+        store.write(manifest_key(day), content, before)
         _record(connection, manifest, content)
-        store.sweep(day, manifest.file)
+        _tidy(store, manifest, before)
         return Archived(manifest, True, store.address(key(day, manifest.file)))
 
 
@@ -122,6 +126,45 @@ def _require_closed(settings: Settings, connection: Connection, day: date) -> No
             raise NotReadyError(f"{day} is not closed: {closing.why_not}")
 
 
+def _require_known(store: Store, day: date, before: Stored | None, known: str) -> None:
+    """`SetupError` where the manifest is not the one that was written: rows may lack what the file has."""
+    if before is not None and digest(before.content) == known:
+        return
+    what = "is gone from" if before is None else "has changed in"
+    raise SetupError(
+        f"the manifest of {day} {what} {store.url} (OUTBOX_ARCHIVE) since it was written: find out why, and "
+        f"put it back. To write the day again from its rows, run `outbox archive day {day} --again`; a file "
+        "with other rows is set aside"
+    )
+
+
+def _tidy(store: Store, manifest: Manifest, before: Stored | None) -> None:
+    """Removes what lies beside the file that counts; what has other rows, or cannot be read, is set aside."""
+    day = manifest.day
+    for name in store.others(day, manifest.file):
+        with store.local(name) as file:
+            is_equal = _sums_or_none(file, manifest) == manifest.buckets
+        if is_equal:
+            store.remove(name)
+            continue
+        kept = store.set_aside(day, name)
+        if before is not None and name.rsplit("/", 1)[-1].encode() in before.content:
+            store.write(f"{kept}.json", before.content, store.read(f"{kept}.json"))
+        address = store.address(kept)
+        _LOG.warning("%s: %s has other rows than the day, or cannot be read: kept as %s", day, name, address)
+    store.clear(day)
+
+
+def _sums_or_none(file: Path, manifest: Manifest) -> dict[int, Sum] | None:
+    """The sums of a file; None where it cannot be read, or has other columns than this manifest's."""
+    try:
+        if pq.read_schema(file).names != schema_with(manifest.columns).names:
+            return None
+        return sums.of_file(file, manifest.columns)
+    except (OSError, pa.ArrowException, sums.UnreadableError):
+        return None
+
+
 def _record(connection: Connection, manifest: Manifest, content: bytes) -> None:
     given = {"day": manifest.day, "events": manifest.rows, "digest": digest(content)}
     if not connection.execute(queries.ARCHIVED, given).fetchall():
@@ -140,7 +183,8 @@ def _write(
 
     with store.workplace(day) as directory:
         file = directory / "events.parquet"
-        exported = export(settings, connection, day, leaf_of(day), file, progress)
+        columns = sums.added_columns(connection, leaf_of(day))
+        exported = export(settings, connection, day, leaf_of(day), columns, file, progress)
         with file.open("rb") as stream:
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
         manifest = Manifest(
@@ -153,9 +197,12 @@ def _write(
             last_seq=exported.last_seq,
             first_created_at=exported.first_created_at,
             last_created_at=exported.last_created_at,
+            first_id=exported.first_id,
+            last_id=exported.last_id,
             statuses=exported.statuses,
-            buckets=sums.of_file(file),
+            buckets=sums.of_file(file, columns),
             schema_version=VERSION,
+            columns=columns,
             tool=f"outbox-pipelines {__version__}",
             source=_source(connection),
             written_at=now(),

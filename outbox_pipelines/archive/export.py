@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import date, datetime
@@ -26,7 +26,8 @@ import pyarrow.parquet as pq
 from psycopg import sql
 
 from outbox_pipelines.archive import queries
-from outbox_pipelines.archive.columns import SCHEMA
+from outbox_pipelines.archive.columns import SCHEMA, schema_with
+from outbox_pipelines.archive.manifest import Column
 from outbox_pipelines.archive.published import Published, earliest
 from outbox_pipelines.database import Connection, first_line
 from outbox_pipelines.errors import AwayError
@@ -34,10 +35,12 @@ from outbox_pipelines.settings import Settings
 
 _BATCH_BYTES: Final = 16_000_000
 GROUP_ROWS: Final = 25_000
-# Where payloads are large: a group is what writer and readers hold in memory.
-_GROUP_BYTES: Final = 64_000_000
 """Of a row group, at most: the least that is read for one aggregate. 100,000 are four times as much, in files
 no smaller; with 5,000 a file's footer costs more than its rows."""
+# Where payloads are large: a group is what the writer and each thread of a reader hold in memory.
+_GROUP_BYTES: Final = 16_000_000
+# A page of 1 MB is closed after a multiple of so many rows; a reader holds it as a whole.
+_PAGE_ROWS: Final = 16
 _PROGRESS_ROWS: Final = 500_000
 # Batches on their way to the file.
 _AHEAD: Final = 2
@@ -53,6 +56,8 @@ class Exported:
     last_seq: int | None = None
     first_created_at: datetime | None = None
     last_created_at: datetime | None = None
+    first_id: str | None = None
+    last_id: str | None = None
     statuses: dict[str, int] = field(default_factory=dict)
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -62,6 +67,10 @@ class Exported:
         self.first_created_at, self.last_created_at = _ends(
             batch.column("created_at"), self.first_created_at, self.last_created_at
         )
+        # Of version 7, which tell when they were drawn.
+        ids = batch.column("id").filter(pc.match_substring_regex(batch.column("id"), "^.{14}7"))
+        if len(ids):
+            self.first_id, self.last_id = _ends(ids, self.first_id, self.last_id)
         for counted in pc.value_counts(batch.column("status")):
             status = counted["values"].as_py()
             self.statuses[status] = self.statuses.get(status, 0) + counted["counts"].as_py()
@@ -72,12 +81,14 @@ def export(
     connection: Connection,
     day: date,
     leaf: str,
+    columns: Sequence[Column],
     file: Path,
     progress: Callable[[int], None],
 ) -> Exported:
     """Writes the rows of a partition into a new file, by aggregate and seq.
 
     Args:
+        columns: of users, to be written too.
         progress: told how many rows are written, every half a million or so.
 
     Raises:
@@ -87,11 +98,15 @@ def export(
     published = _published(connection, day)
     exported = Exported()
     ((types,),) = connection.execute(queries.of_leaf(queries.TYPES, leaf))
-    with closing(_batches(settings, leaf, types or [], list(published))) as batches, _Writer(file) as writer:
+    schema = schema_with(columns)
+    with (
+        closing(_batches(settings, leaf, types or [], list(published), columns)) as batches,
+        _Writer(file, schema) as writer,
+    ):
         for batch in batches:
             if not batch.num_rows:
                 continue
-            whole = _complete(batch, published)
+            whole = _complete(batch, published, schema)
             writer.write(whole)
             before = exported.rows
             exported.add(whole)
@@ -112,12 +127,13 @@ def _published(connection: Connection, day: date) -> dict[int, dict[int, Publish
 
 
 def _batches(
-    settings: Settings, leaf: str, types: list[str], divisions: list[int]
+    settings: Settings, leaf: str, types: list[str], divisions: list[int], columns: Sequence[Column]
 ) -> Generator[pa.RecordBatch, None, None]:
     shards = sql.SQL("").join(
         sql.SQL(queries.SHARD).format(shards=sql.Literal(shards)) for shards in divisions if shards > 1
     )
-    rows = queries.of_leaf(queries.ROWS, leaf, shards=shards, types=sql.Literal(types)).as_string()
+    parts = {"shards": shards, "types": sql.Literal(types), "extra": queries.values(columns)}
+    rows = queries.of_leaf(queries.ROWS, leaf, **parts).as_string()
     path = sql.SQL("SET search_path = {}").format(sql.Identifier(settings.db_schema)).as_string()
     hint = {adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
     try:
@@ -125,7 +141,7 @@ def _batches(
             adbc_driver_postgresql.dbapi.connect(settings.require_dsn(), autocommit=True) as connection,
             connection.cursor(adbc_stmt_kwargs=hint) as cursor,
         ):
-            for statement in [path, *queries.TUNE.split(";")]:
+            for statement in [path, *f"{queries.PRINT};{queries.TUNE}".split(";")]:
                 cursor.execute(statement)
             cursor.execute(rows)
             yield from cursor.fetch_record_batch()
@@ -134,10 +150,12 @@ def _batches(
         raise AwayError(f"the database ended the export: {first_line(error)}") from None
 
 
-def _complete(batch: pa.RecordBatch, published: Mapping[int, Mapping[int, Published]]) -> pa.RecordBatch:
+def _complete(
+    batch: pa.RecordBatch, published: Mapping[int, Mapping[int, Published]], schema: pa.Schema
+) -> pa.RecordBatch:
     """The columns of the file, with the time of publishing where the relay's progress tells it."""
     columns = batch.columns
-    width = len(SCHEMA)
+    width = len(schema)
     tx, seq = (columns[n].to_numpy() for n in (width, SCHEMA.get_field_index("seq")))
     place = SCHEMA.get_field_index("published_at")
     if times := _times(tx, seq, columns[width + 1 :], published):
@@ -150,7 +168,7 @@ def _complete(batch: pa.RecordBatch, published: Mapping[int, Mapping[int, Publis
         of_position = pc.if_else(processed, of_position, None)
         columns[place] = pc.coalesce(released, of_position)
     return pa.RecordBatch.from_arrays(
-        [column.cast(field.type) for column, field in zip(columns, SCHEMA, strict=False)], schema=SCHEMA
+        [column.cast(field.type) for column, field in zip(columns, schema, strict=False)], schema=schema
     )
 
 
@@ -178,21 +196,22 @@ def _ends(column: pa.Array, first: Any, last: Any) -> tuple[Any, Any]:
     )
 
 
-def new_file(file: Path) -> pq.ParquetWriter:
+def new_file(file: Path, schema: pa.Schema = SCHEMA) -> pq.ParquetWriter:
     """A Parquet file of the archive, to be filled in the order of aggregates, `GROUP_ROWS` at a time."""
     return pq.ParquetWriter(
         file,
-        SCHEMA,
+        schema,
         compression="zstd",
         compression_level=1,
         write_page_index=True,
         write_page_checksum=True,
-        # Every event has one of its own.
+        write_batch_size=_PAGE_ROWS,
+        # Of the other columns every event has a value of its own.
         use_dictionary=[
-            field.name for field in SCHEMA if field.name not in ("id", "seq", "payload", "idempotency_key")
+            field.name for field in schema if field.name not in ("id", "seq", "payload", "idempotency_key")
         ],
         sorting_columns=pq.SortingColumn.from_ordering(
-            SCHEMA, [("aggregate_type", "ascending"), ("aggregate_id", "ascending"), ("seq", "ascending")]
+            schema, [("aggregate_type", "ascending"), ("aggregate_id", "ascending"), ("seq", "ascending")]
         ),
     )
 
@@ -200,11 +219,12 @@ def new_file(file: Path) -> pq.ParquetWriter:
 class _Writer:
     """A Parquet file, compressed in a thread of its own."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, schema: pa.Schema) -> None:
         self._file = file
+        self._schema = schema
         self._queue: queue.Queue[pa.RecordBatch | None] = queue.Queue(_AHEAD)
         self._error: BaseException | None = None
-        self._writer = new_file(file)
+        self._writer = new_file(file, schema)
         self._thread = threading.Thread(target=self._run, name="outbox archive", daemon=True)
 
     def __enter__(self) -> _Writer:
@@ -257,7 +277,7 @@ class _Writer:
 
     def _group(self, batches: list[pa.RecordBatch]) -> None:
         if batches:
-            table = pa.Table.from_batches(batches, SCHEMA)
+            table = pa.Table.from_batches(batches, self._schema)
             # Alike, rather than full ones and a small rest.
             groups = -(-table.num_rows // GROUP_ROWS)
             self._writer.write_table(table, row_group_size=-(-table.num_rows // groups))

@@ -24,6 +24,19 @@ class Sum(NamedTuple):
     """Sum of the first 56 bits of each row's sha256."""
 
 
+class Column(BaseModel):
+    """A column that a user has added to the outbox."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    """In the table."""
+    type: str
+    """In the table, as PostgreSQL prints it."""
+    stored: str
+    """Its name in the file: another one where the file has a column of that name already."""
+
+
 class Source(BaseModel):
     """Which outbox it is."""
 
@@ -56,11 +69,17 @@ class Manifest(BaseModel):
     last_seq: int | None
     first_created_at: datetime | None
     last_created_at: datetime | None
+    first_id: str | None
+    """The lowest id of version 7: such ids tell when they were drawn."""
+    last_id: str | None
+    """The highest id of version 7."""
     statuses: dict[str, int]
     """Rows by what became of them."""
     buckets: dict[int, Sum]
     """By `seq` // 100,000."""
     schema_version: int
+    columns: tuple[Column, ...] = ()
+    """Those that users have added, in the order of the table; the sums cover them."""
     tool: str
     source: Source
     written_at: datetime

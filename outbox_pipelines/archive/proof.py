@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Final
 
-from outbox_pipelines.archive import sums
-from outbox_pipelines.archive.manifest import Manifest, Sum, digest, read_manifest
-from outbox_pipelines.archive.store import MANIFEST, Store, key
+from psycopg import sql
+
+from outbox_pipelines.archive import queries, sums
+from outbox_pipelines.archive.manifest import Column, Manifest, Sum, digest, read_manifest
+from outbox_pipelines.archive.store import Store, key, manifest_key
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import AwayError, SetupError
 
@@ -48,22 +51,35 @@ def prove(store: Store, day: date, connection: Connection, leaf: str, manifest_s
     Args:
         manifest_sha256: the manifest's digest that the database keeps; None: whatever lies there is compared.
     """
+    manifest, differences = _manifest(store, day, manifest_sha256)
+    in_table = sums.added_columns(connection, leaf)
+    # A column that the table has lost since is no difference: the file has more.
+    names = {column.name for column in in_table}
+    columns = in_table if manifest is None else tuple(each for each in manifest.columns if each.name in names)
     with ThreadPoolExecutor(1) as threads:
-        of_table = threads.submit(sums.of_table, connection, leaf)
-        manifest, file_sums, differences = _file(store, day, manifest_sha256)
+        of_table = threads.submit(sums.of_table, connection, leaf, columns)
+        found, of_file = (None, []) if manifest is None else _file(store, manifest)
         table = of_table.result()
+    differences += of_file
     if manifest is not None:
-        differences += _against_manifest("the rows", table, manifest)
-        if file_sums is not None and file_sums != table:
+        differences += _not_in_file(connection, leaf, in_table, manifest)
+        if columns == manifest.columns:
+            differences += _against_manifest("the rows", table, manifest)
+        if found is not None:
             with store.local(key(day, manifest.file)) as file:
-                differences += _named(connection, leaf, file, table, file_sums)
+                if columns != manifest.columns:
+                    found = sums.of_file(file, columns)
+                if found != table:
+                    differences += _named(connection, leaf, file, columns, table, found)
     return Proof(day, sum(each.rows for each in table.values()), tuple(differences))
 
 
 def verify(store: Store, day: date, manifest_sha256: str | None) -> Proof:
     """Compares a file with its manifest, where the rows are gone."""
-    manifest, _, differences = _file(store, day, manifest_sha256)
-    return Proof(day, manifest.rows if manifest else 0, tuple(differences))
+    manifest, differences = _manifest(store, day, manifest_sha256)
+    if manifest is None:
+        return Proof(day, 0, tuple(differences))
+    return Proof(day, manifest.rows, (*differences, *_file(store, manifest)[1]))
 
 
 def load(store: Store, day: date) -> tuple[Manifest, bytes] | None:
@@ -72,36 +88,51 @@ def load(store: Store, day: date) -> tuple[Manifest, bytes] | None:
     Raises:
         SetupError: it cannot be read, or is another day's.
     """
-    stored = store.read(key(day, MANIFEST))
+    stored = store.read(manifest_key(day))
     return None if stored is None else (read_manifest(stored.content, day), stored.content)
 
 
-def _file(
-    store: Store, day: date, manifest_sha256: str | None
-) -> tuple[Manifest | None, dict[int, Sum] | None, list[str]]:
-    """The manifest, the sums of its file, and how the two differ."""
+def _manifest(store: Store, day: date, manifest_sha256: str | None) -> tuple[Manifest | None, list[str]]:
+    """The manifest, and what is wrong with it."""
     try:
         loaded = load(store, day)
     except AwayError:
         raise
     except SetupError as error:
-        return None, None, [str(error)]
+        return None, [str(error)]
     if loaded is None:
-        return None, None, [f"{day} has no manifest in {store.url}"]
+        return None, [f"{day} has no manifest in {store.url}"]
     manifest, stored = loaded
-    differences = []
     if manifest_sha256 is not None and digest(stored) != manifest_sha256:
-        differences.append(f"the manifest of {day} is not the one that was written: its digest differs")
+        return manifest, [f"the manifest of {day} is not the one that was written: its digest differs"]
+    return manifest, []
+
+
+def _file(store: Store, manifest: Manifest) -> tuple[dict[int, Sum] | None, list[str]]:
+    """The sums of the manifest's file, and how the two differ."""
     try:
-        with store.local(key(day, manifest.file)) as file:
-            differences += _bytes(file, manifest)
+        with store.local(key(manifest.day, manifest.file)) as file:
+            differences = _bytes(file, manifest)
             try:
-                found = sums.of_file(file)
+                found = sums.of_file(file, manifest.columns)
             except sums.UnreadableError as error:
-                return manifest, None, [*differences, f"{manifest.file} cannot be read: {error}"]
+                return None, [*differences, f"{manifest.file} cannot be read: {error}"]
     except FileNotFoundError:
-        return manifest, None, [*differences, f"{manifest.file} is missing in {store.url}"]
-    return manifest, found, differences + _against_manifest(manifest.file, found, manifest)
+        return None, [f"{manifest.file} is missing in {store.url}"]
+    return found, differences + _against_manifest(manifest.file, found, manifest)
+
+
+def _not_in_file(
+    connection: Connection, leaf: str, in_table: Sequence[Column], manifest: Manifest
+) -> list[str]:
+    """The columns with values that the file does not have: they were added since, or renamed."""
+    in_file = {column.name for column in manifest.columns}
+    differences = []
+    for name in (column.name for column in in_table if column.name not in in_file):
+        query = queries.of_leaf(queries.HAS_VALUES, leaf, name=sql.Identifier(name))
+        if connection.execute(query).fetchall()[0][0]:
+            differences.append(f"the rows have a column {name}, which {manifest.file} does not have")
+    return differences
 
 
 def _bytes(file: Path, manifest: Manifest) -> list[str]:
@@ -127,14 +158,19 @@ def _against_manifest(what: str, found: dict[int, Sum], manifest: Manifest) -> l
 
 
 def _named(
-    connection: Connection, leaf: str, file: Path, table: dict[int, Sum], found: dict[int, Sum]
+    connection: Connection,
+    leaf: str,
+    file: Path,
+    columns: Sequence[Column],
+    table: dict[int, Sum],
+    found: dict[int, Sum],
 ) -> list[str]:
     """The rows in which table and file differ, of the first buckets that do."""
     wrong = sorted(bucket for bucket in table | found if table.get(bucket) != found.get(bucket))
     differences = [f"table and file differ in the buckets {_some(wrong)}"]
     for bucket in wrong[:_BUCKETS]:
-        rows = Counter(sums.rows_of_table(connection, leaf, bucket))
-        in_file = Counter(sums.rows_of_file(file, bucket))
+        rows = Counter(sums.rows_of_table(connection, leaf, bucket, columns))
+        in_file = Counter(sums.rows_of_file(file, bucket, columns))
         lines = _rows(list((rows - in_file).elements()), list((in_file - rows).elements()))
         differences += [f"bucket {bucket}: {line}" for line in lines[:_ROWS]]
         if len(lines) > _ROWS:

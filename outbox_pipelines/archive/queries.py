@@ -1,17 +1,31 @@
 """SQL of the archive, for PostgreSQL (names unqualified: the search_path finds them) and for DuckDB."""
 
+from collections.abc import Sequence
 from typing import Any, Final, LiteralString
 
 from psycopg import sql
 
-from outbox_pipelines.archive.columns import BUCKET, row_text
+from outbox_pipelines.archive.columns import BUCKET, EXTRA_TEXT, OWN, is_text, row_text
+from outbox_pipelines.archive.manifest import Column
 
 SOURCE: Final = """
 SELECT system_identifier, current_database(), current_schema() FROM pg_control_system()"""
 
+# The columns that users have added, and whether PostgreSQL computes them.
+ADDED: Final = """
+SELECT attname, format_type(atttypid, atttypmod), attgenerated <> ''
+FROM pg_attribute
+WHERE attrelid = to_regclass(%(leaf)s) AND attnum > 0 AND NOT attisdropped AND attname <> ALL (%(own)s)
+ORDER BY attnum"""
+
+# How values are printed: in one way, whatever role, database or server say.
+PRINT: Final = """
+SET TimeZone = 'UTC'; SET DateStyle = 'ISO, MDY'; SET IntervalStyle = 'postgres'; SET extra_float_digits = 1;
+SET bytea_output = 'hex'; SET lc_monetary = 'C'; SET xmlbinary = 'base64'"""
+
 # A sort within bounds. Parallel workers would take the cores of whoever is on duty.
 TUNE: Final = """
-SET jit = off; SET TimeZone = 'UTC'; SET work_mem = '64MB'; SET max_parallel_workers_per_gather = 1"""
+SET jit = off; SET work_mem = '64MB'; SET max_parallel_workers_per_gather = 1"""
 
 # Into how many shards the outbox was divided while the day's events were published.
 DIVISIONS: Final = "SELECT DISTINCT shards FROM outbox_progress ORDER BY shards"
@@ -41,7 +55,7 @@ ROWS: Final[LiteralString] = """
 SELECT o.id::text, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.payload::text, o.headers::text,
        o.idempotency_key, o.correlation_id, o.causation_id, o.traceparent, o.version, o.created_at,
        CASE WHEN p.seq IS NULL THEN 'PROCESSED' WHEN p.state = 'discarded' THEN 'DISCARDED' ELSE 'FAILED' END,
-       r.published_at, coalesce(p.attempts, r.attempts, 0), p.last_error,
+       r.published_at, coalesce(p.attempts, r.attempts, 0), p.last_error{extra},
        o.tx::text::bigint{shards}
 FROM {leaf} o
 LEFT JOIN outbox_parked p ON p.seq = o.seq
@@ -86,7 +100,7 @@ _POSTGRES_DIGEST: Final[LiteralString] = (
 _DUCKDB_DIGEST: Final[LiteralString] = f"('0x' || substr(sha256({_DUCKDB_TEXT}), 1, 14))::BIGINT"
 
 # Every core helps: nobody waits for it but the drop.
-SUM_TUNE: Final = "SET jit = off; SET TimeZone = 'UTC'; SET max_parallel_workers_per_gather = 4"
+SUM_TUNE: Final[LiteralString] = f"{PRINT}; SET jit = off; SET max_parallel_workers_per_gather = 4"
 SUMS: Final[LiteralString] = f"""
 SELECT seq / {BUCKET}, count(*), sum({_POSTGRES_DIGEST}) FROM {{leaf}} GROUP BY 1 ORDER BY 1"""
 FILE_SUMS: Final = f"""
@@ -95,7 +109,7 @@ SELECT seq // {BUCKET}, count(*), sum({_DUCKDB_DIGEST}) FROM read_parquet($file)
 # The rows of a bucket that differs, to name them.
 DIGESTS: Final[LiteralString] = f"""
 SELECT id::text, seq, {_POSTGRES_DIGEST} FROM {{leaf}}
-WHERE seq >= %(bucket)s * {BUCKET} AND seq < (%(bucket)s + 1) * {BUCKET} ORDER BY seq"""
+WHERE seq >= {{bucket}} * {BUCKET} AND seq < ({{bucket}} + 1) * {BUCKET} ORDER BY seq"""
 FILE_DIGESTS: Final = f"""
 SELECT id, seq, {_DUCKDB_DIGEST} FROM read_parquet($file)
 WHERE seq >= $bucket * {BUCKET} AND seq < ($bucket + 1) * {BUCKET} ORDER BY seq"""
@@ -105,10 +119,10 @@ WHERE seq >= $bucket * {BUCKET} AND seq < ($bucket + 1) * {BUCKET} ORDER BY seq"
 KNOWN: Final = "SELECT state, manifest_sha256 FROM outbox_days WHERE day = %(day)s"
 
 # The columns of the outbox, as a file has them.
-COLUMNS: Final = (
-    *("id", "seq", "aggregate_type", "aggregate_id", "event_type", "payload", "headers", "idempotency_key"),
-    *("correlation_id", "causation_id", "traceparent", "version", "created_at"),
-)
+COLUMNS: Final = tuple(name for name in OWN if name != "tx")
+# A column that the file has and the table has no more; as text where its type is gone too.
+TYPE_EXISTS: Final = "SELECT to_regtype(%(type)s) IS NOT NULL"
+ADD_COLUMN: Final = "ALTER TABLE {leaf} ADD COLUMN {name} {type}"
 # 3 is the lowest id that an ordinary transaction ever had: every snapshot sees it. Indexes come when all rows
 # are there, in a third of the time.
 MAKE: Final = """
@@ -134,6 +148,24 @@ ALTER TABLE outbox ATTACH PARTITION {leaf} FOR VALUES FROM ({start}) TO ({stop})
 RESTORED: Final = """
 UPDATE outbox_days SET state = 'archived', dropped_at = NULL, proven_at = clock_timestamp()
 WHERE day = %(day)s"""
+
+
+# Whether a column has a value that a file without it would lose.
+HAS_VALUES: Final = "SELECT EXISTS (SELECT FROM {leaf} WHERE {name} IS NOT NULL)"
+
+
+def texts(columns: Sequence[Column]) -> sql.Composable:
+    """What stands for `{extra}` in a sum over a table."""
+    each = [sql.SQL(EXTRA_TEXT).format(name=sql.Identifier(column.name)) for column in columns]
+    return sql.SQL("").join(each)
+
+
+def values(columns: Sequence[Column]) -> sql.Composable:
+    """What stands for `{extra}` in `ROWS`."""
+    return sql.SQL("").join(
+        sql.SQL(", o.{}::text" if is_text(column) else ", o.{}").format(sql.Identifier(column.name))
+        for column in columns
+    )
 
 
 def of_leaf(query: LiteralString, leaf: str, **parts: Any) -> sql.Composed:

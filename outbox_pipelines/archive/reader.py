@@ -4,7 +4,8 @@ Invariants:
 - Only files that a manifest names are read: half-written and superseded ones never count.
 - A file is opened only where its day is wanted; of it, only row groups and columns that are. The first of a
   question is opened in any case, for the names of its columns.
-- Files of all versions are one table: what an older one has no column for is NULL.
+- Files of all versions are one table: what an older one has no column for is NULL. So are files with the
+  columns of users; where the type of one has changed in between, it is text.
 - Nothing in the archive can be changed through it.
 """
 
@@ -25,15 +26,17 @@ import pyarrow.dataset as ds
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from outbox_pipelines.archive.columns import SCHEMA, VERSION
+from outbox_pipelines.archive.columns import EVENT_DATE, SCHEMA, VERSION, quoted, schema_with
 from outbox_pipelines.archive.files import Files
-from outbox_pipelines.archive.manifest import Manifest, read_manifest
+from outbox_pipelines.archive.manifest import Column, Manifest, read_manifest
 from outbox_pipelines.archive.store import Store, key
 from outbox_pipelines.errors import SetupError
 
-EVENT_DATE: Final = "event_date"
-"""The column of the day, a DATE: it is the directory's name, and in no file."""
 _FILTERS: Final = ("aggregate_type", "aggregate_id", "event_type")
+
+
+Layout = tuple[int, tuple[Column, ...]]
+"""What decides the columns of a file: the version, and the columns of users."""
 
 
 class Wanted(TypedDict, total=False):
@@ -70,7 +73,8 @@ class Archive:
             # Names in a query mean tables, never this module's variables.
             config={"python_enable_replacements": False, "temp_directory": tempfile.gettempdir()}
         )
-        connection.execute("SET TimeZone = 'UTC'")
+        # A bar of progress would come among the rows.
+        connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
         # A file's name is that of its content: what was read of it once stays true.
         connection.execute("SET parquet_metadata_cache = true")
         if self._store.root is None:
@@ -167,44 +171,51 @@ class Archive:
     def _source(self, days: Sequence[date]) -> str:
         """A SELECT of all columns of these days' files."""
         if not days:
-            return self._select(self._schemas[next(iter(self._schemas))], self.days[:1]) + " WHERE false"
-        by_version = defaultdict(list)
+            return self._select(next(iter(self._schemas)), self.days[:1]) + " WHERE false"
+        by_layout = defaultdict(list)
         for day in days:
-            by_version[self.manifests[day].schema_version].append(day)
+            by_layout[_layout(self.manifests[day])].append(day)
         # Not union_by_name: it opens every file before anything is asked.
-        return " UNION ALL ".join(
-            self._select(self._schemas[version], of_version) for version, of_version in by_version.items()
-        )
+        return " UNION ALL ".join(self._select(layout, each) for layout, each in by_layout.items())
 
-    def _select(self, schema: pa.Schema, days: Sequence[date]) -> str:
-        columns = ", ".join(
-            f'"{name}"' if name in (*schema.names, EVENT_DATE) else f'CAST(NULL AS {kind}) AS "{name}"'
-            for name, kind in self._types.items()
-        )
+    def _select(self, layout: Layout, days: Sequence[date]) -> str:
+        there = {field.name.casefold(): field.type for field in self._schemas[layout]}
+        columns = []
+        for field in self._schema:
+            name, type = quoted(field.name), self._types[field.name]
+            found = there.get(field.name.casefold())
+            if field.name == EVENT_DATE or found == field.type:
+                columns.append(name)
+            else:
+                columns.append(f"CAST({name if found is not None else 'NULL'} AS {type}) AS {name}")
         files = ", ".join(_quoted(self._path(day, "outbox-archive://")) for day in days)
         return (
-            f"SELECT {columns} FROM read_parquet([{files}], "
+            f"SELECT {', '.join(columns)} FROM read_parquet([{files}], "
             f"hive_partitioning = true, hive_types = {{'{EVENT_DATE}': 'DATE'}})"
         )
 
     @cached_property
-    def _schemas(self) -> dict[int, pa.Schema]:
-        """By version. A version never changes: any file of it has them all."""
+    def _schemas(self) -> dict[Layout, pa.Schema]:
+        """By layout. A version never changes: any file of it has all its columns."""
         schemas = {}
         for day, manifest in self.manifests.items():
-            version = manifest.schema_version
-            if version == VERSION:
-                schemas[version] = SCHEMA
-            elif version not in schemas:
-                schemas[version] = pq.read_schema(self._path(day), filesystem=self._file_system)
+            layout = _layout(manifest)
+            if manifest.schema_version == VERSION:
+                schemas[layout] = schema_with(manifest.columns)
+            elif layout not in schemas:
+                schemas[layout] = pq.read_schema(self._path(day), filesystem=self._file_system)
         return schemas
 
     @cached_property
     def _schema(self) -> pa.Schema:
-        """The columns of all versions, and the day."""
-        versions = [SCHEMA, *(schema for _, schema in sorted(self._schemas.items()))]
-        # A column that one version has not is NULL there.
-        fields = {field.name: field.with_nullable(True) for schema in versions for field in schema}
+        """The columns of all layouts, and the day."""
+        # A column that one layout has not is NULL there. DuckDB takes names that differ in case for the same.
+        fields: dict[str, pa.Field] = {field.name: field.with_nullable(True) for field in SCHEMA}
+        for _, schema in sorted(self._schemas.items(), key=lambda each: each[0][0]):
+            for field in schema:
+                known = fields.setdefault(field.name.casefold(), field.with_nullable(True))
+                if known.type != field.type:
+                    fields[field.name.casefold()] = pa.field(known.name, pa.string())
         return pa.schema([*fields.values(), pa.field(EVENT_DATE, pa.date32())])
 
     @cached_property
@@ -249,6 +260,10 @@ def open_archive(url: str) -> Archive:
     return archive
 
 
+def _layout(manifest: Manifest) -> Layout:
+    return manifest.schema_version, manifest.columns
+
+
 def _day(given: date | str | None) -> date | None:
     if not isinstance(given, str):
         return given
@@ -259,7 +274,7 @@ def _day(given: date | str | None) -> date | None:
 
 
 def _listed(columns: Sequence[str]) -> str:
-    return ", ".join(f'"{name}"' for name in columns)
+    return ", ".join(map(quoted, columns))
 
 
 def _quoted(text: str) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from io import BytesIO
-from pathlib import Path
 from typing import Final
 
 import psycopg
@@ -21,6 +20,7 @@ import pyarrow.parquet as pq
 from psycopg import sql
 
 from outbox_pipelines.archive import proof, queries, sums
+from outbox_pipelines.archive.manifest import Manifest
 from outbox_pipelines.archive.store import Store, key, open_store
 from outbox_pipelines.database import Connection, first_line
 from outbox_pipelines.errors import NotReadyError, SetupError
@@ -74,8 +74,9 @@ def restore(
         try:
             with connection.transaction():
                 connection.execute(queries.of_leaf(queries.MAKE, table))
-                _fill(connection, store, key(day, manifest.file), table, progress)
-                if sums.of_table(connection, table) != manifest.buckets:
+                _add_columns(connection, table, manifest, attach)
+                _fill(connection, store, manifest, table, progress)
+                if sums.of_table(connection, table, manifest.columns) != manifest.buckets:
                     raise SetupError(f"{day} is not restored: the rows differ from the manifest, see the log")
                 connection.execute(queries.of_leaf(queries.MADE, table))
                 if attach:
@@ -84,33 +85,59 @@ def restore(
             raise NotReadyError(f"the table {table} is there already: drop it first") from None
         except psycopg.errors.InsufficientPrivilege as error:
             raise SetupError(f"{first_line(error)}: the role that owns the outbox restores") from None
+        except psycopg.errors.IntegrityError as error:
+            raise SetupError(
+                f"{day} is not restored: its rows do not fit into the outbox of today: {first_line(error)}"
+            ) from None
         except psycopg.errors.LockNotAvailable:
             raise NotReadyError(f"{day} is not attached, the outbox is locked: run it again") from None
         return Restored(day, table, manifest.rows)
 
 
+def _add_columns(connection: Connection, table: str, manifest: Manifest, attach: bool) -> None:
+    """The columns of users that the outbox had then and has no more."""
+    there = {column.name for column in sums.added_columns(connection, table)}
+    lost = [column for column in manifest.columns if column.name not in there]
+    if lost and attach:
+        raise SetupError(
+            f"{manifest.day} is not attached: it has the column {lost[0].name} ({lost[0].type}), which the "
+            "outbox does not have any more: add it, or restore the day as a table, without --attach"
+        )
+    for column in lost:
+        ((exists,),) = connection.execute(queries.TYPE_EXISTS, {"type": column.type})
+        type = sql.SQL(column.type if exists else "text")
+        connection.execute(
+            queries.of_leaf(queries.ADD_COLUMN, table, name=sql.Identifier(column.name), type=type)
+        )
+
+
 def _fill(
-    connection: Connection, store: Store, name: str, table: str, progress: Callable[[int], None]
+    connection: Connection, store: Store, manifest: Manifest, table: str, progress: Callable[[int], None]
 ) -> None:
-    with store.local(name) as file, connection.cursor() as cursor:
-        columns = [column for column in queries.COLUMNS if column in _columns(file)]
-        copy = queries.of_leaf(queries.COPY, table, columns=sql.SQL(", ").join(map(sql.Identifier, columns)))
-        rows = 0
-        with pq.ParquetFile(file, page_checksum_verification=True) as parquet, cursor.copy(copy) as sink:
-            for group in range(parquet.num_row_groups):
-                some = parquet.read_row_group(group, columns=columns).select(columns)
-                text = BytesIO()
-                # Strings are quoted, so that '' and NULL differ.
-                arrow_csv.write_csv(some, text, arrow_csv.WriteOptions(include_header=False))
-                sink.write(text.getbuffer())
-                before, rows = rows, rows + some.num_rows
-                if before // _PROGRESS_ROWS < rows // _PROGRESS_ROWS:
-                    progress(rows)
-
-
-def _columns(file: Path) -> list[str]:
-    names: list[str] = pq.read_schema(file).names
-    return names
+    computed = sums.computed_columns(connection, table)
+    # In the table, and in the file.
+    names = {name: name for name in queries.COLUMNS}
+    names |= {column.name: column.stored for column in manifest.columns if column.name not in computed}
+    listed = sql.SQL(", ").join(map(sql.Identifier, names))
+    copy = queries.of_leaf(queries.COPY, table, columns=listed)
+    connection.execute(queries.PRINT)
+    rows = 0
+    with (
+        store.local(key(manifest.day, manifest.file)) as file,
+        connection.cursor() as cursor,
+        pq.ParquetFile(file, page_checksum_verification=True) as parquet,
+        cursor.copy(copy) as sink,
+    ):
+        stored = [name for name in names.values() if name in parquet.schema_arrow.names]
+        for group in range(parquet.num_row_groups):
+            some = parquet.read_row_group(group, columns=stored).select(stored)
+            text = BytesIO()
+            # Strings are quoted, so that '' and NULL differ.
+            arrow_csv.write_csv(some, text, arrow_csv.WriteOptions(include_header=False))
+            sink.write(text.getbuffer())
+            before, rows = rows, rows + some.num_rows
+            if before // _PROGRESS_ROWS < rows // _PROGRESS_ROWS:
+                progress(rows)
 
 
 def _attach(connection: Connection, day: date) -> None:

@@ -1,5 +1,8 @@
 """Where the archive lies: a directory, or a bucket.
 
+Beside `events/event_date=…/events-….parquet`, which any reader of Parquet takes for a data set, there is
+`_outbox/`: manifests, the archive's identity, files that are being written, and files that were set aside.
+
 Invariants:
 - A key is written whole or not at all: through a temporary name, sync and rename, or in one conditional put.
 - A key is never overwritten by chance: whoever replaces it names what is there.
@@ -26,13 +29,17 @@ from outbox_pipelines.database import first_line
 from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.settings import Settings
 
-MANIFEST: Final = "manifest.json"
 NOWHERE: Final = "none"
 """The setting that asks for retention without an archive."""
-_PREFIX: Final = "event_date="
-_DAY: Final = re.compile(rf"{_PREFIX}\d{{4}}-\d{{2}}-\d{{2}}")
+EVENTS: Final = "events"
+"""The data set: nothing but Parquet files, in a directory for each day."""
+IDENTITY: Final = "_outbox/archive.json"
+"""Which archive it is."""
+# Apart from the events: some readers take every file below a directory, whatever its name.
+_MANIFESTS: Final = "_outbox/manifests"
+_WRITING: Final = "_outbox/writing"
+_KEPT: Final = "_outbox/kept"
 _FILE: Final = re.compile(r"events-[0-9a-f]{16}\.parquet")
-_WORK: Final = ".writing-"
 _READERS: Final = 16
 # What a bucket answers stands in XML, behind the request.
 _ANSWER: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
@@ -70,16 +77,20 @@ class Store:
 
     def manifests(self) -> dict[date, Stored]:
         """Of each day that has one, in order."""
-        with self._errors():
-            if self.root is None:
-                names = obstore.list_with_delimiter(self._bucket)["common_prefixes"]
-            else:
-                names = [path.name for path in self.root.iterdir()] if self.root.exists() else []
-        days = sorted(date.fromisoformat(name[len(_PREFIX) :]) for name in names if _DAY.fullmatch(name))
+        days = sorted(filter(None, map(_day_of, self._names(_MANIFESTS))))
         # A bucket takes tens of milliseconds for each.
         with ThreadPoolExecutor(_READERS if self.root is None else 1) as threads:
-            found = threads.map(lambda day: self.read(key(day, MANIFEST)), days)
+            found = threads.map(lambda day: self.read(manifest_key(day)), days)
             return {day: stored for day, stored in zip(days, found, strict=True) if stored is not None}
+
+    def _names(self, directory: str) -> list[str]:
+        """Of the objects in it."""
+        with self._errors():
+            if self.root is None:
+                found = obstore.list_with_delimiter(self._bucket, directory)["objects"]
+                return [each["path"].rsplit("/", 1)[-1] for each in found]
+            path = self.root / directory
+            return [each.name for each in path.iterdir()] if path.exists() else []
 
     def piece(self, name: str, start: int, end: int) -> bytes:
         """The bytes of an object in a bucket, from `start` to before `end`."""
@@ -114,8 +125,8 @@ class Store:
             now = self.read(name)
             if (now and now.content) != (replaces and replaces.content):
                 raise _overtaken(name)
-            with self._errors(), TemporaryDirectory(prefix=_WORK, dir=(self.root / name).parent) as directory:
-                file = Path(directory) / "object"
+            with self._errors(), self._beside(Path(name).name) as directory:
+                file = directory / "object"
                 file.write_bytes(content)
                 self.adopt(file, name)
             return
@@ -131,6 +142,7 @@ class Store:
         with self._errors():
             if self.root is not None:
                 target = self.root / name
+                _make(target.parent)
                 _sync(file)
                 file.replace(target)
                 _sync(target.parent)
@@ -148,29 +160,51 @@ class Store:
                 with TemporaryDirectory(prefix="outbox-archive-") as temporary:
                     yield Path(temporary)
                 return
-            directory = self.root / key(day, "")
-            directory.mkdir(parents=True, exist_ok=True)
-            _sync(self.root)
-            # Hidden, and in a directory of its own: no reader follows it, and what a crash left is found.
-            with TemporaryDirectory(prefix=_WORK, dir=directory) as temporary:
-                yield Path(temporary)
+            with self._beside(str(day)) as directory:
+                yield directory
 
-    def sweep(self, day: date, file: str) -> None:
-        """Removes what lies beside this file of a day and its manifest: older files, and what crashes left.
+    @contextmanager
+    def _beside(self, name: str) -> Iterator[Path]:
+        """A directory on the archive's file system, where no reader looks; what a crash leaves is found."""
+        assert self.root is not None
+        parent = self.root / _WRITING
+        _make(parent)
+        with TemporaryDirectory(prefix=f"{name}-", dir=parent) as temporary:
+            yield Path(temporary)
 
-        Only for who alone works at the day, once the manifest names the file.
-        """
+    def others(self, day: date, file: str) -> list[str]:
+        """The keys of a day's files beside this one: they do not count, but readers of directories do."""
+        names = [name for name in self._names(key(day, "")[:-1]) if _FILE.fullmatch(name) and name != file]
+        return [key(day, name) for name in sorted(names)]
+
+    def remove(self, name: str) -> None:
+        """An object that is not needed any more."""
         with self._errors():
-            if self.root is None:
-                for found in obstore.list_with_delimiter(self._bucket, key(day, "")[:-1])["objects"]:
-                    if _FILE.fullmatch(name := found["path"].rsplit("/", 1)[-1]) and name != file:
-                        obstore.delete(self._bucket, found["path"])
-                return
-            for path in (self.root / key(day, "")).iterdir():
-                if path.name.startswith(_WORK):
-                    shutil.rmtree(path)
-                elif _FILE.fullmatch(path.name) and path.name != file:
-                    path.unlink()
+            if self.root is not None:
+                (self.root / name).unlink()
+            else:
+                obstore.delete(self._bucket, name)
+
+    def set_aside(self, day: date, name: str) -> str:
+        """Moves a file to where no reader finds it; its new key."""
+        # Not .parquet: some readers look everywhere.
+        target = f"{_KEPT}/{day}/{name.rsplit('/', 1)[-1]}.kept"
+        with self._errors():
+            if self.root is not None:
+                _make((self.root / target).parent)
+                (self.root / name).replace(self.root / target)
+            else:
+                obstore.rename(self._bucket, name, target)
+        return target
+
+    def clear(self, day: date) -> None:
+        """Removes what crashes left of files of this day. Only for who alone works at the day."""
+        if self.root is None:
+            return
+        for name in self._names(_WRITING):
+            if name.startswith(str(day)):
+                with self._errors():
+                    shutil.rmtree(self.root / _WRITING / name)
 
     @contextmanager
     def local(self, name: str) -> Iterator[Path]:
@@ -238,8 +272,22 @@ def named(settings: Settings) -> str:
 
 
 def key(day: date, name: str) -> str:
-    """Of an object of a day."""
-    return f"{_PREFIX}{day}/{name}"
+    """Of a file of a day."""
+    return f"{EVENTS}/event_date={day}/{name}"
+
+
+def manifest_key(day: date) -> str:
+    """Of the manifest of a day."""
+    return f"{_MANIFESTS}/{day}.json"
+
+
+def _day_of(name: str) -> date | None:
+    """The day of a manifest; None of what somebody else has put there."""
+    try:
+        day = date.fromisoformat(name.removesuffix(".json"))
+    except ValueError:
+        return None
+    return day if name == f"{day}.json" else None
 
 
 def _reason(error: Exception) -> str:
@@ -249,6 +297,14 @@ def _reason(error: Exception) -> str:
 
 def _overtaken(name: str) -> SetupError:
     return SetupError(f"{name} was written by somebody else at the same time: run it again")
+
+
+def _make(directory: Path) -> None:
+    """With its parents, each of them as durable as what comes into it."""
+    if not directory.exists():
+        _make(directory.parent)
+        directory.mkdir(exist_ok=True)
+        _sync(directory.parent)
 
 
 def _sync(path: Path) -> None:

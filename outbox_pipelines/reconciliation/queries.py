@@ -67,6 +67,7 @@ WHERE bucket = ANY (%(buckets)s) AND event_id >= %(first)s::uuid AND event_id < 
 
 TABLES: Final = """
 SET TimeZone = 'UTC';
+SET enable_progress_bar = false;
 CREATE SEQUENCE kind_numbers;
 CREATE TABLE kinds (
     kind USMALLINT DEFAULT nextval('kind_numbers'), aggregate_type VARCHAR, event_type VARCHAR,

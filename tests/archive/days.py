@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from psycopg.types.json import Jsonb
 
 from outbox_pipelines.archive.manifest import Manifest, read_manifest
-from outbox_pipelines.archive.store import MANIFEST, key
+from outbox_pipelines.archive.store import key, manifest_key
 from outbox_pipelines.settings import Settings
 from tests.schema.events import Written, insert
 from tests.schema.servers import Connection, Database
@@ -143,13 +143,17 @@ def directory(settings: Settings, day: date) -> Path:
     return Path(settings.archive) / key(day, "")
 
 
+def manifest_path(settings: Settings, day: date) -> Path:
+    return Path(settings.archive) / manifest_key(day)
+
+
 def names(settings: Settings, day: date) -> list[str]:
-    """Everything in the directory of a day."""
-    return sorted(path.name for path in directory(settings, day).iterdir())
+    """Everything in the directory of a day; nothing where there is none."""
+    return sorted(path.name for path in directory(settings, day).glob("*"))
 
 
 def manifest(settings: Settings, day: date) -> Manifest:
-    return read_manifest((directory(settings, day) / MANIFEST).read_bytes(), day)
+    return read_manifest(manifest_path(settings, day).read_bytes(), day)
 
 
 def file(settings: Settings, day: date) -> Path:
@@ -165,5 +169,5 @@ def rows(settings: Settings, day: date) -> list[dict[str, Any]]:
 
 def edit_manifest(settings: Settings, day: date, /, **changes: Any) -> None:
     """The manifest as somebody's editor leaves it."""
-    path = directory(settings, day) / MANIFEST
+    path = manifest_path(settings, day)
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

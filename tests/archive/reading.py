@@ -19,7 +19,7 @@ from moto.server import ThreadedMotoServer
 
 from outbox_pipelines.archive.columns import SCHEMA, VERSION
 from outbox_pipelines.archive.manifest import Manifest, Source
-from outbox_pipelines.archive.store import MANIFEST, key
+from outbox_pipelines.archive.store import key, manifest_key
 
 ONE, TWO, THREE = (date(2013, 1, day) for day in (1, 2, 3))
 AMPLE = 100_000
@@ -64,6 +64,8 @@ def objects(
         last_seq=max(row["seq"] for row in rows),
         first_created_at=min(row["created_at"] for row in rows),
         last_created_at=max(row["created_at"] for row in rows),
+        first_id=min(row["id"] for row in rows),
+        last_id=max(row["id"] for row in rows),
         statuses={},
         buckets={},
         schema_version=version,
@@ -71,7 +73,7 @@ def objects(
         source=Source(system_identifier=1, database="d", schema="s"),
         written_at=datetime(2013, 2, 1, tzinfo=UTC),
     )
-    return {key(day, manifest.file): content, key(day, MANIFEST): manifest.to_bytes()}
+    return {key(day, manifest.file): content, manifest_key(day): manifest.to_bytes()}
 
 
 def put_day(root: Path, day: date, rows: Sequence[dict[str, Any]], **given: Any) -> Path:

@@ -24,7 +24,6 @@ from outbox_pipelines.archive import day as days
 from outbox_pipelines.archive import export
 from outbox_pipelines.archive.columns import SCHEMA
 from outbox_pipelines.archive.manifest import Manifest, digest
-from outbox_pipelines.archive.store import MANIFEST
 from outbox_pipelines.errors import AwayError, NotReadyError, SetupError
 from outbox_pipelines.settings import Settings
 from tests.archive.days import (
@@ -35,6 +34,7 @@ from tests.archive.days import (
     file,
     make_days,
     manifest,
+    manifest_path,
     names,
     past_day,
     publish,
@@ -92,7 +92,7 @@ def test_the_manifest_tells_the_truth(database: Database, settings: Settings) ->
     said = days.archive(settings, day).manifest
     assert manifest(settings, day) == said
     content = file(settings, day).read_bytes()
-    assert names(settings, day) == sorted([MANIFEST, said.file])
+    assert names(settings, day) == [said.file]
     assert (said.size, said.sha256) == (len(content), hashlib.sha256(content).hexdigest())
     assert said.file == f"events-{said.sha256[:16]}.parquet"
     assert database.rows(ENDS) == [ends(said)]
@@ -104,7 +104,7 @@ def test_the_manifest_tells_the_truth(database: Database, settings: Settings) ->
     assert database.rows(source) == [
         (said.source.system_identifier, said.source.database, said.source.schema_)
     ]
-    stored = (directory(settings, day) / MANIFEST).read_bytes()
+    stored = manifest_path(settings, day).read_bytes()
     assert database.rows(STATE, day) == [("archived", said.rows, digest(stored), True, None)]
 
 
@@ -193,7 +193,7 @@ def test_again_takes_the_place_of_the_old_file(database: Database, settings: Set
     new = days.archive(settings, day, again=True)
     assert new.written
     assert new.manifest.file != old.file
-    assert names(settings, day) == sorted([MANIFEST, new.manifest.file])
+    assert names(settings, day) == [new.manifest.file]
     # It is another file: nobody has proven it.
     assert database.rows(STATE, day)[0][4] is None
     assert days.verify(settings, day).equal
@@ -227,7 +227,7 @@ def test_a_dropped_day_is_not_archived_again(database: Database, settings: Setti
     left = days.archive(settings, day)
     assert (left.written, left.manifest) == (False, manifest(settings, day))
     assert days.verify(settings, day).equal
-    (directory(settings, day) / MANIFEST).unlink()
+    manifest_path(settings, day).unlink()
     with pytest.raises(NotReadyError, match="is dropped"):
         days.archive(settings, day)
 
@@ -258,16 +258,17 @@ def test_a_process_that_dies_leaves_nothing_that_counts(database: Database, sett
     )
     assert running.stdout is not None
     assert running.stdout.readline().strip().isdigit()
-    assert list(directory(settings, day).glob(".writing-*/*"))
+    assert list(Path(settings.archive).glob(f"_outbox/writing/{day}-*/*"))
     running.send_signal(signal.SIGKILL)
     running.communicate()
-    assert not [name for name in names(settings, day) if not name.startswith(".")]
+    assert names(settings, day) == []
     assert database.rows(STATE, day)[0][:3] == ("closed", None, None)
     held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = "
     held += "(SELECT oid FROM pg_database WHERE datname = current_database())"
     wait_until(lambda: database.value(held) == 0, what="the server to notice the death")
     said = days.archive(settings, day).manifest
-    assert names(settings, day) == sorted([MANIFEST, said.file])
+    assert names(settings, day) == [said.file]
+    assert not list(Path(settings.archive).glob("_outbox/writing/*"))
     assert days.verify(settings, day).equal
 
 
@@ -306,7 +307,7 @@ def test_a_disk_that_is_full_at_the_end(database: Database, settings: Settings) 
     with disk_of(kept.size - 10), pytest.raises(AwayError, match="File too large"):
         days.archive(settings, day, again=True)
     assert manifest(settings, day) == kept
-    assert names(settings, day) == sorted([MANIFEST, kept.file])
+    assert names(settings, day) == [kept.file]
     assert days.verify(settings, day).equal
 
 
@@ -357,19 +358,63 @@ def test_a_run_that_died_before_the_database_knew(
 
 @pytest.mark.parametrize("damage", ["edited", "gone"])
 def test_a_manifest_that_the_database_does_not_know(
-    database: Database, settings: Settings, caplog: pytest.LogCaptureFixture, damage: str
+    database: Database, settings: Settings, damage: str
 ) -> None:
-    """Guards against figures of somebody else that are taken over, and a repair that nobody hears of."""
+    """Guards against figures of somebody else that are taken over, and a good file replaced unasked."""
     day = past_day(database)
     truth = days.archive(settings, day).manifest
     if damage == "edited":
         edit_manifest(settings, day, statuses={"DISCARDED": truth.rows})
     else:
-        (directory(settings, day) / MANIFEST).unlink()
-    assert days.archive(settings, day).written
-    assert "the manifest that was written is gone or changed" in caplog.text
+        manifest_path(settings, day).unlink()
+    with pytest.raises(SetupError, match=f"`outbox archive day {day} --again`"):
+        days.archive(settings, day)
+    assert names(settings, day) == [truth.file]
+    assert days.archive(settings, day, again=True).written
     assert manifest(settings, day).statuses == truth.statuses
     assert days.verify(settings, day).equal
+
+
+@pytest.mark.parametrize("damage", ["edited", "gone"])
+def test_a_file_that_has_more_than_the_rows_is_never_lost(
+    database: Database, settings: Settings, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    """Guards against a row that is deleted past the guards, and with it the only copy of it."""
+    day = past_day(database)
+    truth = days.archive(settings, day).manifest
+    content = file(settings, day).read_bytes()
+    database.rows("ALTER TABLE outbox DISABLE TRIGGER outbox_append_only")
+    database.rows("DELETE FROM outbox WHERE seq = (SELECT min(seq) FROM outbox)")
+    database.rows("ALTER TABLE outbox ENABLE TRIGGER outbox_append_only")
+    path = manifest_path(settings, day)
+    if damage == "edited":
+        path.write_bytes(path.read_bytes() + b" ")
+    else:
+        path.unlink()
+    with pytest.raises(SetupError, match="since it was written: find out why"):
+        days.archive(settings, day)
+    assert names(settings, day) == [truth.file]
+    for _ in range(2):
+        days.archive(settings, day, again=True)
+        (kept,) = Path(settings.archive).rglob("*.kept")
+        assert kept.name == f"{truth.file}.kept"
+        assert kept.read_bytes() == content
+        assert str(kept) in caplog.text
+        assert kept.with_name(f"{kept.name}.json").exists() == (damage == "edited")
+        assert names(settings, day) == [manifest(settings, day).file]
+    assert days.verify(settings, day).equal
+
+
+def test_a_damaged_file_is_set_aside(database: Database, settings: Settings) -> None:
+    """Guards against a file that a person might still have mended, removed by its replacement."""
+    day = past_day(database)
+    days.archive(settings, day)
+    path = file(settings, day)
+    path.write_bytes(path.read_bytes()[:-1])
+    database.rows("INSERT INTO outbox_parked SELECT o.*, 'failed', 3, NULL, 'large' FROM outbox o LIMIT 1")
+    days.archive(settings, day, again=True)
+    (kept,) = Path(settings.archive).rglob("*.kept")
+    assert kept.name == f"{path.name}.kept"
 
 
 def test_an_archive_of_another_outbox_is_left_alone(database: Database, settings: Settings) -> None:
@@ -386,7 +431,7 @@ def test_an_archive_of_another_outbox_is_left_alone(database: Database, settings
     with pytest.raises(SetupError, match=r"has other events of .*, of schema other of .*name another place"):
         days.archive(settings, day)
     assert manifest(settings, day) == theirs
-    assert names(settings, day) == sorted([MANIFEST, theirs.file])
+    assert names(settings, day) == [theirs.file]
     assert days.archive(settings, day, again=True).written
     assert days.verify(settings, day).equal
 

@@ -11,15 +11,14 @@ from click.testing import Result
 
 from outbox_pipelines.archive import day as days
 from outbox_pipelines.archive import export
-from outbox_pipelines.archive.store import MANIFEST
 from outbox_pipelines.settings import Settings
 from tests.archive.days import (
     days_ago,
-    directory,
     edit_manifest,
     file,
     make_days,
     manifest,
+    manifest_path,
     past_day,
     publish,
     write_many,
@@ -63,7 +62,7 @@ def test_json(database: Database, settings: Settings) -> None:
     """Guards against output that a script must guess at."""
     day = past_day(database)
     done = outbox(database, settings, "day", str(day), "--json")
-    assert done.stdout.encode() == (directory(settings, day) / MANIFEST).read_bytes()
+    assert done.stdout.encode() == manifest_path(settings, day).read_bytes()
     said = manifest(settings, day)
     verified = outbox(database, settings, "verify", str(day), "--json")
     assert json.loads(verified.stdout) == {"day": str(day), "rows": said.rows, "differences": []}

@@ -13,7 +13,7 @@ from outbox_pipelines.archive.history import Happened, history
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit
-from tests.archive.days import days_ago, directory, make_days, publish, write
+from tests.archive.days import days_ago, make_days, manifest_path, publish, write
 from tests.schema.servers import Database
 
 MINE = {"aggregate_type": "order", "aggregate_id": "42"}
@@ -97,7 +97,7 @@ def test_days_that_only_the_archive_has(
     with pytest.raises(SetupError, match=f"{FIRST} is dropped, and not in .*elsewhere"):
         history(elsewhere, "order", "42")
     assert not (tmp_path / "elsewhere").exists()
-    (directory(settings, FIRST) / "manifest.json").unlink()
+    manifest_path(settings, FIRST).unlink()
     with pytest.raises(SetupError, match=f"{FIRST} is dropped, and not in "):
         history(settings, "order", "42")
 

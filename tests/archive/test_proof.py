@@ -15,7 +15,7 @@ import pytest
 from outbox_pipelines.archive import columns, manifest, sums
 from outbox_pipelines.archive import day as days
 from outbox_pipelines.archive.columns import SCHEMA
-from outbox_pipelines.archive.store import MANIFEST, key
+from outbox_pipelines.archive.store import key
 from outbox_pipelines.settings import Settings
 from tests.archive.days import (
     SEPARATED,
@@ -24,6 +24,7 @@ from tests.archive.days import (
     edit_manifest,
     file,
     make_days,
+    manifest_path,
     past_day,
     publish,
     rows,
@@ -66,11 +67,12 @@ def verify(database: Database, settings: Settings, day: date) -> Callable[[], tu
 def write_file(settings: Settings, day: date, changed: Rows, **said: Any) -> None:
     """Another file in the place of the day's, with a manifest that fits it in every respect."""
     path = directory(settings, day) / "other.parquet"
-    pq.write_table(pa.Table.from_pylist(changed, SCHEMA), path)
+    added = read_manifest(settings, day).columns
+    pq.write_table(pa.Table.from_pylist(changed, columns.schema_with(added)), path)
     content = path.read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
     name = f"events-{sha256[:16]}.parquet"
-    buckets = sums.of_file(path)
+    buckets = sums.of_file(path, added)
     path.rename(path.with_name(name))
     consistent = {
         "file": name,
@@ -132,7 +134,7 @@ def test_a_missing_file(settings: Settings, day: date, verify: Callable[[], tupl
 
 def test_a_missing_manifest(settings: Settings, day: date, verify: Callable[[], tuple[str, ...]]) -> None:
     """Guards against a day that is archived by the database's word alone."""
-    (directory(settings, day) / MANIFEST).unlink()
+    manifest_path(settings, day).unlink()
     assert verify() == (f"{day} has no manifest in {settings.archive}",)
 
 
@@ -151,7 +153,7 @@ def test_a_manifest_that_is_none(
     settings: Settings, day: date, verify: Callable[[], tuple[str, ...]], content: bytes
 ) -> None:
     """Guards against a stack trace of a parser."""
-    (directory(settings, day) / MANIFEST).write_bytes(content)
+    manifest_path(settings, day).write_bytes(content)
     (found,) = verify()
     assert found.startswith(f"the manifest of {day} cannot be read: ")
     assert f"`outbox archive day {day} --again`" in found

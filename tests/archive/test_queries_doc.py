@@ -54,5 +54,5 @@ def test_all_questions_are_found() -> None:
     text = PATH.read_text()
     numbered = re.findall(r"^## (\d+)\. ", text, re.MULTILINE)
     assert numbered == [str(number) for number in range(1, 11)]
-    assert len(QUESTIONS) == 11
-    assert len(re.findall(r"^```(?:sql|python|text)$", text, re.MULTILINE)) == 22
+    assert len(QUESTIONS) == 12
+    assert len(re.findall(r"^```(?:sql|python|text)$", text, re.MULTILINE)) == 24

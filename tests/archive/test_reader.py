@@ -15,7 +15,7 @@ import pytest
 
 from outbox_pipelines.archive import open_archive
 from outbox_pipelines.archive.columns import SCHEMA, VERSION
-from outbox_pipelines.archive.store import MANIFEST, key
+from outbox_pipelines.archive.store import key, manifest_key
 from outbox_pipelines.errors import SetupError
 from tests.archive.reading import ONE, THREE, TWO, bucket, event, objects, put_day, three_days
 
@@ -179,7 +179,7 @@ def test_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     made = {}
     for day, seq in ((ONE, 10), (TWO, 20), (THREE, 30)):
         made |= objects(day, [event(day, seq + n) for n in range(10)])
-    name = next(name for name in made if str(TWO) in name and not name.endswith(MANIFEST))
+    name = next(name for name in made if str(TWO) in name and name.endswith(".parquet"))
     made[name] = b"no Parquet file"
     with bucket(monkeypatch, made) as url:
         archive = open_archive(url)
@@ -234,7 +234,7 @@ def test_nothing_to_read(tmp_path: Path) -> None:
 def test_a_manifest_that_cannot_be_read(tmp_path: Path) -> None:
     """Guards against a day that is left out in silence."""
     three_days(tmp_path)
-    (tmp_path / key(TWO, MANIFEST)).write_text('{"format": 2}')
+    (tmp_path / manifest_key(TWO)).write_text('{"format": 2}')
     with pytest.raises(SetupError, match=r"the manifest of 2013-01-02 cannot be read: [^\n]*$"):
         open_archive(str(tmp_path))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines.archive import day as days
-from outbox_pipelines.archive.store import MANIFEST, Store, key
+from outbox_pipelines.archive.store import Store, key, manifest_key
 from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.settings import load_settings
 from tests.archive import buckets
@@ -19,7 +19,7 @@ from tests.archive.days import past_day
 from tests.schema.servers import Database
 
 DAY = date(2026, 3, 1)
-NAME = key(DAY, MANIFEST)
+NAME = manifest_key(DAY)
 FILE = "events-0123456789abcdef.parquet"
 OLD = "events-fedcba9876543210.parquet"
 
@@ -79,8 +79,7 @@ def test_keys_lie_under_the_path_of_the_url(bucket: dict[str, str]) -> None:
     store = Store(buckets.URL)
     put(store, DAY, FILE, b"rows")
     store.write(NAME, b"{}", None)
-    under = f"shop/days/event_date={DAY}"
-    assert buckets.names(bucket) == [f"{under}/{FILE}", f"{under}/{MANIFEST}"]
+    assert buckets.names(bucket) == [f"shop/days/{NAME}", f"shop/days/events/event_date={DAY}/{FILE}"]
 
 
 def test_what_is_written_is_read(store: Store) -> None:
@@ -119,7 +118,7 @@ def test_one_of_two_writers_is_refused(store: Store) -> None:
     assert found.content == b"third"
 
 
-def test_what_lies_beside_is_removed(store: Store) -> None:
+def test_what_lies_beside_is_found(store: Store) -> None:
     """Guards against a file of before that a reader of the whole directory counts, and against a zeal
     that removes what is not ours."""
     put(store, DAY, FILE, b"new")
@@ -128,10 +127,16 @@ def test_what_lies_beside_is_removed(store: Store) -> None:
     other = date(2026, 3, 2)
     put(store, other, OLD, b"another day's")
     if store.root is not None:
-        left = store.root / key(DAY, ".writing-dead")
+        left = store.root / f"_outbox/writing/{DAY}-dead"
         left.mkdir()
         (left / "events.parquet").write_bytes(b"half")
-    store.sweep(DAY, FILE)
+    assert store.others(DAY, FILE) == [key(DAY, OLD)]
+    kept = store.set_aside(DAY, key(DAY, OLD))
+    with store.local(kept) as path:
+        assert path.read_bytes() == b"old"
+    put(store, DAY, OLD, b"old")
+    store.remove(key(DAY, OLD))
+    store.clear(DAY)
     for day, name in ((DAY, FILE), (DAY, "events.parquet"), (other, OLD)):
         with store.local(key(day, name)):
             pass
@@ -142,12 +147,14 @@ def test_what_lies_beside_is_removed(store: Store) -> None:
 
 def test_other_things_in_the_archive(store: Store) -> None:
     """Guards against a stack trace over a directory that somebody has made."""
-    put(store, DAY, MANIFEST, b"{}")
+    store.write(NAME, b"{}", None)
     if store.root is None:
         pytest.skip("a bucket has no directories")
-    for name in ("event_date=yesterday", "notes", "event_date=2026-03-02"):
-        (store.root / name).mkdir()
+    for name in ("event_date=yesterday", "notes", "event_date=2026-03-02", "event_date=2026-13-45"):
+        (store.root / "events" / name).mkdir(parents=True)
     (store.root / "README").write_text("")
+    for name in ("README", "2026-13-45.json", "2026-W10-1.json", "20260302.json", "2026-03-03.json.old"):
+        (store.root / NAME).with_name(name).write_text("{}")
     assert store.days() == [DAY]
 
 
@@ -173,8 +180,9 @@ def test_a_file_is_complete_before_it_has_its_name(tmp_path: Path, monkeypatch: 
     directory = f"event_date={DAY}"
     assert synced[-3:] == ["work", f"-> {FILE}", directory]
     store.write(NAME, b"{}", None)
-    assert synced[-3:] == ["object", f"-> {MANIFEST}", directory]
-    assert sorted(path.name for path in (tmp_path / directory).iterdir()) == [FILE, MANIFEST]
+    assert synced[-3:] == ["object", f"-> {DAY}.json", "manifests"]
+    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert files == [NAME, key(DAY, FILE)]
 
 
 def refused(database: Database, day: date, archive: str) -> str:
