@@ -22,6 +22,10 @@ from outbox_pipelines.errors import SetupError
 _URI_REFERENCE = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+\Z")
 
 
+# Characters of topic names, and those of shell patterns.
+_TOPIC_PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]+\Z")
+
+
 class Settings(BaseSettings):
     """What the commands, the relay and Dagster's definitions are told from outside."""
 
@@ -49,6 +53,14 @@ class Settings(BaseSettings):
     )
     create_topics: bool = Field(
         default=False, description="whether the relay creates topics that are missing"
+    )
+    create_topics_pattern: str = Field(
+        default="",
+        description="names of topics that the relay may create, as shell patterns separated by spaces; "
+        "default: those that OUTBOX_TOPIC and OUTBOX_TOPIC_MAP make",
+    )
+    create_topics_max: int = Field(
+        default=50, ge=1, description="the relay creates a topic only while fewer match the pattern"
     )
     topic_partitions: int = Field(default=8, ge=1, description="partitions of a topic that the relay creates")
     topic_replication: int = Field(
@@ -193,6 +205,16 @@ class Settings(BaseSettings):
 
         if value is not None:
             read_map(value)
+        return value
+
+    @field_validator("create_topics_pattern")
+    @classmethod
+    def _patterns_can_match(cls, value: str) -> str:
+        for pattern in value.split():
+            if not _TOPIC_PATTERN.match(pattern):
+                raise ValueError(
+                    f"{pattern!r} matches no topic: write names with * and ?, separated by spaces"
+                )
         return value
 
     @field_validator("table")

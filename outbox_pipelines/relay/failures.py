@@ -25,8 +25,8 @@ class Kind(Enum):
 
 
 # Older clients have no names for these.
-_UNKNOWN_TOPIC_ID: Final = 100
-_INCONSISTENT_TOPIC_ID: Final = 103
+UNKNOWN_TOPIC_ID: Final = 100
+INCONSISTENT_TOPIC_ID: Final = 103
 _TRANSACTION_ABORTABLE: Final = 120
 _INVALID_DIFFERENT_RECORD: Final = -138
 
@@ -38,8 +38,8 @@ _TABLE: Final[dict[int, tuple[Kind, str]]] = {
     KafkaError.UNKNOWN_TOPIC_OR_PART: (Kind.TOPIC, "there is no such topic"),
     KafkaError._UNKNOWN_TOPIC: (Kind.TOPIC, "there is no such topic"),
     KafkaError._UNKNOWN_PARTITION: (Kind.TOPIC, "the topic has fewer partitions than before"),
-    _UNKNOWN_TOPIC_ID: (Kind.TOPIC, "the topic was deleted and created again"),
-    _INCONSISTENT_TOPIC_ID: (Kind.TOPIC, "the topic was deleted and created again"),
+    UNKNOWN_TOPIC_ID: (Kind.TOPIC, "the topic was deleted and created again"),
+    INCONSISTENT_TOPIC_ID: (Kind.TOPIC, "the topic was deleted and created again"),
     KafkaError.TOPIC_EXCEPTION: (Kind.TOPIC, "the broker refuses the topic's name"),
     KafkaError.TOPIC_AUTHORIZATION_FAILED: (Kind.TOPIC, "no right to write to the topic: grant WRITE on it"),
     KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT: (Kind.TOPIC, "the topic's format is too old for headers"),

@@ -73,11 +73,13 @@ class Prober:
     """A thread that tries events, a handful at a time; started by the first.
 
     Args:
+        topics: what is known of them.
         transactional_id: in exactly_once: tries within transactions, and publishes nothing.
     """
 
-    def __init__(self, settings: Settings, transactional_id: str | None = None) -> None:
+    def __init__(self, settings: Settings, topics: Topics, transactional_id: str | None = None) -> None:
         self._settings = settings
+        self._topics = topics
         self._transactional_id = transactional_id
         self._encode = Encoder(settings).encode
         self._router = Router(settings)
@@ -88,7 +90,6 @@ class Prober:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._end = False
-        self._topics: Topics | None = None
         self._producer: Producer | None = None
         self._is_open = False
         """Whether a transaction has begun."""
@@ -192,7 +193,7 @@ class Prober:
         try:
             topic = self._router.topic(event.aggregate_type, event.event_type)
             copy = dead_letter(event, self._encode, topic, tried.reason, attempt.attempts + 1)
-            dead_letter_topic = self._topics_of_broker().find(f"{topic}.dlq").name
+            dead_letter_topic = self._topics.find_for_trial(f"{topic}.dlq", _PATIENCE_SECONDS).name
             verdicts: dict[int, Tried] = {}
             problem = ""
             # What was too large there is too large here: then the headers alone.
@@ -226,13 +227,8 @@ class Prober:
 
     def _topic(self, event: Event) -> str:
         topic = self._router.topic(event.aggregate_type, event.event_type)
-        return self._topics_of_broker().find(topic).name
-
-    def _topics_of_broker(self) -> Topics:
-        if self._topics is None:
-            # Nobody waits for the prober: it gives a busy broker the time to make a topic.
-            self._topics = Topics(self._settings, patience=_PATIENCE_SECONDS)
-        return self._topics
+        # Nobody waits for the prober: it gives a busy broker the time to make a topic.
+        return self._topics.find_for_trial(topic, _PATIENCE_SECONDS).name
 
     def _produce(self, topic: str, key: str, value: str | None, headers: Headers, report: Report) -> None:
         if self._producer is None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -27,7 +28,7 @@ from outbox_pipelines.relay.encoding import Encoder, Headers
 from outbox_pipelines.relay.failures import Kind
 from outbox_pipelines.relay.observe import Report, observer
 from outbox_pipelines.relay.parking import ParkingLot
-from outbox_pipelines.relay.routing import Router
+from outbox_pipelines.relay.routing import IllegalTopicError, Router
 from outbox_pipelines.relay.shards import ShardLostError
 from outbox_pipelines.relay.topics import Topics, TopicUnavailableError
 from outbox_pipelines.settings import Settings
@@ -86,6 +87,11 @@ class Publisher:
             SetupError: none does, or the credentials are wrong.
         """
         self._topics.connect()
+
+    @property
+    def lookups(self) -> Topics:
+        """What is known of the topics, for all who publish to them."""
+        return self._topics
 
     @property
     def topics(self) -> frozenset[str]:
@@ -174,6 +180,7 @@ class Publisher:
 
     def discard(self) -> None:
         """Drops what is not acknowledged: no position covers it, so it is read again."""
+        self._topics.close()
         self._producer.purge()
         self.flush(1.0)
         self._deliveries.clear()
@@ -209,7 +216,9 @@ class Publisher:
                 delivery.parked.append(event)
                 continue
             try:
-                topic, usual = routes.get((event.aggregate_type, event.event_type)) or self._route(event)
+                topic, usual = routes.get((event.aggregate_type, event.event_type)) or self._route(
+                    event, delivery
+                )
                 if self._wanted_batch_bytes < self._batch_bytes:
                     return events[n:]
                 value, headers = encode(event)
@@ -241,7 +250,7 @@ class Publisher:
                 if reason.fatal() or failures.kind(reason) not in (Kind.EVENT, Kind.TOPIC):
                     self._failed, self._trouble = True, reason.str()
                     return events[n:]
-                self._suspect(delivery, event, failures.describe(reason))
+                self._refused(delivery, event, reason)
             except Exception as error:  # noqa: BLE001 - whatever an event's content makes the encoder raise
                 self._suspect(delivery, event, f"{type(error).__name__}: {error}")
         return []
@@ -254,14 +263,31 @@ class Publisher:
             delivery.halted.add((event.aggregate_type, event.aggregate_id))
         delivery.suspects[event.seq] = (event, reason)
 
-    def _route(self, event: Event) -> tuple[str, int]:
+    def _refused(self, delivery: Delivery, event: Event, error: KafkaError) -> None:
+        """Holds back an event that Kafka refused; if its topic is to blame, all events of the topic."""
+        if failures.kind(error) is Kind.TOPIC:
+            self._topics.refuse(self._router.topic(event.aggregate_type, event.event_type), error)
+            self._routes.clear()
+        self._suspect(delivery, event, failures.describe(error))
+
+    def _route(self, event: Event, delivery: Delivery) -> tuple[str, int]:
         """Where an event goes, and how long a payload is beyond doubt there."""
-        topic = self._topics.find(self._router.topic(event.aggregate_type, event.event_type))
+        name = self._router.topic(event.aggregate_type, event.event_type)
+        if not self._topics.is_asked(name):
+            # One question for all topics that are new here.
+            types = {(other.aggregate_type, other.event_type) for other in delivery.piece.events}
+            self._topics.ask(self._names(types - self._routes.keys()))
+        topic = self._topics.find(name)
         usual = _UNLIMITED if topic.largest is None else max(0, (topic.largest - _USUAL_HEADERS) // 4)
         route = self._routes[event.aggregate_type, event.event_type] = (topic.name, usual)
         if topic.largest is not None:
             self._wanted_batch_bytes = min(self._wanted_batch_bytes, topic.largest)
         return route
+
+    def _names(self, types: Iterable[tuple[str, str]]) -> Iterator[str]:
+        for some in types:
+            with suppress(IllegalTopicError):
+                yield self._router.topic(*some)
 
     def _narrow(self, event: Event) -> None:
         """A batch was refused for its size. Where the topic's limit is not to be had, it is approached."""
@@ -319,7 +345,7 @@ class Publisher:
                     raise ShardLostError(f"another relay has taken the shard: {error.str()}")
                 if kind in (Kind.EVENT, Kind.TOPIC):
                     blamed = True
-                    self._suspect(delivery, event, failures.describe(error))
+                    self._refused(delivery, event, error)
                 if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and len(failed) > 1:
                     self._narrow(event)
         self._producer = self._new_producer()

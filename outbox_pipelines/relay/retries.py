@@ -22,7 +22,10 @@ from outbox_pipelines.relay.delivery import Complete
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.parking import Aggregate, ParkingLot
 from outbox_pipelines.relay.prober import Attempt, Prober, Tried, Verdict
+from outbox_pipelines.relay.quarantine import Quarantine
+from outbox_pipelines.relay.routing import IllegalTopicError, Router
 from outbox_pipelines.relay.shards import Shard
+from outbox_pipelines.relay.topics import Topics
 from outbox_pipelines.relay.transactions import place
 from outbox_pipelines.settings import Settings
 
@@ -73,6 +76,7 @@ class Retries:
         shard: Shard,
         lot: ParkingLot,
         *,
+        topics: Topics,
         on_dead_letter: Callable[[DeadLetter], None],
         metrics: Metrics,
     ) -> None:
@@ -81,7 +85,9 @@ class Retries:
         self._lot = lot
         rehearses = settings.delivery == "exactly_once"
         name = f"{place(settings, shard).transactional_id}-prober" if rehearses else None
-        self._prober = Prober(settings, name)
+        self._prober = Prober(settings, topics, name)
+        self._router = Router(settings)
+        self._quarantine = Quarantine(topics, lot)
         self._on_dead_letter = on_dead_letter
         self._metrics = metrics
         self._news = -1
@@ -121,6 +127,7 @@ class Retries:
         """Whether nothing is under way, and nothing is due now."""
         return (
             self.is_quiet
+            and self._quarantine.is_quiet
             and (self._replay_at is None or self._replay_at > time.monotonic())
             and self._lot.is_settled
         )
@@ -136,6 +143,7 @@ class Retries:
         if not self.is_quiet:
             return _ATTENTION_SECONDS
         due = min(self._news_at, self._lot.next_due, self._replay_at or self._news_at)
+        due = min(due, time.monotonic() + self._quarantine.pause)
         return max(due - time.monotonic(), 0.001)
 
     def look_after(self, *, may_try: bool) -> None:
@@ -151,6 +159,7 @@ class Retries:
             self._hear_news(now)
         if not may_try or self._prober.is_busy:
             return
+        self._quarantine.look()
         if aggregates := self._lot.due(_AT_ONCE):
             self._attend(aggregates)
         if self._replay_at is not None and self._replay_at <= now and not self._prober.is_busy:
@@ -203,26 +212,44 @@ class Retries:
     def _attend(self, aggregates: list[Aggregate]) -> None:
         rows = self._shard.execute(parked_queries.HEADS, _names(aggregates) | {"blocking": self._blocking})
         heads = {(row[2], row[3]): row for row in rows}
-        attempts, free = [], []
+        attempts, free, cleared = [], [], []
         for aggregate in aggregates:
             head = heads.get(aggregate)
             if head is None:
+                self._quarantine.forget(aggregate)
                 self._lot.free(aggregate)
                 continue
-            state, _, due_in, _, covered = head[_EVENT:]
+            state, tried, due_in, deaths, covered = head[_EVENT:]
             if not covered:
                 # Parked ahead of the position by a relay that died: it is read again first, and still blocks.
                 self._lot.look_again(aggregate, _ATTENTION_SECONDS)
+            elif state not in ("waiting", "retrying"):
+                self._lot.look_again(aggregate, None)
+            elif self._quarantine.holds(self._topic(head), aggregate) is not None:
+                continue
+            elif self._quarantine.is_trial(aggregate):
+                attempts.append(head)
             elif state == "waiting":
                 free.append(aggregate)
-            elif state != "retrying":
-                self._lot.look_again(aggregate, None)
+            elif self._quarantine.has_cleared(aggregate) and not (tried or deaths):
+                # Its topic was to blame: it goes like those behind it.
+                cleared.append(head[0])
+                free.append(aggregate)
             elif due_in is not None and due_in > 0:
                 self._lot.look_again(aggregate, due_in)
             else:
                 attempts.append(head)
+        if cleared:
+            self._shard.execute(parked_queries.ACCEPTED, {"seqs": cleared})
         self._try(attempts)
         self._release(free)
+
+    def _topic(self, row: tuple[Any, ...]) -> str:
+        """Of a parked event; empty where its types make no name."""
+        try:
+            return self._router.topic(row[2], row[4])
+        except IllegalTopicError:
+            return ""
 
     def _try(self, rows: list[tuple[Any, ...]]) -> None:
         """Submits those that are due. What a relay died of goes by itself, for the next death to name it."""
@@ -299,6 +326,7 @@ class Retries:
         for one in tried:
             event = one.attempt.event
             aggregate = (event.aggregate_type, event.aggregate_id)
+            self._quarantine.judge(aggregate, one.verdict)
             if one.attempt.is_replay and one.verdict is Verdict.ACCEPTED:
                 self._lot.load([aggregate])
             elif one.attempt.is_replay:

@@ -56,6 +56,11 @@ class TopicTemplate:
             raise IllegalTopicError(f"{topic!r} is not a topic name that Kafka accepts")
         return topic
 
+    @property
+    def pattern(self) -> str:
+        """A shell pattern that every topic of it matches."""
+        return "".join(literal + ("*" if field else "") for literal, field, _ in self._parts)
+
     def _name(self, aggregate_type: str, event_type: str) -> str:
         types = {"aggregate_type": aggregate_type, "event_type": event_type}
         name = ""
@@ -75,6 +80,12 @@ class Router:
     def topic(self, aggregate_type: str, event_type: str) -> str:
         """The topic; `IllegalTopicError` where Kafka would refuse its name."""
         return self._map.get(event_type, self._default).topic(aggregate_type, event_type)
+
+
+def patterns(settings: Settings) -> list[str]:
+    """Shell patterns, one of which every topic of these settings matches."""
+    templates = read_map(settings.topic_map).values() if settings.topic_map else ()
+    return sorted({template.pattern for template in (TopicTemplate(settings.topic), *templates)})
 
 
 def read_map(path: Path) -> dict[str, TopicTemplate]:

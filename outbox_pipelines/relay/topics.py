@@ -1,47 +1,55 @@
-"""The topics that are published to: whether they are there, what they accept, and when they grow.
+"""The topics that are published to: whether they are there, what they accept, and which take nothing now.
 
 Invariants:
 - A topic is looked up before the first message to it: the client would report a missing one half a minute
   later, and for each message.
-- `find` may wait; `refresh` never does.
-- Everything here runs in one thread. The client is kept as long as an answer is awaited.
+- A thread of its own asks the brokers. Who publishes waits for the first word on a topic, which a broker
+  gives at once, and for a missing one as long as `_Patience` lasts: nobody's topics delay another's events.
+- A topic that is missing, or that Kafka refuses messages for, is unavailable as a whole, until it is found or
+  takes a message that is tried alone.
+- Every method may be called from any thread.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from concurrent.futures import Future
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka import KafkaError
 
-from outbox_pipelines.errors import AwayError, SetupError
-from outbox_pipelines.relay import client
+from outbox_pipelines.errors import AwayError
+from outbox_pipelines.relay import failures
+from outbox_pipelines.relay.brokers import Brokers, Unavailable
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
-_ANSWER_SECONDS = 10.0
-# It spares trouble, no more: the flow of all events does not wait long for it.
-_LIMIT_SECONDS = 2.0
+# A broker that is there says within milliseconds whether it has a topic.
+_ANSWER_SECONDS: Final = 10.0
 # A broker that creates topics itself needs a moment for it.
-_CREATION_SECONDS = 3.0
-# A topic that was not there is not asked for again at each of its events.
-_UNAVAILABLE_SECONDS = 2.0
+_CREATION_SECONDS: Final = 3.0
+# How often a missing topic is looked for: while it may be in creation, and later.
+_CREATION_POLL: Final = 0.1
+_AGAIN_SECONDS = 2.0
+# How often a topic that refuses messages is tried with one.
+_TRIAL_SECONDS = 10.0
+# After refusals that name events one after the other: how long they are tried alone, beside the flow.
+_DISTRUST_SECONDS = 10.0
 _REFRESH_SECONDS = 60.0
-_NOT_ALLOWED = "may not be written to: grant WRITE and DESCRIBE on it"
-# The broker refuses for good; anything else is its trouble, not the topic's.
-_REFUSALS = frozenset(
+_OUTAGE_PAUSE: Final = 0.5
+# In one request to the brokers.
+_AT_ONCE: Final = 500
+# Kafka's word that a topic is not as it was: what is known of it counts no more.
+_CHANGED: Final = frozenset(
     {
-        KafkaError.TOPIC_EXCEPTION,
-        KafkaError.INVALID_PARTITIONS,
-        KafkaError.INVALID_REPLICATION_FACTOR,
-        KafkaError.POLICY_VIOLATION,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        failures.UNKNOWN_TOPIC_ID,
+        failures.INCONSISTENT_TOPIC_ID,
     }
 )
 
@@ -66,7 +74,7 @@ class Change:
 
 
 class TopicUnavailableError(Exception):
-    """Nothing can be published to this topic until a person mends it; other topics are fine."""
+    """Nothing can be published to this topic now; other topics are fine."""
 
     def __init__(self, topic: str, reason: str) -> None:
         super().__init__(f"topic {topic} {reason}")
@@ -74,33 +82,58 @@ class TopicUnavailableError(Exception):
         self.reason = reason
 
 
+@dataclass(slots=True)
+class _Search:
+    """A topic that is not known to be there."""
+
+    final_at: float
+    due: float = 0.0
+    reason: str = ""
+    """Why it is unavailable; empty until a broker has said something."""
+    is_final: bool = False
+    is_provoked: bool = False
+    """The broker had its chance to create it, or the relay created it."""
+    is_waited_for: bool = False
+    """The flow has waited for its creation once."""
+
+
+@dataclass(slots=True)
+class _Refusal:
+    """A topic that is there and takes no messages."""
+
+    reason: str
+    trial_at: float
+
+
 class Topics:
-    """What is known of the topics, from a client of its own.
+    """What is known of the topics.
 
     Args:
-        patience: how long the first look waits for a topic that the broker may be creating, in seconds.
+        creation_seconds: how long a topic that the broker may be creating is not called missing.
 
     Attributes:
         changed: every change of a number of partitions that was noticed, in order.
     """
 
-    def __init__(self, settings: Settings, *, patience: float = _CREATION_SECONDS) -> None:
-        self._patience = patience
+    def __init__(self, settings: Settings, *, creation_seconds: float = _CREATION_SECONDS) -> None:
         self.changed: list[Change] = []
-        self._brokers = settings.require_kafka()
-        self._creates = settings.create_topics
-        self._partitions = settings.topic_partitions
-        self._replication = settings.topic_replication
+        self._creation_seconds = creation_seconds
+        self._brokers = Brokers(settings)
+        self._patience = _Patience()
+        # All of it under the condition; that a topic is known is read without.
+        self._word = threading.Condition()
         self._topics: dict[str, Topic] = {}
-        self._unavailable: dict[str, tuple[float, str]] = {}
-        self._trouble = ""
+        self._searches: dict[str, _Search] = {}
+        self._new: list[str] = []
+        self._refusals: dict[str, _Refusal] = {}
+        self._distrusted: dict[str, float] = {}
+        self._outages = 0
+        self._outage = ""
+        self._has_news = False
         self._refresh_due = time.monotonic() + _REFRESH_SECONDS
-        self._awaited: list[tuple[Topic, Future[Any], Future[Any]]] = []
-        try:
-            config = client.config(settings, error_cb=self._on_error)
-            self._admin = AdminClient(config, logger=client.LOG)
-        except KafkaException as error:
-            raise SetupError(f"Kafka's client refuses its settings: {error.args[0].str()}") from None
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._end = False
 
     def connect(self) -> None:
         """Waits until a broker answers.
@@ -108,171 +141,330 @@ class Topics:
         Raises:
             AwayError: none does, or the credentials are wrong.
         """
-        # Any answer will do: no topic has an empty name, so it is small.
-        self._metadata("")
+        self._brokers.connect()
 
     def answers(self) -> bool:
         """Whether a broker answers within a second."""
-        try:
-            self._admin.list_topics("", timeout=1.0)
-        except KafkaException:
-            return False
-        return True
+        return self._brokers.answers()
+
+    def idle(self) -> None:
+        """Serves the client while nothing is asked: its reports of errors would pile up."""
+        self._brokers.poll()
+
+    def close(self) -> None:
+        """Ends the look-ups."""
+        with self._word:
+            self._end = True
+            self._word.notify_all()
 
     @property
     def known(self) -> frozenset[str]:
         """Those that were found, and are still there."""
-        return frozenset(self._topics)
+        with self._word:
+            return frozenset(self._topics)
+
+    def knows_limit(self, name: str) -> bool:
+        """Whether the size that a topic takes is known."""
+        topic = self._topics.get(name)
+        return topic is not None and topic.largest is not None
+
+    def refresh(self) -> bool:
+        """Whether something has become known since the last call that changes where, or how, to publish."""
+        if not self._has_news:
+            return False
+        self._has_news = False
+        return True
+
+    def ask(self, names: Iterable[str]) -> None:
+        """Has these looked up, all at once, unless they are known or looked for."""
+        with self._word:
+            self._ask(names)
+
+    def is_asked(self, name: str) -> bool:
+        """Whether it is known, or looked for."""
+        return name in self._topics or name in self._searches
 
     def find(self, name: str) -> Topic:
-        """The topic; made where it is missing and the operator allows it.
+        """The topic, for the flow of all events: waits for the first word, and shortly for its creation.
+
+        Raises:
+            TopicUnavailableError: it is not there yet, or not for this relay, or takes nothing.
+            AwayError: no broker answers.
+        """
+        with self._word:
+            self._check_trust(name)
+            topic = self._topics.get(name)
+            if topic is None:
+                topic = self._wait(name, self._patience.left())
+            return topic
+
+    def find_for_trial(self, name: str, seconds: float) -> Topic:
+        """The topic, for one event alone: waits longer for its creation, and does not mind refusals.
 
         Raises:
             TopicUnavailableError: it is not there, or not for this relay.
             AwayError: no broker answers.
         """
-        topic = self._topics.get(name)
-        if topic is None:
-            until, reason = self._unavailable.get(name, (0.0, ""))
-            if time.monotonic() < until:
-                raise TopicUnavailableError(name, reason)
-            try:
-                if self._creates:
-                    self._create(name)
-                partitions = self._look_up(name, patience=0 if reason else self._patience)
-            except TopicUnavailableError as error:
-                self._unavailable[name] = (time.monotonic() + _UNAVAILABLE_SECONDS, error.reason)
-                raise
-            self._unavailable.pop(name, None)
-            limit = self._ask_limit(name)
-            topic = Topic(name, partitions, _limit(limit, None))
-            self._topics[name] = topic
-        return topic
+        with self._word:
+            return self._topics.get(name) or self._wait(name, seconds, is_spent=False)
 
-    def knows_limit(self, name: str) -> bool:
-        """Whether the size that a topic takes is known."""
-        return name in self._topics and self._topics[name].largest is not None
+    def unavailable(self, name: str) -> str | None:
+        """Why nothing can be published to the topic now; None if something can, empty if no broker has said.
 
-    def refresh(self) -> bool:
-        """Asks about all known topics again, once a minute; whether an answer has brought news."""
-        if self._awaited:
-            if all(about.done() and limit.done() for _, about, limit in self._awaited):
-                before = dict(self._topics)
-                self._take_in()
-                return before != self._topics
-        elif time.monotonic() >= self._refresh_due:
-            self._refresh_due = time.monotonic() + _REFRESH_SECONDS
-            # Its reports of errors would pile up.
-            self._admin.poll(0)
-            self._awaited = [
-                (topic, self._ask_about(topic.name), self._ask_limit(topic.name))
-                for topic in self._topics.values()
-            ]
-        return False
+        Does not wait.
+        """
+        with self._word:
+            if (refusal := self._refusals.get(name)) is not None:
+                return refusal.reason
+            if name in self._topics:
+                return None
+            self._ask([name])
+            return self._searches[name].reason
 
-    def _take_in(self) -> None:
-        for topic, about, limit in self._awaited:
-            error = about.exception()
-            if error is not None:
-                if _code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    _LOG.warning("topic %s is gone", topic.name)
-                    self._topics.pop(topic.name, None)
-                continue
-            partitions = len(about.result().partitions)
-            if partitions != topic.partitions:
-                self.changed.append(Change(topic.name, topic.partitions, partitions))
-                _LOG.warning(
-                    "topic %s has %d partitions instead of %d: keys move to other partitions, so an "
-                    "aggregate's order holds among its messages from before and among those from now on only",
-                    *(topic.name, partitions, topic.partitions),
+    def may_be_found(self, name: str) -> bool:
+        """Whether the topic is available, or may be any moment."""
+        with self._word:
+            search = self._searches.get(name)
+            return name not in self._refusals and (search is None or not search.is_final)
+
+    def refuse(self, name: str, error: KafkaError) -> None:
+        """Kafka has refused a message for its topic's sake: the topic is unavailable."""
+        with self._word:
+            if error.code() in _CHANGED:
+                self._topics.pop(name, None)
+                self._ask([name])
+                self._searches[name].reason = self._searches[name].reason or "was deleted or created again"
+            elif name not in self._refusals:
+                _LOG.warning("topic %s refuses messages: %s", name, failures.describe(error))
+                self._refusals[name] = _Refusal(
+                    f"refuses messages: {failures.describe(error)}", time.monotonic() + _TRIAL_SECONDS
                 )
-            self._topics[topic.name] = Topic(topic.name, partitions, _limit(limit, topic.largest))
-        self._awaited = []
 
-    def _create(self, name: str) -> None:
-        """Makes the topic if it is missing. Asked so that no broker makes it by its own defaults."""
-        error = self._ask_about(name).exception()
-        if error is None:
-            return
-        if _code(error) == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            raise TopicUnavailableError(name, _NOT_ALLOWED)
-        if _code(error) != KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise self._no_answer(_text(error))
-        new = NewTopic(name, self._partitions, self._replication)
-        error = self._admin.create_topics([new], request_timeout=_ANSWER_SECONDS)[name].exception()
-        if error is None or _code(error) == KafkaError.TOPIC_ALREADY_EXISTS:
-            return
-        if _code(error) not in _REFUSALS:
-            raise self._no_answer(_text(error))
-        raise TopicUnavailableError(
-            name,
-            f"does not exist and could not be created ({_text(error).rstrip('.')}): create it, or mend "
-            "OUTBOX_TOPIC_PARTITIONS, OUTBOX_TOPIC_REPLICATION or the right to CREATE",
-        )
+    def accept(self, name: str) -> None:
+        """The topic has taken a message, or has refused one for the message's own sake."""
+        with self._word:
+            if self._refusals.pop(name, None) is not None:
+                _LOG.warning("topic %s takes messages again", name)
+                self._has_news = True
 
-    def _look_up(self, name: str, patience: float) -> int:
-        """How many partitions the topic has; waits for one that the broker may be creating."""
-        deadline = time.monotonic() + patience
+    def due_for_trial(self) -> list[str]:
+        """Those that refuse messages and are due to be tried with one; the next time after a while."""
+        now = time.monotonic()
+        with self._word:
+            due = [name for name, refusal in self._refusals.items() if refusal.trial_at <= now]
+            for name in due:
+                self._refusals[name].trial_at = now + _TRIAL_SECONDS
+        return due
+
+    def distrust(self, name: str) -> None:
+        """The topic refuses one event after the other: for a while each is tried alone, beside the flow."""
+        with self._word:
+            self._distrusted[name] = time.monotonic() + _DISTRUST_SECONDS
+
+    # --- all below with the condition held, up to the thread's own ---
+
+    def _check_trust(self, name: str) -> None:
+        if (refusal := self._refusals.get(name)) is not None:
+            raise TopicUnavailableError(name, refusal.reason)
+        if (until := self._distrusted.get(name)) is not None:
+            if time.monotonic() < until:
+                raise TopicUnavailableError(name, "has refused many events: each is tried alone for a while")
+            del self._distrusted[name]
+
+    def _ask(self, names: Iterable[str]) -> None:
+        now = time.monotonic()
+        for name in names:
+            if name in self._topics:
+                continue
+            search = self._searches.get(name)
+            if search is None:
+                search = self._searches[name] = _Search(now + self._creation_seconds)
+            if not search.reason and name not in self._new:
+                self._new.append(name)
+        if self._new:
+            self._start()
+            self._word.notify_all()
+
+    def _wait(self, name: str, seconds: float, *, is_spent: bool = True) -> Topic:
+        self._ask([name])
+        outages = self._outages
+
+        def is_told() -> bool:
+            search = self._searches.get(name)
+            is_away = self._outages > outages or self._failure is not None or self._end
+            return search is None or bool(search.reason) or is_away
+
+        self._word.wait_for(is_told, _ANSWER_SECONDS)
+        begun = time.monotonic()
+        search = self._searches.get(name)
+        if search is not None and search.reason and not (is_spent and search.is_waited_for):
+            search.is_waited_for = search.is_waited_for or is_spent
+            self._word.wait_for(lambda: name not in self._searches or self._searches[name].is_final, seconds)
+        if is_spent:
+            self._patience.spend(time.monotonic() - begun)
+        if self._failure is not None:
+            raise self._failure
+        if (topic := self._topics.get(name)) is not None:
+            return topic
+        search = self._searches.get(name)
+        if search is None or not search.reason:
+            raise AwayError(
+                self._outage or f"no broker has said within {_ANSWER_SECONDS:.0f} s what topic {name} is"
+            )
+        raise TopicUnavailableError(name, search.reason)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="outbox-topics", daemon=True)
+            self._thread.start()
+
+    # --- the thread ---
+
+    def _run(self) -> None:
         while True:
-            found = self._metadata(name).topics[name]
-            if found.error is None:
-                return len(found.partitions)
-            code = found.error.code()
-            if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                raise TopicUnavailableError(name, _NOT_ALLOWED)
-            if time.monotonic() >= deadline:
-                if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise TopicUnavailableError(
-                        name,
-                        "does not exist and the broker does not create it: create it, or set "
-                        "OUTBOX_CREATE_TOPICS=true, or choose other names with OUTBOX_TOPIC",
-                    )
-                if code in _REFUSALS:
-                    raise TopicUnavailableError(name, f"is refused by the broker: {found.error.str()}")
-                raise self._no_answer(found.error.str())
-            self._admin.poll(0.1)
-
-    def _metadata(self, name: str) -> Any:
-        deadline = time.monotonic() + _ANSWER_SECONDS
-        while True:
+            with self._word:
+                self._word.wait_for(lambda: self._end or self._new, self._rest())
+                if self._end:
+                    return
+                names, self._new = self._new[:_AT_ONCE], self._new[_AT_ONCE:]
             try:
-                found = self._admin.list_topics(name, timeout=1.0)
-            except KafkaException as error:
-                self._admin.poll(0)
-                # A reason that the client has found will not change by waiting longer.
-                if time.monotonic() > deadline - (_ANSWER_SECONDS - 3 if self._trouble else 0):
-                    raise self._no_answer(self._trouble or _text(error)) from None
-            else:
-                self._trouble = ""
-                return found
+                if names:
+                    self._look(names)
+                else:
+                    self._search()
+                    self._refresh()
+            except AwayError as error:
+                self._note_outage(str(error))
+            except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+                with self._word:
+                    self._failure = error
+                    self._word.notify_all()
+                return
 
-    def _no_answer(self, reason: str) -> AwayError:
-        return AwayError(f"no broker answers at {self._brokers} (OUTBOX_KAFKA): {reason}")
+    def _rest(self) -> float:
+        due = min(
+            (search.due for search in self._searches.values() if search.reason), default=self._refresh_due
+        )
+        return max(0.0, min(due, self._refresh_due) - time.monotonic())
 
-    def _ask_about(self, name: str) -> Future[Any]:
-        asked = self._admin.describe_topics(TopicCollection([name]), request_timeout=_ANSWER_SECONDS)
-        return asked[name]
+    def _look(self, names: list[str]) -> None:
+        """Asks about topics, and writes down what is said."""
+        found = self._brokers.describe(names)
+        limits = self._brokers.limits(name for name, what in found.items() if isinstance(what, int))
+        now = time.monotonic()
+        with self._word:
+            for name, what in found.items():
+                if isinstance(what, int):
+                    self._searches.pop(name, None)
+                    self._topics[name] = Topic(name, what, limits.get(name))
+                    self._has_news = True
+                elif (search := self._searches.get(name)) is not None:
+                    self._note_absence(search, what, now)
+            self._word.notify_all()
 
-    def _ask_limit(self, name: str) -> Future[Any]:
-        resource = ConfigResource(ConfigResource.Type.TOPIC, name)
-        return self._admin.describe_configs([resource], request_timeout=_LIMIT_SECONDS)[resource]
+    def _note_absence(self, search: _Search, what: Unavailable, now: float) -> None:
+        # Why the relay may not create it says more than that it is missing.
+        if not (search.is_final and search.reason and what.is_missing):
+            search.reason = what.reason
+        search.is_final = search.is_final or not what.is_missing or now >= search.final_at
+        if not search.is_provoked and what.is_missing:
+            search.due = now
+        else:
+            # A thousand missing topics are not asked for as often as one.
+            pause = _AGAIN_SECONDS + 0.01 * len(self._searches)
+            search.due = now + (pause if search.is_final else _CREATION_POLL)
 
-    def _on_error(self, error: KafkaError) -> None:
-        # That all brokers are down follows a reason, and says less.
-        if not (self._trouble and error.code() == KafkaError._ALL_BROKERS_DOWN):
-            self._trouble = error.str()
+    def _search(self) -> None:
+        """Creates what is missing, or has it created, where that is wanted; and looks again."""
+        now = time.monotonic()
+        with self._word:
+            due = [name for name, search in self._searches.items() if search.reason and search.due <= now]
+            due = due[:_AT_ONCE]
+            fresh = [name for name in due if not self._searches[name].is_provoked]
+        if fresh and self._brokers.creates:
+            refused = self._brokers.create(fresh)
+            with self._word:
+                for name in fresh:
+                    search = self._searches[name]
+                    search.is_provoked = True
+                    if name in refused:
+                        search.reason, search.is_final = refused[name], True
+                    else:
+                        search.final_at = max(search.final_at, time.monotonic() + self._creation_seconds)
+        else:
+            for name in fresh:
+                # Somebody waits for the first word on another topic.
+                if self._new or self._end:
+                    return
+                self._brokers.provoke(name)
+                self._searches[name].is_provoked = True
+        if due:
+            self._look(due)
+
+    def _refresh(self) -> None:
+        """Asks about all known topics again, once a minute."""
+        if time.monotonic() < self._refresh_due:
+            return
+        self._refresh_due = time.monotonic() + _REFRESH_SECONDS
+        self._brokers.poll()
+        with self._word:
+            known = dict(self._topics)
+        names = list(known)
+        for first in range(0, len(names), _AT_ONCE):
+            some = names[first : first + _AT_ONCE]
+            found = self._brokers.describe(some)
+            limits = self._brokers.limits(name for name, what in found.items() if isinstance(what, int))
+            with self._word:
+                for name, what in found.items():
+                    self._note_change(known[name], what, limits.get(name))
+
+    def _note_change(self, before: Topic, what: int | Unavailable, limit: int | None) -> None:
+        if isinstance(what, Unavailable):
+            if what.is_missing:
+                _LOG.warning("topic %s is gone", before.name)
+                self._topics.pop(before.name, None)
+                self._has_news = True
+            return
+        after = Topic(before.name, what, before.largest if limit is None else limit)
+        if after.partitions != before.partitions:
+            self.changed.append(Change(before.name, before.partitions, after.partitions))
+            _LOG.warning(
+                "topic %s has %d partitions instead of %d: keys move to other partitions, so an "
+                "aggregate's order holds among its messages from before and among those from now on only",
+                *(before.name, after.partitions, before.partitions),
+            )
+        if after != before:
+            self._topics[before.name] = after
+            self._has_news = True
+
+    def _note_outage(self, reason: str) -> None:
+        with self._word:
+            self._outages, self._outage = self._outages + 1, reason
+            for search in self._searches.values():
+                search.due = max(search.due, time.monotonic() + _OUTAGE_PAUSE)
+            # Who still wants to know asks again.
+            for name in [name for name, search in self._searches.items() if not search.reason]:
+                del self._searches[name]
+            self._new = []
+            self._word.notify_all()
 
 
-def _limit(answer: Future[Any], otherwise: int | None) -> int | None:
-    """The topic's `max.message.bytes`; without an answer the relay goes on."""
-    if answer.exception() is not None:
-        return otherwise
-    return int(answer.result()["max.message.bytes"].value)
+class _Patience:
+    """How long the flow may wait for topics in creation: half a second, and a twentieth of all time."""
 
+    _MOST: Final = 0.5
+    _SHARE: Final = 0.05
 
-def _code(error: BaseException) -> int | None:
-    return error.args[0].code() if isinstance(error, KafkaException) else None
+    def __init__(self) -> None:
+        self._left = self._MOST
+        self._at = time.monotonic()
 
+    def left(self) -> float:
+        """How long it may wait now, in seconds."""
+        now = time.monotonic()
+        self._left = min(self._MOST, self._left + (now - self._at) * self._SHARE)
+        self._at = now
+        return max(0.0, self._left)
 
-def _text(error: BaseException) -> str:
-    return str(error.args[0].str()) if isinstance(error, KafkaException) else str(error)
+    def spend(self, seconds: float) -> None:
+        self._left -= seconds

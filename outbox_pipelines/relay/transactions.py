@@ -307,7 +307,7 @@ class TransactionalPublisher(Publisher):
                     raise ShardLostError(f"another relay has taken the shard: {error.str()}")
                 if kind in (Kind.EVENT, Kind.TOPIC):
                     blamed = True
-                    self._suspect(delivery, event, failures.describe(error))
+                    self._refused(delivery, event, error)
                     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and len(delivery.failed) > 1:
                         self._narrow(event)
         return blamed

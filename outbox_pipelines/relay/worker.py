@@ -92,7 +92,12 @@ class Worker:
         self._on_dead_letter = on_dead_letter or (lambda dead_letter: None)
         self._metrics = metrics or Metrics()
         self._retries = Retries(
-            settings, shard, lot, on_dead_letter=self._on_dead_letter, metrics=self._metrics
+            settings,
+            shard,
+            lot,
+            topics=publisher.lookups,
+            on_dead_letter=self._on_dead_letter,
+            metrics=self._metrics,
         )
         self._caution = Caution(settings, shard)
         self._heartbeat = settings.lease_seconds / 5

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines import schema
-from outbox_pipelines.local.kafka import Kafka
+from outbox_pipelines.local.kafka import Kafka, running
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox
@@ -27,3 +27,15 @@ def own_servers(tmp_path: Path) -> Iterator[tuple[Postgres, Kafka, Outbox]]:
     finally:
         postgres.stop()
         kafka.stop()
+
+
+@pytest.fixture(scope="session")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """A broker that creates no topics itself and has access rules; what none speaks of is allowed."""
+    settings = {
+        "auto.create.topics.enable": "false",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+    }
+    with running(tmp_path_factory.mktemp("strict"), settings) as broker:
+        yield broker

@@ -123,7 +123,7 @@ def test_a_mended_topic_lets_parked_events_through_once(
 ) -> None:
     """Guards against a retry outside of the transactions: a crash would double it."""
     if not asked:
-        monkeypatch.setattr("outbox_pipelines.relay.topics._limit", lambda answer, otherwise: None)
+        monkeypatch.setattr("outbox_pipelines.relay.brokers._limit", lambda answer: None)
     create_topic(outbox, **{"max.message.bytes": "2000"})
     write(outbox, ("a", {"n": 0}), ("a", {"n": 1, "noise": NOISE}), ("a", {"n": 2}), ("b", {"n": 0}))
     with running(quick(outbox, max_attempts=1000, **ONCE)):

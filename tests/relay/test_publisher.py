@@ -72,7 +72,7 @@ def test_batches_become_smaller_where_the_limit_is_not_to_be_had(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against thousands of innocents that are tried alone, again and again, for one guilty event."""
-    monkeypatch.setattr("outbox_pipelines.relay.topics._limit", lambda answer, otherwise: None)
+    monkeypatch.setattr("outbox_pipelines.relay.brokers._limit", lambda answer: None)
     create_topic(outbox, **{"max.message.bytes": "2000"})
     publisher = Publisher(outbox.settings, ParkingLot())
     suspects = []

@@ -5,45 +5,31 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import (
-    AclBinding,
     AclOperation,
-    AclPermissionType,
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
     NewPartitions,
     NewTopic,
-    ResourcePatternType,
-    ResourceType,
 )
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.local.kafka import Kafka, running
+from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.relay import service, topics
+from outbox_pipelines.relay.routing import patterns
 from outbox_pipelines.relay.topics import Change, Topic, Topics, TopicUnavailableError
 from outbox_pipelines.settings import load_settings
-from tests.conftest import Outbox, topic_prefix, wait_until
+from tests.conftest import _RUN, Outbox, topic_prefix, wait_until
+from tests.relay.topic import deny
 
 # What a broker takes where nobody said otherwise.
 USUAL = 1_048_588
-
-
-@pytest.fixture(scope="module")
-def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """A broker that creates no topics itself and has access rules; what none speaks of is allowed."""
-    settings = {
-        "auto.create.topics.enable": "false",
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "allow.everyone.if.no.acl.found": "true",
-    }
-    with running(tmp_path_factory.mktemp("strict"), settings) as broker:
-        yield broker
 
 
 @pytest.fixture
@@ -53,13 +39,13 @@ def name() -> str:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each refresh asks, and an unavailable topic is asked for each time."""
-    monkeypatch.setattr(topics, "_REFRESH_SECONDS", 0.0)
-    monkeypatch.setattr(topics, "_UNAVAILABLE_SECONDS", 0.0)
+    """Known and missing topics are asked about again and again."""
+    monkeypatch.setattr(topics, "_REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr(topics, "_AGAIN_SECONDS", 0.05)
 
 
 def _topics(broker: Kafka, **settings: object) -> Topics:
-    return Topics(load_settings(kafka=broker.bootstrap, **settings))
+    return Topics(load_settings(kafka=broker.bootstrap, create_topics_pattern=f"{_RUN}*", **settings))
 
 
 def _admin(bootstrap: str) -> AdminClient:
@@ -70,30 +56,6 @@ def _make(bootstrap: str, name: str, partitions: int = 2) -> None:
     # Dropped before the answer, a client takes the answer with it.
     admin = _admin(bootstrap)
     admin.create_topics([NewTopic(name, partitions, 1)])[name].result(10)
-
-
-def _deny(broker: Kafka, name: str, operation: AclOperation) -> None:
-    rule = AclBinding(
-        ResourceType.TOPIC,
-        name,
-        ResourcePatternType.LITERAL,
-        "User:ANONYMOUS",
-        "*",
-        operation,
-        AclPermissionType.DENY,
-    )
-    everything_else = AclBinding(
-        ResourceType.TOPIC,
-        name,
-        ResourcePatternType.LITERAL,
-        "User:ANONYMOUS",
-        "*",
-        AclOperation.ALL,
-        AclPermissionType.ALLOW,
-    )
-    admin = _admin(broker.bootstrap)
-    for answer in admin.create_acls([rule, everything_else]).values():
-        answer.result(10)
 
 
 def test_a_topic_is_found_with_its_partitions_and_its_limit(strict: Kafka, name: str) -> None:
@@ -121,14 +83,14 @@ def test_a_missing_topic_is_found_when_somebody_has_made_it(strict: Kafka, name:
     with pytest.raises(TopicUnavailableError):
         known.find(name)
     _make(strict.bootstrap, name)
-    wait_until(lambda: name in _admin(strict.bootstrap).list_topics(timeout=5).topics)
+    wait_until(lambda: known.unavailable(name) is None)
     assert known.find(name).partitions == 2
 
 
 def test_a_missing_topic_is_made_where_the_operator_allows_it(strict: Kafka, name: str) -> None:
     """Guards against a topic with other partitions than asked for, and against making it a second time."""
     for _ in range(2):
-        found = _topics(strict, create_topics=True, topic_partitions=5).find(name)
+        found = _topics(strict, create_topics=True, topic_partitions=5).find_for_trial(name, 20)
         assert found == Topic(name, 5, USUAL)
     assert _topics(strict, create_topics=True, topic_partitions=7).find(name).partitions == 5
 
@@ -136,9 +98,9 @@ def test_a_missing_topic_is_made_where_the_operator_allows_it(strict: Kafka, nam
 def test_a_topic_that_cannot_be_made_is_unavailable(strict: Kafka, name: str) -> None:
     """Guards against a broker's refusal that stops the relay, or is taken for an outage."""
     with pytest.raises(TopicUnavailableError) as refused:
-        _topics(strict, create_topics=True, topic_replication=3).find(name)
+        _topics(strict, create_topics=True, topic_replication=3).find_for_trial(name, 20)
     assert f"topic {name} does not exist and could not be created (Unable to replicate" in str(refused.value)
-    assert "create it, or mend OUTBOX_TOPIC_PARTITIONS, OUTBOX_TOPIC_REPLICATION" in str(refused.value)
+    assert "create it, or change OUTBOX_TOPIC_PARTITIONS, OUTBOX_TOPIC_REPLICATION" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -146,8 +108,8 @@ def test_a_topic_that_cannot_be_made_is_unavailable(strict: Kafka, name: str) ->
 def test_a_topic_without_permission_is_unavailable(strict: Kafka, name: str, create_topics: bool) -> None:
     """Guards against a missing grant that looks like a missing topic."""
     _make(strict.bootstrap, name)
-    _deny(strict, name, AclOperation.WRITE)
-    _deny(strict, name, AclOperation.DESCRIBE)
+    deny(strict, name, AclOperation.WRITE)
+    deny(strict, name, AclOperation.DESCRIBE)
     admin = _admin(strict.bootstrap)
     wait_until(lambda: admin.list_topics(name, timeout=5).topics[name].error is not None)
     says = f"^topic {name} may not be written to: grant WRITE and DESCRIBE on it$"
@@ -158,7 +120,7 @@ def test_a_topic_without_permission_is_unavailable(strict: Kafka, name: str, cre
 def test_a_limit_that_may_not_be_asked_is_unknown(strict: Kafka, name: str) -> None:
     """Guards against a relay that needs a grant more than publishing does."""
     _make(strict.bootstrap, name)
-    _deny(strict, name, AclOperation.DESCRIBE_CONFIGS)
+    deny(strict, name, AclOperation.DESCRIBE_CONFIGS)
     resource = ConfigResource(ConfigResource.Type.TOPIC, name)
     admin = _admin(strict.bootstrap)
     wait_until(lambda: admin.describe_configs([resource])[resource].exception(10) is not None)
@@ -218,7 +180,7 @@ def test_nothing_waits_for_a_broker_that_is_away(
     strict: Kafka, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a publisher that stands still in an outage because it asks about its topics."""
-    monkeypatch.setattr(topics, "_REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr(topics, "_REFRESH_SECONDS", 0.05)
     _make(strict.bootstrap, name)
     known = _topics(strict)
     topic = known.find(name)
@@ -268,3 +230,35 @@ def test_settings_that_cannot_work_are_refused() -> None:
         load_settings(topic_partitions=0)
     with pytest.raises(SetupError, match=r"^OUTBOX_TOPIC_REPLICATION=0: write the number of replicas, or -1"):
         load_settings(topic_replication=0)
+
+
+def test_the_operator_says_which_topics_may_be_created(strict: Kafka, name: str) -> None:
+    """Guards against a writer whose made-up aggregate types fill the cluster with partitions."""
+    settings = {"create_topics": True, "topic_partitions": 1, "create_topics_max": 3}
+    known = Topics(load_settings(kafka=strict.bootstrap, create_topics_pattern=f"{name}-*", **settings))
+    for n in range(3):
+        assert known.find_for_trial(f"{name}-{n}", 20).partitions == 1
+    with pytest.raises(TopicUnavailableError, match=r"OUTBOX_CREATE_TOPICS_MAX=3 is reached"):
+        known.find_for_trial(f"{name}-3", 20)
+    assert known.find_for_trial(f"{name}-0.dlq", 20).partitions == 1
+    with pytest.raises(TopicUnavailableError, match="does not match OUTBOX_CREATE_TOPICS_PATTERN"):
+        known.find_for_trial(f"other-{name}", 20)
+    assert {f"{name}-{n}" for n in (0, 1, 2)} == {
+        topic for topic in _admin(strict.bootstrap).list_topics(timeout=5).topics if name in topic
+    } - {f"{name}-0.dlq"}
+
+
+def test_by_default_the_template_says_which_topics_may_be_created(tmp_path: Path) -> None:
+    """Guards against a default that refuses the outbox's own topics, or counts everybody's."""
+    file = tmp_path / "map"
+    file.write_text("order.paid=payments\norder.refunded=refunds-{aggregate_type:lower}\n")
+    settings = load_settings(kafka="nowhere:1", topic="shop-{aggregate_type}-events", topic_map=file)
+    assert patterns(settings) == ["payments", "refunds-*", "shop-*-events"]
+
+
+def test_patterns_that_cannot_match_are_refused() -> None:
+    """Guards against a pattern that a typing error makes useless."""
+    with pytest.raises(SetupError, match=r"^OUTBOX_CREATE_TOPICS_PATTERN=a,b: 'a,b' matches no topic"):
+        load_settings(create_topics_pattern="a,b")
+    with pytest.raises(SetupError, match=r"^OUTBOX_CREATE_TOPICS_MAX=0"):
+        load_settings(create_topics_max=0)

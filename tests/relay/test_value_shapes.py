@@ -125,7 +125,7 @@ def test_an_event_too_large_in_its_shape_is_named(outbox: Outbox, value: str) ->
         guilty = emit(connection, "order", 1, "order.placed", {"noise": NOISE})
     with pytest.MonkeyPatch.context() as unasked:
         # Else it would be held back before the broker sees it.
-        unasked.setattr("outbox_pipelines.relay.topics._limit", lambda answer, otherwise: None)
+        unasked.setattr("outbox_pipelines.relay.brokers._limit", lambda answer: None)
         service.relay(_shaped(outbox, value=value).settings, until_empty=True)
     with outbox.connect() as connection:
         ((parked, attempts, error),) = connection.execute(

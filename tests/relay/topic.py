@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 
+from outbox_pipelines.local.kafka import Kafka
 from tests.conftest import Outbox
 
 # 140 kB that hardly compress.
@@ -28,3 +41,44 @@ def change_topic(outbox: Outbox, *, of: str = "order", **config: str) -> None:
     ]
     resource = ConfigResource(ConfigResource.Type.TOPIC, outbox.topic(of), incremental_configs=entries)
     admin.incremental_alter_configs([resource])[resource].result(10)
+
+
+def deny(broker: Kafka, name: str, operation: AclOperation) -> None:
+    """Forbids one operation on a topic to everybody."""
+    rule = AclBinding(
+        ResourceType.TOPIC,
+        name,
+        ResourcePatternType.LITERAL,
+        "User:ANONYMOUS",
+        "*",
+        operation,
+        AclPermissionType.DENY,
+    )
+    everything_else = AclBinding(
+        ResourceType.TOPIC,
+        name,
+        ResourcePatternType.LITERAL,
+        "User:ANONYMOUS",
+        "*",
+        AclOperation.ALL,
+        AclPermissionType.ALLOW,
+    )
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for answer in admin.create_acls([rule, everything_else]).values():
+        answer.result(10)
+
+
+def allow(broker: Kafka, name: str) -> None:
+    """Takes every rule of a topic back."""
+    rules = AclBindingFilter(
+        ResourceType.TOPIC,
+        name,
+        ResourcePatternType.LITERAL,
+        None,
+        None,
+        AclOperation.ANY,
+        AclPermissionType.ANY,
+    )
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for answer in admin.delete_acls([rules]).values():
+        answer.result(10)

@@ -23,7 +23,10 @@ from outbox_pipelines.relay.claims.source import ClaimSource, array, names
 from outbox_pipelines.relay.delivery import Complete
 from outbox_pipelines.relay.parking import Aggregate, ParkingLot
 from outbox_pipelines.relay.prober import Attempt, Prober, Tried, Verdict
+from outbox_pipelines.relay.quarantine import Quarantine
 from outbox_pipelines.relay.retries import LONGEST_PAUSE, DeadLetter
+from outbox_pipelines.relay.routing import IllegalTopicError, Router
+from outbox_pipelines.relay.topics import Topics
 from outbox_pipelines.settings import Settings
 
 _AT_ONCE: Final = 500
@@ -60,6 +63,7 @@ class ClaimRetries:
         source: ClaimSource,
         lot: ParkingLot,
         *,
+        topics: Topics,
         on_dead_letter: Callable[[DeadLetter], None],
     ) -> None:
         self._settings = settings
@@ -67,7 +71,9 @@ class ClaimRetries:
         self._statements = holder.statements
         self._source = source
         self._lot = lot
-        self._prober = Prober(settings)
+        self._prober = Prober(settings, topics)
+        self._router = Router(settings)
+        self._quarantine = Quarantine(topics, lot)
         self._on_dead_letter = on_dead_letter
         self._blocks = settings.on_dead_letter == "block"
         self._trials: dict[tuple[str, str], _Trial] = {}
@@ -97,14 +103,15 @@ class ClaimRetries:
     @property
     def is_settled(self) -> bool:
         """Whether nothing is under way, and nothing is due now."""
-        return not (self._prober.is_busy or self._put_back) and self._lot.is_settled
+        is_quiet = self._quarantine.is_quiet and not (self._prober.is_busy or self._put_back)
+        return is_quiet and self._lot.is_settled
 
     @property
     def pause(self) -> float:
         """How long until something may want attention, in seconds."""
         if self._prober.is_busy:
             return _ATTENTION_SECONDS
-        return max(self._lot.next_due - time.monotonic(), 0.001)
+        return min(self._quarantine.pause, max(self._lot.next_due - time.monotonic(), 0.001))
 
     def settled(self, complete: Complete) -> None:
         """A claim is settled: what Kafka does not get now is pending again."""
@@ -127,7 +134,10 @@ class ClaimRetries:
         in_flight = self._source.in_flight
         while self._put_back and not (in_flight and in_flight[0].number <= self._put_back[0][0]):
             self._lot.parked(self._put_back.popleft()[1])
-        if may_try and not self._prober.is_busy and (aggregates := self._lot.due(_AT_ONCE)):
+        if not may_try or self._prober.is_busy:
+            return
+        self._quarantine.look()
+        if aggregates := self._lot.due(_AT_ONCE):
             self._attend(aggregates)
 
     def close(self) -> None:
@@ -157,18 +167,38 @@ class ClaimRetries:
         # Read anew: somebody may have mended, marked or deleted them.
         rows = self._holder.execute(self._statements(queries.EVENTS), {"seqs": array(due)})
         attempts = []
+        held: dict[int, str] = {}
         for row in rows:
             event = Event._make(row[:_EVENT])
             if (event.aggregate_type, event.aggregate_id) != due[event.seq]:
                 continue
-            trial = self._trials[due.pop(event.seq)]
+            aggregate = due.pop(event.seq)
+            trial = self._trials[aggregate]
             trial.attempts = max(trial.attempts, row[_EVENT])
+            if (reason := self._quarantine.holds(self._topic(event), aggregate)) is not None:
+                # Written down once: each change rewrites the row.
+                if reason and trial.error != reason:
+                    trial.error = held[event.seq] = reason
+                continue
+            if self._quarantine.has_cleared(aggregate) and not trial.attempts:
+                # Its topic was to blame: it is claimed as usual.
+                self._free(aggregate)
+                continue
             is_last = trial.attempts + 1 >= self._settings.max_attempts
             attempts.append(Attempt(event, trial.attempts, is_last=is_last, is_replay=False))
+        if held and self._statements.writes_errors:
+            self._holder.execute(self._statements(queries.POSTPONED), _texts(held))
         for aggregate in due.values():
             self._free(aggregate)
         if attempts:
             self._prober.submit(attempts)
+
+    def _topic(self, event: Event) -> str:
+        """Where an event goes; empty where its types make no name."""
+        try:
+            return self._router.topic(event.aggregate_type, event.event_type)
+        except IllegalTopicError:
+            return ""
 
     def _attend_ended(self, aggregates: list[Aggregate]) -> None:
         """Those that wait behind a dead letter go on when the table has it no more."""
@@ -185,6 +215,7 @@ class ClaimRetries:
 
     def _free(self, aggregate: Aggregate) -> None:
         self._trials.pop(aggregate, None)
+        self._quarantine.forget(aggregate)
         self._lot.free(aggregate)
 
     def _record(self, tried: list[Tried]) -> None:
@@ -218,6 +249,7 @@ class ClaimRetries:
         event = tried.attempt.event
         aggregate = (event.aggregate_type, event.aggregate_id)
         trial = self._trials[aggregate]
+        self._quarantine.judge(aggregate, tried.verdict)
         is_over = tried.verdict is Verdict.PUBLISHED
         if tried.verdict is Verdict.REFUSED:
             trial.attempts += 1
@@ -259,6 +291,9 @@ class ClaimRetries:
 
 
 def _reasons(tried: Iterable[Tried]) -> dict[str, object]:
+    return _texts({one.attempt.event.seq: one.reason for one in tried})
+
+
+def _texts(reasons: dict[int, str]) -> dict[str, object]:
     # PostgreSQL's text has no NUL.
-    reasons = [(one.attempt.event.seq, one.reason.replace("\0", "")) for one in tried]
-    return {"seqs": array(seq for seq, _ in reasons), "errors": [reason for _, reason in reasons]}
+    return {"seqs": array(reasons), "errors": [reason.replace("\0", "") for reason in reasons.values()]}

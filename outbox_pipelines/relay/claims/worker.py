@@ -76,7 +76,12 @@ class ClaimWorker:
         self._on_progress = on_progress or (lambda settled: None)
         self._source = ClaimSource(settings, holder)
         self._retries = ClaimRetries(
-            settings, holder, self._source, lot, on_dead_letter=on_dead_letter or (lambda dead_letter: None)
+            settings,
+            holder,
+            self._source,
+            lot,
+            topics=publisher.lookups,
+            on_dead_letter=on_dead_letter or (lambda dead_letter: None),
         )
         self._started = time.monotonic()
         self._end = threading.Event()

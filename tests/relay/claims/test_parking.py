@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
+from outbox_pipelines.relay.brokers import Brokers, Unavailable
 from outbox_pipelines.relay.claims import status
 from outbox_pipelines.relay.claims.holder import Holder
 from outbox_pipelines.relay.claims.retries import ClaimRetries
@@ -14,6 +16,7 @@ from outbox_pipelines.relay.claims.source import ClaimSource
 from outbox_pipelines.relay.delivery import Delivery
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.prober import Attempt, Prober
+from outbox_pipelines.relay.topics import Topics
 from tests.conftest import read_topic, wait_until
 from tests.relay.claims import textbook
 from tests.relay.claims.conftest import Make
@@ -32,7 +35,7 @@ def _unpublished(table: Table) -> list[tuple[Any, ...]]:
 @pytest.fixture
 def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay that may not ask for the topics' limits: it learns of them by refusals."""
-    monkeypatch.setattr("outbox_pipelines.relay.topics._limit", lambda answer, otherwise: None)
+    monkeypatch.setattr("outbox_pipelines.relay.brokers._limit", lambda answer: None)
 
 
 def test_only_the_guilty_aggregate_waits(table: Table) -> None:
@@ -129,15 +132,14 @@ def test_an_unavailable_topic_is_said_once_and_not_counted(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against attempts burnt on events that are innocent, and rows rewritten every few seconds."""
-    from outbox_pipelines.relay import topics
 
-    def missing(self: topics.Topics, name: str) -> topics.Topic:
-        raise topics.TopicUnavailableError(name, "does not exist")
+    def missing(self: Brokers, names: Iterable[str]) -> dict[str, Unavailable]:
+        return {name: Unavailable("does not exist", is_missing=True) for name in names}
 
-    monkeypatch.setattr("outbox_pipelines.relay.claims.retries._TOPIC_SECONDS", 0.05)
+    monkeypatch.setattr("outbox_pipelines.relay.topics._AGAIN_SECONDS", 0.05)
     table.write(("a", {"n": 0}), ("a", {"n": 1}))
     with monkeypatch.context() as patch:
-        patch.setattr(topics.Topics, "find", missing)
+        patch.setattr(Brokers, "describe", missing)
         with table.relayed(max_attempts=1):
             at = table.rows("xmin::text")
             wait_until(lambda: table.rows("xmin::text") != at, what="the reason in the row")
@@ -208,7 +210,10 @@ def test_an_aggregate_waits_until_nothing_of_it_is_on_its_way(
     holder = Holder(settings, "test")
     assert holder.try_take()
     lot, source = ParkingLot(), ClaimSource(settings, holder)
-    retries = ClaimRetries(settings, holder, source, lot, on_dead_letter=lambda letter: None)
+    topics = Topics(settings)
+    topics.ask([table.outbox.topic()])
+    wait_until(lambda: topics.unavailable(table.outbox.topic()) is None, what="the topic to be found")
+    retries = ClaimRetries(settings, holder, source, lot, topics=topics, on_dead_letter=lambda letter: None)
     for claim in [source.claim([]), source.claim([]), source.claim([])]:
         assert claim is not None
         assert tried == []
