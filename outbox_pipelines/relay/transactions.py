@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from outbox_pipelines.errors import AwayError
+from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.event import Piece, Released
 from outbox_pipelines.relay import client, failures, progress
 from outbox_pipelines.relay.breaker import State
@@ -43,6 +43,16 @@ _ABORT_SECONDS: Final = 10.0
 _LAST_REPORTS_SECONDS: Final = 5.0
 # The transaction after a refusal is often aborted once more, for its sequence numbers.
 _INNOCENT_ABORTS: Final = 3
+# What no waiting changes, and what a person can do about it.
+_ADVICE: Final = {
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: (
+        "OUTBOX_TRANSACTION_SECONDS={seconds:g} is more than the broker allows: set it lower, "
+        "or raise transaction.max.timeout.ms of the broker"
+    ),
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: (
+        "grant WRITE and DESCRIBE on the transactional id {id!r}, or on its prefix outbox-"
+    ),
+}
 _LOG = logging.getLogger(__name__)
 
 
@@ -102,6 +112,7 @@ def begin(settings: Settings, where: Place, on_error: Callable[[KafkaError], Non
 
     Raises:
         AwayError: Kafka does not answer.
+        SetupError: the broker never gives this relay a transaction.
     """
     milliseconds = int(settings.transaction_seconds * 1000)
     producer = client.producer(
@@ -117,7 +128,11 @@ def begin(settings: Settings, where: Place, on_error: Callable[[KafkaError], Non
     try:
         producer.init_transactions(_INIT_SECONDS)
     except KafkaException as error:
-        raise AwayError(f"Kafka gives no transactions: {error.args[0].str()}") from None
+        reason: KafkaError = error.args[0]
+        if (advice := _ADVICE.get(reason.code())) is not None:
+            values = {"seconds": settings.transaction_seconds, "id": where.transactional_id}
+            raise SetupError(f"exactly_once: {reason.str()}: {advice.format(**values)}") from None
+        raise AwayError(f"Kafka gives no transactions: {reason.str()}") from None
     return producer
 
 
