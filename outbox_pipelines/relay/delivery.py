@@ -33,7 +33,7 @@ class Delivery:
         "failed",
         "flying",
         "halted",
-        "is_aside",
+        "in_table",
         "parked",
         "piece",
         "suspects",
@@ -55,8 +55,8 @@ class Delivery:
         """By seq: parked for the reason given; to be tried alone."""
         self.dead: dict[int, tuple[Event, str]] = {}
         """By seq: not to be tried at all, for the reason given."""
-        self.is_aside = False
-        """Whether its parked events are in the table already."""
+        self.in_table = 0
+        """How many of its parked events are in the table already."""
         self.halted: set[tuple[str, str]] = set()
         """Aggregates of released events that cannot go on."""
 
@@ -65,6 +65,11 @@ class Delivery:
         """Whether nothing of it is left to be sent or reported."""
         held = len(self.parked) + len(self.suspects) + len(self.dead)
         return self.acknowledged + held == len(self.piece.events) and not (self.unsent or self.failed)
+
+    @property
+    def is_in_table(self) -> bool:
+        """Whether all of its parked events are in the table: others can join them until it is complete."""
+        return self.in_table == len(self.parked) + len(self.suspects) + len(self.dead)
 
     def complete(self) -> Complete:
         """Return the proof that this batch may be settled.
@@ -121,7 +126,7 @@ class Complete:
         IncompleteError: this does not hold of the delivery.
     """
 
-    __slots__ = ("_aside", "_held", "begun_at", "dead", "is_aside", "parked", "piece", "suspects")
+    __slots__ = ("_aside", "_held", "begun_at", "dead", "is_in_table", "parked", "piece", "suspects")
 
     def __init__(self, delivery: Delivery) -> None:
         if not delivery.is_complete:
@@ -135,7 +140,7 @@ class Complete:
         self.parked = delivery.parked
         self.suspects = delivery.suspects
         self.dead = delivery.dead
-        self.is_aside = delivery.is_aside
+        self.is_in_table = delivery.is_in_table
         self._aside = delivery.aside()
         self._held = delivery.held()
 

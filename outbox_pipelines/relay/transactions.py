@@ -189,6 +189,12 @@ class TransactionalPublisher(Publisher):
         if self._is_full():
             self._commit()
 
+    def give_up(self, piece: Piece, reason: str) -> None:
+        # Its position is settled. With the id of the tick before, the record of that tick would be believed.
+        if self._opens(piece):
+            self._open_tick(piece)
+        super().give_up(piece, reason)
+
     def poll(self, seconds: float, *, linger: bool = True) -> None:
         super().poll(seconds, linger=linger)
         if self._began is None or self.breaker.state is State.OPEN:
@@ -278,11 +284,11 @@ class TransactionalPublisher(Publisher):
         assert self.ledger is not None
         assert self._tick is not None
         content = list(self._deliveries)
-        held = [d for d in content if isinstance(d.piece, Piece) and d.held() and not d.is_aside]
+        held = [d for d in content if isinstance(d.piece, Piece) and not d.is_in_table]
         if held:
             self.ledger.park(held)
             for delivery in held:
-                delivery.is_aside = True
+                delivery.in_table = len(delivery.held())
         if self._must_settle:
             # The record names what was released by its own transaction alone.
             self.ledger.settle_all()

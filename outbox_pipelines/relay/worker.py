@@ -301,7 +301,7 @@ class Worker:
         """Moves the position over these, and puts aside what is held back; how many events Kafka has."""
         held = [(batch, rows) for batch in ticks if (rows := batch.aside())]
         parked = sum(len(rows) for _, rows in held)
-        aside = [rows for batch, rows in held if not batch.is_aside]
+        aside = [rows for batch, rows in held if not batch.is_in_table]
         events = sum(len(batch.piece.events) for batch in ticks) - parked
         newest = max((batch.piece.events[-1].seq for batch in ticks if batch.piece.events), default=None)
         begun = time.monotonic()

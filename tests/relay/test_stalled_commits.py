@@ -1,4 +1,4 @@
-"""exactly_once while Kafka answers a commit late, and when the relay dies beside released events (G1, G5)."""
+"""exactly_once where its two logs could differ: late answers, aborts, deaths in between (G1, G5)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from outbox_pipelines.event import Released
+from outbox_pipelines.event import Piece, Released
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay import parked_queries, service, transactions
+from outbox_pipelines.relay.caution import Caution
 from outbox_pipelines.relay.shards import Shard
 from outbox_pipelines.relay.transactions import TransactionalPublisher
 from outbox_pipelines.relay.worker import Worker
 from tests.conftest import Outbox, wait_until
-from tests.relay.parked import numbers, parked_rows, write
+from tests.relay.parked import keys, numbers, parked_rows, write
 from tests.relay.test_exactly_once import ONCE
 from tests.relay.threads import quick, running, wait_until_relayed
 from tests.relay.topic import NOISE, change_topic, create_topic
@@ -124,3 +125,49 @@ def test_a_death_while_released_events_are_removed(outbox: Outbox, monkeypatch: 
         wait_until_relayed(outbox)
     assert numbers(outbox, "a") == list(range(20))
     _assert_each_once(outbox, 21)
+
+
+def test_a_refusal_after_events_of_its_batch_were_parked(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a batch that is parked only once: what its first transaction refuses would be lost."""
+    monkeypatch.setattr("outbox_pipelines.relay.topics._limit", lambda answer, otherwise: None)
+    create_topic(outbox, **{"max.message.bytes": "2000"})
+    settings = quick(outbox, **ONCE | {"max_attempts": 1000, "retry_seconds": 100.0})
+    with running(settings):
+        write(outbox, ("a", {"n": 0, "noise": NOISE}))
+        wait_until(lambda: len(parked_rows(outbox)) == 1, seconds=60)
+        for n in range(1, 6):
+            write(outbox, ("a", {"n": n}), (f"guilty {n}", {"noise": NOISE}))
+            wait_until(
+                lambda n=n: len(parked_rows(outbox)) == 1 + 2 * n,  # type: ignore[misc]
+                seconds=60,
+                what="both events to be parked",
+            )
+
+
+def test_a_death_after_the_first_event_of_a_tick_was_given_up(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a record of the tick before, which is believed of a tick that was not opened."""
+    outbox.write("before")
+    settings = quick(outbox, **ONCE)
+    service.relay(settings, until_empty=True)
+    outbox.write("deadly")
+    outbox.write("after", "after")
+    with outbox.connect() as connection:
+        connection.execute(
+            "UPDATE outbox_shards SET owner = 'died', deaths = 3, suspect_deaths = 2, "
+            "suspect = (SELECT seq FROM outbox WHERE aggregate_id = 'deadly')"
+        )
+
+    def dying(self: Caution, part: Piece) -> None:
+        raise SystemExit("dead")
+
+    monkeypatch.setattr(Caution, "passed", dying)
+    with pytest.raises(SystemExit):
+        service.relay(settings, until_empty=True)
+    monkeypatch.undo()
+    assert [row[2] for row in parked_rows(outbox)] == ["failed"]
+    service.relay(settings, until_empty=True)
+    assert sorted(keys(outbox)) == ["after", "after", "before"]
