@@ -142,6 +142,10 @@ WHERE shard = %(shard)s
 RETURNING epoch, ctid::text, done::text, target::text, last_seq, tick_id::text, shards,
           outbox_open_from()::text, deaths, suspect, suspect_deaths"""
 
+# While nothing is settled yet, or any more.
+HEARTBEAT: Final = """
+UPDATE outbox_shards SET heartbeat = clock_timestamp() WHERE shard = %(shard)s AND epoch = %(epoch)s"""
+
 # Before an event is handed over alone, because relays have died here. Another event begins its own count.
 SUSPECT: Final = """
 UPDATE outbox_shards

@@ -25,6 +25,7 @@ from outbox_pipelines.errors import AwayError
 from outbox_pipelines.relay import hooks, queries, transactions
 from outbox_pipelines.relay.claims.holder import Holder
 from outbox_pipelines.relay.claims.worker import ClaimWorker
+from outbox_pipelines.relay.heartbeats import beating
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.publisher import Publisher
@@ -119,28 +120,31 @@ def relay(
             has_worked = True
             if not _take(place, standby, stop):
                 return Totals()
-            if isinstance(place, Shard) and (
-                settings.delivery == "exactly_once" or place.tick_id is not None
-            ):
-                publisher = _transactional(settings, place, lot) or publisher
-            if on_take is not None:
-                on_take(place.shard)
-            metrics.took(place.shard)
-            has_taken, pauses = True, _pauses()
-            if isinstance(place, Holder):
-                worker: Callable[..., Worker | ClaimWorker] = partial(ClaimWorker, settings, place)
-            else:
-                worker = partial(Worker, settings, place)
-            return worker(
-                publisher,
-                lot,
-                stop=stop,
-                until_empty=until_empty,
-                hand_over_after=hand_over_after,
-                on_progress=on_progress,
-                on_dead_letter=partial(hooks.dead_letter, settings, metrics),
-                metrics=metrics,
-            ).run()
+            # The worker sends heartbeats of its own. Until it runs, nothing else would.
+            with beating(place.beat, settings.lease_seconds / 5):
+                if isinstance(place, Shard) and (
+                    settings.delivery == "exactly_once" or place.tick_id is not None
+                ):
+                    publisher = _transactional(settings, place, lot) or publisher
+                if on_take is not None:
+                    on_take(place.shard)
+                metrics.took(place.shard)
+                has_taken, pauses = True, _pauses()
+                if isinstance(place, Holder):
+                    make: Callable[..., Worker | ClaimWorker] = partial(ClaimWorker, settings, place)
+                else:
+                    make = partial(Worker, settings, place)
+                worker = make(
+                    publisher,
+                    lot,
+                    stop=stop,
+                    until_empty=until_empty,
+                    hand_over_after=hand_over_after,
+                    on_progress=on_progress,
+                    on_dead_letter=partial(hooks.dead_letter, settings, metrics),
+                    metrics=metrics,
+                )
+            return worker.run()
         except NoSuchShardError:
             # Their number has changed: others serve what it had.
             if not has_taken:

@@ -158,6 +158,14 @@ class Shard:
         """Whether another relay waits for this shard."""
         return self._ask(queries.LOCK_IS_HELD, self._waiting(self.shard))
 
+    def beat(self) -> None:
+        """Send a heartbeat without moving the position. From any thread.
+
+        Raises:
+            ShardLostError: the session has ended.
+        """
+        self.execute(queries.HEARTBEAT, {})
+
     def holder(self) -> str:
         """Who holds the shard since when, for people."""
         row = self._connection.execute(queries.HOLDER, {"shard": self.shard}).fetchone()

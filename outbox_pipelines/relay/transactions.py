@@ -215,8 +215,10 @@ class TransactionalPublisher(Publisher):
     def discard(self) -> None:
         if self._began is not None:
             self._producer.purge()
+            # With Kafka unavailable it would only delay the stop until a manager kills the process.
+            seconds = 1.0 if self.breaker.state is State.OPEN else _ABORT_SECONDS
             try:
-                self._producer.abort_transaction(_ABORT_SECONDS)
+                self._producer.abort_transaction(seconds)
             except KafkaException as error:
                 # The successor's `init_transactions` ends it, or the broker after transaction_seconds.
                 _LOG.info("a transaction is left to the broker: %s", error.args[0].str())

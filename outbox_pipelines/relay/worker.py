@@ -26,6 +26,7 @@ from outbox_pipelines.event import Piece, Released
 from outbox_pipelines.relay.breaker import State
 from outbox_pipelines.relay.caution import Caution
 from outbox_pipelines.relay.delivery import Complete, Delivery
+from outbox_pipelines.relay.heartbeats import beating
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.position import Position
@@ -145,9 +146,11 @@ class Worker:
                 self._finished = True
                 self._outcome.notify_all()
             settler.join()
-            self._retries.close()
-            self._caution.close()
-            self._publisher.discard()
+            # Ending a transaction may take longer than the lease; a shard that is lost now counts as a death.
+            with beating(self._shard.beat, self._heartbeat):
+                self._retries.close()
+                self._caution.close()
+                self._publisher.discard()
         self._report()
         self.totals.events += self._retries.published
         self.totals.held = max(0, self._aside - self._retries.published)
@@ -159,6 +162,10 @@ class Worker:
     def _publish(self) -> None:
         reading = True
         while self._failure is None and not self._is_done(reading):
+            if self._stop.is_set():
+                # What was read and not handed over is read again. While Kafka is unavailable nobody would
+                # take the end of the queue, and the stop would never end.
+                reading = False
             room = self._publisher.has_room and self._unsettled < _MOST_UNSETTLED
             try:
                 piece = self._next(reading, room)
@@ -213,7 +220,8 @@ class Worker:
         if self._stop.is_set() and not reading:
             # What is on its way may finish; what is parked waits for the next relay.
             self._stop_by = min(self._stop_by, time.monotonic() + _STOP_SECONDS)
-            return not self._publisher.pending or time.monotonic() > self._stop_by
+            is_over = self._publisher.breaker.state is State.OPEN or time.monotonic() > self._stop_by
+            return is_over or not self._publisher.pending
         if self._until_empty:
             self._check_outage()
         if reading or self._publisher.pending or self._unsettled:

@@ -120,11 +120,12 @@ class ClaimWorker:
                 self._change.notify_all()
             if threads:
                 threads[0].join()
+            self._retries.close()
+            self._publisher.discard()
+            # The heartbeats end last: until here Kafka's client may still send.
             self._end.set()
             for thread in threads:
                 thread.join()
-            self._retries.close()
-            self._publisher.discard()
             self._source.close()
         self._report(last=True)
         self.totals.events += self._retries.published
@@ -162,8 +163,8 @@ class ClaimWorker:
         if self._stop.is_set():
             # What is on its way may finish; what was refused waits for the next relay.
             self._stop_by = min(self._stop_by, time.monotonic() + _STOP_SECONDS)
-            on_its_way = self._claiming or self._claimed or self._publisher.pending
-            return not on_its_way or time.monotonic() > self._stop_by
+            is_over = self._publisher.breaker.state is State.OPEN or time.monotonic() > self._stop_by
+            return is_over or not (self._claiming or self._claimed or self._publisher.pending)
         if self._until_empty:
             self._check_outage()
         return not (self._claiming or self._claimed or self._publisher.pending)

@@ -1,0 +1,100 @@
+"""A network to Kafka that is slow, or that nothing comes through: taking over, and ending."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from outbox_pipelines import schema
+from outbox_pipelines.relay import service
+from outbox_pipelines.settings import load_settings
+from tests.conftest import Outbox, topic_prefix, wait_until
+from tests.history import servers as own
+from tests.history.proxy import Proxy
+from tests.relay import faults
+
+DELIVERIES = ("at_least_once", "exactly_once")
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[own.Servers]:
+    with own.own_servers(tmp_path_factory.mktemp("servers")) as running:
+        yield running
+
+
+@pytest.fixture
+def network(servers: own.Servers) -> Iterator[Proxy]:
+    """Between the relay and Kafka."""
+    try:
+        yield servers.kafka_proxy
+    finally:
+        servers.kafka_proxy.heal()
+
+
+@pytest.fixture
+def distant(servers: own.Servers, network: Proxy) -> Outbox:
+    """An outbox whose relay reaches Kafka by that network."""
+    name = topic_prefix().replace("-", "_")
+    with psycopg.connect(servers.postgres.dsn, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}".encode())
+    settings = load_settings(
+        dsn=psycopg.conninfo.make_conninfo(servers.postgres.dsn, dbname=name),
+        kafka=f"127.0.0.1:{network.port}",
+        topic=f"{name}-{{aggregate_type}}",
+        lease_seconds=1.0,
+        breaker_seconds=0.5,
+    )
+    schema.migrate(settings)
+    return Outbox(settings)
+
+
+def _deaths(outbox: Outbox) -> tuple[str | None, int]:
+    """Who owns the shard, and what a successor would count."""
+    with outbox.connect() as connection:
+        row = connection.execute("SELECT owner, deaths FROM outbox_shards").fetchone()
+    assert row is not None
+    return row[0], row[1]
+
+
+def test_a_takeover_that_is_slower_than_the_lease(distant: Outbox, network: Proxy) -> None:
+    """Guards against a relay that recovers a transaction in silence: the session ends, and it starts over."""
+    network.delay(0.2)
+    distant.write(1, 2, 3)
+    # In a process: one that starts over for ever is ended there.
+    done = distant.outbox("relay", "--until-empty", OUTBOX_DELIVERY="exactly_once")
+    assert "published 3 events" in done.stderr
+    assert done.returncode == 0
+    with distant.connect() as connection:
+        epochs = connection.execute("SELECT epoch FROM outbox_shards").fetchall()
+    assert epochs == [(1,)], "the relay lost the shard while it took it over"
+    assert _deaths(distant) == (None, 0)
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_sigterm_ends_a_relay_whose_breaker_is_open(distant: Outbox, network: Proxy, delivery: str) -> None:
+    """Guards against a stop that waits for Kafka: the manager kills the relay, which counts as a death."""
+    environment = {"OUTBOX_DELIVERY": delivery, "OUTBOX_BREAKER_SECONDS": "0.5"}
+    with faults.relay(distant, **environment) as relay:
+        published = faults.published(distant)
+        distant.fill(1000)
+        wait_until(lambda: published() == 1000)
+        network.swallow()
+        # More than the relay reads ahead: whatever it holds, something is left in its queue.
+        distant.fill(80_000)
+        with distant.connect() as connection:
+            wait_until(lambda: _notices(connection), what="the relay to notice")
+        relay.send_signal(signal.SIGTERM)
+        # Half of the least patience in deploy/.
+        assert relay.wait(15) == 0
+    assert _deaths(distant) == (None, 0)
+    network.heal()
+    assert service.relay(distant.settings, until_empty=True).events > 0
+
+
+def _notices(connection: psycopg.Connection[tuple[object, ...]]) -> bool:
+    """Whether the relay knows that Kafka is unavailable; a transaction in doubt makes it start over."""
+    row = connection.execute("SELECT breaker = 'open' OR owner IS NULL FROM outbox_shards").fetchone()
+    return row == (True,)
