@@ -34,7 +34,7 @@ class _Cli(click.Group):
     def invoke(self, context: click.Context) -> object:
         import psycopg
 
-        from outbox_pipelines.database import first_line
+        from outbox_pipelines.database import refusal
         from outbox_pipelines.relay.service import ShardHeldError
 
         try:
@@ -49,7 +49,7 @@ class _Cli(click.Group):
             click.echo(f"outbox: {error}", err=True)
             sys.exit(2)
         except psycopg.Error as error:
-            click.echo(f"outbox: the database refuses: {first_line(error)}", err=True)
+            click.echo(f"outbox: the database refuses: {refusal(error)}", err=True)
             sys.exit(2)
 
 
@@ -88,7 +88,11 @@ def migrate(settings: Settings, check: bool) -> None:
 
 
 @cli.command()
-@click.option("--until-empty", is_flag=True, help="Publish what is committed when it starts, then exit 0.")
+@click.option(
+    "--until-empty",
+    is_flag=True,
+    help="Publish what is committed when it starts, then exit 0; 1 if any event is parked or a dead letter.",
+)
 @click.option("--shard", type=click.IntRange(0), help="Which shard to relay; else whichever is free.")
 @click.option(
     "--delivery",
@@ -165,7 +169,8 @@ def relay(
     )
     if until_empty and totals.held:
         click.echo(
-            f"outbox: {totals.held} events could not be published and are parked: see `outbox status`",
+            f"outbox: {totals.held} events could not be published; they are parked or dead letters: see "
+            "`outbox status`",
             err=True,
         )
         sys.exit(1)

@@ -2,6 +2,7 @@
 
 Invariants:
 - The outbox's schema is the search_path; every statement elsewhere names its tables unqualified.
+- A session leads to a primary, and depends on no setting of its role or its database (`session.py`).
 - A database that cannot be reached or entered is a `SetupError` of one line.
 """
 
@@ -10,19 +11,27 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
-from psycopg import sql
 
+from outbox_pipelines import session
 from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.settings import Settings
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
+_STANDBY = (
+    "OUTBOX_DSN leads to a standby, where nothing can be relayed or changed: name the primary, or all hosts "
+    "so that the primary is among them"
+)
 
-def connect(settings: Settings, *, name: str) -> Connection:
-    """A connection in autocommit mode, seen in pg_stat_activity under `name`.
+
+def connect(settings: Settings, *, name: str, beside: Connection | None = None) -> Connection:
+    """Open a connection in autocommit mode, shown in pg_stat_activity under `name`.
+
+    Args:
+        beside: connects to the very host that this connection leads to, of all that OUTBOX_DSN names.
 
     Raises:
-        AwayError: the database is away, or refuses the credentials.
+        AwayError: the database is unavailable, is a standby, or refuses the credentials.
         SetupError: OUTBOX_DSN is not a connection string.
     """
     try:
@@ -36,15 +45,66 @@ def connect(settings: Settings, *, name: str) -> Connection:
             keepalives_interval=2,
             keepalives_count=3,
             tcp_user_timeout=int(settings.lease_seconds * 1000),
+            **session.CONNECTION,
+            **({} if beside is None else _host(beside)),
         )
     except psycopg.OperationalError as error:
+        if "hot standby" in str(error):
+            raise AwayError(_STANDBY) from None
         raise AwayError(f"no entry to the database (OUTBOX_DSN): {first_line(error)}") from None
     except psycopg.ProgrammingError as error:
         raise SetupError(f"OUTBOX_DSN is not a connection string: {first_line(error)}") from None
-    connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(settings.db_schema)))
+    try:
+        connection.execute("; ".join(session.pin_own(settings.db_schema)))
+    except BaseException:
+        connection.close()
+        raise
     return connection
+
+
+def reading_dsn(dsn: str) -> str:
+    """Return the connection string for Arrow's driver; run `session.pin_own` first there.
+
+    Raises:
+        AwayError: the database is unavailable.
+    """
+    given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(dsn, **session.CONNECTION)
+    try:
+        with psycopg.connect(dsn, autocommit=True, connect_timeout=10, **session.CONNECTION) as connection:
+            quotes = connection.execute("SHOW quote_all_identifiers").fetchone()
+    except psycopg.OperationalError as error:
+        raise AwayError(f"no entry to the database: {first_line(error)}") from None
+    if quotes == ("on",):
+        # It asks for the types while it connects, and knows none of them by a quoted name. Not always: some
+        # poolers refuse options.
+        given["options"] = f"{given.get('options') or ''} -c quote_all_identifiers=off"
+    return psycopg.conninfo.make_conninfo(**given)
+
+
+def refuse_standby(connection: Connection) -> None:
+    """Raise `AwayError` on a standby behind a pooler, which answers the driver's question itself."""
+    if connection.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
+        raise AwayError(_STANDBY)
+
+
+def refusal(error: psycopg.Error) -> str:
+    """Return what the database said, and the remedy where its words do not name one."""
+    said = first_line(error)
+    if isinstance(error, psycopg.errors.InsufficientPrivilege) and "row-level security" in said:
+        return (
+            f"{said}. It would hide rows, so nothing was read: use the owner of the table or a role with "
+            "BYPASSRLS, or ALTER TABLE … DISABLE ROW LEVEL SECURITY"
+        )
+    return said
 
 
 def first_line(error: Exception) -> str:
     """The first line of a driver's message: the rest repeats it or gives a stack."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _host(connection: Connection) -> dict[str, Any]:
+    """Where a connection leads to: one of the hosts, and of the addresses of its name."""
+    info = connection.info
+    address = None if info.host.startswith("/") else info.hostaddr or None
+    return {"host": info.host, "port": info.port, "hostaddr": address}

@@ -91,6 +91,10 @@ _IS_THERE: Final = "SELECT to_regclass('outbox_migrations') IS NOT NULL"
 _RECORD: Final = """
 UPDATE outbox_migrations SET description = %(lines)s
 WHERE name = (SELECT max(name) FROM outbox_migrations) AND description IS DISTINCT FROM %(lines)s"""
+_HIDDEN: Final = """
+SELECT string_agg(c.oid::regclass::text, ', ' ORDER BY c.relname), current_user::text
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %(schema)s AND c.relname LIKE 'outbox%%' AND row_security_active(c.oid)"""
 _RECORDED: Final = "SELECT description FROM outbox_migrations ORDER BY name DESC LIMIT 1"
 _ENSURE_PARTITIONS: Final = "SELECT outbox_ensure_partitions(%(days)s)"
 _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('outbox migrate'))"
@@ -138,10 +142,19 @@ def require_schema(settings: Settings) -> None:
     What was added by hand (an index, say) does no harm here; `outbox migrate --check` reports it.
     """
     with connect(settings, name="outbox: schema") as connection:
+        _require_utf8(connection)
         applied = _applied(connection)
         if missing := [file.stem for file in files() if file.stem not in applied]:
             where = f"schema {settings.db_schema!r} (OUTBOX_SCHEMA)"
             raise SetupError(f"{where} lacks {', '.join(missing)}: run `outbox migrate`")
+        hidden = connection.execute(_HIDDEN, {"schema": settings.db_schema}).fetchone()
+        if hidden is not None and hidden[0]:
+            tables, role = hidden
+            raise SetupError(
+                f"row security of {tables} hides rows from role {role}, whose events would be lost: relay as "
+                f"the owner of the tables, or ALTER ROLE {role} BYPASSRLS, or ALTER TABLE … DISABLE ROW "
+                "LEVEL SECURITY"
+            )
         row = connection.execute(_RECORDED).fetchone()
         recorded = set(row[0] or ()) if row else set()
         # Another major version prints some definitions differently; the next `outbox migrate` records them.
@@ -159,6 +172,7 @@ def _session(settings: Settings) -> Iterator[Connection]:
     with connection:
         if connection.info.server_version < _OLDEST_SERVER:
             raise SetupError(f"PostgreSQL {connection.info.server_version // 10000} is too old: use 14 to 18")
+        _require_utf8(connection)
         connection.autocommit = False
         connection.execute(_LOCK)
         try:
@@ -173,6 +187,15 @@ def _session(settings: Settings) -> Iterator[Connection]:
                 f"{first_line(error)}, made by somebody else; nothing was changed: name another schema in "
                 "OUTBOX_SCHEMA"
             ) from None
+
+
+def _require_utf8(connection: Connection) -> None:
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise SetupError(
+            f"the encoding of the database is {encoding}, which cannot hold every event: use a database with "
+            "ENCODING 'UTF8'"
+        )
 
 
 def _applied(connection: Connection) -> set[str]:

@@ -25,11 +25,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from psycopg import sql
 
+from outbox_pipelines import session
 from outbox_pipelines.archive import queries
 from outbox_pipelines.archive.columns import SCHEMA, schema_with
 from outbox_pipelines.archive.manifest import Column
 from outbox_pipelines.archive.published import Published, earliest
-from outbox_pipelines.database import Connection, first_line
+from outbox_pipelines.database import Connection, first_line, reading_dsn
 from outbox_pipelines.errors import AwayError
 from outbox_pipelines.settings import Settings
 
@@ -134,14 +135,15 @@ def _batches(
     )
     parts = {"shards": shards, "types": sql.Literal(types), "extra": queries.values(columns)}
     rows = queries.of_leaf(queries.ROWS, leaf, **parts).as_string()
-    path = sql.SQL("SET search_path = {}").format(sql.Identifier(settings.db_schema)).as_string()
+    dsn = reading_dsn(settings.require_dsn())
     hint = {adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
     try:
         with (
-            adbc_driver_postgresql.dbapi.connect(settings.require_dsn(), autocommit=True) as connection,
+            adbc_driver_postgresql.dbapi.connect(dsn, autocommit=True) as connection,
             connection.cursor(adbc_stmt_kwargs=hint) as cursor,
         ):
-            for statement in [path, *f"{queries.PRINT};{queries.TUNE}".split(";")]:
+            tune = f"{queries.PRINT};{queries.TUNE}".split(";")
+            for statement in [*session.pin_own(settings.db_schema), *tune]:
                 cursor.execute(statement)
             cursor.execute(rows)
             yield from cursor.fetch_record_batch()

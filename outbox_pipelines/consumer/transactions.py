@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psycopg
 
+from outbox_pipelines import session as sessions
 from outbox_pipelines.errors import SetupError
 
 if TYPE_CHECKING:
@@ -195,7 +196,9 @@ def dsn(conninfo: str, source: str) -> Callable[[], Connection]:
     """Connects to the database of a connection string."""
 
     def connect() -> Connection:
-        return psycopg.connect(conninfo, **_options(source))
+        connection = psycopg.connect(conninfo, **_options(source))
+        connection.execute(sessions.pin(sessions.SHARED))
+        return connection
 
     return connect
 
@@ -204,7 +207,9 @@ def async_dsn(conninfo: str, source: str) -> Callable[[], Awaitable[AsyncConnect
     """The same, asynchronous."""
 
     async def connect() -> AsyncConnection:
-        return await psycopg.AsyncConnection.connect(conninfo, **_options(source))
+        connection = await psycopg.AsyncConnection.connect(conninfo, **_options(source))
+        await connection.execute(sessions.pin(sessions.SHARED))
+        return connection
 
     return connect
 
@@ -224,7 +229,12 @@ def is_worth_a_repetition(error: BaseException) -> bool:
 
 def _options(source: str) -> dict[str, Any]:
     name = f"consumer {source}"[:63]
-    return {"autocommit": True, "connect_timeout": _CONNECT_SECONDS, "fallback_application_name": name}
+    return {
+        "autocommit": True,
+        "connect_timeout": _CONNECT_SECONDS,
+        "fallback_application_name": name,
+        **sessions.CONNECTION,
+    }
 
 
 def _text(query: str) -> Any:

@@ -12,7 +12,8 @@ import adbc_driver_postgresql.dbapi
 import pyarrow as pa
 from psycopg import sql
 
-from outbox_pipelines.database import first_line
+from outbox_pipelines import session
+from outbox_pipelines.database import first_line, reading_dsn
 from outbox_pipelines.errors import AwayError
 from outbox_pipelines.reconciliation import queries
 
@@ -28,11 +29,10 @@ def reading(dsn: str, schema: str) -> Iterator[Read]:
     Raises:
         AwayError: the database has gone away, or refuses.
     """
-    path = sql.SQL("SET search_path = {}").format(sql.Identifier(schema)).as_string()
     hint = {adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
     try:
         with (
-            adbc_driver_postgresql.dbapi.connect(dsn, autocommit=True) as connection,
+            adbc_driver_postgresql.dbapi.connect(reading_dsn(dsn), autocommit=True) as connection,
             connection.cursor(adbc_stmt_kwargs=hint) as cursor,
         ):
 
@@ -40,7 +40,7 @@ def reading(dsn: str, schema: str) -> Iterator[Read]:
                 cursor.execute(query.as_string())
                 return (batch for batch in cursor.fetch_record_batch() if batch.num_rows)
 
-            for statement in [path, *queries.TUNE.split(";")]:
+            for statement in [*session.pin_own(schema), *queries.TUNE.split(";")]:
                 cursor.execute(statement)
             yield read
     # A server that ends the connection between two batches is an OSError.

@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.database import Connection
 from outbox_pipelines.event import Piece
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.position import Snapshot
 from outbox_pipelines.relay.shards import Shard
-from outbox_pipelines.settings import Settings
 
 # More than can be on its way: 30,000 events, the next piece, and what waits for the settler.
 _WINDOW: Final = 150_000
@@ -32,8 +31,7 @@ _DEATHS: Final = 3
 class Caution:
     """For the publishing thread: how much to hand over at once, and which event not at all."""
 
-    def __init__(self, settings: Settings, shard: Shard) -> None:
-        self._settings = settings
+    def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._left = _WINDOW
         self._singles = _SINGLES if shard.deaths > 1 else 0
@@ -83,5 +81,5 @@ class Caution:
 
     def _write(self, seq: int | None) -> None:
         if self._connection is None:
-            self._connection = connect(self._settings, name="outbox relay: caution")
+            self._connection = self._shard.connect("caution")
         self._connection.execute(queries.SUSPECT, {**self._shard.key, "seq": seq})

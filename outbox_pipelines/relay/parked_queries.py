@@ -121,6 +121,9 @@ WHERE p.aggregate_type = a.type AND p.aggregate_id = a.name AND p.state = 'waiti
 ANY_REPLAYS: Final[LiteralString] = f"""
 SELECT EXISTS (SELECT FROM outbox_parked WHERE state = 'replaying' AND {MINE})"""
 
+# What a run until empty leaves behind: by the table, since an earlier process may have parked it.
+HELD: Final[LiteralString] = f"SELECT count(*) FROM outbox_parked WHERE state <> 'discarded' AND {MINE}"
+
 # Whether somebody has replayed or discarded since. The highest number alone would miss one that commits late.
 NEWS: Final = "SELECT count(*) FROM outbox_audit"
 

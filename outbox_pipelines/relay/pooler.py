@@ -19,7 +19,7 @@ _ORDER = (0, 0, 1, 0, 1, 1, 0, 1, 0, 0, 0, 1, 1)
 
 def refuse(connection: Connection, settings: Settings) -> None:
     """`SetupError` where statements of one session meet several connections of the server."""
-    with connect(settings, name="outbox relay: pooler?") as other:
+    with connect(settings, name="outbox relay: pooler?", beside=connection) as other:
         pids: tuple[set[int], set[int]] = (set(), set())
         for n in _ORDER:
             row = (connection, other)[n].execute(_PID, prepare=False).fetchone()

@@ -116,10 +116,14 @@ SELECT EXISTS (
       AND classid = hashtext(%(lock)s)::bigint & 4294967295 AND objid = %(shard)s
 )"""
 
-# Transaction ids have a meaning in one database only; a standby sees running transactions as finished.
+# Two statements: a balancer that knows the system's tables sends the second to the primary alone.
+IS_STANDBY: Final = "SELECT pg_is_in_recovery() FROM outbox_shards LIMIT 1"
+LOCK_IS_HELD_BY: Final[LiteralString] = f"{LOCK_IS_HELD.rstrip().removesuffix(')')} AND pid = %(pid)s)"
+PID: Final = "SELECT pg_backend_pid()"
+
+# Transaction ids have a meaning in one database only.
 IDENTITY: Final = """
-SELECT system_identifier, (SELECT oid FROM pg_database WHERE datname = current_database()),
-       pg_is_in_recovery()
+SELECT system_identifier, (SELECT oid FROM pg_database WHERE datname = current_database())
 FROM pg_control_system()"""
 
 SHARD_IDENTITY: Final = "SELECT system_identifier, database FROM outbox_shards LIMIT 1"
@@ -291,8 +295,14 @@ SELECT count(*) FILTER (WHERE published), count(*) FILTER (WHERE NOT published) 
 REBASE_SHARDS: Final = """
 UPDATE outbox_shards
 SET done = %(done)s, target = NULL, last_seq = NULL, tick_id = NULL, epoch = epoch + 1, owner = NULL,
+    wanted = NULL, wanted_at = NULL, is_held = false, is_there = false, barrier = NULL,
     system_identifier = (SELECT system_identifier FROM pg_control_system()),
     database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+
+# Like the rows of the outbox they were copied from; of those whose day was dropped, published ones.
+REBASE_PARKED: Final = """
+UPDATE outbox_parked p SET tx = coalesce((
+    SELECT o.tx FROM outbox o WHERE o.seq = p.seq AND o.created_at = p.created_at), '3')"""
 
 # Its positions speak of the old database.
 FORGET_PROGRESS: Final = "DELETE FROM outbox_progress"

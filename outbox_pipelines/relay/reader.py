@@ -1,7 +1,8 @@
 """The thread that reads, a piece or two ahead of the one that publishes.
 
 Invariants:
-- It owns its connection.
+- It owns its connection, which sees the lock that the shard's session holds: another server (a standby) would
+  take running transactions for finished ones.
 - While the number of shards changes it reads nothing but what the barrier asks for, and goes on when all is
   settled.
 """
@@ -14,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from outbox_pipelines.database import connect
 from outbox_pipelines.event import Piece
 from outbox_pipelines.partitions.ahead import top_up
 from outbox_pipelines.relay.caution import Caution
@@ -79,7 +79,7 @@ class Reader:
 
     def run(self) -> None:
         """Reads until the end, or until there is nothing more; raises whatever goes wrong."""
-        with connect(self._settings, name="outbox relay: reader") as connection:
+        with self._shard.connect("reader") as connection:
             source = SnapshotSource(
                 connection,
                 self._shard.position,

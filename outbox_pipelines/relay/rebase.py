@@ -38,7 +38,7 @@ def rebase(settings: Settings) -> Rebased | None:
     with connect(settings, name="outbox relay: rebase") as connection:
         identity = connection.execute(queries.IDENTITY).fetchone()
         saved = connection.execute(queries.SHARD_IDENTITY).fetchone()
-        if identity is None or saved is None or saved == identity[:2]:
+        if identity is None or saved is None or saved == identity:
             return None
         connection.autocommit = False
         try:
@@ -46,6 +46,7 @@ def rebase(settings: Settings) -> Rebased | None:
             connection.execute(queries.DECLARE_REBASE)
             own, now = _one(connection.execute(queries.NOW))
             counts = _one(connection.execute(queries.REBASE_ROWS, {"own": own, "now": now}))
+            connection.execute(queries.REBASE_PARKED)
             connection.execute(queries.REBASE_SHARDS, {"done": now})
             connection.execute(queries.FORGET_PROGRESS)
         except psycopg.errors.LockNotAvailable:

@@ -183,6 +183,11 @@ class Retries:
         for aggregate in aggregates:
             self._lot.look_again(aggregate)
 
+    def held(self) -> int:
+        """Return how many events of the shard are parked or dead letters that nobody has dealt with."""
+        ((held,),) = self._shard.execute(parked_queries.HELD, {})
+        return int(held)
+
     def close(self) -> None:
         """Stops trying; what is under way is tried again by whoever comes next."""
         self._prober.close()

@@ -21,7 +21,7 @@ from typing import Any, LiteralString
 
 import psycopg
 
-from outbox_pipelines.database import connect, first_line
+from outbox_pipelines.database import Connection, connect, first_line, refuse_standby
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import parked_queries, pooler, queries
 from outbox_pipelines.relay.position import Position, Snapshot
@@ -58,6 +58,7 @@ class Shard:
     """
 
     def __init__(self, settings: Settings, shard: int | None, owner: str) -> None:
+        self._settings = settings
         self._given = shard
         self._schema = settings.db_schema
         self._owner = owner
@@ -157,6 +158,33 @@ class Shard:
     def is_awaited(self) -> bool:
         """Whether another relay waits for this shard."""
         return self._ask(queries.LOCK_IS_HELD, self._waiting(self.shard))
+
+    def connect(self, name: str) -> Connection:
+        """Open a further connection of this relay, to the server on which it holds the shard.
+
+        Raises:
+            ShardLostError: the connection leads to another server, or the shard is lost.
+            AwayError: the database is unavailable.
+        """
+        connection = connect(self._settings, name=f"outbox relay: {name}", beside=self._connection)
+        try:
+            ((pid,),) = self.execute(queries.PID, {})
+            standby = connection.execute(queries.IS_STANDBY).fetchone()
+            lock = self._lock(self.shard) | {"pid": pid}
+            held = connection.execute(queries.LOCK_IS_HELD_BY, lock).fetchone()
+            if standby != (False,) or held != (True,):
+                raise ShardLostError(
+                    f"the connection for the {name} does not see the lock of shard {self.shard}: it leads to "
+                    "another server (a standby behind a load balancer?), or the lock is lost. OUTBOX_DSN "
+                    "must lead to the primary alone"
+                )
+        except psycopg.OperationalError as error:
+            connection.close()
+            raise self._lost(error) from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def beat(self) -> None:
         """Send a heartbeat without moving the position. From any thread.
@@ -317,11 +345,10 @@ class Shard:
         self.execute(parked_queries.PARK, {**ends, **rows, "start": start, "stop": stop})
 
     def _check_database(self) -> None:
+        refuse_standby(self._connection)
         row = self._connection.execute(queries.IDENTITY).fetchone()
         assert row is not None
-        system_identifier, database, is_standby = row
-        if is_standby:
-            raise SetupError("OUTBOX_DSN leads to a standby, which cannot be relayed: name the primary")
+        system_identifier, database = row
         schema = hashlib.sha256(self._schema.encode()).hexdigest()[:8]
         self.identity = f"{system_identifier:x}-{database}-{schema}"
         saved = self._connection.execute(queries.SHARD_IDENTITY).fetchone()

@@ -58,7 +58,7 @@ class Totals:
 
     events: int = 0
     held: int = 0
-    """Put aside by now, parked or as dead letters."""
+    """After a run until empty: events of the table that are parked or dead letters."""
     seconds: float = 0.0
 
     def __add__(self, other: Totals) -> Totals:
@@ -100,7 +100,7 @@ class Worker:
             on_dead_letter=self._on_dead_letter,
             metrics=self._metrics,
         )
-        self._caution = Caution(settings, shard)
+        self._caution = Caution(shard)
         self._heartbeat = settings.lease_seconds / 5
         self._started = time.monotonic()
         self._end = threading.Event()
@@ -116,7 +116,6 @@ class Worker:
         if isinstance(publisher, TransactionalPublisher):
             publisher.ledger = self
         self._orders: list[_Order] = []
-        self._aside = 0
         self._unsettled = 0
         """Complete pieces with events that the settler has not dealt with."""
         self._finished = False
@@ -153,10 +152,11 @@ class Worker:
                 self._publisher.discard()
         self._report()
         self.totals.events += self._retries.published
-        self.totals.held = max(0, self._aside - self._retries.published)
         self.totals.seconds = time.monotonic() - self._started
         if self._failure is not None:
             raise self._failure
+        if self._until_empty:
+            self.totals.held = self._retries.held()
         return self.totals
 
     def _publish(self) -> None:
@@ -316,7 +316,6 @@ class Worker:
         settled = self._shard.settle(position, events, newest, parked=aside, tick_id=tick_id, last=last)
         self._metrics.settled(events, time.monotonic() - begun, settled)
         self.totals.events += events
-        self._aside += parked
         if settled is not None:
             self._settled.append(settled)
         if parked:

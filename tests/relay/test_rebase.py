@@ -13,7 +13,11 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.postgres import find_programs, running
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.rebase import Rebased, rebase
-from tests.conftest import Outbox
+from tests.conftest import Outbox, wait_until
+from tests.relay.parked import numbers, write
+from tests.relay.threads import quick
+from tests.relay.threads import running as relaying
+from tests.relay.topic import NOISE, change_topic, create_topic
 
 _INSERT = (
     "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', %s, 'x', '{}')"
@@ -97,6 +101,32 @@ def test_a_rebase_under_writers_loses_nothing(outbox: Outbox) -> None:
         late.commit()
     service.relay(outbox.settings, until_empty=True)
     assert sorted(message.key for message in outbox.messages()) == ["a", "b", "late"]
+
+
+def test_parked_events_go_on(outbox: Outbox, other_server: str) -> None:
+    """Guards against parked events that keep ids of the old database: no position would ever cover them."""
+    create_topic(outbox, **{"max.message.bytes": "2000"})
+    write(outbox, ("a", {"n": 0, "noise": NOISE}), ("a", {"n": 1}), ("b", {"n": 0}))
+    _spend_transactions(outbox.settings.dsn, 50_000)
+    assert service.relay(quick(outbox, max_attempts=1000), until_empty=True).held == 2
+    with outbox.connect() as connection:
+        # A dead letter, whose day was dropped.
+        connection.execute(
+            "INSERT INTO outbox_parked SELECT *, 'failed' FROM outbox WHERE aggregate_id = 'b'"
+        )
+        connection.execute("UPDATE outbox_parked SET created_at = '2001-01-01' WHERE aggregate_id = 'b'")
+    with _restored(outbox, other_server) as restored:
+        rebase(restored.settings)
+        with restored.connect() as connection:
+            ((uncovered,),) = connection.execute(
+                "SELECT count(*) FROM outbox_parked p, outbox_shards s "
+                "WHERE NOT outbox_covers(s.done, s.target, s.last_seq, p.tx, p.seq)"
+            )
+        assert uncovered == 0
+        change_topic(outbox, **{"max.message.bytes": "2000000"})
+        write(restored, ("a", {"n": 2}))
+        with relaying(quick(restored)):
+            wait_until(lambda: numbers(outbox, "a") == [0, 1, 2], seconds=60, what="the aggregate to go on")
 
 
 def test_a_busy_table_is_left_alone(outbox: Outbox) -> None:

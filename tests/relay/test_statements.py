@@ -47,7 +47,7 @@ def _drain(outbox: Outbox, pieces: int, **more: object) -> Counter[str]:
     settings = outbox.settings.model_copy(update={"piece_events": PIECE, **more})
     with _counted() as found:
         totals = service.relay(settings, until_empty=True)
-    assert totals.events + totals.held == pieces * PIECE
+    assert totals.events + totals.held >= pieces * PIECE
     return found
 
 

@@ -105,11 +105,16 @@ def _table(connection: Connection, mapping: Mapping) -> int:
             f"there is no table {mapping} (OUTBOX_TABLE): correct `table` in the file"
             + ("" if mapping.schema else ', as "schema.table" where it is not in OUTBOX_SCHEMA')
         )
-    oid, kind, shown, may_read, may_write, user, _ = row
+    oid, kind, shown, may_read, may_write, is_filtered, user, _ = row
     if kind not in ("r", "p"):
         raise SetupError(f"{shown} (OUTBOX_TABLE) is not a table: name the table that the events are in")
     if not (may_read and may_write):
         raise SetupError(f"{user} may not relay {shown}: GRANT SELECT, UPDATE ON {shown} TO {user}")
+    if is_filtered:
+        raise SetupError(
+            f"row security of {shown} hides rows from role {user}, whose events would be lost: relay as the "
+            f"owner of the table, or ALTER ROLE {user} BYPASSRLS"
+        )
     return int(oid)
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final, LiteralString
 import psycopg
 from psycopg import sql
 
-from outbox_pipelines.database import Connection, connect, first_line
+from outbox_pipelines.database import Connection, connect, first_line, refuse_standby
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import pooler
 from outbox_pipelines.relay.breaker import Breaker, State
@@ -62,9 +62,12 @@ class Holder:
 
     def _begin(self) -> None:
         self._connection.execute(TUNE)
-        row = self._connection.execute(queries.IS_STANDBY).fetchone()
-        if row == (True,):
-            raise SetupError("OUTBOX_DSN leads to a standby, which cannot be relayed: name the primary")
+        refuse_standby(self._connection)
+        if self._connection.info.parameter_status("server_encoding") == "SQL_ASCII":
+            raise SetupError(
+                "the encoding of the database is SQL_ASCII, in which bytes have no meaning: relay a table "
+                "of a database with an encoding, such as UTF8"
+            )
         pooler.refuse(self._connection, self._settings)
         self.mapping = open_mapping(self._settings)
         if self._settings.delivery == "exactly_once":
@@ -132,12 +135,23 @@ class Holder:
             raise ShardLostError(f"the session that held {self.mapping} has ended")
 
     def connect(self) -> Connection:
-        """A further connection for claims; they too end when the relay falls silent."""
-        connection = connect(self._settings, name=f"{self._name}, claims")
-        connection.execute(TUNE)
-        connection.execute(
-            "SELECT set_config('idle_in_transaction_session_timeout', %s, false)", [lease(self._settings)]
-        )
+        """A further connection for claims; they too end when the relay falls silent.
+
+        Raises:
+            ShardLostError: it does not see the table's lock: it leads to another server, or the lock is lost.
+        """
+        connection = connect(self._settings, name=f"{self._name}, claims", beside=self._connection)
+        try:
+            connection.execute(TUNE)
+            connection.execute(
+                "SELECT set_config('idle_in_transaction_session_timeout', %s, false)", [lease(self._settings)]
+            )
+            # Elsewhere it would find nothing to claim, for ever.
+            self.begin_claim(connection)
+            connection.execute("ROLLBACK")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def beat(self) -> None:

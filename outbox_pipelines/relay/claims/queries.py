@@ -29,7 +29,6 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND l.classid = %(key)s::bigint >> 32 AND l.objid = %(key)s::bigint & 4294967295"""
 PID: Final = "SELECT pg_backend_pid()"
-IS_STANDBY: Final = "SELECT pg_is_in_recovery()"
 
 # A claim begins so. The shared lock is asked for first: a new owner waits until it is free, so whoever still
 # owns the table after that stays its owner until this claim is over.
@@ -46,7 +45,8 @@ SELECT EXISTS (
 
 TABLE: Final = """
 SELECT c.oid::bigint, c.relkind::text, c.oid::regclass::text, has_table_privilege(c.oid, 'SELECT'),
-       has_any_column_privilege(c.oid, 'UPDATE'), current_user::text, c.relname::text
+       has_any_column_privilege(c.oid, 'UPDATE'), row_security_active(c.oid),
+       current_user::text, c.relname::text
 FROM pg_class c WHERE c.oid = to_regclass(%(table)s)"""
 
 # A domain counts as what it is made of.

@@ -1,0 +1,71 @@
+"""What every session of ours relies on, whatever was set for its role or its database.
+
+Invariants:
+- Settings that change the result or the success of a statement are set here, once; settings that only change
+  its speed are set where it matters.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+# Of several hosts, the primary. A standby shows nobody's locks, lags, and takes running transactions for
+# finished ones. Drivers older than PostgreSQL 14 do not know the word.
+CONNECTION: Final[dict[str, Any]] = {
+    # Not set in the session: the driver encodes by it from the first statement on.
+    "client_encoding": "UTF8",
+    "target_session_attrs": "primary" if psycopg.pq.version() >= 140000 else None,
+}
+# How values are written and read: also in a session that runs a handler's statements, whose transactions,
+# names, policies and timeouts are the business of its role.
+SHARED: Final = {
+    "array_nulls": "on",
+    "bytea_output": "hex",
+    "DateStyle": "ISO, YMD",
+    "default_transaction_deferrable": "off",
+    "default_transaction_read_only": "off",
+    "extra_float_digits": "1",
+    "idle_session_timeout": "0",
+    "IntervalStyle": "postgres",
+    "quote_all_identifiers": "off",
+    "standard_conforming_strings": "on",
+}
+# How long statements may take, and what names and times mean: in sessions that are ours alone.
+OWN: Final = SHARED | {
+    "default_transaction_isolation": "read committed",
+    "idle_in_transaction_session_timeout": "0",
+    "lock_timeout": "0",
+    "plan_cache_mode": "auto",
+    # Without it, a policy hides rows in silence: they would be passed over and never published.
+    "row_security": "off",
+    "TimeZone": "UTC",
+    # PostgreSQL 17 and later.
+    "transaction_timeout": "0",
+}
+# A name that the server does not know would be an error.
+_PIN: Final = """
+SELECT set_config(name, value, false) FROM (VALUES {pins}) AS pin (name, value)
+WHERE name <> 'transaction_timeout' OR current_setting('server_version_num')::int >= 170000"""
+
+
+def pin(settings: dict[str, str]) -> str:
+    """Return the statement that makes these settings hold for the session it runs in."""
+    pairs = [
+        sql.SQL("({}, {})").format(sql.Literal(name), sql.Literal(value)) for name, value in settings.items()
+    ]
+    return sql.SQL(_PIN).format(pins=sql.SQL(", ").join(pairs)).as_string()
+
+
+def pin_own(schema: str) -> tuple[str, ...]:
+    """Return the statements for a session of ours alone, whose search_path is the outbox's schema."""
+    return (
+        # First: the next statement may take longer than a short timeout, above all if it is compiled.
+        "SET statement_timeout = 0",
+        "SET jit = off",
+        pin(OWN),
+        # Not by `set_config`: functions remember the text of their search_path, and SET writes it in one way.
+        sql.SQL("SET search_path = {}").format(sql.Identifier(schema)).as_string(),
+    )

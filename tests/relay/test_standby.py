@@ -1,0 +1,144 @@
+"""A primary with a streaming standby: all connections of a relay lead to one server."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from outbox_pipelines import schema
+from outbox_pipelines.database import connect
+from outbox_pipelines.errors import AwayError
+from outbox_pipelines.local import Stack, user
+from outbox_pipelines.local.postgres import Postgres, find_programs
+from outbox_pipelines.quality import measurements
+from outbox_pipelines.relay import service
+from outbox_pipelines.relay.shards import Shard, ShardLostError
+from outbox_pipelines.settings import Settings, load_settings
+from tests.conftest import Outbox, topic_prefix, wait_until
+from tests.history.proxy import Proxy
+from tests.relay.threads import running
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both servers, and an outbox whose DSN names both, the standby first."""
+
+    primary: Postgres
+    standby: Postgres
+    outbox: Outbox
+
+    def straight(self, server: Postgres) -> Settings:
+        return self.outbox.settings.model_copy(update={"dsn": server.dsn})
+
+    def promote(self) -> None:
+        with psycopg.connect(self.standby.dsn, autocommit=True) as connection:
+            connection.execute("SELECT pg_promote()")
+
+
+@pytest.fixture
+def pair(tmp_path: Path, stack: Stack) -> Iterator[Pair]:
+    primary, standby = Postgres(tmp_path / "primary"), Postgres(tmp_path / "standby")
+    try:
+        primary.start()
+        copy = standby.directory / "data"
+        subprocess.run(
+            [find_programs() / "pg_basebackup", "-d", primary.dsn, "-D", copy, "-R", "-c", "fast"], check=True
+        )
+        if user.identity() != user.STAY:
+            for path in (copy, *copy.rglob("*")):
+                shutil.chown(path, *user.identity())
+        copy.chmod(0o700)
+        standby.start()
+        topic = f"{topic_prefix()}-{{aggregate_type}}"
+        hosts = f"host=127.0.0.1,127.0.0.1 port={standby.port},{primary.port} user=postgres dbname=postgres"
+        settings = load_settings(dsn=hosts, kafka=stack.kafka, topic=topic)
+        schema.migrate(settings.model_copy(update={"dsn": primary.dsn}))
+        yield Pair(primary, standby, Outbox(settings))
+    finally:
+        standby.stop()
+        primary.stop()
+
+
+def test_every_connection_finds_the_primary(pair: Pair) -> None:
+    """Guards against a reader on the standby, which takes open transactions for finished ones and passes over
+    what they commit; and against commands that show nobody's locks."""
+    with psycopg.connect(pair.primary.dsn) as late, running(pair.outbox.settings):
+        late.execute("SELECT pg_current_xact_id()")
+        with psycopg.connect(pair.primary.dsn) as early:
+            Outbox(pair.straight(pair.primary)).write("early")
+        wait_until(lambda: len(pair.outbox.messages()) == 1)
+        late.execute(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
+            "VALUES ('order', 'late', 'order.placed', '{}')"
+        )
+        late.commit()
+        wait_until(lambda: len(pair.outbox.messages()) == 2, what="the late event")
+        assert measurements.read(pair.outbox.settings).shards[0].owner is not None
+        early.close()
+    with pytest.raises(AwayError, match="leads to a standby"):
+        connect(pair.straight(pair.standby), name="alone")
+
+
+def test_a_reader_on_another_server_is_refused(pair: Pair) -> None:
+    """Guards against a balancer that sends the reader elsewhere than the shard's session."""
+    with Proxy(pair.primary.port) as balancer:
+        dsn = f"host=127.0.0.1 port={balancer.port} user=postgres dbname=postgres"
+        shard = Shard(pair.outbox.settings.model_copy(update={"dsn": dsn}), 0, "a")
+        assert shard.try_take()
+        shard.connect("reader").close()
+        balancer._target = pair.standby.port
+        with pytest.raises(AwayError, match="leads to a standby"):
+            shard.connect("reader")
+        pair.promote()
+        # By now the standby takes everything that a primary does. It has nobody's lock.
+        wait_until(lambda: _is_primary(pair.standby))
+        with pytest.raises(ShardLostError, match="does not see the lock of shard 0"):
+            shard.connect("reader")
+        balancer._target = pair.primary.port
+        shard.connect("reader").close()
+        with psycopg.connect(pair.primary.dsn, autocommit=True) as admin:
+            admin.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2"
+            )
+        with pytest.raises(ShardLostError):
+            shard.connect("reader")
+        shard.release()
+
+
+def test_a_failover_is_an_outage(pair: Pair) -> None:
+    """Guards against a relay that ends while the standby is not promoted yet, as if a setting were wrong."""
+    with running(pair.outbox.settings):
+        Outbox(pair.straight(pair.primary)).write(1)
+        wait_until(lambda: len(pair.outbox.messages()) == 1)
+        with psycopg.connect(pair.primary.dsn, autocommit=True) as connection:
+            ((lsn,),) = connection.execute("SELECT pg_current_wal_lsn()")
+        with psycopg.connect(pair.standby.dsn, autocommit=True) as standby:
+            wait_until(
+                lambda: standby.execute("SELECT pg_last_wal_replay_lsn() >= %s", [lsn]).fetchone() == (True,)
+            )
+            pair.primary.kill()
+            # It has looked for a primary while there was none, and found out that it was to wait.
+            wait_until(lambda: _visits(standby) > 2, what="the relay to come by")
+        pair.promote()
+        wait_until(lambda: _is_primary(pair.standby))
+        Outbox(pair.straight(pair.standby)).write(2)
+        wait_until(lambda: len({m.headers["id"] for m in pair.outbox.messages()}) == 2, seconds=30)
+    assert service.relay(pair.outbox.settings, until_empty=True).events == 0
+
+
+def _is_primary(server: Postgres) -> bool:
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        return connection.execute("SELECT pg_is_in_recovery()").fetchone() == (False,)
+
+
+def _visits(standby: psycopg.Connection[tuple[object, ...]]) -> int:
+    """How many sessions this server has had since it was asked first."""
+    row = standby.execute("SELECT sessions FROM pg_stat_database WHERE datname = 'postgres'").fetchone()
+    assert row is not None
+    return int(str(row[0]))
