@@ -19,7 +19,8 @@ from typing import Final
 from outbox_pipelines.event import Event
 from outbox_pipelines.relay.claims import queries
 from outbox_pipelines.relay.claims.holder import Holder
-from outbox_pipelines.relay.claims.source import ClaimSource, array, names
+from outbox_pipelines.relay.claims.marks import array, explained
+from outbox_pipelines.relay.claims.source import ClaimSource, names
 from outbox_pipelines.relay.delivery import Complete
 from outbox_pipelines.relay.parking import Aggregate, ParkingLot
 from outbox_pipelines.relay.prober import Attempt, Prober, Tried, Verdict
@@ -226,7 +227,7 @@ class ClaimRetries:
         refused = [one for one in tried if one.verdict is Verdict.REFUSED]
         postponed = [one for one in tried if one.verdict is Verdict.UNAVAILABLE and self._is_news(one)]
         pauses = {one.attempt.event.seq: self._pause(one) for one in tried}
-        with self._holder.transaction():
+        with explained(self._holder.mapping), self._holder.transaction():
             if published:
                 self._source.mark(published)
             if refused and self._statements.writes_refusals:

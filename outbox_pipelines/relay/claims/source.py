@@ -26,6 +26,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.event import Event, Piece
 from outbox_pipelines.relay.claims import queries
 from outbox_pipelines.relay.claims.holder import Holder
+from outbox_pipelines.relay.claims.marks import MarkError, array, explained, mark_what_can_be, rehearse
 from outbox_pipelines.relay.position import Snapshot
 from outbox_pipelines.settings import Settings
 
@@ -71,6 +72,7 @@ class ClaimSource:
         self._free: deque[Connection] = deque()
         self._is_more = False
         self._complained_at = 0.0
+        self._is_rehearsed = False
         self.in_flight: deque[Claim] = deque()
         self.claimed = 0
         self.passed_over: set[int] = set()
@@ -79,6 +81,19 @@ class ClaimSource:
         for _ in range(_CONNECTIONS):
             self._connections.append(holder.connect())
             self._free.append(self._connections[-1])
+
+    def rehearse(self) -> None:
+        """Finds out whether this role may write what has to be written; the first claim tells about the rows.
+
+        Raises:
+            MarkError: it may not.
+        """
+        connection, statements = self._connections[0], self._statements
+        rehearse(connection, statements, self._holder.mapping, [])
+        nothing: dict[str, Any] = {"seqs": "{}", "errors": [], "pauses": [], "lasts": []}
+        with connection.transaction(force_rollback=True), explained(self._holder.mapping):
+            if statements.writes_refusals:
+                connection.execute(statements(queries.REFUSED), nothing)
 
     def stop_at_now(self) -> None:
         """Claims nothing that is inserted from now on."""
@@ -102,6 +117,10 @@ class ClaimSource:
             self._holder.begin_claim(connection)
             try:
                 events, size, self._is_more = self._fetch(connection, left_out)
+                if events and not self._is_rehearsed:
+                    seqs = [event.seq for event in events]
+                    rehearse(connection, self._statements, self._holder.mapping, seqs)
+                    self._is_rehearsed = True
                 break
             except psycopg.errors.LockNotAvailable:
                 connection.execute("ROLLBACK")
@@ -117,24 +136,41 @@ class ClaimSource:
         return claim
 
     def settle(self, claim: Claim, published: list[Event]) -> None:
-        """Marks what Kafka has of a claim; the rest of it is pending for everybody again."""
-        if published:
-            if not claim.is_locked:
-                self._holder.begin_claim(claim.connection)
-            seqs = [event.seq for event in published]
-            marked = claim.connection.execute(self._statements(queries.MARK), {"seqs": array(seqs)}).rowcount
-            if marked != len(seqs):
-                self._explain(claim.connection, seqs, marked)
-            claim.connection.execute("COMMIT")
-        elif claim.is_locked:
-            claim.connection.execute("ROLLBACK")
-        self.in_flight.remove(claim)
-        self._free.append(claim.connection)
+        """Marks what Kafka has of a claim; the rest of it is pending for everybody again.
+
+        Raises:
+            MarkError: the table does not let all of it be marked; the others are.
+        """
+        try:
+            if published:
+                self._mark_claim(claim, [event.seq for event in published])
+            elif claim.is_locked:
+                claim.connection.execute("ROLLBACK")
+        finally:
+            self.in_flight.remove(claim)
+            self._free.append(claim.connection)
+
+    def _mark_claim(self, claim: Claim, seqs: list[int]) -> None:
+        connection = claim.connection
+        if not claim.is_locked:
+            self._holder.begin_claim(connection)
+        try:
+            with explained(self._holder.mapping):
+                marked = connection.execute(self._statements(queries.MARK), {"seqs": array(seqs)}).rowcount
+                if marked != len(seqs):
+                    self._explain(connection, seqs, marked)
+                connection.execute("COMMIT")
+        except MarkError:
+            connection.execute("ROLLBACK")
+            self._holder.begin_claim(connection)
+            mark_what_can_be(connection, self._statements, seqs)
+            connection.execute("COMMIT")
+            raise
 
     def mark(self, published: list[Event]) -> None:
         """Marks events that were published by themselves, outside of any claim."""
         seqs = [event.seq for event in published]
-        with self._holder.transaction():
+        with explained(self._holder.mapping), self._holder.transaction():
             marked = self._holder.count(self._statements(queries.MARK), {"seqs": array(seqs)})
             if marked != len(seqs):
                 ((left,),) = self._holder.execute(self._statements(queries.UNMARKED), {"seqs": array(seqs)})
@@ -236,7 +272,7 @@ class ClaimSource:
                 f"{marked} rows; give each row its own number"
             )
         if left:
-            raise SetupError(
+            raise MarkError(
                 f"{table} does not let {left} published rows be marked: look for a trigger, a rule or "
                 "a policy that stops UPDATE"
             )
@@ -245,11 +281,6 @@ class ClaimSource:
             "partition detached, or another publisher?",
             *(published - marked, table),
         )
-
-
-def array(numbers: Iterable[int]) -> str:
-    """As PostgreSQL writes one: adapting a list of thousands takes longer than marking them."""
-    return "{" + ",".join(map(str, numbers)) + "}"
 
 
 def names(aggregates: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

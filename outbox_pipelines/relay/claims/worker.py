@@ -23,6 +23,7 @@ from outbox_pipelines.event import Piece
 from outbox_pipelines.relay.breaker import State
 from outbox_pipelines.relay.claims import queries
 from outbox_pipelines.relay.claims.holder import Holder
+from outbox_pipelines.relay.claims.marks import MarkError
 from outbox_pipelines.relay.claims.retries import ClaimRetries
 from outbox_pipelines.relay.claims.source import ClaimSource, names
 from outbox_pipelines.relay.delivery import Complete
@@ -86,6 +87,8 @@ class ClaimWorker:
         self._started = time.monotonic()
         self._end = threading.Event()
         self._failure: BaseException | None = None
+        self._broken: MarkError | None = None
+        """Rows cannot be marked: each that is published would be published again."""
         # Both under the condition, which each thread is woken by.
         self._change = threading.Condition()
         self._claimed: deque[Piece] = deque()
@@ -105,10 +108,12 @@ class ClaimWorker:
 
         Raises:
             ShardLostError: the table or the database is gone.
+            MarkError: the table does not let published rows be marked.
             AwayError: with `until_empty`, Kafka has been away for too long.
         """
         threads: list[threading.Thread] = []
         try:
+            self._source.rehearse()
             self._retries.begin()
             threads = [self._thread(self._claim, "outbox-claims"), self._thread(self._beat, "outbox-beat")]
             self._publish()
@@ -132,6 +137,8 @@ class ClaimWorker:
         self.totals.seconds = time.monotonic() - self._started
         if self._failure is not None:
             raise self._failure
+        if self._broken is not None:
+            raise self._broken
         self._count_held()
         return self.totals
 
@@ -140,7 +147,7 @@ class ClaimWorker:
     def _publish(self) -> None:
         while self._failure is None and not self._is_done():
             room = self._publisher.has_room
-            if room and self._claimed:
+            if room and self._claimed and self._broken is None:
                 self._publisher.publish(self._claimed.popleft())
             elif room and not self._publisher.pending:
                 self._publisher.poll(0.0, linger=False)
@@ -157,17 +164,20 @@ class ClaimWorker:
 
     def _is_awaited(self) -> bool:
         """Whether the publishing thread has something to do."""
-        return bool(self._claimed) or not self._claiming or self._failure is not None
+        return self._is_to_publish() or not self._claiming or self._failure is not None
 
     def _is_done(self) -> bool:
         if self._stop.is_set():
             # What is on its way may finish; what was refused waits for the next relay.
             self._stop_by = min(self._stop_by, time.monotonic() + _STOP_SECONDS)
             is_over = self._publisher.breaker.state is State.OPEN or time.monotonic() > self._stop_by
-            return is_over or not (self._claiming or self._claimed or self._publisher.pending)
+            return is_over or not (self._claiming or self._is_to_publish() or self._publisher.pending)
         if self._until_empty:
             self._check_outage()
-        return not (self._claiming or self._claimed or self._publisher.pending)
+        return not (self._claiming or self._is_to_publish() or self._publisher.pending)
+
+    def _is_to_publish(self) -> bool:
+        return bool(self._claimed) and self._broken is None
 
     def _check_outage(self) -> None:
         """A run until empty is awaited by somebody: it does not wait for ever."""
@@ -229,10 +239,19 @@ class ClaimWorker:
             claim = self._source.in_flight[0]
             assert claim.piece is complete.piece, "claims are settled in order"
             published = complete.published()
-            self._source.settle(claim, published)
+            try:
+                self._source.settle(claim, published)
+            except MarkError as error:
+                self._break_off(error)
             self._retries.settled(complete)
             self.totals.events += len(published)
             self._progress.append(len(published))
+
+    def _break_off(self, error: MarkError) -> None:
+        """Publishes nothing more; what is in flight is awaited, and marked as far as the table lets it be."""
+        with self._change:
+            self._broken = self._broken or error
+        self._stop_claiming()
 
     def _stop_claiming(self) -> None:
         with self._change:
@@ -248,7 +267,8 @@ class ClaimWorker:
         return min(poll, self._retries.pause) if self._may_try() else poll
 
     def _may_try(self) -> bool:
-        return self._publisher.breaker.state is State.CLOSED and not self._stop.is_set()
+        is_closed = self._publisher.breaker.state is State.CLOSED
+        return is_closed and not self._stop.is_set() and self._broken is None
 
     def _tell(self) -> None:
         """What people should see in the database, when it has changed."""
