@@ -3,35 +3,49 @@
 Invariants:
 - Nothing of the application is imported or run.
 - A file that cannot be parsed is a finding; the others are read all the same.
-- Only files that speak of an outbox or of Kafka are parsed: no other can hold a finding.
+- Only files that speak of an outbox or of messages are parsed, those that call a function of theirs which
+  publishes, and what these need to be understood: no other can hold a finding.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.lint import module, publishing, results, rows, suppressions, transactions
-from outbox_pipelines.lint.finding import PAST_HELPER, RULES, UNREADABLE, Finding, at
-from outbox_pipelines.lint.module import Facts, Module
-from outbox_pipelines.lint.names import imports
+from outbox_pipelines.lint import apart, hooks, module, publishing, results, rows, suppressions, transactions
+from outbox_pipelines.lint.effects import Effects
+from outbox_pipelines.lint.finding import DEFAULT, PAST_HELPER, UNREADABLE, Finding, at
+from outbox_pipelines.lint.module import Module
+from outbox_pipelines.lint.names import imports, statements
+from outbox_pipelines.lint.project import Facts, Project
 from outbox_pipelines.lint.story import Story
 
+# A file that cannot be parsed is a finding if it speaks of these.
 _CONCERNED = re.compile(rb"outbox|kafka|faust|atomic_requests", re.IGNORECASE)
+_PUBLISHING = re.compile(
+    rb"outbox|kafka|faust|faststream|pika|kombu|\.delay\(|\.apply_async\(|\.send_task\(", re.IGNORECASE
+)
+_BROKEN: Final = (SyntaxError, ValueError, RecursionError, MemoryError)
+_CONNECTING = re.compile(rb"\.connect\(|\blisten\(")
+_WORD = re.compile(rb"[A-Za-z_]\w+")
 _CHECKS: Final[tuple[Callable[[Story, Module], Iterable[transactions.Found]], ...]] = (
     transactions.outside,
     transactions.after_commit,
     transactions.elsewhere,
     results.not_awaited,
     results.swallowed,
-    publishing.before_commit,
     rows.past_helper,
     rows.changed,
+)
+_CHECKS_OF_MESSAGES: Final[tuple[Callable[[Story, Module, Effects], Iterable[transactions.Found]], ...]] = (
+    publishing.before_commit,
+    hooks.in_hook,
+    apart.beside_commit,
 )
 
 
@@ -45,7 +59,7 @@ class Options:
         atomic_requests: whether Django opens a transaction for each request; also read from its settings.
     """
 
-    selected: Collection[str] = frozenset(RULES)
+    selected: Collection[str] = DEFAULT
     strict_inserts: bool = False
     atomic_requests: bool = False
 
@@ -56,8 +70,16 @@ def check(files: Iterable[Path], options: Options = Options()) -> list[Finding]:
     Raises:
         SetupError: a file cannot be read.
     """
-    sources = {str(path): source for path in files if _CONCERNED.search(source := _content(path))}
-    return check_sources(sources, options)
+    return check_sources(sources_of(files), options)
+
+
+def sources_of(files: Iterable[Path]) -> dict[str, bytes]:
+    """The contents of files by their paths.
+
+    Raises:
+        SetupError: a file cannot be read.
+    """
+    return {str(path): _content(path) for path in files}
 
 
 def _content(path: Path) -> bytes:
@@ -69,34 +91,82 @@ def _content(path: Path) -> bytes:
 
 def check_sources(sources: dict[str, bytes], options: Options = Options()) -> list[Finding]:
     """The same of sources by their paths."""
-    trees: dict[str, ast.Module] = {}
-    found: dict[str, list[Finding]] = {path: [] for path in sources}
-    for path, source in sources.items():
-        try:
-            trees[path] = ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            found[path].append(_unreadable(path, error))
-    facts = _facts(trees.values(), options)
-    for path, tree in trees.items():
-        found[path] += _in_module(path, tree, facts)
+    read = read_sources(sources, options)
+    found: dict[str, list[Finding]] = {
+        path: [_unreadable(path, error)] for path, error in read.broken.items()
+    }
+    for path, each in read.modules.items():
+        found.setdefault(path, []).extend(_in_module(path, each, read.effects))
     kept: list[Finding] = []
     for path, findings in found.items():
-        findings = [one for one in findings if _is_asked_for(one, facts, options)]
-        if path in trees:
+        findings = [one for one in findings if _is_asked_for(one, read.facts, options)]
+        if path in read.modules:
             findings = suppressions.apply(sources[path], path, findings, options.selected)
         kept += [one for one in findings if one.code in options.selected]
     return sorted(set(kept))
 
 
-def _in_module(path: str, tree: ast.Module, facts: Facts) -> Iterator[Finding]:
-    try:
-        read = module.read(tree, facts)
-    except RecursionError as error:
-        yield _unreadable(path, error)
-        return
+@dataclass(frozen=True)
+class Read:
+    """An application as far as it was read.
+
+    Args:
+        modules: the files that can hold a finding.
+        broken: files that cannot be parsed, and why.
+    """
+
+    facts: Facts
+    effects: Effects
+    modules: dict[str, Module]
+    broken: Mapping[str, BaseException]
+
+
+def read_sources(sources: dict[str, bytes], options: Options = Options()) -> Read:
+    """Reads what can hold a finding."""
+    project, broken = Project(sources), {}
+    concerned = {path for path, source in sources.items() if _CONCERNED.search(source)}
+    trees: list[tuple[str, ast.Module]] = []
+    for path in sorted(concerned):
+        try:
+            tree = ast.parse(sources[path])
+        except _BROKEN as error:
+            broken[path] = error
+        else:
+            project.give(path, tree)
+            trees.append((path, tree))
+    project.facts = _facts(((tree, sources[path]) for path, tree in trees), options)
+    effects = Effects(project)
+    modules: dict[str, Module] = {}
+    waiting = {path for path, source in sources.items() if _PUBLISHING.search(source)} | concerned
+    words: dict[str, frozenset[bytes]] = {}
+    publishing: set[bytes] = set()
+    while waiting:
+        for path in sorted(waiting - broken.keys()):
+            try:
+                each = project.module(path)
+            except RecursionError as error:
+                broken[path] = error
+                continue
+            if each is not None:
+                if _CONNECTING.search(sources[path]):
+                    each.hooks = dict(hooks.connected(each.tree, each))
+                modules[path] = each
+        effects.forget()
+        publishing |= {name.encode() for name in effects.publishing()}
+        left = sources.keys() - modules.keys() - waiting - broken.keys()
+        for path in left - words.keys():
+            words[path] = frozenset(_WORD.findall(sources[path]))
+        waiting = {path for path in left if not publishing.isdisjoint(words[path])}
+    return Read(project.facts, effects, modules, broken)
+
+
+def _in_module(path: str, read: Module, effects: Effects) -> Iterator[Finding]:
     for story in read.stories:
         for look in _CHECKS:
             for rule, node, why in look(story, read):
+                yield at(path, node, rule, why)
+        for tell in _CHECKS_OF_MESSAGES:
+            for rule, node, why in tell(story, read, effects):
                 yield at(path, node, rule, why)
 
 
@@ -106,22 +176,23 @@ def _is_asked_for(finding: Finding, facts: Facts, options: Options) -> bool:
     return finding.code in options.selected
 
 
-def _facts(trees: Iterable[ast.Module], options: Options) -> Facts:
+def _facts(trees: Iterable[tuple[ast.Module, bytes]], options: Options) -> Facts:
     uses_writer, atomic_requests = False, options.atomic_requests
     mapped: set[str] = set()
-    for tree in trees:
-        uses_writer = uses_writer or any(
-            name.startswith("outbox_pipelines.writer") for name in _imported(tree)
-        )
-        atomic_requests = atomic_requests or _has_atomic_requests(tree)
-        mapped |= set(module.models(tree))
+    for tree, source in trees:
+        if b"outbox_pipelines" in source and not uses_writer:
+            uses_writer = any(name.startswith("outbox_pipelines.writer") for name in _imported(tree))
+        if b"ATOMIC_REQUESTS" in source and not atomic_requests:
+            atomic_requests = _has_atomic_requests(tree)
+        if b"outbox" in source:
+            mapped |= set(module.models(tree))
     return Facts(uses_writer, atomic_requests, frozenset(mapped))
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
     """Dotted names that are imported, `import a.b` too, of which `a` alone is a local name."""
     yield from imports(tree).values()
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import click
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.lint.check import Options, check
+from outbox_pipelines.lint.check import Options, check, read_sources, sources_of
 from outbox_pipelines.lint.files import python_files
-from outbox_pipelines.lint.finding import RULES, Finding
+from outbox_pipelines.lint.finding import APART, DEFAULT, RULES, Finding
+from outbox_pipelines.lint.report import Place, places
 
 
 class _Codes(click.ParamType[frozenset[str]]):
@@ -37,7 +38,7 @@ class _Codes(click.ParamType[frozenset[str]]):
 @click.option(
     "--select",
     type=_Codes(),
-    default=",".join(RULES),
+    default=",".join(sorted(DEFAULT)),
     help="Only these rules: OB001,OB006.",
     show_default=False,
 )
@@ -48,6 +49,14 @@ class _Codes(click.ParamType[frozenset[str]]):
 @click.option(
     "--atomic-requests", is_flag=True, help="Django's views are in a transaction (ATOMIC_REQUESTS)."
 )
+@click.option(
+    "--after-commit",
+    is_flag=True,
+    help="Find messages that are sent beside a commit, too (OB011): a crash between them loses one.",
+)
+@click.option(
+    "--report", is_flag=True, help="List every function that writes rows and publishes, and exit with 0."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @click.option("--github", is_flag=True, help="Print annotations for GitHub's workflows.")
 def lint_writes(
@@ -56,6 +65,8 @@ def lint_writes(
     ignore: frozenset[str],
     strict_inserts: bool,
     atomic_requests: bool,
+    after_commit: bool,
+    report: bool,
     as_json: bool,
     github: bool,
 ) -> None:
@@ -67,7 +78,12 @@ def lint_writes(
     """
     try:
         files = python_files(paths)
-        found = check(files, Options(select - ignore, strict_inserts, atomic_requests))
+        selected = (select | ({APART.code} if after_commit else frozenset())) - ignore
+        options = Options(selected, strict_inserts, atomic_requests)
+        if report:
+            _report(places(read_sources(sources_of(files), options)), as_json=as_json)
+            return
+        found = check(files, options)
     except SetupError as error:
         click.echo(f"outbox: {error}", err=True)
         sys.exit(2)
@@ -80,6 +96,17 @@ def lint_writes(
         click.echo(f"{len(found) or 'nothing'} found in {read}", err=True)
     if found:
         sys.exit(1)
+
+
+def _report(found: list[Place], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps([asdict(place) for place in found], indent=2, ensure_ascii=False))
+        return
+    for place in found:
+        click.echo(f"{place.path}:{place.line}: {place.function}: {place.order}")
+        for what, lines in (("writes", place.writes), ("publishes", place.publishes)):
+            click.echo(f"    {what}: " + "; ".join(lines))
+    click.echo(f"{len(found) or 'no'} functions write and publish", err=True)
 
 
 def _lines(finding: Finding) -> str:

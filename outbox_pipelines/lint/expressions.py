@@ -12,17 +12,21 @@ import ast
 from typing import Final
 
 from outbox_pipelines.lint.handlers import is_broad
-from outbox_pipelines.lint.libraries import Role, Thing
+from outbox_pipelines.lint.libraries import APPLICATION, DJANGO_CONNECTION, Library, Role, Thing
 from outbox_pipelines.lint.methods import (
     CONSTRUCTS,
     CONTROLLING,
     ENTERING,
     EXECUTING,
+    MANAGER_WRITES,
     PUBLISHING,
+    QUEUING,
+    ROW_WRITES,
     SESSION_WRITES,
+    VIEW_WRITES,
     WANTING,
 )
-from outbox_pipelines.lint.names import keyword, path_of
+from outbox_pipelines.lint.names import keyword, path_of, statements
 from outbox_pipelines.lint.scope import Scope, entered
 from outbox_pipelines.lint.statements import Effect, Touch, effect, touch
 from outbox_pipelines.lint.story import Act, Arm, Around, Shelter, Step, Story
@@ -44,6 +48,9 @@ class Expressions:
         self.story = story
         self.around: tuple[Around, ...] = ()
         self.arms: tuple[Arm, ...] = ()
+        self.entering: ast.expr | None = None
+        self.background: list[ast.Call] = []
+        """Coroutines that run beside the function; one with a loop is a service of its own."""
 
     def step(
         self,
@@ -55,6 +62,7 @@ class Expressions:
         dropped: bool = False,
         touch: Touch | None = None,
         name: str = "",
+        callee: str = "",
     ) -> None:
         """Adds a step to the story."""
         self.story.steps.append(
@@ -69,6 +77,7 @@ class Expressions:
                 dropped,
                 touch,
                 name,
+                callee,
             )
         )
 
@@ -86,11 +95,21 @@ class Expressions:
                     self.step(Act.USE, node, thing)
             case ast.Lambda():
                 pass
+            case ast.Yield(value=value):
+                self.story.yields_at = self.story.yields_at or node.lineno
+                if value is not None:
+                    self.expression(value)
+                    self.gives(value)
             case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
                 self._comprehension(node)
             case _:
                 for child in ast.iter_child_nodes(node):
                     self.expression(child)
+
+    def gives(self, value: ast.expr) -> None:
+        """Notes what the function returns or yields."""
+        if thing := self.scope.evaluate(value):
+            self.story.returned.append(thing)
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> None:
         before = self.scope
@@ -110,10 +129,14 @@ class Expressions:
     def enter(self, node: ast.expr, name: ast.expr | None, stack: str | None = None) -> Thing | None:
         """Enters a context manager, by `with` or an exit stack; what it is."""
         thing = self.scope.evaluate(node)
+        thing = thing if thing and thing.role is not Role.FUNCTION else None
+        self.entering = node
         self.expression(node, bound=True)
+        self.entering = None
         shelter = self._shelter(node, thing)
         held = self._given(node) if shelter is Shelter.PERHAPS else thing
-        self.around = (*self.around, Around(shelter, held, node, stack))
+        callee = self._callee(node) if isinstance(node, ast.Call) else ""
+        self.around = (*self.around, Around(shelter, held, node, stack, callee))
         if isinstance(name, ast.Name):
             self.scope.bind(name.id, entered(thing))
         elif name is not None:
@@ -147,10 +170,24 @@ class Expressions:
     def _call(self, call: ast.Call, *, dropped: bool) -> None:
         if self._is_emit(call):
             self._emit(call, dropped=dropped)
+        elif shelter := self._is_handed_over(call):
+            for argument in [*call.args[1:], *(given.value for given in call.keywords)]:
+                self.expression(argument)
+            self._later(call, call.args[0], shelter)
         elif isinstance(call.func, ast.Attribute):
             self._method(call, call.func)
         else:
             self._function(call)
+
+    def _is_handed_over(self, call: ast.Call) -> Shelter | None:
+        """Whether a call hands a function over, to whom."""
+        if not call.args:
+            return None
+        if self.scope.qualified(call.func) == "django.db.transaction.on_commit":
+            return Shelter.COMMITTED
+        # Of FastAPI and Starlette: after the response.
+        is_background = isinstance(call.func, ast.Attribute) and call.func.attr == "add_task"
+        return Shelter.PERHAPS if is_background else None
 
     def _is_emit(self, call: ast.Call) -> bool:
         package, _, name = (self.scope.qualified(call.func) or "").rpartition(".")
@@ -162,20 +199,41 @@ class Expressions:
             if argument is not target:
                 self.expression(argument)
         thing = self.scope.evaluate(target) if target else None
+        thing = thing if thing and thing.role not in APPLICATION else None
         if not any(one.shelter is Shelter.EXPECTED for one in self.around):
             self.step(Act.EMIT, call, thing, dropped=dropped)
 
+    def _later(self, call: ast.Call, function: ast.expr, shelter: Shelter) -> None:
+        """A function that is handed over, to be called after the commit or in the background."""
+        around, self.around = self.around, (*self.around, Around(shelter, None, call))
+        match function:
+            case ast.Lambda(body=body):
+                self.expression(body)
+            case ast.Call(func=ast.Name(id="partial") | ast.Attribute(attr="partial"), args=[inner, *_]):
+                self._later(call, inner, shelter)
+            case ast.Name() | ast.Attribute():
+                found = self.scope.evaluate(function)
+                owner = self.scope.evaluate(function.value) if isinstance(function, ast.Attribute) else None
+                if owner and isinstance(function, ast.Attribute) and _publishes(owner, function.attr):
+                    self.step(Act.PUBLISH, call, owner)
+                elif found and found.role is Role.FUNCTION:
+                    self.step(Act.CALL, call, callee=found.key)
+        self.around = around
+
     def _method(self, call: ast.Call, method: ast.Attribute) -> None:
-        thing, name = self.scope.evaluate(method.value), method.attr
+        found, name = self.scope.evaluate(method.value), method.attr
+        thing = found if found and found.role not in APPLICATION else None
         if name in ENTERING and call.args:
             self.enter(call.args[0], None, path_of(method.value))
             return
         if thing is None or isinstance(method.value, ast.Call):
             self.expression(method.value, bound=True)
-        if thing and thing.role is Role.PRODUCER and name in PUBLISHING:
+        if found and _publishes(found, name):
             self._arguments(call)
-            self.step(Act.PUBLISH, call, thing)
-        elif name in EXECUTING and self._executed(call, thing):
+            self.step(Act.PUBLISH, call, found)
+        elif (found and found.library is Library.DJANGO and self._django(call, found, name)) or (
+            name in EXECUTING and self._executed(call, thing)
+        ):
             return
         elif thing and thing.role is Role.SESSION and name in SESSION_WRITES:
             rows = [self.scope.evaluate(row) for row in _flat(call.args)]
@@ -191,13 +249,42 @@ class Expressions:
                 switch = call.args[0]
                 value = bool(switch.value) if isinstance(switch, ast.Constant) else None
                 self.scope.set_autocommit(thing.origin, value)
-            if path_of(method.value) == "self":
-                self.step(Act.CALL, call, name=f"self.{name}")
+            callee = self._callee(call)
+            if name in ("create_task", "ensure_future"):
+                self.background += [one for one in call.args if isinstance(one, ast.Call)]
+            if path_of(method.value) == "self" or callee:
+                own = path_of(method.value) == "self"
+                self.step(Act.CALL, call, name=f"self.{name}" if own else "", callee=callee)
             self._function(call, named=False)
+
+    def _callee(self, call: ast.Call) -> str:
+        """The key of the function that is called; what a `with` calls does most of it at its end."""
+        found = self.scope.evaluate(call.func) if call is not self.entering else None
+        if found and found.role is Role.FUNCTION and call in self.background:
+            function = self.scope.known.project.function(found.key)
+            if any(isinstance(one, ast.While | ast.AsyncFor) for one in statements(function or call)):
+                return ""
+        return found.key if found and found.role is Role.FUNCTION else ""
+
+    def _django(self, call: ast.Call, thing: Thing, name: str) -> bool:
+        """What the models, rows and views of Django do to the database."""
+        is_view = self.scope.known.project.derives(thing.key, "rest_framework.") and name in VIEW_WRITES
+        if thing.role is Role.MANAGER:
+            writes = name in MANAGER_WRITES
+        elif thing.role is Role.OBJECT and (name in ROW_WRITES or is_view):
+            writes = True
+        else:
+            return False
+        self._arguments(call)
+        if thing.role is Role.MANAGER or writes:
+            self.step(Act.WRITE if writes else Act.READ, call, DJANGO_CONNECTION)
+        if callee := self._callee(call):
+            self.step(Act.CALL, call, callee=callee)
+        return True
 
     def _function(self, call: ast.Call, *, named: bool = True) -> None:
         if named and isinstance(call.func, ast.Name):
-            self.step(Act.CALL, call, name=call.func.id)
+            self.step(Act.CALL, call, name=call.func.id, callee=self._callee(call))
         if not self._construct(call):
             self._arguments(call)
 
@@ -245,6 +332,12 @@ class Expressions:
             self.step(Act.WRITE, call, touch=Touch.CHANGE)
             return True
         return False
+
+
+def _publishes(thing: Thing, name: str) -> bool:
+    if thing.library is Library.CELERY:
+        return name in QUEUING
+    return thing.role is Role.PRODUCER and name in PUBLISHING
 
 
 def _flat(arguments: list[ast.expr]) -> list[ast.expr]:

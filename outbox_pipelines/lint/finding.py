@@ -56,6 +56,16 @@ CHANGED: Final = Rule(
     "OB008", "outbox-row-changed", "leave the rows alone; the relay knows by its position what is published"
 )
 UNUSED: Final = Rule("OB009", "unused-ignore", "remove the comment")
+IN_HOOK: Final = Rule(
+    "OB010",
+    "publish-in-model-hook",
+    "write the event with `emit` in the transaction that saves the row; the relay publishes",
+)
+APART: Final = Rule(
+    "OB011",
+    "publish-beside-commit",
+    "replace the publish by `emit` before the commit; the relay publishes",
+)
 
 RULES: Final = {
     rule.code: rule
@@ -70,8 +80,12 @@ RULES: Final = {
         PAST_HELPER,
         CHANGED,
         UNUSED,
+        IN_HOOK,
+        APART,
     )
 }
+# Looked for unless others are asked for.
+DEFAULT: Final = frozenset(RULES) - {APART.code}
 
 
 def at(path: str, node: ast.expr | ast.stmt, rule: Rule, why: str) -> Finding:

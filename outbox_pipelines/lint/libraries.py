@@ -1,4 +1,4 @@
-"""What the known libraries make: connections, sessions, their makers, transactions, Kafka producers.
+"""What the known libraries make: connections, sessions, their makers, transactions, producers of messages.
 
 Invariants:
 - A thing is known by the import that made or annotates it, never by what it is called.
@@ -25,6 +25,14 @@ class Role(Enum):
     TRANSACTION = auto()
     PRODUCER = auto()
     OUTBOX_ROW = auto()
+    EXTENSION = auto()
+    """Flask-SQLAlchemy's object, which has a session."""
+    OBJECT = auto()
+    """Of a class of the application."""
+    CLASS = auto()
+    FUNCTION = auto()
+    MANAGER = auto()
+    """Django's `Model.objects`, and the query sets made of it."""
 
 
 class Library(Enum):
@@ -34,10 +42,13 @@ class Library(Enum):
     ASYNCPG = auto()
     SQLALCHEMY = auto()
     DJANGO = auto()
+    CELERY = auto()
     OTHER = auto()
 
 
 TARGETS: Final = {Role.CONNECTION, Role.CURSOR, Role.SESSION}
+# What the application defines itself: no connection, and no producer of messages.
+APPLICATION: Final = {Role.OBJECT, Role.CLASS, Role.FUNCTION, Role.MANAGER, Role.EXTENSION}
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,8 @@ class Thing:
     """Of a transaction: what `with … as` gives."""
     commits: bool = False
     """Of a transaction: its end is certainly a commit."""
+    key: str = ""
+    """Of what the application defines: ``path::Class.method``."""
 
     @property
     def is_target(self) -> bool:
@@ -74,6 +87,9 @@ _SESSION = Thing(Role.SESSION, Library.SQLALCHEMY)
 _ENGINE = Thing(Role.MAKER, Library.SQLALCHEMY)
 _SESSIONS = replace(_ENGINE, makes=Role.SESSION)
 _PRODUCER = Thing(Role.PRODUCER)
+_CELERY = Thing(Role.PRODUCER, Library.CELERY)
+_FLASK = Thing(Role.EXTENSION, Library.SQLALCHEMY, origin="flask_sqlalchemy", shared=True)
+DJANGO_CONNECTION: Final = Thing(Role.CONNECTION, Library.DJANGO, origin="django")
 
 
 def _is_async(thing: Thing) -> Thing:
@@ -109,28 +125,64 @@ TYPES: Final = {
     "sqlmodel.ext.asyncio.session.AsyncSession": _is_async(_SESSION),
     "sqlalchemy.orm.sessionmaker": _SESSIONS,
     "sqlalchemy.ext.asyncio.async_sessionmaker": _is_async(_SESSIONS),
+    "psycopg2.extensions.connection": _PSYCOPG,
+    "psycopg2.extensions.cursor": replace(_PSYCOPG, role=Role.CURSOR),
+    "psycopg2.pool.SimpleConnectionPool": _PSYCOPG_POOL,
+    "psycopg2.pool.ThreadedConnectionPool": _PSYCOPG_POOL,
+    "flask_sqlalchemy.SQLAlchemy": _FLASK,
+    "flask_sqlalchemy.session.Session": _SESSION,
     "confluent_kafka.Producer": _PRODUCER,
+    "confluent_kafka.cimpl.Producer": _PRODUCER,
     "confluent_kafka.SerializingProducer": _PRODUCER,
     "confluent_kafka.avro.AvroProducer": _PRODUCER,
     "confluent_kafka.aio.AIOProducer": _PRODUCER,
     "confluent_kafka.experimental.aio.AIOProducer": _PRODUCER,
     "kafka.KafkaProducer": _PRODUCER,
+    "kafka.producer.KafkaProducer": _PRODUCER,
     "aiokafka.AIOKafkaProducer": _PRODUCER,
-    "faststream.kafka.KafkaBroker": _PRODUCER,
-    "faststream.confluent.KafkaBroker": _PRODUCER,
+    "aiokafka.producer.AIOKafkaProducer": _PRODUCER,
     "faust.App": _PRODUCER,
+    "pika.BlockingConnection": _PRODUCER,
+    "pika.SelectConnection": _PRODUCER,
+    "pika.adapters.blocking_connection.BlockingConnection": _PRODUCER,
+    "pika.adapters.blocking_connection.BlockingChannel": _PRODUCER,
+    "pika.channel.Channel": _PRODUCER,
+    "kombu.Connection": _PRODUCER,
+    "kombu.Producer": _PRODUCER,
+    "celery.Celery": _CELERY,
+    **{
+        f"aio_pika.{module}{prefix}{kind}": _PRODUCER
+        for module, prefixes in (("", ("", "Robust")), ("abc.", ("Abstract", "AbstractRobust")))
+        for prefix in prefixes
+        for kind in ("Connection", "Channel", "Exchange")
+    },
+    # Every broker and router of FastStream, from the places where it was and is.
+    **{
+        f"faststream.{library}{module}.{prefix}{kind}": _PRODUCER
+        for library, prefix in (
+            ("kafka", "Kafka"),
+            ("confluent", "Kafka"),
+            ("rabbit", "Rabbit"),
+            ("nats", "Nats"),
+        )
+        for module in ("", ".broker", ".fastapi", ".router")
+        for kind in ("Broker", "Router")
+    },
 }
 # Calls that make a thing, besides those of the types themselves.
 CALLS: Final = {
     "psycopg.connect": replace(_PSYCOPG, autocommit=False),
     "psycopg.Connection.connect": replace(_PSYCOPG, autocommit=False),
     "psycopg.AsyncConnection.connect": replace(_ASYNC_PSYCOPG, autocommit=False),
+    "psycopg2.connect": replace(_PSYCOPG, autocommit=False),
+    "aio_pika.connect": _PRODUCER,
+    "aio_pika.connect_robust": _PRODUCER,
     "asyncpg.connect": replace(_ASYNCPG, autocommit=True),
     "asyncpg.create_pool": _ASYNCPG_POOL,
     "sqlalchemy.create_engine": _ENGINE,
     "sqlmodel.create_engine": _ENGINE,
     "sqlalchemy.ext.asyncio.create_async_engine": _is_async(_ENGINE),
-    "django.db.transaction.get_connection": Thing(Role.CONNECTION, Library.DJANGO, origin="django"),
+    "django.db.transaction.get_connection": DJANGO_CONNECTION,
     "django.db.transaction.atomic": Thing(Role.TRANSACTION, Library.DJANGO, origin="django"),
 }
 OBJECTS: Final = {
@@ -138,14 +190,27 @@ OBJECTS: Final = {
     "django.db.connections": CALLS["django.db.transaction.get_connection"],
 }
 # Methods of a producer whose result publishes too: `app.topic("orders").send(…)`.
-_PUBLISHERS: Final = {"topic", "publisher"}
+_PUBLISHERS: Final = {"topic", "publisher", "channel", "get_exchange", "declare_exchange", "Producer"}
+# Attributes of a producer which are one.
+_PARTS: Final = {"broker", "default_exchange"}
 _MAKING: Final = {"connect", "connection", "acquire", "getconn"}
 _SAME_CONNECTION: Final = {"cursor", "connection", "execution_options"}
 
 
+def attribute(thing: Thing, name: str) -> Thing | None:
+    """What an attribute of a library's object is."""
+    if thing.role is Role.EXTENSION and name == "session":
+        return replace(_SESSION, origin=thing.origin, shared=True)
+    if thing.role is Role.PRODUCER and name in _PARTS:
+        return thing
+    if thing.is_target and name in ("connection", "sync_session"):
+        return thing
+    return None
+
+
 def made(template: Thing, call: ast.Call, origin: str, given: Thing | None) -> Thing:
     """What a call of a library's function or type makes; `given` is its first known argument."""
-    if template.role is Role.PRODUCER or template.library is Library.DJANGO:
+    if template.role in (Role.PRODUCER, Role.EXTENSION) or template.library is Library.DJANGO:
         return template
     if template.role is Role.MAKER:
         autocommit = _autocommit(call, given.autocommit if given else False)

@@ -53,6 +53,40 @@ PUBLISHING: Final = {
     "send_soon",
     "publish",
     "publish_batch",
+    "basic_publish",
+}
+# Of Celery's tasks and application.
+QUEUING: Final = {"delay", "apply_async", "send_task"}
+# Of Django's managers and query sets.
+MANAGER_WRITES: Final = {
+    f"{prefix}{name}"
+    for prefix in ("", "a")
+    for name in (
+        "create",
+        "bulk_create",
+        "bulk_update",
+        "get_or_create",
+        "update_or_create",
+        "update",
+        "delete",
+    )
+} | {"create_user", "create_superuser"}
+# Of these a row comes back.
+MANAGER_ROWS: Final = {
+    f"{prefix}{name}"
+    for prefix in ("", "a")
+    for name in ("create", "get", "first", "last", "latest", "earliest")
+} | {"create_user", "create_superuser"}
+ROW_WRITES: Final = {"save", "delete", "asave", "adelete"}
+# What the views of the REST framework do with their serializer.
+VIEW_WRITES: Final = {
+    "create",
+    "update",
+    "partial_update",
+    "destroy",
+    "perform_create",
+    "perform_update",
+    "perform_destroy",
 }
 # Of exit stacks.
 ENTERING: Final = {"enter_context", "enter_async_context"}

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from outbox_pipelines.lint.libraries import CALLS, Thing
-from outbox_pipelines.lint.names import imports, path_of
+from outbox_pipelines.lint.libraries import CALLS, Library, Role, Thing
+from outbox_pipelines.lint.names import path_of, statements
+from outbox_pipelines.lint.project import Facts, Project
 from outbox_pipelines.lint.scope import Known, Scope
 from outbox_pipelines.lint.story import Act, Around, Shelter, Step, Story
 from outbox_pipelines.lint.walk import Function, Walk
@@ -21,21 +22,49 @@ from outbox_pipelines.lint.walk import Function, Walk
 _ATOMIC: Final = CALLS["django.db.transaction.atomic"]
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What the files of an application say together, and what the command was told."""
-
-    uses_writer: bool = False
-    atomic_requests: bool = False
-    models: frozenset[str] = frozenset()
-
-
 @dataclass
 class Module:
     """The stories of a module, its own body first."""
 
     facts: Facts
+    project: Project
+    path: str
+    tree: ast.Module
     stories: list[Story] = field(default_factory=list)
+    shared: dict[str, Thing] = field(default_factory=dict)
+    """What its names are to those who import them."""
+    attributes: dict[str, dict[str, Thing]] = field(default_factory=dict)
+    """Of each class, what its objects' attributes are."""
+    hooks: dict[str, str] = field(default_factory=dict)
+    """Functions that an ORM calls, and when."""
+    scope: Scope | None = None
+    _previewed: set[str] = field(default_factory=set)
+
+    def returned(self, name: str) -> Thing | None:
+        """What a function, or a method as ``Class.method``, gives back."""
+        origin = f"{self.path}::{name}()"
+        node = self.project.function(f"{self.path}::{name}")
+        if node is not None and node.returns is not None and self.scope is not None:
+            found = self.scope.annotated(node.returns, origin)
+            if found is not None:
+                return replace(found, shared=True)
+        story = self.story(name) or self._preview(name)
+        given = story.returned[0] if story and story.returned else None
+        return given and replace(
+            given, origin=given.origin if given.role is Role.PRODUCER else origin, shared=True
+        )
+
+    def _preview(self, name: str) -> Story | None:
+        """The story of a function that stands further down in a file which is being read."""
+        node = self.project.function(f"{self.path}::{name}")
+        if node is None or "." in name or self.scope is None or name in self._previewed:
+            return None
+        self._previewed.add(name)
+        return _Reader(Module(self.facts, self.project, self.path, self.tree)).preview(node, self.scope)
+
+    def story(self, name: str) -> Story | None:
+        """The story of a function, or of a method as ``Class.method``."""
+        return next((one for one in self.stories if one.key == name), None)
 
     @property
     def opened(self) -> set[str]:
@@ -63,21 +92,32 @@ class Module:
         return {step.name for story in self.stories for step in story.of(Act.CALL)}
 
 
-def read(tree: ast.Module, facts: Facts) -> Module:
+def read(tree: ast.Module, project: Project, path: str) -> Module:
     """The stories of a parsed module.
 
     Raises:
         RecursionError: it is nested too deeply.
     """
-    known = Known(imports(tree), dict(_aliases(tree)), dict(_returns(tree)), facts.models)
-    reader = _Reader(Module(facts))
+    facts = project.facts
+    names = project.names(path)
+    known = Known(
+        project,
+        path,
+        names.imports if names else {},
+        dict(_aliases(tree)),
+        dict(_returns(tree)),
+        facts.models,
+    )
+    reader = _Reader(Module(facts, project, path, tree))
+    # Others may ask for it while it is being read.
+    project.modules[path] = reader.read
     reader.module(tree, Scope(known))
     return reader.read
 
 
 def models(tree: ast.Module) -> Iterator[str]:
     """Names of classes that are mapped to the outbox's table, by SQLAlchemy or Django."""
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.ClassDef):
             inner = [meta for meta in node.body if isinstance(meta, ast.ClassDef) and meta.name == "Meta"]
             named = [
@@ -117,21 +157,35 @@ class _Reader:
 
     def module(self, tree: ast.Module, scope: Scope) -> None:
         walk = Walk(scope, Story("", tree))
+        self.read.scope = scope
         walk.body(tree.body)
+        for name, value in _globals(tree):
+            if scope.things.get(name) is None and (thing := scope.evaluate(value)):
+                scope.things[name] = thing
+        self.read.scope = walk.scope
+        self.read.shared = {
+            name: replace(thing, shared=True, origin=thing.origin and f"{self.read.path}:{thing.origin}")
+            for name, thing in walk.scope.things.items()
+            if thing and thing.role not in (Role.CLASS, Role.FUNCTION)
+        }
         self.read.stories.append(walk.story)
         self._inside(walk)
+
+    def preview(self, node: Function, scope: Scope) -> Story:
+        """The story of one function by itself."""
+        return self._function(node, scope.enclosed(), None).story
 
     def _inside(self, walk: Walk) -> None:
         scope = walk.scope.enclosed()
         # Classes first: functions anywhere may use their constants.
         for node in walk.inner:
             if isinstance(node, ast.ClassDef):
-                self._class(node, scope)
+                self._class(node, scope, walk_of_module=isinstance(walk.story.node, ast.Module))
         for node in walk.inner:
             if isinstance(node, Function):
                 self._inside(self._function(node, scope, walk.story.owner))
 
-    def _class(self, node: ast.ClassDef, scope: Scope) -> None:
+    def _class(self, node: ast.ClassDef, scope: Scope, *, walk_of_module: bool = False) -> None:
         body = Walk(scope.copy(), Story(node.name, node, node))
         body.body(node.body)
         methods = [inner for inner in body.inner if isinstance(inner, Function)]
@@ -139,8 +193,17 @@ class _Reader:
         scope.texts |= {f"{node.name}.{name}": text for name, text in texts.items()}
         scope = self._with_attributes(node, scope, body.scope.things)
         scope.texts |= {f"{me}.{name}": text for name, text in texts.items() for me in ("self", "cls")}
+        if walk_of_module:
+            key = f"{self.read.path}::{node.name}"
+            scope.things["self"] = scope.instance(key, "self")
         for path, thing in _agreed([self._function(method, scope, node, told=False) for method in methods]):
             scope.things[path] = thing
+        if walk_of_module:
+            self.read.attributes[node.name] = {
+                path.removeprefix("self."): replace(thing, origin=f"{key}.{path}")
+                for path, thing in scope.things.items()
+                if thing and path.startswith("self.")
+            }
         self._attributes[node.name] = scope
         for method in methods:
             self._inside(self._function(method, scope, node))
@@ -160,21 +223,63 @@ class _Reader:
                 scope.things[f"self.{name}"] = replace(thing, origin=f"self.{name}", shared=True)
         return scope
 
+    def _bind_serializer(self, node: Function, scope: Scope) -> None:
+        """The REST framework gives its views a serializer, or a row to delete."""
+        own = scope.things["self"]
+        if own and scope.known.project.derives(own.key, "rest_framework.") and len(node.args.args) > 1:
+            row = Thing(Role.OBJECT, Library.DJANGO, key="rest_framework.serializers.ModelSerializer")
+            scope.things[node.args.args[1].arg] = row
+
     def _function(
         self, node: Function, outer: Scope, owner: ast.ClassDef | None, *, told: bool = True
     ) -> Walk:
         scope = outer.copy()
+        defaults = dict(_defaults(node))
         for parameter in _parameters(node):
-            if parameter.arg != "self":
+            if parameter.arg == "cls" and owner and f"{self.read.path}::{owner.name}" == _own_key(scope):
+                scope.things["cls"] = Thing(Role.CLASS, key=_own_key(scope))
+            elif parameter.arg != "self":
                 origin = f"{node.lineno}:{parameter.arg}"
-                scope.bind(parameter.arg, scope.annotated(parameter.annotation, origin))
+                scope.bind(parameter.arg, scope.given(parameter, defaults.get(parameter.arg), origin))
+        if owner and node.name.startswith("perform_") and scope.things.get("self"):
+            self._bind_serializer(node, scope)
         walk = Walk(scope, Story(node.name, node, owner))
         if _is_atomic(node.decorator_list) or (owner and _is_atomic(owner.decorator_list)):
             walk.around = (Around(Shelter.TRANSACTION, _ATOMIC, node),)
         walk.body(node.body)
+        for decorator in node.decorator_list:
+            walk.publishes_result(decorator)
         if told:
             self.read.stories.append(walk.story)
         return walk
+
+
+def _own_key(scope: Scope) -> str:
+    own = scope.things.get("self")
+    return own.key if own else ""
+
+
+def _globals(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """What functions set names of the module to, that begin as None."""
+    for node in statements(tree):
+        if isinstance(node, Function):
+            inner = list(statements(node))
+            named = {name for one in inner if isinstance(one, ast.Global) for name in one.names}
+            for one in inner if named else ():
+                match one:
+                    case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in named:
+                        yield name, value
+
+
+def _defaults(node: Function) -> Iterator[tuple[str, ast.expr]]:
+    given = [*node.args.posonlyargs, *node.args.args]
+    if node.args.defaults:
+        yield from zip(
+            (one.arg for one in given[-len(node.args.defaults) :]), node.args.defaults, strict=True
+        )
+    for one, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
+        if default is not None:
+            yield one.arg, default
 
 
 def _parameters(node: Function) -> list[ast.arg]:

@@ -14,8 +14,9 @@ from typing import Final
 
 from outbox_pipelines.lint import libraries
 from outbox_pipelines.lint.libraries import Library, Role, Thing
-from outbox_pipelines.lint.methods import ENTERING
+from outbox_pipelines.lint.methods import ENTERING, MANAGER_ROWS
 from outbox_pipelines.lint.names import path_of
+from outbox_pipelines.lint.project import Project
 from outbox_pipelines.lint.statements import text_of
 
 # A text that is put together of itself doubles each time; no statement is so long.
@@ -37,6 +38,18 @@ _CONTAINERS: Final = {
 }
 
 
+def _instruments(name: str) -> bool:
+    """Whether a function gives back what it is given, with more around it: tracing, say."""
+    return name.rpartition(".")[2].startswith(("instrument", "wrap"))
+
+
+def _agree(one: Thing | None, other: Thing | None) -> bool:
+    """Whether two ways end with the same thing; a producer is a producer, wherever it was made."""
+    if one is None or other is None or one.role not in (Role.PRODUCER, Role.OBJECT):
+        return one == other
+    return replace(one, origin="", shared=False) == replace(other, origin="", shared=False)
+
+
 def entered(thing: Thing | None) -> Thing | None:
     """What `with … as` gives of a context manager."""
     return thing.yields if thing and thing.role is Role.TRANSACTION else thing
@@ -46,6 +59,8 @@ def entered(thing: Thing | None) -> Thing | None:
 class Known:
     """What the whole module says: imports, aliases, what local functions return, models of the outbox."""
 
+    project: Project
+    path: str
     imports: Mapping[str, str]
     aliases: Mapping[str, ast.expr]
     returns: Mapping[str, ast.expr]
@@ -59,6 +74,8 @@ class Scope:
     known: Known
     things: dict[str, Thing | None] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
+    _evaluated: dict[ast.expr, Thing | None] = field(default_factory=dict)
+    """Since the last name was bound: the parts of a chain of calls are asked for again and again."""
 
     def copy(self) -> Scope:
         """The same, for a branch."""
@@ -72,8 +89,9 @@ class Scope:
     def meet(self, ends: Iterable[Scope]) -> None:
         """Becomes what is known after branches that ended so."""
         first, *others = ends
+        self._evaluated = {}
         self.things = {
-            path: thing if all(other.things.get(path) == thing for other in others) else None
+            path: thing if all(_agree(other.things.get(path), thing) for other in others) else None
             for path, thing in first.things.items()
         }
         self.things |= {path: None for other in others for path in other.things if path not in first.things}
@@ -85,6 +103,7 @@ class Scope:
 
     def bind(self, path: str, thing: Thing | None, text: str | None = None) -> None:
         """A name or path means something else from here on."""
+        self._evaluated = {}
         for other in [known for known in self.things if known.startswith(f"{path}.")]:
             del self.things[other]
         self.things[path] = thing
@@ -94,6 +113,7 @@ class Scope:
 
     def set_autocommit(self, origin: str, autocommit: bool | None) -> None:
         """A connection was switched, by whatever name it is known."""
+        self._evaluated = {}
         for path, thing in self.things.items():
             if thing and thing.origin == origin:
                 self.things[path] = replace(thing, autocommit=autocommit)
@@ -122,8 +142,15 @@ class Scope:
 
     def evaluate(self, node: ast.expr) -> Thing | None:
         """What an expression gives, where that is known."""
+        if isinstance(node, ast.Name):
+            return self._named(node)
+        if node not in self._evaluated:
+            self._evaluated[node] = self._evaluate(node)
+        return self._evaluated[node]
+
+    def _evaluate(self, node: ast.expr) -> Thing | None:
         match node:
-            case ast.Name() | ast.Attribute():
+            case ast.Attribute():
                 return self._named(node)
             case ast.Await(value=inner) | ast.NamedExpr(value=inner) | ast.Starred(value=inner):
                 return self.evaluate(inner)
@@ -140,12 +167,31 @@ class Scope:
         path = path_of(node) or ""
         if path in self.things:
             return self.things[path]
-        if (name := self.qualified(node)) in libraries.OBJECTS:
-            return libraries.OBJECTS[name or ""]
-        if isinstance(node, ast.Attribute) and node.attr in ("connection", "sync_session"):
-            owner = self.evaluate(node.value)
-            return owner if owner and owner.is_target else None
+        if name := self.qualified(node):
+            if name in libraries.OBJECTS:
+                return libraries.OBJECTS[name]
+            if name not in libraries.TYPES and (found := self.known.project.thing(self.known.path, name)):
+                return found
+        if isinstance(node, ast.Attribute) and (owner := self.evaluate(node.value)):
+            return self._attribute(owner, node.attr)
         return None
+
+    def _attribute(self, owner: Thing, name: str) -> Thing | None:
+        project = self.known.project
+        if (
+            owner.role is Role.CLASS
+            and name in ("objects", "_default_manager")
+            and project.is_django_model(owner.key)
+        ):
+            return Thing(Role.MANAGER, Library.DJANGO, key=owner.key)
+        return libraries.attribute(owner, name) or project.attribute(owner, name)
+
+    def instance(self, key: str, origin: str) -> Thing:
+        """An object of a class of the application."""
+        is_row = self.known.project.is_django_model(key) or self.known.project.derives(
+            key, "rest_framework.serializers."
+        )
+        return Thing(Role.OBJECT, Library.DJANGO if is_row else Library.OTHER, origin=origin, key=key)
 
     def _called(self, call: ast.Call) -> Thing | None:
         origin = f"{call.lineno}:{call.col_offset}"
@@ -157,14 +203,47 @@ class Scope:
         if self.is_model(call.func):
             return Thing(Role.OUTBOX_ROW)
         if isinstance(call.func, ast.Name) and call.func.id in self.known.returns:
-            return self.annotated(self.known.returns[call.func.id], origin)
+            found = self.annotated(self.known.returns[call.func.id], origin)
+            if found is not None:
+                return found
+        if isinstance(call.func, ast.Name):
+            if call.func.id in ("next", "anext", "iter") and call.args:
+                return self.evaluate(call.args[0])
+            if call.func.id == "super":
+                return self._base()
+        if (
+            name in ("django.shortcuts.get_object_or_404", "django.shortcuts.aget_object_or_404")
+            and call.args
+        ):
+            found = self.evaluate(call.args[0])
+            is_row = found is not None and found.role in (Role.CLASS, Role.MANAGER)
+            return self.instance(found.key, origin) if found and is_row else None
+        if _instruments(name or (path_of(call.func) or "")):
+            given = next((thing for one in call.args if (thing := self.evaluate(one))), None)
+            if given and given.role is Role.PRODUCER:
+                return given
         if thing := self.evaluate(call.func):
+            if thing.role is Role.CLASS:
+                return self.instance(thing.key, origin)
+            if thing.role is Role.FUNCTION:
+                return self.known.project.returned(thing.key)
             return libraries.of_method(thing, call, "__call__", origin)
         if isinstance(call.func, ast.Attribute) and call.func.attr in ENTERING and call.args:
             return entered(self.evaluate(call.args[0]))
         if isinstance(call.func, ast.Attribute) and (thing := self.evaluate(call.func.value)):
+            if thing.role is Role.MANAGER:
+                return self.instance(thing.key, origin) if call.func.attr in MANAGER_ROWS else thing
             return libraries.of_method(thing, call, call.func.attr, origin)
         return None
+
+    def _base(self) -> Thing | None:
+        """What `super()` is: an object of the first base."""
+        own = self.things.get("self")
+        family = self.known.project.family(own.key) if own else ()
+        if own is None or len(family) < 2:
+            return None
+        library = Library.DJANGO if self.known.project.derives(own.key, "rest_framework.") else own.library
+        return replace(own, key=family[1], library=library)
 
     def annotated(
         self, annotation: ast.expr | None, origin: str, seen: frozenset[str] = frozenset()
@@ -187,7 +266,30 @@ class Scope:
                 return self.annotated(self.known.aliases[name], origin, seen | {name})
             case ast.Name() | ast.Attribute():
                 template = libraries.TYPES.get(self.qualified(annotation) or "")
-                return template and replace(template, autocommit=None, origin=origin)
+                if template is not None:
+                    return replace(template, autocommit=None, origin=template.origin or origin)
+                named = self._named(annotation)
+                return self.instance(named.key, origin) if named and named.role is Role.CLASS else None
+        return None
+
+    def given(self, parameter: ast.arg, default: ast.expr | None, origin: str) -> Thing | None:
+        """What a parameter is: by its annotation, or by what FastAPI's `Depends` gets for it."""
+        if (thing := self.annotated(parameter.annotation, origin)) is not None:
+            return thing
+        inner = [default]
+        if isinstance(parameter.annotation, ast.Subscript) and isinstance(
+            parameter.annotation.slice, ast.Tuple
+        ):
+            inner += parameter.annotation.slice.elts
+        for one in inner:
+            match one:
+                case ast.Call(func=ast.Name(id="Depends") | ast.Attribute(attr="Depends"), args=[needed, *_]):
+                    found = self.evaluate(needed)
+                    if found and found.role is Role.FUNCTION:
+                        got = self.known.project.returned(found.key)
+                        return got and replace(got, origin=origin)
+                    if found and found.role is Role.CLASS:
+                        return self.instance(found.key, origin)
         return None
 
     def text(self, node: ast.expr) -> str | None:

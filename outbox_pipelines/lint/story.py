@@ -28,7 +28,7 @@ class Act(Enum):
     USE = auto()
     """A connection or session is handed to code out of sight."""
     CALL = auto()
-    """A function of the same module."""
+    """A function of the application."""
 
 
 class Ending(Enum):
@@ -62,6 +62,8 @@ class Shelter(Enum):
     """An error goes no further."""
     EXPECTED = auto()
     """A test that wants the error."""
+    COMMITTED = auto()
+    """Code that is run once the transaction has been committed."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class Around:
     node: ast.AST
     stack: str | None = None
     """The exit stack that holds it."""
+    callee: str = ""
+    """The key of the application's own context manager."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,8 @@ class Step:
     touch: Touch | None = None
     name: str = ""
     """Of a call: whom."""
+    callee: str = ""
+    """Of a call: the key of the function, where it is known."""
 
     def works_on(self, thing: Thing | None) -> bool:
         """Whether it is done on the connection of this thing."""
@@ -106,6 +112,15 @@ class Story:
     node: ast.AST
     owner: ast.ClassDef | None = None
     steps: list[Step] = field(default_factory=list)
+    returned: list[Thing] = field(default_factory=list)
+    """What it returns or yields, as far as that is known."""
+    yields_at: int | None = None
+    """The line of its first `yield`."""
+
+    @property
+    def key(self) -> str:
+        """Its name among those of its module."""
+        return f"{self.owner.name}.{self.name}" if self.owner and self.node is not self.owner else self.name
 
     @property
     def called_as(self) -> str:

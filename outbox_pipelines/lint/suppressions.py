@@ -12,7 +12,7 @@ import tokenize
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from outbox_pipelines.lint.finding import RULES, UNUSED, Finding
+from outbox_pipelines.lint.finding import DEFAULT, RULES, UNUSED, Finding
 
 _COMMENT = re.compile(r"#\s*outbox:\s*ignore\b(?:\[([^\]]*)\])?")
 
@@ -35,7 +35,7 @@ def apply(source: bytes, path: str, findings: list[Finding], selected: Collectio
     ignores = list(_ignores(source)) if b"outbox:" in source else []
     left = [finding for finding in findings if not any(one.covers(finding) for one in ignores)]
     for ignore in ignores:
-        asked = ignore.codes <= set(selected) if ignore.codes else set(selected) >= set(RULES)
+        asked = ignore.codes <= set(selected) if ignore.codes else set(selected) >= DEFAULT
         unknown = ignore.codes - set(RULES)
         if unknown or (asked and not any(ignore.covers(finding) for finding in findings)):
             why = f"no rule is called {', '.join(sorted(unknown))}" if unknown else "nothing is found here"

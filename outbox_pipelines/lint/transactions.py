@@ -14,7 +14,7 @@ from typing import Final
 from outbox_pipelines.lint.finding import AFTER_COMMIT, ELSEWHERE, OUTSIDE, Rule
 from outbox_pipelines.lint.libraries import Library, Thing
 from outbox_pipelines.lint.module import Module
-from outbox_pipelines.lint.names import path_of
+from outbox_pipelines.lint.names import is_task, path_of
 from outbox_pipelines.lint.story import Act, Shelter, Step, Story, follows
 
 Found = tuple[Rule, ast.expr | ast.stmt, str]
@@ -71,12 +71,7 @@ def _is_entered_from_outside(story: Story, module: Module) -> bool:
         return not module.facts.atomic_requests
     if story.owner and node.name == "handle":
         return any((path_of(base) or "").endswith("BaseCommand") for base in story.owner.bases)
-    return any(_is_task(decorator) for decorator in node.decorator_list)
-
-
-def _is_task(decorator: ast.expr) -> bool:
-    called = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return (path_of(called) or "").rpartition(".")[2] in ("task", "shared_task")
+    return any(is_task(decorator) for decorator in node.decorator_list)
 
 
 def after_commit(story: Story, module: Module) -> Iterator[Found]:

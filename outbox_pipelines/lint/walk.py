@@ -35,11 +35,20 @@ class Walk(Expressions):
         for statement in statements:
             self._statement(statement)
 
+    def publishes_result(self, decorator: ast.expr) -> None:
+        """What `@broker.publisher("topic")` of FastStream does with the result."""
+        thing = self.scope.evaluate(decorator)
+        if thing and thing.role is Role.PRODUCER and thing.library is not Library.CELERY:
+            self.step(Act.PUBLISH, decorator, thing, implicit=True)
+
     def _statement(self, node: ast.stmt) -> None:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                self.scope.bind(node.name, None)
+                self.scope.bind(node.name, self._defined(node))
                 self.inner.append(node)
+            case ast.Return(value=ast.expr() as value):
+                self.expression(value)
+                self.gives(value)
             case ast.Expr(value=value):
                 self.expression(value, dropped=True)
             case ast.Assign(targets=targets, value=value):
@@ -72,6 +81,13 @@ class Walk(Expressions):
                     if isinstance(child, ast.expr):
                         self.expression(child)
 
+    def _defined(self, node: Function | ast.ClassDef) -> Thing | None:
+        """A class or function of the module itself; what stands inside of another has no key."""
+        if not isinstance(self.story.node, ast.Module):
+            return None
+        known = self.scope.known
+        return known.project.own(known.path, node.name)
+
     def _bind(self, target: ast.expr, value: ast.expr | None, annotation: ast.expr | None = None) -> None:
         match target:
             case ast.Tuple(elts=elements) | ast.List(elts=elements):
@@ -97,6 +113,9 @@ class Walk(Expressions):
         else:
             self.expression(node.iter)
             self._bind(node.target, None)
+            rows = self.scope.evaluate(node.iter)
+            if rows and rows.role is Role.MANAGER and isinstance(node.target, ast.Name):
+                self.scope.bind(node.target.id, self.scope.instance(rows.key, f"{node.lineno}:for"))
         self._branches(node, [lambda: self.body(node.body), lambda: None], [node.body, []], is_loop=True)
         self.body(node.orelse)
 
@@ -142,8 +161,11 @@ class Walk(Expressions):
     @contextmanager
     def _entered(self, items: list[ast.withitem]) -> Iterator[None]:
         outside, commits = self.around, []
+        managers: list[tuple[ast.expr, str]] = []
         for item in items:
             entered = self.enter(item.context_expr, item.optional_vars)
+            if isinstance(item.context_expr, ast.Call) and (key := self._callee(item.context_expr)):
+                managers.append((item.context_expr, key))
             if entered is not None and _commits_at_the_end(entered):
                 commits.append((item.context_expr, entered))
         yield
@@ -151,6 +173,8 @@ class Walk(Expressions):
         self.leave(outside, frozenset(stacks))
         for node, thing in reversed(commits):
             self.step(Act.COMMIT, node, thing, implicit=True)
+        for node, key in reversed(managers):
+            self.step(Act.CALL, node, callee=key, implicit=True)
 
 
 def _commits_at_the_end(thing: Thing) -> bool:

@@ -121,6 +121,29 @@ def test_nested_too_deeply(tmp_path: Path) -> None:
     assert "OB000" in lint(tmp_path).stdout
 
 
+def test_after_commit_and_report(tmp_path: Path) -> None:
+    """A report that fails a build, or that leaves out where the message goes."""
+    (tmp_path / "bus.py").write_text(
+        "from kafka import KafkaProducer\n\ndef tell():\n    KafkaProducer().send('t')\n"
+    )
+    (tmp_path / "service.py").write_text(
+        "from sqlalchemy.orm import Session\nfrom bus import tell\n\n"
+        "def place(session: Session):\n    session.add(1)\n    session.commit()\n    tell()\n"
+    )
+    assert lint(tmp_path).exit_code == 0
+    done = lint("--after-commit", "--json", tmp_path)
+    assert [one["code"] for one in json.loads(done.stdout)] == ["OB011"]
+    assert done.exit_code == 1
+    done = lint("--report", tmp_path)
+    assert done.exit_code == 0
+    place, writes, publishes = done.stdout.splitlines()
+    assert place == f"{tmp_path}/service.py:4: place: publishes beside the commit (OB011)"
+    assert writes == "    writes: line 5; line 6"
+    assert publishes == f"    publishes: line 7 (tell, {tmp_path}/bus.py:4)"
+    (listed,) = json.loads(lint("--report", "--json", tmp_path).stdout)
+    assert listed["function"] == "place"
+
+
 PROGRAM = """
 import json, sys
 before = set(sys.modules)

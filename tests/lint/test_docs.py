@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_pipelines.lint.check import check_sources
+from outbox_pipelines.lint.check import Options, check_sources
 from outbox_pipelines.lint.finding import RULES
 
 TEXT = (Path(__file__).parents[2] / "docs" / "lint-writes.md").read_text()
@@ -27,7 +27,9 @@ def examples() -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize(("code", "kind", "source"), examples(), ids=lambda value: value[:5].strip())
 def test_examples(code: str, kind: str, source: str) -> None:
     """A documentation whose bad example passes, or whose way to mend is reported in its turn."""
-    found = [finding.code for finding in check_sources({"example.py": source.encode()})]
+    found = [
+        finding.code for finding in check_sources({"example.py": source.encode()}, Options(frozenset(RULES)))
+    ]
     assert found == ([code] if kind == "bad" else [])
 
 

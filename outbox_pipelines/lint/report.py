@@ -1,0 +1,79 @@
+"""Every function that writes rows and publishes: the places to look at before an outbox is introduced.
+
+Invariants:
+- Nothing is judged: a place is listed if one function writes rows and sends a message, in whatever order.
+- A place is listed where both meet, not where the function that does both is called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from outbox_pipelines.lint import apart, hooks, publishing
+from outbox_pipelines.lint.apart import Done
+from outbox_pipelines.lint.effects import Site
+from outbox_pipelines.lint.story import Story
+
+if TYPE_CHECKING:
+    from outbox_pipelines.lint.check import Read
+    from outbox_pipelines.lint.module import Module
+
+_ORDERS: Final = {
+    "OB006": "publishes before the commit",
+    "OB010": "publishes while the row is saved",
+    "OB011": "publishes beside the commit",
+}
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """A function that writes and publishes; the lines of either, and where else they lead."""
+
+    path: str
+    line: int
+    function: str
+    order: str
+    writes: list[str]
+    publishes: list[str]
+
+
+def places(read: Read) -> list[Place]:
+    """All of them, in order of place."""
+    found = (
+        place
+        for module in read.modules.values()
+        for story in module.stories
+        if (place := _place(story, module, read)) is not None
+    )
+    return sorted(found)
+
+
+def _place(story: Story, module: Module, read: Read) -> Place | None:
+    done = apart.steps(story, module, read.effects)
+    published = [one for one in done if one.effect.publishes and not one.is_both]
+    written = [one for one in done if (one.effect.writes or one.effect.commits) and not one.is_both]
+    hook = hooks.hook_of(story, module)
+    if not published or not (written or hook) or publishing.is_relay(story):
+        return None
+    codes = {
+        rule.code
+        for look in (publishing.before_commit, hooks.in_hook, apart.beside_commit)
+        for rule, _, _ in look(story, module, read.effects)
+    }
+    line = getattr(story.node, "lineno", 1)
+    order = "; ".join(f"{_ORDERS[code]} ({code})" for code in sorted(codes)) or "order not certain"
+    writes = [_told(one, one.effect.writes) for one in written] or [f"{hook}: the row that is saved"]
+    return Place(
+        module.path,
+        line,
+        story.key or "the module",
+        order,
+        writes,
+        [_told(one, one.effect.publishes) for one in published],
+    )
+
+
+def _told(one: Done, site: Site | None) -> str:
+    line = one.step.node.lineno
+    return f"line {line}" + (f" ({site.name}, {site.path}:{site.line})" if site and site.line != line else "")
