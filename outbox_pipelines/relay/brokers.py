@@ -16,7 +16,12 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclOperation,
+    AdminClient,
+    ConfigResource,
+    TopicDescription,
+)
 from confluent_kafka.cimpl import NewTopic
 
 from outbox_pipelines.errors import AwayError, SetupError
@@ -116,11 +121,16 @@ class Brokers:
         Raises:
             AwayError: no broker answers.
         """
-        asked = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=_DESCRIBE_SECONDS)
+        asked = self._admin.describe_topics(
+            TopicCollection(list(names)),
+            # A transaction fails as a whole for a topic that may not be written to, and does not name it.
+            include_authorized_operations=True,
+            request_timeout=_DESCRIBE_SECONDS,
+        )
         found: dict[str, int | Unavailable] = {}
         for name, answer in asked.items():
             error = answer.exception()
-            found[name] = len(answer.result().partitions) if error is None else self._explain(error)
+            found[name] = _partitions(answer.result()) if error is None else self._explain(error)
         self._trouble = ""
         return found
 
@@ -209,6 +219,13 @@ class Brokers:
         # That all brokers are down follows a reason, and says less.
         if not (self._trouble and error.code() == KafkaError._ALL_BROKERS_DOWN):
             self._trouble = error.str()
+
+
+def _partitions(topic: TopicDescription) -> int | Unavailable:
+    # A broker that does not say what is allowed says it when it refuses.
+    if topic.authorized_operations and AclOperation.WRITE not in topic.authorized_operations:
+        return Unavailable(_NOT_ALLOWED, is_missing=False)
+    return len(topic.partitions)
 
 
 def _limit(answer: Future[Any]) -> int | None:

@@ -48,6 +48,7 @@ def test_a_commit_that_is_not_answered_at_first(outbox: Outbox, monkeypatch: pyt
 def test_kafka_stands_still_during_a_drain(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
     """Guards the same with large events and a broker that is stopped for longer than one try of a commit."""
     _, kafka, outbox = own_servers
+    create_topic(outbox, 8)
     with outbox.connect() as connection:
         connection.execute(
             "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
@@ -131,7 +132,7 @@ def test_a_refusal_after_events_of_its_batch_were_parked(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a batch that is parked only once: what its first transaction refuses would be lost."""
-    monkeypatch.setattr("outbox_pipelines.relay.topics._limit", lambda answer, otherwise: None)
+    monkeypatch.setattr("outbox_pipelines.relay.brokers._limit", lambda answer: None)
     create_topic(outbox, **{"max.message.bytes": "2000"})
     settings = quick(outbox, **ONCE | {"max_attempts": 1000, "retry_seconds": 100.0})
     with running(settings):
