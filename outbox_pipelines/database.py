@@ -1,7 +1,8 @@
 """Connections to the database, opened in one way.
 
 Invariants:
-- The outbox's schema is the search_path; every statement elsewhere names its tables unqualified.
+- The outbox's schema is the search_path, with temporary tables last; every statement elsewhere names its
+  tables unqualified.
 - A session leads to a primary, and depends on no setting of its role or its database (`session.py`).
 - A database that cannot be reached or entered is a `SetupError` of one line.
 """

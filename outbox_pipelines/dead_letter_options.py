@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-import getpass
 import json
+import os
+import pwd
 import socket
 import sys
 from collections.abc import Callable
@@ -98,5 +99,9 @@ def act(
 
 
 def actor() -> str:
-    """Who types, for the audit."""
-    return f"{getpass.getuser()}@{socket.gethostname()}"
+    """Who types, for the audit: the process's user, whatever LOGNAME says."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's user without a name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

@@ -75,16 +75,46 @@ lines AS (
     SELECT format('function %%s(%%s) %%s', p.proname, pg_get_function_arguments(p.oid), md5(concat_ws(
                ' ', pg_get_function_result(p.oid), p.prolang, p.prokind, p.provolatile, p.proparallel,
                p.proisstrict, p.prosecdef, p.prosrc,
-               -- psql leaves "$user", or further schemas behind ours, in the path that a function keeps.
-               (SELECT string_agg(CASE WHEN starts_with(regexp_replace(c, '"\\$user", *', '') || ',',
-                                                        'search_path=' || here.name || ',')
+               pg_get_function_sqlbody(p.oid),
+               (SELECT string_agg(CASE WHEN c = format('search_path=pg_catalog, %%s, pg_temp', here.name)
                                        THEN 'search_path' ELSE c END, ' ' ORDER BY c)
                 FROM unnest(p.proconfig) c))))
     FROM pg_proc p, here WHERE p.pronamespace = here.schema AND p.proname LIKE 'outbox%%'
+    UNION ALL
+    -- What runs with the owner's rights, or as a trigger, is called by those alone who were granted it.
+    SELECT format('function %%s may be called by anybody', p.proname)
+    FROM pg_proc p, here WHERE p.pronamespace = here.schema AND p.proname LIKE 'outbox%%'
+      AND (p.prosecdef OR p.prorettype = 'trigger'::regtype OR p.proname = 'outbox_unrestricted')
+      AND (p.proacl IS NULL OR EXISTS (SELECT FROM aclexplode(p.proacl) WHERE grantee = 0))
 )
 SELECT line FROM lines ORDER BY 1
 """
 
+# Who may create objects in the schema could have theirs called in place of PostgreSQL's own: a function or an
+# operator that fits a call better is taken, wherever in the search_path it is.
+_OPEN_TO_ALL: Final = """
+SELECT quote_ident(n.nspname) FROM pg_namespace n
+WHERE n.nspname = %(schema)s AND has_schema_privilege('public', n.oid, 'CREATE')"""
+_SHADOWS: Final = """
+SELECT 'function ' || p.oid::regprocedure::text FROM pg_proc p
+JOIN pg_namespace n ON n.oid = p.pronamespace AND n.nspname = %(schema)s
+JOIN pg_roles r ON r.oid = p.proowner
+WHERE NOT r.rolsuper AND p.proowner NOT IN (n.nspowner, current_user::regrole)
+  AND EXISTS (SELECT FROM pg_proc o
+              WHERE o.pronamespace = 'pg_catalog'::regnamespace AND o.proname = p.proname)
+  AND NOT EXISTS (SELECT FROM pg_depend d
+                  WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e')
+UNION ALL
+SELECT 'operator ' || p.oid::regoperator::text FROM pg_operator p
+JOIN pg_namespace n ON n.oid = p.oprnamespace AND n.nspname = %(schema)s
+JOIN pg_roles r ON r.oid = p.oprowner
+WHERE NOT r.rolsuper AND p.oprowner NOT IN (n.nspowner, current_user::regrole)
+  AND EXISTS (SELECT FROM pg_operator o
+              WHERE o.oprnamespace = 'pg_catalog'::regnamespace AND o.oprname = p.oprname)
+  AND NOT EXISTS (SELECT FROM pg_depend d
+                  WHERE d.classid = 'pg_operator'::regclass AND d.objid = p.oid AND d.deptype = 'e')
+ORDER BY 1"""
+_HAS_SCHEMA: Final = "SELECT 1 FROM pg_namespace WHERE nspname = %(schema)s"
 _APPLIED: Final = """
 SELECT name FROM outbox_migrations ORDER BY name"""
 _IS_THERE: Final = "SELECT to_regclass('outbox_migrations') IS NOT NULL"
@@ -107,9 +137,12 @@ def migrate(settings: Settings) -> list[str]:
         SetupError: the database is away, too old, not ours to change, or differs from `sql/` otherwise.
     """
     with _session(settings) as connection:
-        connection.execute(
-            sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(settings.db_schema))
-        )
+        name = {"schema": settings.db_schema}
+        # IF NOT EXISTS would need the right to make one.
+        if connection.execute(_HAS_SCHEMA, name).fetchone() is None:
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(settings.db_schema)))
+        if dangers := _dangers(connection, settings.db_schema):
+            raise SetupError(f"{'; '.join(dangers)}; nothing was changed")
         applied = _applied(connection)
         missing = [file for file in files() if file.stem not in applied]
         for file in missing:
@@ -131,7 +164,7 @@ def drift(settings: Settings) -> list[str]:
             applied = _applied(connection)
             if missing := [file.stem for file in files() if file.stem not in applied]:
                 return [f"not applied: {name}" for name in missing]
-            return _differences(connection, settings.db_schema)
+            return _dangers(connection, settings.db_schema) + _differences(connection, settings.db_schema)
         finally:
             connection.rollback()
 
@@ -179,8 +212,8 @@ def _session(settings: Settings) -> Iterator[Connection]:
             yield connection
         except psycopg.errors.InsufficientPrivilege as error:
             raise SetupError(
-                f"{first_line(error)}: `outbox migrate` needs a role that owns the schema and may CREATE in "
-                "the database"
+                f"{first_line(error)}: `outbox migrate` needs a role that may CREATE in the schema and in "
+                "the database, where it compares the tables with a copy (docs/deploy.md)"
             ) from None
         except (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateFunction) as error:
             raise SetupError(
@@ -205,6 +238,20 @@ def _applied(connection: Connection) -> set[str]:
     return {name for (name,) in connection.execute(_APPLIED)}
 
 
+def _dangers(connection: Connection, schema: str) -> list[str]:
+    """Ways in which others could have their code run with the rights of whoever uses the outbox."""
+    found = [
+        f"anybody may create objects in the schema {name}, and so have code of theirs run with your rights: "
+        f"run REVOKE CREATE ON SCHEMA {name} FROM PUBLIC"
+        for (name,) in connection.execute(_OPEN_TO_ALL, {"schema": schema})
+    ]
+    return found + [
+        f"{what} of another role has the name of one of PostgreSQL's own: drop it, or name another schema in "
+        "OUTBOX_SCHEMA"
+        for (what,) in connection.execute(_SHADOWS, {"schema": schema})
+    ]
+
+
 def _differences(connection: Connection, schema: str) -> list[str]:
     """Catalog of the schema against that of a fresh one, made and rolled back."""
     present = set(_describe(connection, schema))
@@ -212,7 +259,7 @@ def _differences(connection: Connection, schema: str) -> list[str]:
     with connection.transaction(force_rollback=True):
         name = sql.Identifier(scratch)
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(name))
-        connection.execute(sql.SQL("SET LOCAL search_path = {}").format(name))
+        connection.execute(sql.SQL("SET LOCAL search_path = {}, pg_temp").format(name))
         for file in files():
             connection.execute(file.read_bytes())
         wanted = set(_describe(connection, scratch))

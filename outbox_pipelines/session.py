@@ -66,6 +66,6 @@ def pin_own(schema: str) -> tuple[str, ...]:
         "SET statement_timeout = 0",
         "SET jit = off",
         pin(OWN),
-        # Not by `set_config`: functions remember the text of their search_path, and SET writes it in one way.
-        sql.SQL("SET search_path = {}").format(sql.Identifier(schema)).as_string(),
+        # A temporary table comes first where pg_temp is not named: one could stand before ours.
+        sql.SQL("SET search_path = {}, pg_temp").format(sql.Identifier(schema)).as_string(),
     )

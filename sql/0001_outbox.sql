@@ -1,6 +1,20 @@
 -- The outbox: append-only, one partition a UTC day.
 -- Every file here runs with psql alone, in order, into the first schema of the search_path.
 
+-- Whoever may create objects in the schema could have a function of theirs called in place of one of PostgreSQL's,
+-- with the rights of whoever calls ours. Names are qualified here, for the same reason.
+DO $$
+DECLARE
+    here pg_catalog.oid := pg_catalog.to_regnamespace(pg_catalog.quote_ident(pg_catalog.current_schema()));
+BEGIN
+    IF pg_catalog.has_schema_privilege('public', here, 'CREATE') THEN
+        RAISE EXCEPTION 'outbox: anybody may create objects in the schema %', pg_catalog.current_schema()
+            USING ERRCODE = 'insufficient_privilege',
+                  HINT = pg_catalog.concat('Run: REVOKE CREATE ON SCHEMA ',
+                                           pg_catalog.quote_ident(pg_catalog.current_schema()), ' FROM PUBLIC');
+    END IF;
+END $$;
+
 CREATE TABLE outbox_migrations (
     name        text PRIMARY KEY,
     applied_at  timestamptz NOT NULL DEFAULT now(),
@@ -10,15 +24,42 @@ CREATE TABLE outbox_migrations (
 
 -- A version 7 uuid on servers before 18, which have uuidv7() of their own:
 -- 48 bits of milliseconds, version and variant, the rest random (RFC 9562).
-CREATE FUNCTION outbox_uuidv7() RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE AS $$
-    SELECT encode(
-        set_bit(set_bit(
-            overlay(uuid_send(gen_random_uuid())
-                    PLACING substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3)
-                    FROM 1 FOR 6),
-            52, 1), 53, 1),
-        'hex')::uuid
-$$;
+-- Its body is parsed here, not where it is called: no search_path can lead it astray, and it is inlined.
+CREATE FUNCTION outbox_uuidv7() RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE
+RETURN encode(
+    set_bit(set_bit(
+        overlay(uuid_send(gen_random_uuid())
+                PLACING substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3)
+                FROM 1 FOR 6),
+        52, 1), 53, 1),
+    'hex')::uuid;
+
+-- Called at the end of each file that makes functions. The schema's own path, with temporary tables last, so that
+-- no caller can put a table or a function of theirs before ours; and no one but us attaches a trigger function to a
+-- table, or calls what runs with the owner's rights without a grant.
+CREATE FUNCTION outbox_protect_functions() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    made record;
+BEGIN
+    FOR made IN
+        SELECT p.oid::pg_catalog.regprocedure AS name, n.nspname AS schema, p.prosqlbody IS NULL AS is_text,
+               -- The guard asks outbox_may_write for whoever inserts. It tells, and changes nothing.
+               (p.prosecdef OR p.prorettype = 'pg_catalog.trigger'::pg_catalog.regtype)
+               AND p.proname <> 'outbox_may_write' AS is_ours_alone
+        FROM pg_catalog.pg_proc p
+        JOIN pg_catalog.pg_class c ON c.oid = 'outbox_migrations'::pg_catalog.regclass
+        JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace AND n.oid = p.pronamespace
+        WHERE pg_catalog.starts_with(p.proname, 'outbox_')
+    LOOP
+        IF made.is_text THEN
+            EXECUTE pg_catalog.format('ALTER FUNCTION %s SET search_path = pg_catalog, %I, pg_temp',
+                                      made.name, made.schema);
+        END IF;
+        IF made.is_ours_alone THEN
+            EXECUTE pg_catalog.format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', made.name);
+        END IF;
+    END LOOP;
+END $$;
 
 -- CACHE 1: a cached block would let a later transaction draw a lower number.
 CREATE SEQUENCE outbox_seq AS bigint CACHE 1;

@@ -3,16 +3,14 @@
 -- Whether a position covers an event: (done, target, last_seq) has published everything that `done` sees
 -- and, inside a tick, what `target` sees up to `last_seq`.
 CREATE FUNCTION outbox_covers(done pg_snapshot, target pg_snapshot, last_seq bigint, tx xid8, seq bigint)
-RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT pg_visible_in_snapshot(tx, done)
-        OR coalesce(seq <= last_seq AND pg_visible_in_snapshot(tx, target), false)
-$$;
+RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN pg_visible_in_snapshot(tx, done)
+    OR coalesce(seq <= last_seq AND pg_visible_in_snapshot(tx, target), false);
 
 -- Which of so many shards an aggregate belongs to.
 CREATE FUNCTION outbox_shard_of(aggregate_type text, aggregate_id text, shards int)
-RETURNS int LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT ((hashtextextended(aggregate_type || chr(31) || aggregate_id, 0) & 9223372036854775807) % shards)::int
-$$;
+RETURNS int LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN ((hashtextextended(aggregate_type || chr(31) || aggregate_id, 0) & 9223372036854775807) % shards)::int;
 
 -- One row a shard: who relays it, and how far. Updated all the time, hence the free space for HOT updates
 -- and an autovacuum that does not wait for a share of the table.
@@ -106,29 +104,44 @@ CREATE TABLE outbox_released (
     attempts     int         NOT NULL
 );
 
--- What people did to dead letters: who, when, why, to which. The relay looks here for news.
+-- What people did: who, when, why, to which events. Written by the functions below alone. The relay looks here
+-- for news.
 CREATE TABLE outbox_audit (
     number  bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at      timestamptz NOT NULL DEFAULT clock_timestamp(),
-    actor   text        NOT NULL,
-    action  text        NOT NULL CHECK (action IN ('replay', 'discard')),
+    -- The role that was logged in, as the database knows it; and for whom it says that it acted.
+    actor   name        NOT NULL DEFAULT session_user,
+    on_behalf_of text,
+    action  text        NOT NULL CHECK (action IN ('replay', 'discard', 'shards')),
     reason  text        NOT NULL CHECK (reason <> ''),
     filter  jsonb       NOT NULL,
     -- Their seq.
     events  bigint[]    NOT NULL
 );
 
--- Idempotency keys. Not partitioned: a unique key over partitions would hold within a day only.
--- The key is the first 16 bytes of its sha256.
+-- Idempotency keys, written by the guard and by outbox_emit alone. Not partitioned: a unique key over partitions
+-- would hold within a day only. The key is the first 16 bytes of its sha256, after its namespace where its writer
+-- has one: no text has the byte between them.
 CREATE TABLE outbox_keys (
     key        uuid PRIMARY KEY,
     event_id   uuid        NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now()
 );
 
-CREATE FUNCTION outbox_key(idempotency_key text) RETURNS uuid LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
-    SELECT encode(substring(sha256(convert_to(idempotency_key, 'UTF8')) FOR 16), 'hex')::uuid
-$$;
+CREATE FUNCTION outbox_key(idempotency_key text, namespace text DEFAULT NULL) RETURNS uuid
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN encode(substring(sha256(
+    coalesce(convert_to(namespace, 'UTF8') || '\x00'::bytea, ''::bytea) || convert_to(idempotency_key, 'UTF8'))
+    FOR 16), 'hex')::uuid;
+
+-- Writers that may not write everything, or have keys of their own: outbox_grant_writer.
+CREATE TABLE outbox_writers (
+    writer          name PRIMARY KEY,
+    -- NULL: any.
+    aggregate_types text[],
+    key_namespace   text CHECK (key_namespace <> ''),
+    CONSTRAINT outbox_writers_are_restricted CHECK (num_nonnulls(aggregate_types, key_namespace) > 0)
+);
 
 -- The life of a day: open -> closed -> archived -> dropped.
 CREATE TABLE outbox_days (
@@ -148,11 +161,13 @@ CREATE TABLE outbox_days (
 );
 
 -- The relay reads from here on: every day before is closed, or never was.
-CREATE FUNCTION outbox_open_from() RETURNS date LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+CREATE FUNCTION outbox_open_from() RETURNS date LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN bool_and(state = 'open') IS NOT false THEN '-infinity'
                 ELSE least(min(day) FILTER (WHERE state = 'open'), max(day) FILTER (WHERE state <> 'open') + 1)
            END::date
     FROM outbox_days
 $$;
+
+SELECT outbox_protect_functions();
 
 INSERT INTO outbox_migrations (name) VALUES ('0002_beside');

@@ -2,31 +2,88 @@
 -- pays for no function call.
 
 -- Only the owner, and only having said so in the transaction, may do what the guards refuse.
-CREATE FUNCTION outbox_owner_declared(relation oid, setting text) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT coalesce(current_setting(setting, true) = 'on', false)
-       AND pg_has_role(current_user, (SELECT relowner FROM pg_class WHERE oid = relation), 'USAGE')
+CREATE FUNCTION outbox_owner_declared(relation oid, setting text) RETURNS boolean LANGUAGE sql STABLE
+RETURN coalesce(current_setting(setting, true) = 'on', false)
+    AND pg_has_role(current_user, (SELECT relowner FROM pg_class WHERE oid = relation), 'USAGE');
+
+-- Does nothing: who may call it is a writer without restrictions. That costs an INSERT less to ask than a table.
+CREATE FUNCTION outbox_unrestricted() RETURNS void LANGUAGE sql RETURN NULL;
+REVOKE EXECUTE ON FUNCTION outbox_unrestricted() FROM PUBLIC;
+
+-- Who writes, for what runs with the owner's rights. Within a function of somebody else's that does, too, it is who
+-- called that one.
+CREATE FUNCTION outbox_writer() RETURNS name LANGUAGE sql STABLE
+RETURN coalesce(nullif(current_setting('role'), 'none')::name, session_user);
+
+-- Rights add up. A role that nobody has granted anything may write where no writer is restricted: it acts through a
+-- function of one that may.
+CREATE FUNCTION outbox_may_write(writer name, aggregate_type text) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER AS $$
+    SELECT has_function_privilege(writer, 'outbox_unrestricted()', 'EXECUTE')
+        OR NOT EXISTS (SELECT FROM outbox_writers w WHERE w.aggregate_types IS NOT NULL)
+        OR EXISTS (
+            SELECT FROM outbox_writers w JOIN pg_roles r ON r.rolname = w.writer
+            WHERE pg_has_role(outbox_may_write.writer, r.oid, 'USAGE')
+              AND (w.aggregate_types IS NULL OR outbox_may_write.aggregate_type = ANY (w.aggregate_types)))
 $$;
 
-CREATE FUNCTION outbox_refuse_own_order() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+-- Of a writer that is restricted.
+CREATE FUNCTION outbox_key_namespace(writer name) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT min(w.key_namespace) FROM outbox_writers w JOIN pg_roles r ON r.rolname = w.writer
+    WHERE pg_has_role(outbox_key_namespace.writer, r.oid, 'USAGE')
+$$;
+
+CREATE FUNCTION outbox_refuse_type(writer name, aggregate_type text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'outbox: % may not write events of the aggregate type %', writer, aggregate_type
+        USING ERRCODE = 'insufficient_privilege',
+              HINT = 'The owner of the outbox grants aggregate types with outbox_grant_writer.';
+END $$;
+
+-- All that seldom has something to say is one trigger: each WHEN costs every statement, whatever it says. With the
+-- rights, and by the name, of whoever inserts; outbox_emit inserts as the owner, and has asked for the type before.
+CREATE FUNCTION outbox_check_row() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    reserved text;
 BEGIN
     IF NEW.tx <> pg_current_xact_id() OR NEW.seq <> currval('outbox_seq') THEN
         RAISE EXCEPTION 'outbox: seq and tx are drawn by the database'
             USING ERRCODE = 'check_violation',
                   HINT = 'Leave both columns out of the INSERT: the relay finds events by them.';
     END IF;
-    IF NEW.created_at > transaction_timestamp() OR NOT outbox_owner_declared(TG_RELID, 'outbox.backfill') THEN
+    IF NEW.created_at <> transaction_timestamp() AND (
+        NEW.created_at > transaction_timestamp() OR NOT outbox_owner_declared(TG_RELID, 'outbox.backfill')
+    ) THEN
         RAISE EXCEPTION 'outbox: created_at is the time of the transaction'
             USING ERRCODE = 'check_violation',
                   HINT = 'Leave created_at out of the INSERT. For a backfill of past days the owner of the '
                          'table says SET LOCAL outbox.backfill = on first.';
     END IF;
+    IF NOT has_function_privilege('outbox_unrestricted()'::regprocedure, 'EXECUTE')
+       AND NOT outbox_may_write(current_user, NEW.aggregate_type) THEN
+        PERFORM outbox_refuse_type(current_user, NEW.aggregate_type);
+    END IF;
+    -- Consumers know an event by these headers, and the relay makes them of the event's columns. The text is
+    -- searched first: that is quick.
+    IF NEW.headers::text ~* '"(id|event-type|aggregate-type|aggregate-id|idempotency-key|correlation-id|causation-id|'
+                            'traceparent|version|content-type|dead-letter-[^"]*)":' THEN
+        SELECT string_agg(name, ', ' ORDER BY name) INTO reserved FROM jsonb_object_keys(NEW.headers) AS name
+        WHERE name ~* '^(id|event-type|aggregate-type|aggregate-id|idempotency-key|correlation-id|causation-id|'
+                      'traceparent|version|content-type|dead-letter-.*)$';
+        IF reserved IS NOT NULL THEN
+            RAISE EXCEPTION 'outbox: the headers of % have reserved names: %', NEW.event_type, reserved
+                USING ERRCODE = 'check_violation',
+                      HINT = 'The relay sets these headers. Use the column of that name, or another name.';
+        END IF;
+    END IF;
     RETURN NEW;
 END $$;
 
-CREATE TRIGGER outbox_own_order BEFORE INSERT ON outbox FOR EACH ROW
+CREATE TRIGGER outbox_checked BEFORE INSERT ON outbox FOR EACH ROW
 WHEN (NEW.created_at <> transaction_timestamp() OR NEW.tx <> pg_current_xact_id()
-      OR NEW.seq <> currval('outbox_seq'))
-EXECUTE FUNCTION outbox_refuse_own_order();
+      OR NEW.seq <> currval('outbox_seq') OR NEW.headers IS NOT NULL
+      OR NOT has_function_privilege('outbox_unrestricted()'::regprocedure, 'EXECUTE'))
+EXECUTE FUNCTION outbox_check_row();
 
 -- Kafka takes messages of up to about 1 MB, so every column has a limit on the length of its text. A few bytes of
 -- JSON can be a long text (the number 1e131071 is stored in 12 bytes), so the text itself is measured. A value of
@@ -71,11 +128,17 @@ WHEN ((pg_column_size(NEW.payload) > 100 OR pg_column_compression(NEW.payload) I
 EXECUTE FUNCTION outbox_refuse_large_event();
 
 -- A known key raises unique_violation, as a UNIQUE column would. outbox_emit has claimed the key for this
--- very event, in this transaction, before it inserts; a client that repeats id and key has not.
-CREATE FUNCTION outbox_claim_key() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+-- very event, in this transaction, before it inserts; a client that repeats id and key has not. With the owner's
+-- rights: a writer that may write into outbox_keys could claim another one's key without an event.
+CREATE FUNCTION outbox_claim_key() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
-    wanted uuid := outbox_key(NEW.idempotency_key);
+    wanted uuid;
 BEGIN
+    IF has_function_privilege(outbox_writer(), 'outbox_unrestricted()'::regprocedure, 'EXECUTE') THEN
+        wanted := outbox_key(NEW.idempotency_key);
+    ELSE
+        wanted := outbox_key(NEW.idempotency_key, outbox_key_namespace(outbox_writer()));
+    END IF;
     PERFORM FROM outbox_keys k
     WHERE k.key = wanted AND k.event_id = NEW.id AND k.created_at = NEW.created_at;
     IF NOT FOUND THEN
@@ -88,7 +151,7 @@ CREATE TRIGGER outbox_unique_key BEFORE INSERT ON outbox FOR EACH ROW
 WHEN (NEW.idempotency_key IS NOT NULL)
 EXECUTE FUNCTION outbox_claim_key();
 
-CREATE FUNCTION outbox_refuse_change() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+CREATE FUNCTION outbox_refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     -- `outbox relay --rebase` gives restored rows transaction ids of this database.
     IF TG_OP = 'UPDATE' AND outbox_owner_declared(TG_RELID, 'outbox.rebase') THEN
@@ -113,43 +176,6 @@ BEGIN
                      'where the clock had been ahead, see outbox partitions reopen.';
 END $$;
 
--- Everything that a writing application needs, and nothing more: SELECT outbox_grant_writer('app').
-CREATE FUNCTION outbox_grant_writer(writer regrole) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-BEGIN
-    EXECUTE format('GRANT USAGE ON SCHEMA %I TO %s', current_schema(), writer);
-    EXECUTE format('GRANT USAGE ON SEQUENCE outbox_seq TO %s', writer);
-    EXECUTE format(
-        'GRANT INSERT (id, aggregate_type, aggregate_id, event_type, payload, headers, idempotency_key, '
-        'correlation_id, causation_id, traceparent, version), SELECT (id, seq) ON outbox TO %s', writer);
-    EXECUTE format('GRANT INSERT (key, event_id), SELECT ON outbox_keys TO %s', writer);
-    -- PUBLIC may call functions, but in hardened databases.
-    EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_uuidv7, outbox_id_after, outbox_key, outbox_owner_declared, '
-                   'outbox_emit, outbox_emit_many TO %s', writer);
-END $$;
-
--- Everything that `outbox relay` and `outbox status` need: SELECT outbox_grant_relay('relay'). As a role that
--- does not own the table the relay makes no partitions: `outbox migrate` or the maintenance does.
-CREATE FUNCTION outbox_grant_relay(relay regrole) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-BEGIN
-    EXECUTE format('GRANT USAGE ON SCHEMA %I TO %s', current_schema(), relay);
-    EXECUTE format('GRANT SELECT ON outbox, outbox_shards, outbox_progress, outbox_parked, outbox_days, '
-                   'outbox_migrations, outbox_events TO %s', relay);
-    EXECUTE format('GRANT SELECT ON outbox_audit TO %s', relay);
-    EXECUTE format('GRANT UPDATE ON outbox_shards TO %s', relay);
-    EXECUTE format('GRANT INSERT ON outbox_progress TO %s', relay);
-    EXECUTE format('GRANT INSERT, UPDATE, DELETE ON outbox_parked TO %s', relay);
-    EXECUTE format('GRANT INSERT, SELECT ON outbox_released TO %s', relay);
-END $$;
-
--- Everything that a person needs who looks after the outbox: SELECT outbox_grant_operator('alice').
-CREATE FUNCTION outbox_grant_operator(operator regrole) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-BEGIN
-    EXECUTE format('GRANT USAGE ON SCHEMA %I TO %s', current_schema(), operator);
-    EXECUTE format('GRANT SELECT ON outbox, outbox_shards, outbox_progress, outbox_parked, outbox_released, '
-                   'outbox_audit, outbox_days, outbox_migrations, outbox_events TO %s', operator);
-    EXECUTE format('GRANT UPDATE ON outbox_parked TO %s', operator);
-    EXECUTE format('GRANT INSERT, UPDATE, DELETE ON outbox_shards TO %s', operator);
-    EXECUTE format('GRANT INSERT ON outbox_audit TO %s', operator);
-END $$;
+SELECT outbox_protect_functions();
 
 INSERT INTO outbox_migrations (name) VALUES ('0003_guards');

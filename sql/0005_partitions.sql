@@ -2,8 +2,9 @@
 -- ATTACH need no lock that an INSERT waits for, CREATE ... PARTITION OF does. Yesterday is included for
 -- transactions that began before midnight; `since`, an earlier day, for an owner's declared backfill.
 CREATE FUNCTION outbox_ensure_partitions(days_ahead int DEFAULT 14, since date DEFAULT NULL) RETURNS int
-LANGUAGE plpgsql SET search_path FROM CURRENT SET lock_timeout = '2s' AS $$
+LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
 DECLARE
+    schema regnamespace := (SELECT relnamespace FROM pg_class WHERE oid = 'outbox'::regclass);
     today date := (clock_timestamp() AT TIME ZONE 'UTC')::date;
     missing date;
     leaf text;
@@ -23,7 +24,7 @@ BEGIN
         ORDER BY n
     LOOP
         leaf := 'outbox_' || to_char(missing, 'YYYYMMDD');
-        EXECUTE format('CREATE TABLE %I (LIKE outbox INCLUDING ALL)', leaf);
+        EXECUTE format('CREATE TABLE %s.%I (LIKE outbox INCLUDING ALL)', schema, leaf);
         -- Whoever calls this, a superuser say: what is the table's owner's is their partition's too.
         EXECUTE format('ALTER TABLE %I OWNER TO %s', leaf,
                        (SELECT relowner::regrole FROM pg_class WHERE oid = 'outbox'::regclass));
@@ -38,6 +39,7 @@ BEGIN
     RETURN made;
 END $$;
 
+SELECT outbox_protect_functions();
 SELECT outbox_ensure_partitions();
 
 INSERT INTO outbox_migrations (name) VALUES ('0005_partitions');

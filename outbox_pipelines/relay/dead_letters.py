@@ -2,7 +2,8 @@
 
 Invariants:
 - Nothing is lost: a discarded dead letter keeps its content, a published one is in the outbox's own table.
-- Each replay and each discard leaves a row in `outbox_audit`, in its own transaction: who, when, why, which.
+- Each replay and each discard leaves a row in `outbox_audit`, in its own transaction: when, why, which;
+  the role that was logged in, and for whom it says that it acted.
 - The relay hears of it within a second. A replayed event is tried once: refused again, it is a dead letter
   again, with the new reason.
 """
@@ -12,19 +13,15 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any, Final, Literal, LiteralString
+from typing import Any, Literal
 from uuid import UUID
 
-from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.database import connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import parked_queries
 from outbox_pipelines.settings import Settings
 
 Action = Literal["replay", "discard"]
-_ACT: Final[dict[Action, LiteralString]] = {
-    "replay": parked_queries.REPLAY,
-    "discard": parked_queries.DISCARD,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +115,7 @@ def act(settings: Settings, action: Action, which: Filter, *, actor: str, reason
     """Replays or discards those that are meant; how many they were.
 
     Args:
-        actor: who does it, for the audit.
+        actor: on whose behalf, for the audit, which has the role that is logged in, too.
         reason: why, for the audit.
 
     Raises:
@@ -126,23 +123,16 @@ def act(settings: Settings, action: Action, which: Filter, *, actor: str, reason
     """
     if not reason.strip():
         raise SetupError("say why, with --reason: it stands in the audit")
-    with connect(settings, name=f"outbox dead-letters {action}") as connection, connection.transaction():
-        seqs = [row[0] for row in connection.execute(_ACT[action], which.parameters()).fetchall()]
-        if seqs:
-            _audit(connection, action, which, seqs, actor=actor, reason=reason)
-    return len(seqs)
-
-
-def _audit(
-    connection: Connection, action: Action, which: Filter, seqs: list[int], *, actor: str, reason: str
-) -> None:
-    connection.execute(
-        parked_queries.AUDIT,
-        {
-            "actor": actor,
-            "action": action,
-            "reason": reason.strip(),
-            "filter": json.dumps(which.told()),
-            "events": seqs,
-        },
-    )
+    with connect(settings, name=f"outbox dead-letters {action}") as connection:
+        seqs = [row[0] for row in connection.execute(parked_queries.MEANT, which.parameters()).fetchall()]
+        done = connection.execute(
+            parked_queries.ACT,
+            {
+                "action": action,
+                "seqs": seqs,
+                "reason": reason.strip(),
+                "filter": json.dumps(which.told()),
+                "on_behalf_of": actor,
+            },
+        ).fetchone()
+    return int(done[0]) if done else 0

@@ -4,7 +4,7 @@ Invariants:
 - Pure: the same event always gives the same message.
 - The payload goes into the value as PostgreSQL prints it: numbers stay exact.
 - The row's own headers come last and never replace the relay's, whatever those are called: consumers
-  deduplicate by `id`.
+  deduplicate by `id`. Case does not count, since some readers do not tell `ID` from `id`.
 """
 
 from __future__ import annotations
@@ -149,11 +149,13 @@ def _shaped(names: dict[str, str], settings: Settings) -> Encode:
 def _more(names: dict[str, str], *, is_cloudevent: bool = False) -> Callable[[Metadata], Headers]:
     """The headers of the metadata: what the row has of ours, then its own."""
     ours = {name: names[name] for name in _METADATA if name in names}
-    reserved = {*_USUAL, *names.values()} | ({_CONTENT_TYPE} if is_cloudevent else set())
+    reserved = {name.lower() for name in (*_COLUMNS, *_METADATA, _CONTENT_TYPE, *names.values())}
+    # A header ce_… makes readers take the message for the other way to write a CloudEvent.
+    prefixes = ("dead-letter-", "ce_") if is_cloudevent else ("dead-letter-",)
 
     def is_free(name: str) -> bool:
-        # A header ce_… makes readers take the message for the other way to write a CloudEvent.
-        return name not in reserved and not (is_cloudevent and name.startswith("ce_"))
+        name = name.lower()
+        return name not in reserved and not name.startswith(prefixes)
 
     def headers(metadata: Metadata) -> Headers:
         return [

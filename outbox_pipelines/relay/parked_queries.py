@@ -4,20 +4,10 @@ from typing import Final, LiteralString
 
 from outbox_pipelines.relay.queries import COLUMNS_WITH_TIME, MINE
 
-# With the whole content, from the table: the day that holds the rows may be dropped later. The range of seq
-# keeps the join off the rest of the day.
+# A function: a relay's role may not write what an event says.
 PARK: Final = """
-INSERT INTO outbox_parked (id, seq, tx, aggregate_type, aggregate_id, event_type, payload, headers,
-                           idempotency_key, correlation_id, causation_id, traceparent, version, created_at,
-                           state, next_attempt_at, last_error, failed_at)
-SELECT o.id, o.seq, o.tx, o.aggregate_type, o.aggregate_id, o.event_type, o.payload, o.headers,
-       o.idempotency_key, o.correlation_id, o.causation_id, o.traceparent, o.version, o.created_at,
-       p.state, CASE WHEN p.state = 'retrying' THEN clock_timestamp() END, p.error,
-       CASE WHEN p.state = 'failed' THEN clock_timestamp() END
-FROM unnest(%(seqs)s::bigint[], %(states)s::text[], %(errors)s::text[]) AS p (seq, state, error)
-JOIN outbox o ON o.seq = p.seq
-WHERE o.created_at >= %(start)s AND o.created_at < %(stop)s AND o.seq >= %(from)s AND o.seq <= %(to)s
-ON CONFLICT (seq) DO NOTHING"""
+SELECT outbox_park(%(seqs)s::bigint[], %(states)s::text[], %(errors)s::text[],
+                   %(start)s, %(stop)s, %(from)s, %(to)s)"""
 
 BLOCKED: Final[LiteralString] = f"""
 SELECT DISTINCT aggregate_type, aggregate_id FROM outbox_parked
@@ -65,9 +55,7 @@ TRYING: Final = "UPDATE outbox_parked SET trying = true WHERE seq = ANY (%(seqs)
 # Kafka's client has had them for a while and waits for an answer: a death from now on is not theirs.
 INNOCENT: Final = "UPDATE outbox_parked SET trying = false WHERE seq = ANY (%(seqs)s::bigint[]) AND trying"
 
-RELEASED: Final = """
-WITH gone AS (DELETE FROM outbox_parked WHERE seq = ANY (%(seqs)s::bigint[]) RETURNING seq, attempts)
-INSERT INTO outbox_released (seq, attempts) SELECT seq, attempts FROM gone ON CONFLICT (seq) DO NOTHING"""
+RELEASED: Final = "SELECT outbox_release(%(seqs)s::bigint[])"
 
 # Kafka takes it: it goes out with the next transaction.
 ACCEPTED: Final = """
@@ -153,13 +141,7 @@ SELECT to_jsonb(p) - 'payload' - 'headers' || jsonb_build_object('actions', (
     FROM outbox_audit a WHERE a.events @> ARRAY[p.seq])), p.payload::text, p.headers::text
 FROM outbox_parked p WHERE p.id = %(id)s ORDER BY p.seq"""
 
-REPLAY: Final[LiteralString] = f"""
-UPDATE outbox_parked SET state = 'replaying', next_attempt_at = NULL, deaths = 0
-WHERE state = 'failed' AND {_MEANT} RETURNING seq"""
-DISCARD: Final[LiteralString] = f"""
-UPDATE outbox_parked SET state = 'discarded', failed_at = coalesce(failed_at, clock_timestamp())
-WHERE state = 'failed' AND {_MEANT} RETURNING seq"""
-
-AUDIT: Final = """
-INSERT INTO outbox_audit (actor, action, reason, filter, events)
-VALUES (%(actor)s, %(action)s, %(reason)s, %(filter)s, %(events)s)"""
+MEANT: Final[LiteralString] = f"SELECT seq FROM outbox_parked WHERE state = 'failed' AND {_MEANT}"
+# With an entry in the audit. A function: operators may not write into the tables.
+ACT: Final = """
+SELECT outbox_act(%(action)s, %(seqs)s::bigint[], %(reason)s, %(filter)s::jsonb, %(on_behalf_of)s)"""

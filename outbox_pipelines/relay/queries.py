@@ -200,24 +200,16 @@ SHARD_NUMBERS: Final = "SELECT shard FROM outbox_shards ORDER BY shard"
 
 # --- shards ---------------------------------------------------------------------------------------------
 
-LOCK_SHARDS: Final = """
-SELECT shard, shards, wanted, is_held, barrier IS NOT NULL,
-       is_there AND done::text = barrier::text AND target IS NULL
-FROM outbox_shards ORDER BY shard FOR UPDATE"""
+# Functions: operators may not write into the table.
+CHANGE_SHARDS: Final = """
+SELECT step, missing FROM outbox_change_shards(%(wanted)s, %(started)s, %(on_behalf_of)s)"""
+KEEP_SHARDS: Final = "SELECT outbox_keep_shards()"
 
-WANT: Final = """
-UPDATE outbox_shards
-SET wanted = %(wanted)s, wanted_at = clock_timestamp(), is_held = false, is_there = false, barrier = NULL"""
-WANT_STILL: Final = "UPDATE outbox_shards SET wanted_at = clock_timestamp() WHERE wanted IS NOT NULL"
-UNWANT: Final = """
+# Whoever wanted it has died: the relays go on by themselves.
+UNWANT_FORGOTTEN: Final = """
 UPDATE outbox_shards
 SET wanted = NULL, wanted_at = NULL, is_held = false, is_there = false, barrier = NULL
-WHERE wanted IS NOT NULL"""
-# Whoever wanted it has died: the relays go on by themselves.
-UNWANT_FORGOTTEN: Final[LiteralString] = f"{UNWANT} AND wanted_at < clock_timestamp() - interval '10 seconds'"
-
-# Everybody has stopped somewhere: here all meet.
-MEET: Final = "UPDATE outbox_shards SET barrier = pg_current_snapshot()"
+WHERE wanted IS NOT NULL AND wanted_at < clock_timestamp() - interval '10 seconds'"""
 
 CHANGE: Final = """
 SELECT epoch, wanted, barrier::text, is_held, is_there FROM outbox_shards WHERE shard = %(shard)s"""
@@ -228,18 +220,6 @@ WHERE shard = %(shard)s AND epoch = %(epoch)s AND wanted IS NOT NULL
 THERE: Final = """
 UPDATE outbox_shards SET is_there = true
 WHERE shard = %(shard)s AND epoch = %(epoch)s AND target IS NULL AND done::text = barrier::text"""
-
-# All stand at the barrier: from there the new ones start. The epoch ends the old ones.
-FEWER: Final = "DELETE FROM outbox_shards WHERE shard >= %(wanted)s"
-MORE: Final = """
-INSERT INTO outbox_shards (shard, shards, done, system_identifier, database)
-SELECT n, %(wanted)s, s.done, s.system_identifier, s.database
-FROM outbox_shards s, generate_series(0, %(wanted)s - 1) n
-WHERE s.shard = 0 AND NOT EXISTS (SELECT FROM outbox_shards o WHERE o.shard = n)"""
-CHANGED: Final = """
-UPDATE outbox_shards
-SET shards = %(wanted)s, epoch = epoch + 1, owner = NULL, held_since = NULL, tick_id = NULL,
-    wanted = NULL, wanted_at = NULL, is_held = false, is_there = false, barrier = NULL"""
 
 # --- start ----------------------------------------------------------------------------------------------
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from enum import Enum
-from typing import Any
 
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
@@ -33,11 +31,13 @@ def change(
     wanted: int,
     *,
     seconds: float = 60.0,
+    actor: str | None = None,
     on_wait: Callable[[str], None] = lambda text: None,
 ) -> bool:
     """Makes so many shards; False where there are as many already. A change under way to so many is joined.
 
     Args:
+        actor: on whose behalf, for the audit.
         on_wait: told what is waited for, when that changes.
 
     Raises:
@@ -52,11 +52,17 @@ def change(
         waiting = ""
         try:
             while True:
-                with connection.transaction():
-                    rows = connection.execute(queries.LOCK_SHARDS).fetchall()
-                    step, missing = _step(connection, rows, wanted, started=started)
-                if step is not _Step.WAIT:
-                    return step is _Step.DONE
+                row = connection.execute(
+                    queries.CHANGE_SHARDS, {"wanted": wanted, "started": started, "on_behalf_of": actor}
+                ).fetchone()
+                assert row is not None
+                step, missing = row
+                if step in ("nothing", "done"):
+                    return bool(step == "done")
+                if step == "busy":
+                    raise SetupError(f"a change to {missing} shards is under way: wait for its end")
+                if step == "given up":
+                    raise NotAllThereError("somebody has given the change up")
                 started = True
                 if missing != waiting:
                     waiting = missing
@@ -66,40 +72,8 @@ def change(
                 time.sleep(_POLL_SECONDS)
         except BaseException:
             if started:
-                connection.execute(queries.UNWANT)
+                connection.execute(queries.KEEP_SHARDS)
             raise
-
-
-class _Step(Enum):
-    WAIT = 1
-    NOTHING_TO_DO = 2
-    DONE = 3
-
-
-def _step(connection: Connection, rows: list[Any], wanted: int, *, started: bool) -> tuple[_Step, str]:
-    """What can be done now; and for what is to be waited. In a transaction that holds all rows."""
-    shards, under_way = rows[0][1], rows[0][2]
-    if under_way is None:
-        if shards == wanted:
-            return _Step.NOTHING_TO_DO, ""
-        if started:
-            raise NotAllThereError("somebody has given the change up")
-        connection.execute(queries.WANT, {"wanted": wanted})
-        return _Step.WAIT, "the relays to settle what they have read"
-    if under_way != wanted:
-        raise SetupError(f"a change to {under_way} shards is under way: wait for its end")
-    connection.execute(queries.WANT_STILL)
-    if not rows[0][4]:
-        if late := [str(shard) for shard, _, _, is_held, _, _ in rows if not is_held]:
-            return _Step.WAIT, f"no answer from the relay of shard {', '.join(late)} yet (is there one?)"
-        connection.execute(queries.MEET)
-        return _Step.WAIT, "the relays to meet"
-    if late := [str(shard) for shard, _, _, _, _, is_there in rows if not is_there]:
-        return _Step.WAIT, f"shard {', '.join(late)} to publish what is committed"
-    connection.execute(queries.FEWER, {"wanted": wanted})
-    connection.execute(queries.MORE, {"wanted": wanted})
-    connection.execute(queries.CHANGED, {"wanted": wanted})
-    return _Step.DONE, ""
 
 
 class Change:

@@ -67,7 +67,7 @@ def row(event: NewEvent, around: Surroundings) -> Row:
         name("aggregate_id", event.aggregate_id, any_kind=True),
         name("event_type", event.event_type),
         _payload(event.payload),
-        None if headers is None else _headers(to_json("headers", dict(headers))),
+        None if headers is None else _headers(to_json("headers", _not_reserved(dict(headers)))),
         None if event.idempotency_key is None else name("idempotency_key", event.idempotency_key),
         _optional("correlation_id", event.correlation_id, around.correlation_id),
         _optional("causation_id", event.causation_id, around.causation_id),
@@ -77,6 +77,23 @@ def row(event: NewEvent, around: Surroundings) -> Row:
     if validation.check is not None:
         validation.refuse_invalid(validation.check, made.event_type, made.payload)
     return made
+
+
+# As the guard in the database has them. The relay makes these headers of an event's columns.
+RESERVED: Final = re.compile(
+    r"id|event-type|aggregate-type|aggregate-id|idempotency-key|correlation-id|causation-id|traceparent|version"
+    r"|content-type|dead-letter-.*",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def _not_reserved(headers: dict[str, object]) -> dict[str, object]:
+    if reserved := [name for name in headers if isinstance(name, str) and RESERVED.fullmatch(name)]:
+        raise OutboxError(
+            f"headers have reserved names, {', '.join(reserved)}: the relay sets these; use the argument of "
+            "that name, or name the header otherwise"
+        )
+    return headers
 
 
 def name(column: str, value: object, *, any_kind: bool = False) -> str:

@@ -73,7 +73,9 @@ def test_it_replays_and_discards_and_leaves_a_trace(
     assert discarded.success
     assert _state(outbox) == "discarded"
     with outbox.connect() as connection:
-        rows = connection.execute("SELECT actor, action, reason FROM outbox_audit ORDER BY number").fetchall()
+        rows = connection.execute(
+            "SELECT on_behalf_of, action, reason FROM outbox_audit ORDER BY number"
+        ).fetchall()
     assert rows == [
         (f"Dagster run {replayed.run_id[:8]}", "replay", "mended"),
         (f"Dagster run {discarded.run_id[:8]}", "discard", "nobody needs it"),

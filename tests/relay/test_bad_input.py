@@ -91,12 +91,12 @@ def test_the_schema_has_drifted(outbox: Outbox) -> None:
     """Guards against a relay on a table without its guards."""
     outbox.write(1)
     with outbox.connect() as connection:
-        connection.execute("DROP TRIGGER outbox_own_order ON outbox")
-    _refuses(outbox, "relay", says="trigger outbox.outbox_own_order")
-    _refuses(outbox, "migrate", says="trigger outbox.outbox_own_order")
+        connection.execute("DROP TRIGGER outbox_checked ON outbox")
+    _refuses(outbox, "relay", says="trigger outbox.outbox_checked")
+    _refuses(outbox, "migrate", says="trigger outbox.outbox_checked")
     checked = outbox.outbox("migrate", "--check")
     assert checked.returncode == 1
-    assert "missing: trigger outbox.outbox_own_order" in checked.stdout
+    assert "missing: trigger outbox.outbox_checked" in checked.stdout
 
 
 def test_a_missing_topic(outbox: Outbox, tmp_path: Path) -> None:

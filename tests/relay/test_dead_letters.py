@@ -221,4 +221,6 @@ def test_a_reader_may_not_act(outbox: Outbox, letters: list[str]) -> None:
 
 def _audit(outbox: Outbox) -> list[tuple[str, str, str, dict[str, str], list[int]]]:
     with outbox.connect() as connection:
-        return connection.execute("SELECT actor, action, reason, filter, events FROM outbox_audit").fetchall()
+        return connection.execute(
+            "SELECT on_behalf_of, action, reason, filter, events FROM outbox_audit"
+        ).fetchall()

@@ -125,10 +125,10 @@ def test_another_schema(config: alembic.config.Config, tmp_path: Path, empty: Da
 def test_where_the_outbox_is_already(config: alembic.config.Config, tmp_path: Path, empty: Database) -> None:
     """An application that began with `outbox migrate`, and cannot move to its own migrations."""
     assert empty.outbox("migrate").exit_code == 0
-    before = empty.rows("SELECT oid, xmin FROM pg_class WHERE relname LIKE 'outbox%'")
+    before = empty.rows("SELECT oid, xmin FROM pg_class WHERE relname LIKE 'outbox%' ORDER BY oid")
     migration(tmp_path)
     alembic.command.upgrade(config, "head")
-    assert empty.rows("SELECT oid, xmin FROM pg_class WHERE relname LIKE 'outbox%'") == before
+    assert empty.rows("SELECT oid, xmin FROM pg_class WHERE relname LIKE 'outbox%' ORDER BY oid") == before
 
 
 def test_a_failure_leaves_nothing(config: alembic.config.Config, tmp_path: Path, empty: Database) -> None:

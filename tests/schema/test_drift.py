@@ -56,8 +56,8 @@ DRIFTS = {
         "DROP TRIGGER outbox_append_only ON outbox", "missing: trigger outbox.outbox_append_only"
     ),
     "disabled trigger": Drift(
-        "ALTER TABLE outbox DISABLE TRIGGER outbox_own_order",
-        "missing: trigger outbox.outbox_own_order CREATE",
+        "ALTER TABLE outbox DISABLE TRIGGER outbox_checked",
+        "missing: trigger outbox.outbox_checked CREATE",
     ),
     "trigger for replicas only": Drift(
         "ALTER TABLE outbox ENABLE REPLICA TRIGGER outbox_size_limit",
@@ -72,8 +72,8 @@ DRIFTS = {
         "ALTER FUNCTION outbox_claim_key() RESET search_path", "missing: function outbox_claim_key()"
     ),
     "function with another search_path": Drift(
-        "ALTER FUNCTION outbox_refuse_own_order() SET search_path = elsewhere, public",
-        "missing: function outbox_refuse_own_order()",
+        "ALTER FUNCTION outbox_check_row() SET search_path = elsewhere, public",
+        "missing: function outbox_check_row()",
     ),
     "dropped function": Drift(
         "DROP FUNCTION outbox_ensure_partitions", "missing: function outbox_ensure_partitions("

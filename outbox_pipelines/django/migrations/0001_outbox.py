@@ -10,4 +10,4 @@ from outbox_pipelines.django.operations import CreateOutbox
 class Migration(migrations.Migration):  # type: ignore[misc]
     initial = True
     dependencies = ()
-    operations = (CreateOutbox(up_to="0006_events_view"),)
+    operations = (CreateOutbox(up_to="0008_roles"),)

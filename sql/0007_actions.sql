@@ -1,0 +1,148 @@
+-- What relays and operators do that no grant on a table is narrow enough for. With the owner's rights.
+
+-- Events that are put aside, with their whole content, from the table: the day that holds the rows may be dropped
+-- later. Nobody else writes into outbox_parked, so that what is published later is what was written. The range of seq
+-- keeps the join off the rest of the day.
+CREATE FUNCTION outbox_park(
+    seqs bigint[], states text[], errors text[], start timestamptz, stop timestamptz, first bigint, last bigint
+) RETURNS void LANGUAGE sql SECURITY DEFINER AS $$
+    INSERT INTO outbox_parked (id, seq, tx, aggregate_type, aggregate_id, event_type, payload, headers,
+                               idempotency_key, correlation_id, causation_id, traceparent, version, created_at,
+                               state, next_attempt_at, last_error, failed_at)
+    SELECT o.id, o.seq, o.tx, o.aggregate_type, o.aggregate_id, o.event_type, o.payload, o.headers,
+           o.idempotency_key, o.correlation_id, o.causation_id, o.traceparent, o.version, o.created_at,
+           p.state, CASE WHEN p.state = 'retrying' THEN clock_timestamp() END, p.error,
+           CASE WHEN p.state = 'failed' THEN clock_timestamp() END
+    FROM unnest(seqs, states, errors) AS p (seq, state, error)
+    JOIN outbox o ON o.seq = p.seq
+    WHERE o.created_at >= outbox_park.start AND o.created_at < outbox_park.stop
+      AND o.seq >= outbox_park.first AND o.seq <= outbox_park.last
+    ON CONFLICT (seq) DO NOTHING
+$$;
+
+-- These are published. A dead letter is not, unless somebody replays it.
+CREATE FUNCTION outbox_release(seqs bigint[]) RETURNS void LANGUAGE sql SECURITY DEFINER AS $$
+    WITH gone AS (
+        DELETE FROM outbox_parked
+        WHERE seq = ANY (seqs) AND state IN ('waiting', 'retrying', 'replaying')
+        RETURNING seq, attempts
+    )
+    INSERT INTO outbox_released (seq, attempts) SELECT seq, attempts FROM gone ON CONFLICT (seq) DO NOTHING
+$$;
+
+-- Replays or discards dead letters, and says so in the audit. How many they were.
+CREATE FUNCTION outbox_act(action text, seqs bigint[], reason text, filter jsonb, on_behalf_of text)
+RETURNS int LANGUAGE plpgsql SECURITY DEFINER AS $$
+#variable_conflict use_column
+DECLARE
+    acted bigint[];
+BEGIN
+    IF outbox_act.action = 'replay' THEN
+        WITH changed AS (
+            UPDATE outbox_parked SET state = 'replaying', next_attempt_at = NULL, deaths = 0
+            WHERE state = 'failed' AND seq = ANY (seqs) RETURNING seq
+        ) SELECT array_agg(seq ORDER BY seq) INTO acted FROM changed;
+    ELSIF outbox_act.action = 'discard' THEN
+        WITH changed AS (
+            UPDATE outbox_parked SET state = 'discarded', failed_at = coalesce(failed_at, clock_timestamp())
+            WHERE state = 'failed' AND seq = ANY (seqs) RETURNING seq
+        ) SELECT array_agg(seq ORDER BY seq) INTO acted FROM changed;
+    ELSE
+        RAISE EXCEPTION 'outbox: % is no action on dead letters', outbox_act.action
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'There are replay and discard.';
+    END IF;
+    IF acted IS NULL THEN
+        RETURN 0;
+    END IF;
+    INSERT INTO outbox_audit (on_behalf_of, action, reason, filter, events)
+    VALUES (outbox_act.on_behalf_of, outbox_act.action, outbox_act.reason, outbox_act.filter, acted);
+    RETURN cardinality(acted);
+END $$;
+
+-- One step of a change of the number of shards; called again and again until it is done. Every relay first settles
+-- all that it has read and stops; then all publish exactly up to one snapshot; then the new shards start from it.
+--   wait         for what `missing` says
+--   nothing      there are as many already
+--   busy         a change to another number is under way: `missing`
+--   given up     by somebody else
+--   done
+CREATE FUNCTION outbox_change_shards(
+    wanted int, started boolean, on_behalf_of text, OUT step text, OUT missing text
+) LANGUAGE plpgsql SECURITY DEFINER AS $$
+#variable_conflict use_column
+DECLARE
+    now_shards int;
+    under_way  int;
+    has_met    boolean;
+BEGIN
+    IF outbox_change_shards.wanted NOT BETWEEN 1 AND 64 THEN
+        RAISE EXCEPTION 'outbox: % shards', outbox_change_shards.wanted
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Choose 1 to 64.';
+    END IF;
+    PERFORM FROM outbox_shards ORDER BY shard FOR UPDATE;
+    SELECT s.shards, s.wanted, s.barrier IS NOT NULL INTO now_shards, under_way, has_met
+    FROM outbox_shards s ORDER BY s.shard LIMIT 1;
+    IF under_way IS NULL THEN
+        IF now_shards = outbox_change_shards.wanted THEN
+            step := 'nothing';
+        ELSIF outbox_change_shards.started THEN
+            step := 'given up';
+        ELSE
+            UPDATE outbox_shards
+            SET wanted = outbox_change_shards.wanted, wanted_at = clock_timestamp(),
+                is_held = false, is_there = false, barrier = NULL;
+            step := 'wait';
+            missing := 'the relays to settle what they have read';
+        END IF;
+        RETURN;
+    END IF;
+    IF under_way <> outbox_change_shards.wanted THEN
+        step := 'busy';
+        missing := under_way;
+        RETURN;
+    END IF;
+    -- Whoever wants it is still there.
+    UPDATE outbox_shards SET wanted_at = clock_timestamp();
+    step := 'wait';
+    IF NOT has_met THEN
+        SELECT string_agg(shard::text, ', ' ORDER BY shard) INTO missing FROM outbox_shards WHERE NOT is_held;
+        IF missing IS NOT NULL THEN
+            missing := format('no answer from the relay of shard %s yet (is there one?)', missing);
+            RETURN;
+        END IF;
+        -- Everybody has stopped somewhere: here all meet.
+        UPDATE outbox_shards SET barrier = pg_current_snapshot();
+        missing := 'the relays to meet';
+        RETURN;
+    END IF;
+    SELECT string_agg(shard::text, ', ' ORDER BY shard) INTO missing FROM outbox_shards
+    WHERE NOT (is_there AND done::text = barrier::text AND target IS NULL);
+    IF missing IS NOT NULL THEN
+        missing := format('shard %s to publish what is committed', missing);
+        RETURN;
+    END IF;
+    -- All stand at the barrier: from there the new ones start. The epoch ends the old ones.
+    DELETE FROM outbox_shards WHERE shard >= outbox_change_shards.wanted;
+    INSERT INTO outbox_shards (shard, shards, done, system_identifier, database)
+    SELECT n, outbox_change_shards.wanted, s.done, s.system_identifier, s.database
+    FROM outbox_shards s, generate_series(0, outbox_change_shards.wanted - 1) n
+    WHERE s.shard = 0 AND NOT EXISTS (SELECT FROM outbox_shards o WHERE o.shard = n);
+    UPDATE outbox_shards
+    SET shards = outbox_change_shards.wanted, epoch = epoch + 1, owner = NULL, held_since = NULL, tick_id = NULL,
+        wanted = NULL, wanted_at = NULL, is_held = false, is_there = false, barrier = NULL;
+    INSERT INTO outbox_audit (on_behalf_of, action, reason, filter, events)
+    VALUES (outbox_change_shards.on_behalf_of, 'shards',
+            format('from %s to %s shards', now_shards, outbox_change_shards.wanted), '{}', '{}');
+    step := 'done';
+END $$;
+
+-- Gives a change up: the relays go on as before.
+CREATE FUNCTION outbox_keep_shards() RETURNS void LANGUAGE sql SECURITY DEFINER AS $$
+    UPDATE outbox_shards
+    SET wanted = NULL, wanted_at = NULL, is_held = false, is_there = false, barrier = NULL
+    WHERE wanted IS NOT NULL
+$$;
+
+SELECT outbox_protect_functions();
+
+INSERT INTO outbox_migrations (name) VALUES ('0007_actions');

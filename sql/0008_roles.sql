@@ -1,0 +1,90 @@
+-- Who may do what: a function for each kind of role. Owners call them; granted again, they change nothing.
+
+-- Everything that a writing application needs, and nothing more: SELECT outbox_grant_writer('app'). Granted again
+-- with other options, it has those.
+--   aggregate_types  it may write events of these alone
+--   key_namespace    its idempotency keys are its own: another writer's key of the same text is another key
+--   own_ids          it may choose ids. Consumers pass over an event whose id they have handled: only for a writer
+--                    that is trusted with the events of all others
+CREATE FUNCTION outbox_grant_writer(
+    writer regrole, aggregate_types text[] DEFAULT NULL, key_namespace text DEFAULT NULL, own_ids boolean DEFAULT false
+) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_variable
+DECLARE
+    schema regnamespace := (SELECT relnamespace FROM pg_class WHERE oid = 'outbox'::regclass);
+    login name := (SELECT rolname FROM pg_roles WHERE oid = writer);
+BEGIN
+    EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', schema, writer);
+    EXECUTE format('GRANT USAGE ON SEQUENCE outbox_seq TO %s', writer);
+    EXECUTE format(
+        'GRANT INSERT (aggregate_type, aggregate_id, event_type, payload, headers, idempotency_key, '
+        'correlation_id, causation_id, traceparent, version), SELECT (id, seq) ON outbox TO %s', writer);
+    IF own_ids THEN
+        EXECUTE format('GRANT INSERT (id) ON outbox TO %s', writer);
+    ELSE
+        EXECUTE format('REVOKE INSERT (id) ON outbox FROM %s', writer);
+    END IF;
+    -- PUBLIC may call what does not run with the owner's rights, but in hardened databases.
+    EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_uuidv7, outbox_owner_declared, outbox_may_write, '
+                   'outbox_refuse_type, outbox_emit, outbox_emit_many, outbox_emit_lists TO %s', writer);
+    DELETE FROM outbox_writers w WHERE w.writer = login;
+    IF aggregate_types IS NULL AND key_namespace IS NULL THEN
+        EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_unrestricted TO %s', writer);
+    ELSE
+        INSERT INTO outbox_writers (writer, aggregate_types, key_namespace)
+        VALUES (login, aggregate_types, key_namespace);
+        EXECUTE format('REVOKE EXECUTE ON FUNCTION outbox_unrestricted FROM %s', writer);
+    END IF;
+END $$;
+
+-- The columns of a table that a role may update: all but those that are named, and those of an event. What an event
+-- says, nobody changes.
+CREATE FUNCTION outbox_columns(relation regclass, VARIADIC without text[] DEFAULT '{}') RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum) FROM pg_attribute
+    WHERE attrelid = relation AND attnum > 0 AND NOT attisdropped AND attname <> ALL (without)
+      AND attname <> ALL (SELECT attname FROM pg_attribute WHERE attrelid = 'outbox'::regclass)
+$$;
+
+-- Everything that `outbox relay` and `outbox status` need: SELECT outbox_grant_relay('relay'). As a role that
+-- does not own the table the relay makes no partitions: `outbox migrate` or the maintenance does.
+CREATE FUNCTION outbox_grant_relay(relay regrole) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    schema regnamespace := (SELECT relnamespace FROM pg_class WHERE oid = 'outbox'::regclass);
+BEGIN
+    EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', schema, relay);
+    EXECUTE format('GRANT SELECT ON outbox, outbox_shards, outbox_progress, outbox_parked, outbox_released, '
+                   'outbox_days, outbox_migrations, outbox_events, outbox_audit TO %s', relay);
+    EXECUTE format('GRANT UPDATE (%s) ON outbox_shards TO %s',
+                   outbox_columns('outbox_shards', 'shard', 'shards', 'system_identifier', 'database'), relay);
+    EXECUTE format('GRANT UPDATE (%s) ON outbox_parked TO %s', outbox_columns('outbox_parked', 'parked_at'), relay);
+    EXECUTE format('GRANT INSERT ON outbox_progress TO %s', relay);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_covers, outbox_shard_of, outbox_open_from, outbox_park, '
+                   'outbox_release TO %s', relay);
+END $$;
+
+-- Everything that a person needs who looks after the outbox: SELECT outbox_grant_operator('alice').
+CREATE FUNCTION outbox_grant_operator(operator regrole) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    schema regnamespace := (SELECT relnamespace FROM pg_class WHERE oid = 'outbox'::regclass);
+BEGIN
+    EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', schema, operator);
+    EXECUTE format('GRANT SELECT ON outbox, outbox_shards, outbox_progress, outbox_parked, outbox_released, '
+                   'outbox_audit, outbox_days, outbox_migrations, outbox_writers, outbox_events TO %s', operator);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_covers, outbox_shard_of, outbox_open_from, outbox_act, '
+                   'outbox_change_shards, outbox_keep_shards TO %s', operator);
+END $$;
+
+-- Who reads events and their status, and nothing else: SELECT outbox_grant_analyst('bob').
+CREATE FUNCTION outbox_grant_analyst(analyst regrole) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    schema regnamespace := (SELECT relnamespace FROM pg_class WHERE oid = 'outbox'::regclass);
+BEGIN
+    EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', schema, analyst);
+    EXECUTE format('GRANT SELECT ON outbox_events, outbox_days, outbox_migrations TO %s', analyst);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_covers, outbox_shard_of TO %s', analyst);
+END $$;
+
+SELECT outbox_protect_functions();
+
+INSERT INTO outbox_migrations (name) VALUES ('0008_roles');
