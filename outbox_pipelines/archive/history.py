@@ -3,7 +3,8 @@
 Invariants:
 - Each event comes once, in the order of `seq`. A day that is in the table is read there, any other in the
   archive: a day that is dropped in between is read in one of the two.
-- A day that only the archive can have, and has not, is an error: part of a history is not taken for all.
+- A day that only the archive can have, and has not, is an error: part of a history is not taken for all. So
+  is a day whose partition is detached and that is not archived.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final, Literal
 
 from outbox_pipelines.archive import queries
 from outbox_pipelines.archive.store import NOWHERE, Store
-from outbox_pipelines.database import connect
+from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
@@ -62,17 +63,28 @@ def history(settings: Settings, aggregate_type: str, aggregate_id: str) -> list[
     """
     require_schema(settings)
     aggregate = {"aggregate_type": aggregate_type, "aggregate_id": aggregate_id}
-    # In one transaction: what has been read keeps its lock, and stays attached until the days are read.
+    # The days are asked before and after: one that is attached or detached is read in the archive too.
     with connect(settings, name="outbox archive history") as connection, connection.transaction():
         connection.execute("SET LOCAL TimeZone = 'UTC'")
+        before = _attached(connection)
         of_table = connection.execute(queries.HISTORY, aggregate).fetchall()
+        attached = before & _attached(connection)
         days = connection.execute(queries.WHERE_DAYS_ARE).fetchall()
-    attached = {day for day, is_attached, _ in days if is_attached}
-    only_archived = [day for day, is_attached, archived in days if archived and not is_attached]
+    only_archived = [day for day, _, archived, _ in days if archived and day not in attached]
+    for day, _, archived, exists in days:
+        if exists and not archived and day not in attached:
+            raise SetupError(
+                f"the partition of {day} is detached, and the day is not archived: run "
+                f"`outbox partitions attach {day}`"
+            )
     of_archive = _archived(settings, attached, only_archived, aggregate)
     found = {row[0]: Happened(*(*row, "archive")) for row in of_archive}
     found |= {row[0]: Happened(*(*row, "table")) for row in of_table}
     return [found[seq] for seq in sorted(found)]
+
+
+def _attached(connection: Connection) -> set[date]:
+    return {day for day, is_attached, *_ in connection.execute(queries.WHERE_DAYS_ARE) if is_attached}
 
 
 def _archived(
@@ -84,12 +96,12 @@ def _archived(
     if settings.archive in ("", NOWHERE):
         if required:
             raise SetupError(
-                f"{_some(required)} dropped, and in the archive alone: set OUTBOX_ARCHIVE to where it lies"
+                f"{_some(required)} not in the table, only in the archive: set OUTBOX_ARCHIVE to its place"
             )
         return []
     archive = Archive(Store(settings.archive))
     if missing := [day for day in required if day not in archive.manifests]:
-        raise SetupError(f"{_some(missing)} dropped, and not in {settings.archive} (OUTBOX_ARCHIVE)")
+        raise SetupError(f"{_some(missing)} not in the table, and not in {settings.archive} (OUTBOX_ARCHIVE)")
     if not (days := [day for day in archive.days if day not in attached]):
         return []
     rows = archive.of_days(

@@ -7,6 +7,7 @@ from psycopg import sql
 
 from outbox_pipelines.archive.columns import BUCKET, EXTRA_TEXT, OWN, is_text, row_text
 from outbox_pipelines.archive.manifest import Column
+from outbox_pipelines.partitions.queries import ATTACHED
 
 SOURCE: Final = """
 SELECT system_identifier, current_database(), current_schema() FROM pg_control_system()"""
@@ -18,10 +19,8 @@ FROM pg_attribute
 WHERE attrelid = to_regclass(%(leaf)s) AND attnum > 0 AND NOT attisdropped AND attname <> ALL (%(own)s)
 ORDER BY attnum"""
 
-# How values are printed: in one way, whatever role, database or server say.
-PRINT: Final = """
-SET TimeZone = 'UTC'; SET DateStyle = 'ISO, MDY'; SET IntervalStyle = 'postgres'; SET extra_float_digits = 1;
-SET bytea_output = 'hex'; SET lc_monetary = 'C'; SET xmlbinary = 'base64'"""
+# How values of the types of users are printed, beside what `session` sets.
+PRINT: Final = "SET lc_monetary = 'C'; SET xmlbinary = 'base64'"
 
 # A sort within bounds. Parallel workers would take the cores of whoever is on duty.
 TUNE: Final = """
@@ -83,9 +82,9 @@ SELECT seq, id::text, created_at, event_type, event_data::text, headers::text, i
 FROM outbox_events
 WHERE aggregate_type = %(aggregate_type)s AND aggregate_id = %(aggregate_id)s"""
 
-# What the table holds, and what only the archive can.
-WHERE_DAYS_ARE: Final = """
-SELECT d.day, coalesce(c.relispartition, false), d.state = 'dropped' AND d.manifest_sha256 IS NOT NULL
+# What the table shows, what the archive has, and what is a table of its own.
+WHERE_DAYS_ARE: Final[LiteralString] = f"""
+SELECT d.day, c.oid IS NOT NULL AND {ATTACHED}, d.manifest_sha256 IS NOT NULL, c.oid IS NOT NULL
 FROM outbox_days d
 LEFT JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMDD'))
 ORDER BY d.day"""

@@ -75,7 +75,7 @@ def show_days(context: dg.OpExecutionContext, outbox: OutboxResource) -> None:
             events.key,
             metadata={
                 "days": dg.MetadataValue.table(records[:_DAYS_SHOWN]),
-                "attached_days": sum(day.attached for day in days),
+                "attached_days": sum(day.partition == "attached" for day in days),
                 "megabytes": round(sum(day.size for day in days) / 1e6, 1),
             },
         )

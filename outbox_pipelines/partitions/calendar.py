@@ -30,8 +30,8 @@ class Day:
     day: date
     state: str
     """open, closed, archived or dropped."""
-    attached: bool
-    """Whether its partition is there."""
+    partition: str
+    """attached; detaching or detached, by a drop that was interrupted: its rows are not seen; or gone."""
     rows: int
     """About so many; exactly, once it is archived."""
     size: int
@@ -101,6 +101,12 @@ def require_day(connection: Connection, day: date) -> tuple[Any, ...]:
     if row is None:
         raise SetupError(f"{day} is no day of the outbox: see `outbox partitions list`")
     return row
+
+
+def place_of(connection: Connection, day: date) -> str:
+    """Where the partition of a day is: attached, detaching, detached or gone."""
+    row = connection.execute(queries.ATTACHMENT, {"leaf": leaf_of(day)}).fetchone()
+    return "gone" if row is None else row[0]
 
 
 def ahead(connection: Connection) -> int:

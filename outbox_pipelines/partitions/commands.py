@@ -6,11 +6,24 @@ import dataclasses
 import json
 import sys
 from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.options import DAY
 from outbox_pipelines.settings import Settings
+
+if TYPE_CHECKING:
+    from outbox_pipelines.partitions.drop import Dropped
+
+
+_PLACES: Final = {
+    "attached": "",
+    "detaching": ", detaching",
+    "detached": ", detached",
+    "gone": ", no partition",
+}
 
 
 @click.group()
@@ -31,7 +44,7 @@ def list_days(settings: Settings, as_json: bool) -> None:
         return
     click.echo("day         state             events        size  archived          proven (UTC)")
     for day in days:
-        state = day.state if day.attached or day.state == "dropped" else f"{day.state}, no partition"
+        state = day.state if day.state == "dropped" else f"{day.state}{_PLACES[day.partition]}"
         about = "~" if day.archived_at is None and day.rows else ""
         click.echo(
             f"{day.day}  {state:<12} {about + format(day.rows, ','):>11} {_size(day.size):>11}  "
@@ -120,15 +133,43 @@ def drop_days(settings: Settings, day: date | None, due: bool, as_json: bool) ->
 
     if (day is None) != due:
         raise click.UsageError("name a DAY, or write --due")
-    dropped = [drop.drop(settings, each) for each in ([day] if day else drop.due(settings))]
+    days = [day] if day else drop.due(settings)
+    dropped: list[drop.Dropped] = []
+    worst: SetupError | None = None
+    for each in days:
+        try:
+            dropped.append(drop.drop(settings, each))
+        except AwayError:
+            raise
+        except SetupError as error:
+            # One day that stays holds up no other.
+            if day is not None:
+                raise
+            click.echo(f"outbox: {error}", err=True)
+            worst = error
+            continue
+        if not as_json:
+            click.echo(_dropped(dropped[-1]))
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(each) for each in dropped], indent=2, default=str))
-        return
-    for each in dropped:
-        proven = "" if each.rows is None else f", {each.rows:,} rows proven equal"
-        click.echo(f"{each.day}  {'dropped' if each.now else 'was dropped before'}{proven}")
-    if not dropped:
+    elif not days:
         click.echo("no day is past the retention that is archived and not dropped")
+    if worst is not None:
+        sys.exit(1)
+
+
+@partitions.command("attach")
+@click.argument("day", type=DAY)
+@click.pass_obj
+def attach_day(settings: Settings, day: date) -> None:
+    """Attach a day's partition again that an interrupted drop has left detached: its rows are seen again.
+
+    Writers do not wait. A day that is dropped comes back by `outbox archive restore DAY --attach`.
+    """
+    from outbox_pipelines.partitions import attach
+
+    was_detached = attach.attach(settings, day)
+    click.echo(f"{day}  {'attached' if was_detached else 'is attached'}")
 
 
 @partitions.command("purge")
@@ -142,6 +183,11 @@ def purge_rows(settings: Settings, as_json: bool) -> None:
     click.echo(
         json.dumps(purged) if as_json else ", ".join(f"{count:,} {what}" for what, count in purged.items())
     )
+
+
+def _dropped(each: Dropped) -> str:
+    proven = "" if each.rows is None else f", {each.rows:,} rows proven equal"
+    return f"{each.day}  {'dropped' if each.now else 'was dropped before'}{proven}"
 
 
 def _minute(at: datetime | None) -> str:

@@ -2,8 +2,9 @@
 
 Invariants:
 - Proof and drop are one transaction, on a detached partition that is locked: nothing changes in between.
-- A day that is not proven is attached again, and reported. Nothing skips the proof, but OUTBOX_ARCHIVE=none,
-  which asks for retention without an archive.
+- All that can be known to fail is looked at before the partition is detached, the proof included. Whatever
+  fails afterwards, the partition is attached again. Nothing skips the proof, but OUTBOX_ARCHIVE=none, which
+  asks for retention without an archive.
 - It can die after any statement: the next run goes on, be the partition attached, half detached or detached.
 - Writers do not wait: detaching is concurrent, and what is dropped is no part of the outbox any more.
 """
@@ -14,24 +15,19 @@ import logging
 import time
 from dataclasses import dataclass
 from datetime import date
-from typing import Final
 
 import psycopg
-from psycopg import sql
 
 from outbox_pipelines.archive import proof
 from outbox_pipelines.archive.store import NOWHERE, open_store
 from outbox_pipelines.database import Connection, connect, first_line
-from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.partitions import queries
-from outbox_pipelines.partitions.calendar import bounds_of, leaf_of, require_day, working_at
+from outbox_pipelines.errors import AwayError, NotReadyError, SetupError
+from outbox_pipelines.partitions import attach, queries
+from outbox_pipelines.partitions.calendar import leaf_of, place_of, require_day, working_at
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
-# A report that reads the outbox holds the detaching up, and nobody else.
-_SECONDS: Final = 60.0
-_PAUSE_SECONDS: Final = 0.5
 
 
 class NotProvenError(NotReadyError):
@@ -94,65 +90,95 @@ def drop(settings: Settings, day: date, *, early: bool = True) -> Dropped:
                 f"to drop it early, run `outbox partitions drop {day}`"
             )
         try:
-            if not _detach(connection, day):
+            place = place_of(connection, day)
+            if place == "gone":
                 return _was_gone(settings, connection, day, manifest_sha256)
+            if place == "attached":
+                _look_first(settings, connection, day, manifest_sha256)
+            _detach(connection, day)
             return _prove_and_drop(settings, connection, day, manifest_sha256)
         except psycopg.errors.InsufficientPrivilege as error:
             raise SetupError(
                 f"{first_line(error)}: days are dropped by the role that owns the outbox"
             ) from None
+        except psycopg.Error as error:
+            raise AwayError(f"{day} is not dropped, the database refuses: {first_line(error)}") from None
 
 
-def _detach(connection: Connection, day: date) -> bool:
-    """Makes the partition a table of its own; False where there is none."""
-    deadline = time.monotonic() + _SECONDS
+def _look_first(settings: Settings, connection: Connection, day: date, manifest_sha256: str | None) -> None:
+    """What would keep the day, while it is still a part of the outbox."""
+    if dependents := connection.execute(queries.DEPENDENTS, {"leaf": leaf_of(day)}).fetchall():
+        raise NotReadyError(f"{day} stays: {dependents[0][0]} depends on {leaf_of(day)}: drop that first")
+    if settings.archive != NOWHERE:
+        found = proof.prove(open_store(settings), day, connection, leaf_of(day), manifest_sha256)
+        if not found.equal:
+            connection.execute(queries.UNPROVEN, {"day": day})
+            raise NotProvenError(day, found.differences)
+    # While transactions are waited for that were there before the detaching, the day is not seen.
+    users = {user for (user,) in connection.execute(queries.USERS)}
+    deadline = time.monotonic() + attach.SECONDS
+    while users:
+        if time.monotonic() > deadline:
+            raise NotReadyError(
+                f"{day} stays while a long transaction uses the outbox: see pg_stat_activity, and run this "
+                "again; nothing else waits for it"
+            )
+        time.sleep(attach.PAUSE_SECONDS)
+        users &= {user for (user,) in connection.execute(queries.USERS)}
+
+
+def _detach(connection: Connection, day: date) -> None:
+    """Makes the partition a table of its own."""
+    deadline = time.monotonic() + attach.SECONDS
     connection.execute(queries.DETACH_LOCK)
     while True:
         try:
-            for (unfinished,) in connection.execute(queries.DETACHING).fetchall():
-                connection.execute(queries.named(queries.FINISH_DETACH, unfinished))
-            row = connection.execute(queries.ATTACHMENT, {"leaf": leaf_of(day)}).fetchone()
-            if row is None or row[0] == "detached":
-                return row is not None
+            attach.finish_detaching(connection)
+            if place_of(connection, day) != "attached":
+                return
             connection.execute(queries.named(queries.DETACH, leaf_of(day)))
         except psycopg.errors.LockNotAvailable:
             if time.monotonic() > deadline:
                 raise NotReadyError(
-                    f"{day} cannot be detached while a long transaction uses the outbox: "
-                    "see pg_stat_activity, and run this again; nothing else waits for it"
+                    f"{day} is half detached, a long transaction uses the outbox: see pg_stat_activity, and "
+                    f"run this again, or `outbox partitions attach {day}`; until then the day is not seen"
                 ) from None
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(attach.PAUSE_SECONDS)
 
 
 def _prove_and_drop(
     settings: Settings, connection: Connection, day: date, manifest_sha256: str | None
 ) -> Dropped:
     leaf, found = leaf_of(day), None
-    with connection.transaction():
-        connection.execute(queries.named(queries.LOCK_DETACHED, leaf))
-        if settings.archive != NOWHERE:
-            found = proof.prove(open_store(settings), day, connection, leaf, manifest_sha256)
-        if found is None or found.equal:
+    try:
+        with connection.transaction():
+            connection.execute(queries.named(queries.LOCK_DETACHED, leaf))
+            if settings.archive != NOWHERE:
+                found = proof.prove(open_store(settings), day, connection, leaf, manifest_sha256)
+                if not found.equal:
+                    raise NotProvenError(day, found.differences)
             connection.execute(queries.named(queries.DROP, leaf))
             connection.execute(queries.DROPPED, {"day": day, "proven": found is not None})
             return Dropped(day, found.rows if found else None, True)
-    _attach(connection, day)
-    raise NotProvenError(day, found.differences)
+    except BaseException:
+        _put_back(settings, day)
+        raise
 
 
-def _attach(connection: Connection, day: date) -> None:
-    start, stop = map(sql.Literal, bounds_of(day))
-    deadline = time.monotonic() + _SECONDS
-    while True:
-        try:
-            connection.execute(queries.named(queries.ATTACH, leaf_of(day), start=start, stop=stop))
+def _put_back(settings: Settings, day: date) -> None:
+    """Attaches the partition again, whatever has happened; says so where that fails too."""
+    try:
+        # Not by the session that failed, whatever became of it; if it lives, the day is still its own.
+        with connect(settings, name=f"outbox: {day}") as connection:
+            attach.again(connection, day)
             connection.execute(queries.UNPROVEN, {"day": day})
-            return
-        except psycopg.errors.LockNotAvailable:
-            if time.monotonic() > deadline:
-                _LOG.warning("%s stays detached, the outbox is locked: the next run proves it again", day)
-                return
-            time.sleep(_PAUSE_SECONDS)
+    except (psycopg.Error, SetupError) as error:
+        _LOG.error(
+            "%s stays detached, its events are not seen: run `outbox partitions attach %s` (%s)",
+            day,
+            day,
+            first_line(error),
+        )
 
 
 def _was_gone(settings: Settings, connection: Connection, day: date, manifest_sha256: str | None) -> Dropped:

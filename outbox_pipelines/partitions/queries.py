@@ -4,9 +4,16 @@ from typing import Any, Final, LiteralString
 
 from psycopg import sql
 
+# Whether its rows are seen through the outbox. `relispartition` stays true while a detach is pending.
+ATTACHED: Final[LiteralString] = """EXISTS (
+    SELECT FROM pg_inherits i
+    WHERE i.inhrelid = c.oid AND i.inhparent = 'outbox'::regclass AND NOT i.inhdetachpending)"""
+
 # Rows by the server's own count, which a crash forgets, until the archive has counted them.
-DAYS: Final = """
-SELECT d.day, d.state, coalesce(c.relispartition, false),
+DAYS: Final[LiteralString] = f"""
+SELECT d.day, d.state,
+       CASE WHEN c.oid IS NULL THEN 'gone' WHEN {ATTACHED} THEN 'attached'
+            WHEN c.relispartition THEN 'detaching' ELSE 'detached' END,
        coalesce(d.events, greatest(c.reltuples::bigint, pg_stat_get_live_tuples(c.oid), 0)),
        coalesce(pg_total_relation_size(c.oid), 0), d.archived_at, d.proven_at
 FROM outbox_days d
@@ -14,9 +21,9 @@ LEFT JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMD
 ORDER BY d.day"""
 
 # By the database's clock, and from tomorrow: an open day without a partition takes nothing.
-AHEAD: Final = """
+AHEAD: Final[LiteralString] = f"""
 SELECT count(*) FROM outbox_days d
-JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMDD')) AND c.relispartition
+JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMDD')) AND {ATTACHED}
 WHERE d.state = 'open' AND d.day > (clock_timestamp() AT TIME ZONE 'UTC')::date"""
 
 # Over for more than a day, which is time enough for all that is done by itself.
@@ -28,6 +35,18 @@ FROM outbox_days
 WHERE (day + 1 + CASE WHEN state = 'archived' OR state = 'closed' AND %(drops_unarchived)s
                       THEN %(retention)s ELSE 0 END)::timestamp AT TIME ZONE 'UTC'
       < clock_timestamp() - interval '1 day' AND state <> 'dropped'"""
+
+# Days whose rows are not seen through the outbox, and which nobody is dropping or attaching now: see TRY_DAY.
+DETACHED: Final[LiteralString] = f"""
+SELECT count(*) FROM outbox_days d
+JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMDD')) AND NOT {ATTACHED}
+CROSS JOIN LATERAL (
+    SELECT hashtextextended('outbox day ' || d.day, 'outbox'::regclass::oid::bigint) AS key) lock
+WHERE d.state <> 'dropped' AND NOT EXISTS (
+    SELECT FROM pg_locks l
+    WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND l.classid = (lock.key >> 32) & 4294967295 AND l.objid = lock.key & 4294967295)"""
 
 ENSURE: Final = "SELECT outbox_ensure_partitions(%(days)s, %(since)s)"
 # For a role that may not own the table.
@@ -118,6 +137,20 @@ WITH opened AS (
 UPDATE outbox_shards SET epoch = epoch + 1, owner = NULL, held_since = NULL"""
 
 # --- dropping -------------------------------------------------------------------------------------------
+
+# What stops DROP TABLE: views on the partition itself, say.
+DEPENDENTS: Final = """
+SELECT DISTINCT r.ev_class::regclass::text
+FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid
+WHERE d.classid = 'pg_rewrite'::regclass AND d.refclassid = 'pg_class'::regclass AND d.deptype = 'n'
+  AND d.refobjid = to_regclass(%(leaf)s) AND r.ev_class <> d.refobjid
+ORDER BY 1"""
+
+# The transactions that use the outbox now: detaching waits for them, and while it does the day is not seen.
+USERS: Final = """
+SELECT DISTINCT virtualtransaction FROM pg_locks
+WHERE relation = 'outbox'::regclass AND granted AND pid IS DISTINCT FROM pg_backend_pid()
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
 # attached, detaching, detached, or no row where it is gone.
 ATTACHMENT: Final = """

@@ -69,6 +69,8 @@ class Measurements:
     """Whole days from tomorrow that have a partition."""
     days_late: Late
     """Days for which something should have happened."""
+    days_detached: int
+    """Days with a partition that is detached, by a drop that was interrupted: their rows are not seen."""
     table_bytes: int
     """Of the outbox's partitions, with their indexes."""
     keys: int

@@ -60,6 +60,7 @@ def read(settings: Settings) -> Measurements:
         dead_letter_reasons=dict(row["dead_letter_reasons"]),
         days_ahead=row["days_ahead"],
         days_late=Late(**row["days_late"]),
+        days_detached=row["days_detached"],
         table_bytes=int(row["table_bytes"]),
         **row["keys"],
         oldest_transaction_seconds=float(age),

@@ -7,7 +7,7 @@ Invariants:
 
 from typing import Final, LiteralString
 
-from outbox_pipelines.partitions.queries import AHEAD, LATE
+from outbox_pipelines.partitions.queries import AHEAD, DETACHED, LATE
 
 # Of this shard, and in days that are open. Closed days have nothing that is not published.
 _HERE: Final[LiteralString] = """
@@ -116,6 +116,7 @@ _PARTS: Final[dict[LiteralString, LiteralString]] = {
     "dead_letter_reasons": _DEAD_LETTER_REASONS,
     "days_ahead": AHEAD,
     "days_late": f"SELECT to_jsonb(late) FROM ({LATE}) late",
+    "days_detached": DETACHED,
     "table_bytes": _TABLE_BYTES,
     "keys": _KEYS,
     "old_transaction": _OLD_TRANSACTION,

@@ -145,6 +145,15 @@ RULES: Final = (
         error=7.0,
     ),
     Rule(
+        "days_attached",
+        lambda found: found.days_detached,
+        "{} days are detached: their events are not seen",
+        why="A drop was killed between detaching a partition and dropping it, or a long transaction held it "
+        "up. The rows are there, but neither the table nor its view shows them.",
+        help="`outbox partitions list` names them; `outbox partitions attach DAY`, or drop them",
+        error=1.0,
+    ),
+    Rule(
         "shards_relayed",
         lambda found: found.unheld_seconds,
         "a shard has been without a relay for {}",

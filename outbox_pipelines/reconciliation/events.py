@@ -40,22 +40,25 @@ def load(
     """
     with connect(settings, name=f"outbox reconcile: {day}") as connection:
         state, *_ = require_day(connection, day)
-        ((is_attached, today),) = connection.execute(queries.IS_ATTACHED, {"leaf": leaf_of(day)})
+        ((is_attached, is_readable, today),) = connection.execute(queries.WHERE_IT_IS, {"leaf": leaf_of(day)})
     if day > today:
         raise SetupError(f"{day} has not begun: name a day that is over, or today")
     start, stop = map(sql.Literal, bounds_of(day))
     query = queries.OPEN_EVENTS if state == "open" else queries.CLOSED_EVENTS
     with reading(settings.require_dsn(), settings.db_schema) as read:
-        of_table = sql.SQL(query).format(start=start, stop=stop)
-        _fill(space, read(of_table) if is_attached else _of_archive(settings, day), progress)
-        if not is_attached:
+        # Detached by a drop that was interrupted, the rows are there still.
+        table = sql.Identifier("outbox" if is_attached else leaf_of(day))
+        in_table = is_attached or is_readable
+        of_table = sql.SQL(query).format(start=start, stop=stop, table=table)
+        _fill(space, read(of_table) if in_table else _of_archive(settings, day), progress)
+        if not in_table:
             space.run(queries.MAKE_PARKED)
             for batch in read(sql.SQL(queries.PARKED).format(start=start, stop=stop)):
                 space.add(queries.ADD_PARKED, batch)
             space.run(queries.REVISE)
         for batch in read(sql.SQL(queries.REPLAYED).format(start=start)):
             space.add(queries.ADD_REPLAYED, batch)
-    return "table" if is_attached else "archive", day < today
+    return "table" if in_table else "archive", day < today
 
 
 def archived_ids(settings: Settings, day: date) -> Iterator[pa.RecordBatch]:

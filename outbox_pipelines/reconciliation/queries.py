@@ -2,21 +2,25 @@
 
 from typing import Final, LiteralString
 
+from outbox_pipelines.partitions.queries import ATTACHED
+
 # --- PostgreSQL: the outbox -----------------------------------------------------------------------------
 
 # One core: nobody waits for it.
 TUNE: Final = "SET jit = off; SET TimeZone = 'UTC'; SET max_parallel_workers_per_gather = 0"
 
-IS_ATTACHED: Final = """
-SELECT coalesce((SELECT relispartition FROM pg_class WHERE oid = to_regclass(%(leaf)s)), false),
+# Whether the day's rows are seen through the outbox; whether its partition can be read by itself.
+WHERE_IT_IS: Final[LiteralString] = f"""
+SELECT coalesce((SELECT {ATTACHED} FROM pg_class c WHERE oid = to_regclass(%(leaf)s)), false),
+       coalesce(has_table_privilege(to_regclass(%(leaf)s), 'SELECT'), false),
        (clock_timestamp() AT TIME ZONE 'UTC')::date"""
 
 # One statement, and so one moment: an event that is released in between is parked or published, never both.
-# By the parent, to which operators have rights.
+# By the parent, to which operators have rights; of a partition that is detached, from it.
 CLOSED_EVENTS: Final = """
 SELECT o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.created_at,
        coalesce(p.state, 'published') AS state
-FROM outbox o
+FROM {table} o
 LEFT JOIN outbox_parked p ON p.seq = o.seq
 WHERE o.created_at >= {start} AND o.created_at < {stop}"""
 # In one that is not closed the shards' positions tell.
@@ -24,7 +28,7 @@ OPEN_EVENTS: Final = """
 SELECT o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.created_at,
        coalesce(p.state, CASE WHEN outbox_covers(s.done, s.target, s.last_seq, o.tx, o.seq)
                               THEN 'published' ELSE 'pending' END) AS state
-FROM outbox o
+FROM {table} o
 JOIN outbox_shards s ON s.shard = outbox_shard_of(o.aggregate_type, o.aggregate_id, s.shards)
 LEFT JOIN outbox_parked p ON p.seq = o.seq
 WHERE o.created_at >= {start} AND o.created_at < {stop}"""

@@ -206,6 +206,11 @@ _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ..
         "Whole days from tomorrow that have a partition",
         lambda found: found.days_ahead,
     ),
+    (
+        "outbox_days_detached",
+        "Days whose partition an interrupted drop has left detached: their events are not seen",
+        lambda found: found.days_detached,
+    ),
     ("outbox_table_bytes", "Size of the outbox's partitions, with indexes", lambda found: found.table_bytes),
     ("outbox_keys_count", "About so many idempotency keys are remembered", lambda found: found.keys),
     ("outbox_keys_bytes", "Size of their table", lambda found: found.keys_bytes),

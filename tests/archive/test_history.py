@@ -91,14 +91,14 @@ def test_days_that_only_the_archive_has(
     """Guards against part of a history that is taken for all of it."""
     _drop(database, settings, FIRST)
     for archive in ("", "none"):
-        with pytest.raises(SetupError, match=f"{FIRST} is dropped, and in the archive alone: set OUTBOX_ARC"):
+        with pytest.raises(SetupError, match=f"{FIRST} is not in the table, only in the archive: set OUTB"):
             history(settings.model_copy(update={"archive": archive}), "order", "42")
     elsewhere = settings.model_copy(update={"archive": str(tmp_path / "elsewhere")})
-    with pytest.raises(SetupError, match=f"{FIRST} is dropped, and not in .*elsewhere"):
+    with pytest.raises(SetupError, match=f"{FIRST} is not in the table, and not in .*elsewhere"):
         history(elsewhere, "order", "42")
     assert not (tmp_path / "elsewhere").exists()
     manifest_path(settings, FIRST).unlink()
-    with pytest.raises(SetupError, match=f"{FIRST} is dropped, and not in "):
+    with pytest.raises(SetupError, match=f"{FIRST} is not in the table, and not in "):
         history(settings, "order", "42")
 
 

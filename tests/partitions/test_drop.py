@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from datetime import timedelta
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import date, timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import psycopg
 import pytest
 
 from outbox_pipelines.archive import day as archive
-from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.partitions import calendar, drop
+from outbox_pipelines.errors import AwayError, NotReadyError, SetupError
+from outbox_pipelines.partitions import attach, calendar, drop, queries
+from outbox_pipelines.quality import measurements
 from outbox_pipelines.settings import Settings
 from tests.conftest import wait_until
 from tests.partitions import days
@@ -37,7 +42,9 @@ def _is_there(database: Database) -> bool:
 def _is_attached(database: Database) -> bool:
     return bool(
         database.value(
-            "SELECT coalesce((SELECT relispartition FROM pg_class WHERE relname = %s), false)", LEAF
+            "SELECT EXISTS (SELECT FROM pg_inherits "
+            "WHERE inhrelid = to_regclass(%s) AND NOT inhdetachpending)",
+            LEAF,
         )
     )
 
@@ -58,6 +65,7 @@ def test_a_day_that_differs_stays(database: Database, archived: Settings) -> Non
     database.rows(f"ALTER TABLE {LEAF} DISABLE TRIGGER outbox_append_only")
     ((id, seq),) = database.rows(f"SELECT id::text, seq FROM {LEAF} LIMIT 1")
     database.rows(f"UPDATE {LEAF} SET payload = '{{}}' WHERE id = %s", id)
+    database.rows(f"ALTER TABLE {LEAF} ENABLE TRIGGER outbox_append_only")
     with pytest.raises(drop.NotProvenError, match="differ") as caught:
         drop.drop(archived, DAY)
     assert f"event {id} (seq {seq}) differs" in str(caught.value)
@@ -154,31 +162,198 @@ def test_dead_letters_outlive_their_day(database: Database, tmp_path: Path) -> N
     assert database.rows("SELECT state, payload FROM outbox_parked") == [("replaying", payload)]
 
 
+@contextmanager
+def half_detached(database: Database) -> Iterator[None]:
+    """Somebody has begun to detach DAY, and a report that reads the outbox keeps it from being finished."""
+    with database.connect(autocommit=False) as reader:
+        reader.execute("SELECT count(*) FROM outbox")
+        with database.connect() as owner:
+            owner.execute("SET lock_timeout = '50ms'")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                owner.execute(f"ALTER TABLE outbox DETACH PARTITION {LEAF} CONCURRENTLY".encode())
+        assert database.value("SELECT count(*) FROM pg_inherits WHERE inhdetachpending") == 1
+        yield
+        reader.rollback()
+
+
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for long."""
+    monkeypatch.setattr(queries, "DETACH_LOCK", "SET lock_timeout = '50ms'")
+    monkeypatch.setattr(attach, "SECONDS", 0.2)
+    monkeypatch.setattr(attach, "PAUSE_SECONDS", 0.05)
+
+
+def test_a_report_keeps_the_day_as_it_is(
+    database: Database, archived: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against events that are not seen for as long as somebody's report runs."""
+    short(monkeypatch)
+    with database.connect(autocommit=False) as reader:
+        reader.execute("SELECT count(*) FROM outbox")
+        with pytest.raises(NotReadyError, match="stays while a long transaction uses the outbox"):
+            drop.drop(archived, DAY)
+        reader.rollback()
+    assert _is_attached(database)
+    assert drop.drop(archived, DAY).now
+
+
 def test_an_interrupted_detach_is_finished(
     database: Database, archived: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a day left half detached, which blocks the detaching of every other one."""
-    monkeypatch.setattr(drop.queries, "DETACH_LOCK", "SET lock_timeout = '50ms'")
-    monkeypatch.setattr(drop, "_SECONDS", 0.2)
+    short(monkeypatch)
     other = DAY + timedelta(1)
     days.relayed(database)
     archive.archive(archived, other)
-    with database.connect(autocommit=False) as reader:
-        reader.execute("SELECT count(*) FROM outbox")
-        with pytest.raises(NotReadyError, match="long transaction"):
+    with half_detached(database):
+        with pytest.raises(NotReadyError, match=f"half detached.*or `outbox partitions attach {DAY}`"):
             drop.drop(archived, DAY)
-        assert database.value("SELECT count(*) FROM pg_inherits WHERE inhdetachpending") == 1
-        # Writers and the day's readers go on meanwhile.
+        with pytest.raises(NotReadyError, match="is not attached, a long transaction"):
+            attach.attach(archived, DAY)
+        # Writers go on meanwhile.
         with database.connect(autocommit=False) as connection:
             connection.execute("SET LOCAL lock_timeout = '1s'")
             connection.execute(
                 "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
                 "VALUES ('order', '1', 'order.placed', '{}')"
             )
-        reader.rollback()
     assert drop.drop(archived, other).now
     assert database.value("SELECT count(*) FROM pg_inherits WHERE inhdetachpending") == 0
     assert drop.drop(archived, DAY) == drop.Dropped(DAY, 20, True)
+
+
+def detached_days(settings: Settings) -> int:
+    return measurements.read(settings).days_detached
+
+
+def test_what_is_left_detached_is_seen_and_attached(
+    database: Database, archived: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against events that nobody sees and no check tells of, and no command brings back."""
+    short(monkeypatch)
+    assert detached_days(archived) == 0
+    assert database.outbox("partitions", "attach", str(DAY)).output == f"{DAY}  is attached\n"
+    with half_detached(database):
+        assert detached_days(archived) == 1
+        assert f"{DAY}  archived, detaching" in database.outbox("partitions", "list").output
+    # Killed between detaching and dropping.
+    with monkeypatch.context() as killed:
+        killed.setattr(drop, "_prove_and_drop", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            drop.drop(archived, DAY)
+    assert not _is_attached(database)
+    assert f"{DAY}  archived, detached" in database.outbox("partitions", "list").output
+    assert detached_days(archived) == 1
+    with calendar.working_at(archived, DAY):
+        # Somebody is at work.
+        assert detached_days(archived) == 0
+    shown = database.outbox("partitions", "attach", str(DAY))
+    assert (shown.exit_code, shown.output) == (0, f"{DAY}  attached\n")
+    assert _is_attached(database)
+    assert detached_days(archived) == 0
+    with pytest.raises(psycopg.errors.FeatureNotSupported):
+        database.rows(f"DELETE FROM {LEAF}")
+    assert database.outbox("migrate", "--check").exit_code == 0
+    assert drop.drop(archived, DAY).now
+    assert (
+        f"outbox archive restore {DAY} --attach" in database.outbox("partitions", "attach", str(DAY)).output
+    )
+
+
+def test_a_view_on_the_partition_keeps_the_day(database: Database, archived: Settings) -> None:
+    """Guards against a partition that is detached and cannot be dropped."""
+    database.rows(f"CREATE VIEW somebodys_report AS SELECT * FROM {LEAF}")
+    with pytest.raises(NotReadyError, match=f"somebodys_report depends on {LEAF}: drop that first"):
+        drop.drop(archived, DAY)
+    assert _is_attached(database)
+
+
+def test_the_archive_goes_away_before(database: Database, archived: Settings) -> None:
+    """Guards against a day that is detached although its archive cannot be read."""
+    gone = archived.model_copy(update={"archive": "/proc/none"})
+    with pytest.raises(NotReadyError):
+        drop.drop(gone, DAY)
+    assert _is_attached(database)
+
+
+@pytest.mark.parametrize("trouble", ["archive", "statement_timeout", "view", "session", "interrupt"])
+def test_whatever_fails_the_day_is_attached_again(
+    database: Database, archived: Settings, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """Guards against a day whose events vanish because something failed behind the detaching."""
+    detach = drop._detach
+
+    def detached_then(connection: calendar.Connection, day: date) -> None:
+        detach(connection, day)
+        assert not _is_attached(database)
+        if trouble == "archive":
+            monkeypatch.setattr(drop.proof, "prove", Mock(side_effect=AwayError("the archive refuses")))
+        elif trouble == "statement_timeout":
+            connection.execute("SET statement_timeout = '1ms'")
+            monkeypatch.setattr(queries, "LOCK_DETACHED", "LOCK TABLE {leaf}; SELECT pg_sleep(1)")
+        elif trouble == "view":
+            database.rows(f"CREATE VIEW somebodys_report AS SELECT * FROM {LEAF}")
+        elif trouble == "session":
+            database.rows(f"SELECT pg_terminate_backend({connection.info.backend_pid})")
+        else:
+            monkeypatch.setattr(drop.proof, "prove", Mock(side_effect=KeyboardInterrupt))
+
+    monkeypatch.setattr(drop, "_detach", detached_then)
+    with pytest.raises((SetupError, KeyboardInterrupt)):
+        drop.drop(archived, DAY)
+    assert _is_attached(database)
+    assert days.state(database) == "archived"
+    assert database.value("SELECT proven_at IS NULL FROM outbox_days WHERE day = %s", DAY)
+
+
+def test_settings_of_the_role_do_not_end_the_work(database: Database, archived: Settings) -> None:
+    """Guards against a timeout that somebody has set for all of a database's sessions."""
+    for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
+        database.rows(
+            f"DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET {name} = 600000', current_database()); END $$"
+        )
+        assert database.value(f"SHOW {name}") == "10min"
+        with calendar.working_at(archived, DAY) as connection:
+            assert connection.execute(f"SHOW {name}".encode()).fetchall() == [("0",)]
+
+
+@pytest.mark.parametrize("style", ["German", "SQL, DMY", "Postgres, MDY"])
+def test_another_date_style(database: Database, tmp_path: Path, style: str) -> None:
+    """Guards against commands that crash on how a database prints its dates."""
+    database.rows(
+        f"DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET DateStyle = \"{style}\"', current_database()); "
+        "EXECUTE format('ALTER DATABASE %I SET IntervalStyle = iso_8601', current_database()); END $$"
+    )
+    days.fill(database)
+    days.relayed(database)
+    archive = str(tmp_path / "archive")
+    for command in (
+        ("partitions", "list"),
+        ("partitions", "close"),
+        ("archive", "day", str(DAY)),
+        ("archive", "verify", str(DAY)),
+        ("status",),
+        ("partitions", "drop", str(DAY)),
+        ("archive", "restore", str(DAY), "--attach"),
+        ("archive", "history", "order", "1"),
+    ):
+        shown = database.outbox(*command, OUTBOX_ARCHIVE=archive)
+        assert shown.exit_code == 0 or command[0] == "status", shown.output
+        assert shown.exception is None or isinstance(shown.exception, SystemExit), shown.exception
+
+
+def test_one_day_that_stays_holds_up_no_other(database: Database, archived: Settings) -> None:
+    """Guards against a table that grows because the oldest day cannot be dropped."""
+    days.relayed(database)
+    archive.archive(archived, DAY + timedelta(1))
+    next(Path(archived.archive).rglob(f"*{DAY}/*.parquet")).unlink()
+    environment = {"OUTBOX_ARCHIVE": archived.archive, "OUTBOX_RETENTION_DAYS": "0"}
+    shown = database.outbox("partitions", "drop", "--due", **environment)
+    assert shown.exit_code == 1
+    assert f"{DAY} stays" in shown.stderr
+    assert f"{DAY + timedelta(1)}  dropped" in shown.stdout
+    shown = database.outbox("partitions", "drop", "--due", "--json", **environment)
+    assert (shown.exit_code, json.loads(shown.stdout)) == (1, [])
 
 
 def test_a_partition_that_was_dropped_by_hand(database: Database, archived: Settings) -> None:
@@ -219,14 +394,16 @@ def test_nothing_changes_between_proof_and_drop(
 
     def proving(*given: object) -> object:
         found = prove(*given)  # type: ignore[arg-type]
-        summed.set()
-        assert tried.wait(10)
+        # The first proof is of the partition that is attached.
+        if not _is_attached(database):
+            summed.set()
+            assert tried.wait(60)
         return found
 
     monkeypatch.setattr(drop.proof, "prove", proving)
     dropper = threading.Thread(target=drop.drop, args=(archived, DAY))
     dropper.start()
-    assert summed.wait(20)
+    assert summed.wait(60)
     with database.connect() as owner:
         owner.execute("SET lock_timeout = '100ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):

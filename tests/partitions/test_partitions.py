@@ -51,7 +51,7 @@ def test_the_days_are_listed_with_state_size_and_rows(database: Database) -> Non
     today = datetime.now(UTC).date()
     assert [day.day for day in days] == [today + timedelta(n) for n in range(-1, 15)]
     (now,) = [day for day in days if day.day == today]
-    assert (now.state, now.attached, now.rows) == ("open", True, 50)
+    assert (now.state, now.partition, now.rows) == ("open", "attached", 50)
     assert now.size > 8192
     shown = database.outbox("partitions", "list")
     assert shown.exit_code == 0

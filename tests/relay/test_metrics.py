@@ -38,6 +38,7 @@ OF_THE_DATABASE = {
     "outbox_parked_count",
     "outbox_dead_letters_count",
     "outbox_days_ahead",
+    "outbox_days_detached",
     "outbox_days_late close",
     "outbox_days_late archive",
     "outbox_days_late drop",

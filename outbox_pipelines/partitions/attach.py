@@ -1,0 +1,83 @@
+"""Attaches a day's partition again that was left detached: by a kill, or by a report that held up a drop.
+
+Invariants:
+- It changes no row, and no writer waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import date
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from outbox_pipelines.database import Connection, first_line
+from outbox_pipelines.errors import NotReadyError, SetupError
+from outbox_pipelines.partitions import queries
+from outbox_pipelines.partitions.calendar import bounds_of, leaf_of, place_of, require_day, working_at
+from outbox_pipelines.schema import require_schema
+from outbox_pipelines.settings import Settings
+
+SECONDS: Final = 60.0
+"""For so long transactions are waited for that use the outbox; nobody waits behind."""
+PAUSE_SECONDS: Final = 0.5
+
+
+def attach(settings: Settings, day: date) -> bool:
+    """Makes the partition of a day a part of the outbox again; False where it is one.
+
+    Raises:
+        NotReadyError: the day is dropped, or a long transaction uses the outbox.
+        SetupError: the partition is gone, or this role does not own it.
+    """
+    require_schema(settings)
+    with working_at(settings, day) as connection:
+        state, *_ = require_day(connection, day)
+        if state == "dropped":
+            raise NotReadyError(
+                f"{day} is dropped: to bring it back, run `outbox archive restore {day} --attach`"
+            )
+        place = place_of(connection, day)
+        if place == "attached":
+            return False
+        if place == "gone":
+            raise SetupError(f"{day} has no partition: {leaf_of(day)} was dropped by hand")
+        try:
+            again(connection, day)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise SetupError(
+                f"{first_line(error)}: days are attached by the role that owns the outbox"
+            ) from None
+        return True
+
+
+def again(connection: Connection, day: date) -> None:
+    """Attaches a partition that is detached, or half detached.
+
+    Raises:
+        NotReadyError: a long transaction uses the outbox.
+    """
+    start, stop = map(sql.Literal, bounds_of(day))
+    deadline = time.monotonic() + SECONDS
+    connection.execute(queries.DETACH_LOCK)
+    while True:
+        try:
+            finish_detaching(connection)
+            if place_of(connection, day) == "detached":
+                connection.execute(queries.named(queries.ATTACH, leaf_of(day), start=start, stop=stop))
+            return
+        except psycopg.errors.LockNotAvailable:
+            if time.monotonic() > deadline:
+                raise NotReadyError(
+                    f"{day} is not attached, a long transaction uses the outbox: see pg_stat_activity, then "
+                    f"run `outbox partitions attach {day}`"
+                ) from None
+            time.sleep(PAUSE_SECONDS)
+
+
+def finish_detaching(connection: Connection) -> None:
+    """Finishes the detaching that was interrupted: until then no partition can be detached or attached."""
+    for (unfinished,) in connection.execute(queries.DETACHING).fetchall():
+        connection.execute(queries.named(queries.FINISH_DETACH, unfinished))
