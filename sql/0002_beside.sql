@@ -88,6 +88,8 @@ CREATE TABLE outbox_parked (
     -- Handed to Kafka's client and not yet heard of; and how often the relay died in that state.
     trying          boolean     NOT NULL DEFAULT false,
     deaths          int         NOT NULL DEFAULT 0,
+    -- A dead letter for which OUTBOX_DEAD_LETTER_COMMAND is still to be run.
+    command_due     boolean     NOT NULL DEFAULT false,
     -- Not the id: two events may have the same one, and neither may be lost.
     PRIMARY KEY (seq)
 );
@@ -95,6 +97,7 @@ CREATE INDEX outbox_parked_id ON outbox_parked (id);
 CREATE INDEX outbox_parked_order ON outbox_parked (aggregate_type, aggregate_id, seq);
 CREATE INDEX outbox_parked_suspects ON outbox_parked (aggregate_type, aggregate_id, seq) WHERE state <> 'waiting';
 CREATE INDEX outbox_parked_failed ON outbox_parked (failed_at) WHERE state IN ('failed', 'replaying');
+CREATE INDEX outbox_parked_commands ON outbox_parked (failed_at) WHERE command_due;
 CREATE INDEX outbox_parked_trying ON outbox_parked (seq) WHERE trying;
 
 -- When a parked event was published after all: the position passed it before.

@@ -68,7 +68,8 @@ UPDATE outbox_parked p
 SET attempts = attempts + 1, last_error = r.error, trying = false,
     next_attempt_at = clock_timestamp() + make_interval(secs => r.pause),
     state = CASE WHEN state = 'replaying' OR attempts + 1 >= %(most)s THEN 'failed' ELSE 'retrying' END,
-    failed_at = CASE WHEN state = 'replaying' OR attempts + 1 >= %(most)s THEN clock_timestamp() END
+    failed_at = CASE WHEN state = 'replaying' OR attempts + 1 >= %(most)s THEN clock_timestamp() END,
+    command_due = (state = 'replaying' OR attempts + 1 >= %(most)s) AND %(command)s
 FROM unnest(%(seqs)s::bigint[], %(errors)s::text[], %(pauses)s::float8[]) AS r (seq, error, pause)
 WHERE p.seq = r.seq AND p.state IN ('retrying', 'replaying')
 RETURNING p.seq, p.state, p.attempts"""
@@ -95,6 +96,7 @@ SET trying = false, next_attempt_at = clock_timestamp(), deaths = deaths + %(die
     state = CASE WHEN %(died)s AND deaths + 1 >= %(most)s THEN 'failed'
                  WHEN %(died)s AND state = 'waiting' THEN 'retrying' ELSE state END,
     failed_at = CASE WHEN %(died)s AND deaths + 1 >= %(most)s THEN clock_timestamp() END,
+    command_due = %(died)s AND deaths + 1 >= %(most)s AND %(command)s,
     last_error = CASE WHEN %(died)s THEN %(error)s ELSE last_error END
 FROM (SELECT seq AS tried, state AS was FROM outbox_parked WHERE trying AND {MINE} FOR UPDATE) t
 WHERE seq = tried
@@ -111,6 +113,15 @@ SELECT EXISTS (SELECT FROM outbox_parked WHERE state = 'replaying' AND {MINE})""
 
 # What a run until empty leaves behind: by the table, since an earlier process may have parked it.
 HELD: Final[LiteralString] = f"SELECT count(*) FROM outbox_parked WHERE state <> 'discarded' AND {MINE}"
+
+# Dead letters for which the operator's command has not run. Without their content, which may be large.
+COMMANDS: Final[LiteralString] = f"""
+SELECT seq, id::text, aggregate_type, aggregate_id, event_type, attempts, coalesce(last_error, '')
+FROM outbox_parked
+WHERE command_due AND state = 'failed' AND seq <> ALL (%(under_way)s::bigint[]) AND {MINE}
+ORDER BY failed_at LIMIT %(room)s"""
+COMMANDS_DUE: Final = "UPDATE outbox_parked SET command_due = true WHERE seq = ANY (%(seqs)s::bigint[])"
+COMMANDS_RAN: Final = "UPDATE outbox_parked SET command_due = false WHERE seq = ANY (%(seqs)s::bigint[])"
 
 # Whether somebody has replayed or discarded since. The highest number alone would miss one that commits late.
 NEWS: Final = "SELECT count(*) FROM outbox_audit"

@@ -9,22 +9,27 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+import psycopg
+
 from outbox_pipelines.event import Event, Released
 from outbox_pipelines.relay import parked_queries
+from outbox_pipelines.relay.dead_letter_runs import DeadLetterRuns, describe
 from outbox_pipelines.relay.delivery import Complete
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.parking import Aggregate, ParkingLot
 from outbox_pipelines.relay.prober import Attempt, Prober, Tried, Verdict
 from outbox_pipelines.relay.quarantine import Quarantine
 from outbox_pipelines.relay.routing import IllegalTopicError, Router
-from outbox_pipelines.relay.shards import Shard
+from outbox_pipelines.relay.shards import Shard, ShardLostError
 from outbox_pipelines.relay.topics import Topics
 from outbox_pipelines.relay.transactions import place
 from outbox_pipelines.settings import Settings
@@ -38,6 +43,8 @@ _MOST_RELEASES: Final = 2
 _TOPIC_SECONDS: Final = 10.0
 _OUTAGE_SECONDS: Final = 1.0
 _NEWS_SECONDS: Final = 1.0
+# Dead letters in the queue for the operator's command; all others wait in the table.
+_MOST_COMMANDS: Final = 16
 # An event that kills does so when it is encoded, compressed or sent.
 _INNOCENT_SECONDS: Final = 1.0
 # While something is under way.
@@ -89,6 +96,8 @@ class Retries:
         self._router = Router(settings)
         self._quarantine = Quarantine(topics, lot)
         self._on_dead_letter = on_dead_letter
+        self._commands = DeadLetterRuns(settings.dead_letter_command, most=_MOST_COMMANDS)
+        self._commands_at = 0.0
         self._metrics = metrics
         self._news = -1
         self._news_at = 0.0
@@ -154,6 +163,7 @@ class Retries:
         """
         self._record(self._prober.verdicts())
         now = time.monotonic()
+        self._run_commands(now)
         self._clear_the_waiting(now)
         if now >= self._news_at:
             self._hear_news(now)
@@ -188,9 +198,42 @@ class Retries:
         ((held,),) = self._shard.execute(parked_queries.HELD, {})
         return int(held)
 
-    def close(self) -> None:
-        """Stops trying; what is under way is tried again by whoever comes next."""
+    def close(self, *, command_seconds: float) -> None:
+        """Stops trying; what is under way is tried again by whoever comes next.
+
+        Args:
+            command_seconds: how long to wait for the operator's commands; those left run later.
+        """
         self._prober.close()
+        # Where the session has gone, they run again.
+        with suppress(ShardLostError, psycopg.Error):
+            deadline = time.monotonic() + command_seconds
+            self._run_commands(math.inf)
+            while not self._commands.wait(_ATTENTION_SECONDS) and time.monotonic() < deadline:
+                # A sign of life, too.
+                self._shard.execute(parked_queries.COMMANDS_RAN, {"seqs": self._commands.done()})
+                self._run_commands(math.inf)
+        self._commands.close()
+        with suppress(ShardLostError, psycopg.Error):
+            self._run_commands(-math.inf)
+
+    def _run_commands(self, now: float) -> None:
+        """Has the operator's command run for dead letters, as many as there is room for."""
+        if not self._settings.dead_letter_command:
+            return
+        if ran := self._commands.done():
+            self._shard.execute(parked_queries.COMMANDS_RAN, {"seqs": ran})
+            self._commands_at = 0.0
+        room = self._commands.room
+        if now < self._commands_at or not room:
+            return
+        self._commands_at = now + _NEWS_SECONDS
+        found = {"room": room, "under_way": self._commands.under_way()}
+        for row in self._shard.execute(parked_queries.COMMANDS, found):
+            *columns, attempts, error = row
+            event = Event._make([*columns, "", None])
+            remedy = f"outbox dead-letters show {event.id}"
+            self._commands.submit(event.seq, describe(event, attempts, error, remedy=remedy))
 
     def _clear_the_waiting(self, now: float) -> None:
         """Takes the mark off what merely waits for Kafka: kills during an outage blame no event."""

@@ -141,7 +141,7 @@ def relay(
                     until_empty=until_empty,
                     hand_over_after=hand_over_after,
                     on_progress=on_progress,
-                    on_dead_letter=partial(hooks.dead_letter, settings, metrics),
+                    on_dead_letter=partial(hooks.dead_letter, metrics),
                     metrics=metrics,
                 )
             return worker.run()

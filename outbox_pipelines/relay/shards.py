@@ -84,6 +84,7 @@ class Shard:
         self._events = 0
         self._newest: int | None = None
         self._open_from = "-infinity"
+        self._has_command = bool(settings.dead_letter_command)
         # Before anything is said to a session that may be another one next time.
         pooler.refuse(self._connection, settings)
         self._connection.execute("SET synchronous_commit = on")
@@ -270,7 +271,7 @@ class Shard:
             ShardLostError: the session is gone.
         """
         try:
-            given = {**self.key, "open_from": self._open_from, **parameters}
+            given = {**self.key, "open_from": self._open_from, "command": self._has_command, **parameters}
             cursor = self._connection.execute(query, given)
             return cursor.fetchall() if cursor.description else []
         except psycopg.OperationalError as error:
@@ -343,6 +344,9 @@ class Shard:
         states, errors = zip(*parked.values(), strict=True)
         rows = {"seqs": list(parked), "states": list(states), "errors": list(errors)}
         self.execute(parked_queries.PARK, {**ends, **rows, "start": start, "stop": stop})
+        dead = [seq for seq, (state, _) in parked.items() if state == "failed"]
+        if dead and self._has_command:
+            self.execute(parked_queries.COMMANDS_DUE, {"seqs": dead})
 
     def _check_database(self) -> None:
         refuse_standby(self._connection)

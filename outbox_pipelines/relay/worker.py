@@ -44,6 +44,9 @@ _MOST_UNSETTLED: Final = 16
 _STOP_SECONDS: Final = 10.0
 # How long a run until empty waits for a Kafka that is away.
 _OUTAGE_SECONDS: Final = 60.0
+# How long a relay that ends waits for the operator's commands: a successor may be waiting, and runs them too.
+_HURRY_SECONDS: Final = 1.0
+_OFF_SECONDS: Final = 10.0
 # An event that kills does so when it is encoded, compressed or sent.
 _INNOCENT_SECONDS: Final = 1.0
 # While acknowledgements are awaited, new pieces are looked for this often.
@@ -147,7 +150,7 @@ class Worker:
             settler.join()
             # Ending a transaction may take longer than the lease; a shard that is lost now counts as a death.
             with beating(self._shard.beat, self._heartbeat):
-                self._retries.close()
+                self._retries.close(command_seconds=_OFF_SECONDS if self._until_empty else _HURRY_SECONDS)
                 self._caution.close()
                 self._publisher.discard()
         self._report()

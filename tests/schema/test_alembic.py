@@ -212,6 +212,7 @@ def test_downgrade_refuses_to_lose_dead_letters(
         insert(connection)
         [event] = connection.execute("SELECT to_jsonb(outbox) FROM outbox").fetchone() or ()
     event |= {"state": "failed", "attempts": 5, "parked_at": "now", "trying": False, "deaths": 0}
+    event |= {"command_due": False}
     empty.rows(
         "INSERT INTO outbox_parked SELECT * FROM jsonb_populate_record(NULL::outbox_parked, %s)", Jsonb(event)
     )

@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from outbox_pipelines.relay.claims import queries
 from outbox_pipelines.relay.claims.holder import Holder
 from outbox_pipelines.relay.claims.marks import array, explained
 from outbox_pipelines.relay.claims.source import ClaimSource, names
+from outbox_pipelines.relay.dead_letter_runs import DeadLetterRuns, describe
 from outbox_pipelines.relay.delivery import Complete
 from outbox_pipelines.relay.parking import Aggregate, ParkingLot
 from outbox_pipelines.relay.prober import Attempt, Prober, Tried, Verdict
@@ -37,6 +39,10 @@ _OUTAGE_SECONDS: Final = 1.0
 # With OUTBOX_ON_DEAD_LETTER=block: whether somebody has mended the table.
 _MENDED_SECONDS: Final = 2.0
 _ATTENTION_SECONDS: Final = 0.02
+# Dead letters that wait for the operator's command: in memory, since such a table has no place for it.
+_MOST_COMMANDS: Final = 1000
+_COMMANDS_SECONDS: Final = 10.0
+_LOG: Final = logging.getLogger(__name__)
 
 _EVENT: Final = len(Event._fields)
 
@@ -76,6 +82,7 @@ class ClaimRetries:
         self._router = Router(settings)
         self._quarantine = Quarantine(topics, lot)
         self._on_dead_letter = on_dead_letter
+        self._commands = DeadLetterRuns(settings.dead_letter_command, most=_MOST_COMMANDS)
         self._blocks = settings.on_dead_letter == "block"
         self._trials: dict[tuple[str, str], _Trial] = {}
         self._ended: dict[tuple[str, str], int | None] = {}
@@ -144,6 +151,11 @@ class ClaimRetries:
     def close(self) -> None:
         """Stops trying; what is under way is tried again by whoever comes next."""
         self._prober.close()
+        self._commands.wait(_COMMANDS_SECONDS)
+        if left := self._commands.close():
+            _LOG.error(
+                "OUTBOX_DEAD_LETTER_COMMAND was not run for %d dead letters: the relay has ended", left
+            )
 
     def _attend(self, aggregates: list[Aggregate]) -> None:
         now = time.monotonic()
@@ -274,7 +286,14 @@ class ClaimRetries:
             self._source.passed_over.add(event.seq)
         if self._blocks:
             self._ended[aggregate] = None if is_remembered else event.seq
-        self._on_dead_letter(DeadLetter(event, tried.attempt.attempts + 1, tried.reason))
+        letter = DeadLetter(event, tried.attempt.attempts + 1, tried.reason)
+        self._on_dead_letter(letter)
+        self._commands.done()
+        if self._commands.room > 0:
+            said = describe(event, letter.attempts, letter.error, remedy="mend the row, make it pending")
+            self._commands.submit(event.seq, said)
+        elif self._settings.dead_letter_command:
+            _LOG.error("OUTBOX_DEAD_LETTER_COMMAND is not run for %s: %d wait for it", event, _MOST_COMMANDS)
 
     def _is_news(self, tried: Tried) -> bool:
         """A topic that is missing for hours is written down once: each change rewrites the row."""

@@ -1,0 +1,148 @@
+"""Runs the operator's command for dead letters: a few at a time, each for a limited time.
+
+Invariants:
+- Bounded: `_WORKERS` processes at once, `room` more in the queue, whatever the number of dead letters.
+- Nothing here holds the relay up, or fails it. A command that fails or takes too long is logged and has run.
+- What has not run when the relay ends is not in `done`: whoever keeps the dead letters has it run later. It
+  runs at least once then, and again where the relay ended while it ran.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import Any, Final
+
+from outbox_pipelines.event import Event
+
+_LOG = logging.getLogger(__name__)
+_COMMAND_SECONDS: Final = 30.0
+_WORKERS: Final = 4
+
+
+class DeadLetterRuns:
+    """Threads that run the command, started by the first dead letter.
+
+    Args:
+        command: as OUTBOX_DEAD_LETTER_COMMAND names it; nothing is run where it is empty.
+        most: the length of the queue.
+    """
+
+    def __init__(self, command: str, *, most: int) -> None:
+        self._command = command
+        self._most = most
+        self._change = threading.Condition()
+        self._queue: deque[tuple[int, str]] = deque()
+        self._running: dict[int, subprocess.Popen[str] | None] = {}
+        self._done: list[int] = []
+        self._threads: list[threading.Thread] = []
+        self._end = False
+
+    @property
+    def room(self) -> int:
+        """How many more dead letters it takes."""
+        return self._most - len(self._queue) if self._command else 0
+
+    def submit(self, seq: int, description: str) -> None:
+        """Has the command run for a dead letter; while there is room."""
+        with self._change:
+            self._queue.append((seq, description))
+            self._change.notify()
+            if len(self._threads) < _WORKERS:
+                thread = threading.Thread(target=self._work, name="outbox-dead-letter", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def under_way(self) -> list[int]:
+        """The seqs of those that are queued, running, or not yet fetched by `done`."""
+        with self._change:
+            return [*(seq for seq, _ in self._queue), *self._running, *self._done]
+
+    def done(self) -> list[int]:
+        """The seqs of those for which the command has run since the last call."""
+        with self._change:
+            done, self._done = self._done, []
+        return done
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until nothing is queued or running, at most so long; whether that is so."""
+        with self._change:
+            return self._change.wait_for(lambda: not (self._queue or self._running), seconds)
+
+    def close(self) -> int:
+        """Ends what is queued or running. How many these were."""
+        with self._change:
+            self._end = True
+            left = len(self._queue) + len(self._running)
+            self._queue.clear()
+            for process in self._running.values():
+                if process is not None:
+                    _kill(process)
+            self._change.notify_all()
+        for thread in self._threads:
+            thread.join(1.0)
+        return left
+
+    def _work(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._queue or self._end)
+                if self._end:
+                    return
+                seq, description = self._queue.popleft()
+                self._running[seq] = None
+            self._run(seq, description)
+            with self._change:
+                del self._running[seq]
+                if not self._end:
+                    self._done.append(seq)
+                self._change.notify_all()
+
+    def _run(self, seq: int, description: str) -> None:
+        try:
+            # In a group of its own: what the shell has started is ended with it.
+            process = subprocess.Popen(
+                self._command, shell=True, stdin=subprocess.PIPE, text=True, start_new_session=True
+            )
+            with self._change:
+                self._running[seq] = process
+            try:
+                process.communicate(description, timeout=_COMMAND_SECONDS)
+            except subprocess.TimeoutExpired:
+                _kill(process)
+                process.wait()
+                _LOG.error("OUTBOX_DEAD_LETTER_COMMAND took over %.0f s and was ended", _COMMAND_SECONDS)
+                return
+            if process.returncode != 0 and not self._end:
+                _LOG.error("OUTBOX_DEAD_LETTER_COMMAND failed with exit code %d", process.returncode)
+        except OSError as error:
+            _LOG.error("OUTBOX_DEAD_LETTER_COMMAND failed: %s", error)
+
+
+def describe(event: Event, attempts: int, error: str, *, remedy: str) -> str:
+    """A dead letter as one JSON object, without its payload."""
+    return json.dumps({"kind": "dead-letter", **fields(event, attempts, error), "help": remedy})
+
+
+def fields(event: Event, attempts: int, error: str) -> dict[str, Any]:
+    """What people are told of a dead letter."""
+    return {
+        "id": event.id,
+        "seq": event.seq,
+        "aggregate_type": event.aggregate_type,
+        "aggregate_id": event.aggregate_id,
+        "event_type": event.event_type,
+        "attempts": attempts,
+        "error": error,
+    }
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

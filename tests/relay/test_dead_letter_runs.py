@@ -1,0 +1,108 @@
+"""The operator's command for dead letters: run for each, few at a time, whatever happens to the relay."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outbox_pipelines.relay import dead_letter_runs, service
+from outbox_pipelines.relay.dead_letter_runs import DeadLetterRuns
+from tests.conftest import Outbox, wait_until
+from tests.relay import faults
+from tests.relay.parked import parked_rows
+from tests.relay.threads import quick, running
+
+
+def _write(outbox: Outbox, events: int) -> None:
+    """Events that no topic can be named for: each is a dead letter after its first attempt."""
+    with outbox.connect() as connection:
+        connection.execute(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
+            "SELECT 'no/topic', i::text, 'order.placed', '{}' FROM generate_series(1, %s) i",
+            [events],
+        )
+
+
+def _due(outbox: Outbox) -> int:
+    with outbox.connect() as connection:
+        row = connection.execute("SELECT count(*) FROM outbox_parked WHERE command_due").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _told(heard: Path) -> list[str]:
+    return [json.loads(file.read_text())["id"] for file in heard.glob("*.json")]
+
+
+def _ids(outbox: Outbox) -> list[str]:
+    return sorted(row[1] for row in parked_rows(outbox))
+
+
+def _says(heard: Path) -> str:
+    """A command that leaves a file for each dead letter."""
+    heard.mkdir()
+    return f"cat > {heard}/$$ && mv {heard}/$$ {heard}/$$.json"
+
+
+def test_many_dead_letters_have_few_threads(outbox: Outbox, tmp_path: Path) -> None:
+    """Guards against a thread for each of thousands of dead letters."""
+    heard = tmp_path / "heard"
+    _write(outbox, 100)
+    most = 0
+    with running(quick(outbox, max_attempts=1, dead_letter_command=_says(heard))):
+        while len(_told(heard)) < 100:
+            most = max(most, sum(1 for t in threading.enumerate() if t.name == "outbox-dead-letter"))
+            wait_until(lambda: True)
+        wait_until(lambda: _due(outbox) == 0, what="all to be written down as run")
+    assert 1 <= most <= dead_letter_runs._WORKERS
+    assert sorted(_told(heard)) == _ids(outbox)
+
+
+@pytest.mark.parametrize("ending", ["kill", "terminate"])
+def test_what_was_not_run_is_run_later(outbox: Outbox, tmp_path: Path, ending: str) -> None:
+    """Guards against alarms that are lost with the process that was to give them."""
+    heard, gate = tmp_path / "heard", tmp_path / "gate"
+    _write(outbox, 12)
+    given = {
+        "OUTBOX_MAX_ATTEMPTS": "1",
+        "OUTBOX_LEASE_SECONDS": "1",
+        "OUTBOX_DEAD_LETTER_COMMAND": f"touch {tmp_path}/begun; test -e {gate} || sleep 600; {_says(heard)}",
+    }
+    with faults.relay(outbox, **given) as relay:
+        wait_until((tmp_path / "begun").exists, seconds=60, what="a command to begin")
+        wait_until(lambda: _due(outbox) == 12, what="12 dead letters")
+        getattr(relay, ending)()
+        relay.wait(30)
+    assert (_told(heard), _due(outbox)) == ([], 12)
+    gate.touch()
+    with faults.relay(outbox, **given):
+        wait_until(lambda: _due(outbox) == 0, seconds=60, what="all commands to run")
+    assert sorted(_told(heard)) == _ids(outbox)
+
+
+def test_without_a_command_nothing_is_due(outbox: Outbox, tmp_path: Path) -> None:
+    """Guards against a command that is run for a year's dead letters on the day it is set."""
+    _write(outbox, 3)
+    service.relay(quick(outbox, max_attempts=1), until_empty=True)
+    assert _due(outbox) == 0
+    heard = tmp_path / "heard"
+    service.relay(quick(outbox, max_attempts=1, dead_letter_command=_says(heard)), until_empty=True)
+    assert _told(heard) == []
+
+
+def test_a_command_that_hangs_is_ended_with_what_it_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against four hanging commands that stop all others."""
+    monkeypatch.setattr(dead_letter_runs, "_COMMAND_SECONDS", 0.2)
+    runs = DeadLetterRuns("sleep 600 | sleep 600", most=10)
+    for n in range(6):
+        runs.submit(n, "{}")
+    done: list[Any] = []
+    wait_until(lambda: done.extend(runs.done()) or len(done) == 6, what="all to be ended")
+    assert caplog.text.count("took over") == 6
+    assert runs.close() == 0
