@@ -7,7 +7,9 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from sys import getsizeof
 from typing import NamedTuple
 
 from outbox_pipelines.relay.position import Position, Snapshot
@@ -32,17 +34,38 @@ class Event(NamedTuple):
         return f"event {self.id} (seq {self.seq}, {self.event_type} of {aggregate})"
 
 
+def weigh(events: Iterable[Event]) -> int:
+    """Return how many bytes of memory the text of events takes, all columns together, or a few more.
+
+    One character beyond Latin makes Python store the whole text in two or four bytes a character, so that the
+    number of characters would say too little.
+    """
+    columns = list(zip(*events, strict=True))
+    if not columns:
+        return 0
+    _, _, aggregate_types, aggregate_ids, event_types, payloads, metadata = columns
+    return (
+        getsizeof("".join(aggregate_types))
+        + getsizeof("".join(aggregate_ids))
+        + getsizeof("".join(event_types))
+        + getsizeof("".join(payloads))
+        + getsizeof("".join(filter(None, metadata)))
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Events of one tick that are published together."""
 
     events: list[Event]
     size: int
-    """Characters of payload in them."""
+    """Bytes of text in them, as `weigh` counts."""
     done: Snapshot
     target: Snapshot
     ends_tick: bool
     starts_tick: bool = True
+    unreadable: Mapping[int, str] = field(default_factory=dict)
+    """By seq: events whose content was not read, and why. They become dead letters."""
 
     @property
     def position(self) -> Position:
@@ -56,10 +79,9 @@ class Piece:
         if len(self.events) <= events:
             return self, None
         first, rest = self.events[:events], self.events[events:]
-        size = sum(len(event.payload) for event in first)
         return (
-            Piece(first, size, self.done, self.target, ends_tick=False, starts_tick=self.starts_tick),
-            Piece(rest, self.size - size, self.done, self.target, self.ends_tick, starts_tick=False),
+            replace(self, events=first, size=weigh(first), ends_tick=False),
+            replace(self, events=rest, size=weigh(rest), starts_tick=False),
         )
 
     @property
@@ -72,7 +94,14 @@ class Piece:
         assert self.is_whole
         assert piece.is_whole
         events = sorted(self.events + piece.events)
-        return Piece(events, self.size + piece.size, self.done, piece.target, ends_tick=True)
+        return Piece(
+            events,
+            self.size + piece.size,
+            self.done,
+            piece.target,
+            ends_tick=True,
+            unreadable={**self.unreadable, **piece.unreadable},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,4 +110,4 @@ class Released:
 
     events: list[Event]
     size: int
-    """Characters of payload in them."""
+    """Bytes of text in them, as `weigh` counts."""

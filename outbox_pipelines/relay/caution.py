@@ -4,14 +4,16 @@ Invariants:
 - Needed only after an unclean death, and only over what may have been on its way then: an ordinary event
   never costs a commit of its own.
 - After the first death: a hundred events at a time. After the next: one at a time, each marked in the
-  database before it is touched. Three deaths at one marked event make it a dead letter. A kill from outside
-  hits the few milliseconds of one event's mark three times in a row only by malice.
+  database before its content is read: reading it may be what kills. Three deaths at one marked event make it
+  a dead letter. A kill from outside hits the few milliseconds of one event's mark three times in a row only
+  by malice.
+- While it is needed, nothing is read before all that was read is settled.
 - The mark is taken away from an event that Kafka merely does not answer for: an outage blames nobody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
 from typing import Final
 
 from outbox_pipelines.database import Connection
@@ -29,7 +31,10 @@ _DEATHS: Final = 3
 
 
 class Caution:
-    """For the publishing thread: how much to hand over at once, and which event not at all."""
+    """How much to read and publish at once, and which event not at all.
+
+    The reading thread asks and marks; the publishing thread says what is settled.
+    """
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -37,6 +42,7 @@ class Caution:
         self._singles = _SINGLES if shard.deaths > 1 else 0
         self._until: Snapshot | None = None
         self._connection: Connection | None = None
+        self._has_passed = threading.Event()
         self.is_needed = shard.deaths > 0
         self.is_over = False
         """Set when the danger is past, for the settler to write down."""
@@ -45,34 +51,40 @@ class Caution:
         """What had committed when the relay started: nothing later was on its way."""
         self._until = now
 
-    def parts(self, piece: Piece) -> Iterator[Piece]:
-        """A piece in parts, each to be settled before the next is asked for."""
-        rest: Piece | None = piece
-        while rest is not None:
-            part, rest = rest.cut(1 if self._singles else _FEW)
-            if self._singles and part.events:
-                self._write(part.events[0].seq)
-            yield part
-
-    def deadly(self, part: Piece) -> str | None:
-        """Why a part must not be published: relays die of it; None for all others."""
-        deaths = self._shard.suspect_deaths
-        if deaths < _DEATHS or [event.seq for event in part.events] != [self._shard.suspect]:
+    def step(self) -> int | None:
+        """Return how many events may be read at once; None: any number."""
+        if not self.is_needed:
             return None
-        return f"the relay died {deaths} times while it published this event alone"
+        return 1 if self._singles else _FEW
+
+    def before(self, seq: int) -> str | None:
+        """Mark an event that is about to be read alone; return why it must not be, if relays die of it."""
+        deaths = self._shard.suspect_deaths
+        if seq == self._shard.suspect and deaths >= _DEATHS:
+            return f"the relay died {deaths} times while it read or published this event alone"
+        self._write(seq)
+        return None
 
     def waits(self) -> None:
         """The event is with Kafka's client and has not killed the process: it is innocent, whatever comes."""
         if self._singles:
             self._write(None)
 
-    def passed(self, part: Piece) -> None:
-        """A part is settled."""
-        self._left -= len(part.events)
-        self._singles = max(0, self._singles - len(part.events))
-        caught_up = part.ends_tick and self._until is not None and part.target.xmax >= self._until.xmax
-        if self.is_needed and (self._left <= 0 or caught_up):
+    def passed(self, piece: Piece) -> None:
+        """A piece is settled: the next may be read."""
+        self._left -= len(piece.events)
+        self._singles = max(0, self._singles - len(piece.events))
+        caught_up = piece.ends_tick and self._until is not None and piece.target.xmax >= self._until.xmax
+        if self._left <= 0 or caught_up:
             self.is_needed, self.is_over = False, True
+        self._has_passed.set()
+
+    def wait_until_passed(self, seconds: float) -> bool:
+        """Wait for the piece that was read last; return whether it is settled."""
+        if not self._has_passed.wait(seconds):
+            return False
+        self._has_passed.clear()
+        return True
 
     def close(self) -> None:
         """Closes the connection, if there was a need for one."""

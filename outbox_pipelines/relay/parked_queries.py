@@ -2,7 +2,7 @@
 
 from typing import Final, LiteralString
 
-from outbox_pipelines.relay.queries import COLUMNS_WITH_TIME, MINE
+from outbox_pipelines.relay.queries import EVENTS_WITH_TIME, MINE, NAMES
 
 # A function: a relay's role may not write what an event says.
 PARK: Final = """
@@ -19,9 +19,13 @@ _COVERED: Final[LiteralString] = """(
     SELECT outbox_covers(s.done, s.target, s.last_seq, p.tx, p.seq)
     FROM outbox_shards s WHERE s.shard = %(shard)s)"""
 
+# The content of parked events, by seq. The queries below tell only which they are: an event is marked as
+# being tried before its content is read.
+BODIES: Final = EVENTS_WITH_TIME.parked
+
 # The first event of each aggregate that blocks it.
 HEADS: Final[LiteralString] = f"""
-SELECT {COLUMNS_WITH_TIME}, state, attempts,
+SELECT {NAMES}, state, attempts,
        extract(epoch FROM next_attempt_at - clock_timestamp())::float8, deaths, covered
 FROM unnest(%(types)s::text[], %(ids)s::text[]) AS a (type, name)
 CROSS JOIN LATERAL (
@@ -31,7 +35,7 @@ CROSS JOIN LATERAL (
 
 # Those behind no other: up to the next one that must be tried alone.
 FREE: Final[LiteralString] = f"""
-SELECT {COLUMNS_WITH_TIME}
+SELECT {NAMES}
 FROM unnest(%(types)s::text[], %(ids)s::text[]) AS a (type, name)
 CROSS JOIN LATERAL (
     SELECT * FROM outbox_parked p
@@ -45,7 +49,7 @@ CROSS JOIN LATERAL (
 
 # Dead letters to be tried again: of each aggregate the first.
 REPLAYS: Final[LiteralString] = f"""
-SELECT DISTINCT ON (aggregate_type, aggregate_id) {COLUMNS_WITH_TIME}, state, attempts, 0::float8, deaths
+SELECT DISTINCT ON (aggregate_type, aggregate_id) {NAMES}, state, attempts, 0::float8, deaths
 FROM outbox_parked
 WHERE state = 'replaying' AND (next_attempt_at IS NULL OR next_attempt_at <= clock_timestamp()) AND {MINE}
 ORDER BY aggregate_type, aggregate_id, seq LIMIT %(limit)s"""
@@ -82,6 +86,14 @@ SET last_error = coalesce(r.error, last_error), trying = false,
 FROM unnest(%(seqs)s::bigint[], %(errors)s::text[], %(pauses)s::float8[]) AS r (seq, error, pause)
 WHERE p.seq = r.seq"""
 
+# Their content cannot be read: nothing is there to be tried.
+UNREADABLE: Final = """
+UPDATE outbox_parked p
+SET state = 'failed', last_error = u.error, trying = false, failed_at = clock_timestamp()
+FROM unnest(%(seqs)s::bigint[], %(errors)s::text[]) AS u (seq, error)
+WHERE p.seq = u.seq AND p.state IN ('waiting', 'retrying', 'replaying')
+RETURNING p.seq, p.attempts"""
+
 # Events of a refused batch that were released: alone, from now on.
 SUSPECTED: Final = """
 UPDATE outbox_parked p
@@ -100,7 +112,7 @@ SET trying = false, next_attempt_at = clock_timestamp(), deaths = deaths + %(die
     last_error = CASE WHEN %(died)s THEN %(error)s ELSE last_error END
 FROM (SELECT seq AS tried, state AS was FROM outbox_parked WHERE trying AND {MINE} FOR UPDATE) t
 WHERE seq = tried
-RETURNING {COLUMNS_WITH_TIME}, was, state, attempts"""
+RETURNING {NAMES}, was, state, attempts"""
 
 # Of a run that was released together only the first is marked; another one of it may be what kills.
 ALONE: Final = """

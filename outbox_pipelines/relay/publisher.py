@@ -123,22 +123,21 @@ class Publisher:
             ShardLostError: another relay has taken over, or what became of events cannot be known.
         """
         delivery = Delivery(piece)
+        if isinstance(piece, Piece) and piece.unreadable:
+            self._give_up(delivery, piece)
         self._deliveries.append(delivery)
         self._pending_events += len(piece.events)
         self._pending_size += piece.size
         # With those before it: something of them may not have been sent yet, and must not be overtaken.
         self._pump(self._deliveries)
 
-    def give_up(self, piece: Piece, reason: str) -> None:
-        """Takes the events of a piece for dead letters, without touching them."""
-        delivery = Delivery(piece)
-        delivery.unsent = []
+    def _give_up(self, delivery: Delivery, piece: Piece) -> None:
+        """Takes the events that were not read for dead letters."""
         for event in piece.events:
-            self._lot.park(event, suspect=True)
-            delivery.dead[event.seq] = (event, reason)
-        self._deliveries.append(delivery)
-        self._pending_events += len(piece.events)
-        self._pending_size += piece.size
+            if event.seq in piece.unreadable:
+                self._lot.park(event, suspect=True)
+                delivery.dead[event.seq] = (event, piece.unreadable[event.seq])
+        delivery.unsent = [event for event in piece.events if event.seq not in delivery.dead]
 
     def poll(self, seconds: float, *, linger: bool = True) -> None:
         """Serves delivery reports, waiting up to `seconds` for the first; probes a Kafka that is away.

@@ -9,23 +9,47 @@ TUNE: Final = "SET jit = off; SET plan_cache_mode = force_custom_plan; SET TimeZ
 # A poll: touches no table.
 SNAPSHOT: Final = "SELECT pg_current_snapshot()::text"
 
-# The columns in the order of `Event`. One metadata column, built only where there is something in it,
-# spares Python six values a row.
+# The columns in the order of `Event`, in two steps. The first makes texts of a row that takes at most `most`
+# bytes as it is stored: what is larger is not even loaded. The second lets out what is at most so long as
+# text, since a few bytes of JSON can be a very long text. Of anything larger it leaves the content out
+# (payload NULL), and cuts long names. The subquery between the two has OFFSET 0: each text is made once.
+# One metadata column, built only where there is something in it, spares Python six values a row.
+_PAYLOAD: Final[LiteralString] = """
+    CASE WHEN pg_column_size(payload) <= %(most)s THEN payload::text END AS payload"""
 _METADATA: Final[LiteralString] = """
     'idempotency-key', idempotency_key, 'correlation-id', correlation_id,
     'causation-id', causation_id, 'traceparent', traceparent, 'version', version"""
-COLUMNS: Final[LiteralString] = f"""
-    seq, id::text, aggregate_type, aggregate_id, event_type, payload::text,
-    CASE WHEN num_nonnulls(headers, idempotency_key, correlation_id, causation_id, traceparent, version) > 0
-         THEN jsonb_strip_nulls(jsonb_build_object({_METADATA}))
-              || jsonb_build_object('headers', coalesce(headers, '{{}}'::jsonb))
-    END::text"""
+# Empty where it is too large.
+_SMALL_METADATA: Final[LiteralString] = """
+    WHEN coalesce(pg_column_size(headers), 0) + coalesce(octet_length(idempotency_key), 0)
+         + coalesce(octet_length(correlation_id), 0) + coalesce(octet_length(causation_id), 0)
+         + coalesce(octet_length(traceparent), 0) > %(most)s THEN ''"""
+_TEXTS: Final[LiteralString] = f"""
+    seq, id, aggregate_type, aggregate_id, event_type, {_PAYLOAD},
+    CASE WHEN num_nonnulls(headers, idempotency_key, correlation_id, causation_id, traceparent, version) = 0
+         THEN NULL {_SMALL_METADATA}
+         ELSE (jsonb_strip_nulls(jsonb_build_object({_METADATA}))
+               || jsonb_build_object('headers', coalesce(headers, '{{}}'::jsonb)))::text
+    END AS metadata"""
 # The same with the event's time in its metadata, for the shapes that show it.
-COLUMNS_WITH_TIME: Final[LiteralString] = f"""
-    seq, id::text, aggregate_type, aggregate_id, event_type, payload::text,
-    (jsonb_strip_nulls(jsonb_build_object({_METADATA},
-         'created-at', to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')))
-     || jsonb_build_object('headers', coalesce(headers, '{{}}'::jsonb)))::text"""
+_TEXTS_WITH_TIME: Final[LiteralString] = f"""
+    seq, id, aggregate_type, aggregate_id, event_type, {_PAYLOAD},
+    CASE {_SMALL_METADATA}
+         ELSE (jsonb_strip_nulls(jsonb_build_object({_METADATA},
+                   'created-at', to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')))
+               || jsonb_build_object('headers', coalesce(headers, '{{}}'::jsonb)))::text
+    END AS metadata"""
+FITTING: Final[LiteralString] = """seq, id::text,
+    CASE WHEN octet_length(aggregate_type) <= %(most)s THEN aggregate_type ELSE left(aggregate_type, 999) END,
+    CASE WHEN octet_length(aggregate_id) <= %(most)s THEN aggregate_id ELSE left(aggregate_id, 999) END,
+    CASE WHEN octet_length(event_type) <= %(most)s THEN event_type ELSE left(event_type, 999) END,
+    CASE WHEN octet_length(payload) + octet_length(aggregate_type) + octet_length(aggregate_id)
+              + octet_length(event_type) + coalesce(octet_length(metadata), 0) <= %(most)s
+              AND metadata IS DISTINCT FROM '' THEN payload END,
+    CASE WHEN octet_length(metadata) <= %(most)s THEN metadata END"""
+# Who an event is, without its content.
+NAMES: Final[LiteralString] = """
+    seq, id::text, aggregate_type, aggregate_id, left(event_type, 999), NULL::text, NULL::text"""
 
 # Of this shard. With one shard the planner drops it.
 MINE: Final[LiteralString] = """
@@ -66,7 +90,7 @@ WHERE i.inhparent = 'outbox'::regclass AND day.stop > {OPEN_FROM_TIME}"""
 
 
 class Reading(NamedTuple):
-    """The queries that give events."""
+    """The queries that return events; each takes `most`."""
 
     small_tick: LiteralString
     """Whole: by the tx index, sorted afterwards. A tick of more rows than the limit answers with a single row
@@ -75,29 +99,46 @@ class Reading(NamedTuple):
     """The same where transactions that ran at `done` have ended since: seldom, and planning costs twice."""
     window: LiteralString
     """Of a big tick, by the seq index: the conditions on tx are functions, so that no other index fits."""
+    bodies: LiteralString
+    """Rows that were listed without content."""
+    parked: LiteralString
+    """The same of parked events."""
 
 
-def _reading(columns: LiteralString) -> Reading:
+def _reading(texts: LiteralString) -> Reading:
     small: LiteralString = f"""
 WITH tick AS MATERIALIZED (
     SELECT * FROM outbox WHERE {_RANGE} AND {MINE} LIMIT %(limit)s + 1
 )
-SELECT {columns} FROM tick WHERE (SELECT count(*) FROM tick) <= %(limit)s
+SELECT {FITTING}
+FROM (SELECT {texts} FROM tick WHERE (SELECT count(*) FROM tick) <= %(limit)s OFFSET 0) AS event
 UNION ALL
 SELECT -1, '', '', '', '', '', NULL WHERE (SELECT count(*) FROM tick) > %(limit)s
 ORDER BY 1"""
     with_late = f"UNION ALL SELECT * FROM outbox WHERE {_LATE} AND {MINE} LIMIT %(limit)s + 1"
     window: LiteralString = f"""
-SELECT {columns} FROM outbox
-WHERE created_at >= %(start)s AND created_at < %(stop)s AND seq > %(last_seq)s AND seq <= %(to)s
-  AND pg_visible_in_snapshot(tx, %(target)s::pg_snapshot)
-  AND NOT pg_visible_in_snapshot(tx, %(done)s::pg_snapshot) AND {MINE}
+SELECT {FITTING} FROM (
+    SELECT {texts} FROM outbox
+    WHERE created_at >= %(start)s AND created_at < %(stop)s AND seq > %(last_seq)s AND seq <= %(to)s
+      AND pg_visible_in_snapshot(tx, %(target)s::pg_snapshot)
+      AND NOT pg_visible_in_snapshot(tx, %(done)s::pg_snapshot) AND {MINE}
+    ORDER BY seq OFFSET 0) AS event
 ORDER BY seq"""
-    return Reading(small, small.replace("LIMIT %(limit)s + 1", with_late), window)
+    bodies: LiteralString = f"""
+SELECT {FITTING} FROM (
+    SELECT {texts} FROM outbox
+    WHERE created_at >= %(start)s AND created_at < %(stop)s AND seq = ANY (%(seqs)s::bigint[])
+    ORDER BY seq OFFSET 0) AS event
+ORDER BY seq"""
+    parked: LiteralString = f"""
+SELECT {FITTING} FROM (
+    SELECT {texts} FROM outbox_parked WHERE seq = ANY (%(seqs)s::bigint[]) ORDER BY seq OFFSET 0) AS event
+ORDER BY seq"""
+    return Reading(small, small.replace("LIMIT %(limit)s + 1", with_late), window, bodies, parked)
 
 
-EVENTS: Final = _reading(COLUMNS)
-EVENTS_WITH_TIME: Final = _reading(COLUMNS_WITH_TIME)
+EVENTS: Final = _reading(_TEXTS)
+EVENTS_WITH_TIME: Final = _reading(_TEXTS_WITH_TIME)
 
 # After an empty window: over the gap that a jump of the sequence left.
 NEXT_SEQ: Final = """

@@ -88,6 +88,7 @@ class Reader:
                 with_time=needs_time(self._settings),
                 shard=self._shard.shard,
                 shards=self._shard.shards,
+                guard=self._caution,
             )
             change = Change(connection, self._shard.key)
             now = source.now()
@@ -136,7 +137,11 @@ class Reader:
         self.hold.is_wanted = self.hold.is_reached = False
 
     def _put(self, piece: Piece | None) -> None:
+        is_guarded = piece is not None and self._caution.is_needed
         while not self._end.is_set() and not self.pieces.put(piece, 0.1):
+            pass
+        # Nothing else is read meanwhile: a death would not tell at what.
+        while is_guarded and not self._end.is_set() and not self._caution.wait_until_passed(0.1):
             pass
 
 

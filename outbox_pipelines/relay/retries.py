@@ -14,13 +14,13 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
 
-from outbox_pipelines.event import Event, Released
+from outbox_pipelines.event import Event, Released, weigh
 from outbox_pipelines.relay import parked_queries
 from outbox_pipelines.relay.dead_letter_runs import DeadLetterRuns, describe
 from outbox_pipelines.relay.delivery import Complete
@@ -308,41 +308,77 @@ class Retries:
                 self._lot.look_again((row[2], row[3]), _ATTENTION_SECONDS)
         if not chosen:
             return
-        self._shard.execute(parked_queries.TRYING, {"seqs": [row[0] for row in chosen]})
+        by_seq = {row[0]: row for row in chosen}
+        events = self._read(by_seq)
         most = self._settings.max_attempts
-        self._prober.submit(
-            [
-                Attempt(
-                    Event._make(row[:_EVENT]),
-                    row[_EVENT + 1],
-                    is_last=row[_EVENT] == "replaying" or row[_EVENT + 1] + 1 >= most,
-                    is_replay=row[_EVENT] == "replaying",
-                )
-                for row in chosen
-            ]
-        )
+        attempts = []
+        for seq, row in by_seq.items():
+            state, count = row[_EVENT : _EVENT + 2]
+            if seq in events:
+                is_last = state == "replaying" or count + 1 >= most
+                attempts.append(Attempt(events[seq], count, is_last, is_replay=state == "replaying"))
+            elif state == "retrying":
+                self._lot.look_again((row[2], row[3]), _ATTENTION_SECONDS)
+            else:
+                self._lot.wake((row[2], row[3]))
+        if attempts:
+            self._prober.submit(attempts)
 
     def _release(self, aggregates: list[Aggregate]) -> None:
         if not aggregates:
             return
-        events: list[Event] = []
+        events: dict[int, Event] = {}
         if len(self._flying) < _MOST_RELEASES:
             limit = {"limit": max(1, _RELEASE // len(aggregates)), "blocking": self._blocking}
-            rows = self._shard.stream(parked_queries.FREE, _names(aggregates) | limit)
-            events = _bounded(map(Event._make, rows), self._settings.piece_bytes)
-        found = {(event.aggregate_type, event.aggregate_id) for event in events}
+            rows = self._shard.execute(parked_queries.FREE, _names(aggregates) | limit)
+            events = self._read({row[0]: row for row in rows}, is_run=True)
+        found = {(event.aggregate_type, event.aggregate_id) for event in events.values()}
         for aggregate in aggregates:
             if aggregate not in found:
                 self._lot.look_again(aggregate, _ATTENTION_SECONDS)
         if events:
-            events.sort()
-            first: dict[tuple[str, str], int] = {}
-            for event in events:
-                first.setdefault((event.aggregate_type, event.aggregate_id), event.seq)
-            self._shard.execute(parked_queries.TRYING, {"seqs": list(first.values())})
-            released = Released(events, sum(len(event.payload) for event in events))
-            self._flying[id(released)] = _Run(released, list(first.values()))
+            run = list(events.values())
+            released = Released(run, weigh(run))
+            self._flying[id(released)] = _Run(released, _firsts(events))
             self.released.append(released)
+
+    def _read(self, rows: dict[int, tuple[Any, ...]], *, is_run: bool = False) -> dict[int, Event]:
+        """Marks events as being tried, then reads their content: by seq, as many as fit into a piece.
+
+        What cannot be read becomes a dead letter.
+
+        Args:
+            rows: by seq, the names of each.
+            is_run: events of one aggregate are released together: the first of each is marked, and none of
+                them is read behind one that cannot be.
+        """
+        rows = dict(sorted(rows.items()))
+        marked = _firsts(rows) if is_run else list(rows)
+        self._shard.execute(parked_queries.TRYING, {"seqs": marked})
+        events: dict[int, Event] = {}
+        unreadable: dict[int, str] = {}
+        ended: set[tuple[str, str]] = set()
+        size = 0
+        with closing(self._shard.read_parked(list(rows))) as found:
+            for seq, content in found:
+                aggregate = rows[seq][2:4]
+                if isinstance(content, str):
+                    if aggregate not in ended:
+                        unreadable[seq] = content
+                    ended.add(aggregate)
+                elif not (is_run and aggregate in ended):
+                    events[seq] = Event._make(content)
+                    size += weigh([events[seq]])
+                if size > self._settings.piece_bytes:
+                    break
+        if left := [seq for seq in marked if seq not in events]:
+            self._shard.execute(parked_queries.INNOCENT, {"seqs": left})
+        if unreadable:
+            given = {"seqs": list(unreadable), "errors": list(unreadable.values())}
+            for seq, attempts in self._shard.execute(parked_queries.UNREADABLE, given):
+                event = Event._make(rows[seq][:_EVENT])
+                self._on_dead_letter(DeadLetter(event, attempts, unreadable[seq]))
+        return events
 
     def _replay(self, now: float) -> None:
         rows = self._shard.execute(parked_queries.REPLAYS, {"limit": _AT_ONCE})
@@ -408,12 +444,9 @@ def _names(aggregates: Iterable[tuple[str, str]]) -> dict[str, Any]:
     return {"types": list(types), "ids": list(ids)}
 
 
-def _bounded(events: Iterable[Event], size: int) -> list[Event]:
-    """The first of them, up to so many characters of payload, but one at least."""
-    found: list[Event] = []
-    for event in events:
-        found.append(event)
-        size -= len(event.payload)
-        if size < 0:
-            break
-    return found
+def _firsts(rows: dict[int, Any]) -> list[int]:
+    """The first seq of each aggregate."""
+    first: dict[tuple[str, str], int] = {}
+    for seq, row in rows.items():
+        first.setdefault((row[2], row[3]), seq)
+    return list(first.values())

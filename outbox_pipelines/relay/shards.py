@@ -23,7 +23,7 @@ import psycopg
 
 from outbox_pipelines.database import Connection, connect, first_line, refuse_standby
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import parked_queries, pooler, queries
+from outbox_pipelines.relay import bodies, parked_queries, pooler, queries
 from outbox_pipelines.relay.position import Position, Snapshot
 from outbox_pipelines.settings import Settings
 
@@ -277,14 +277,11 @@ class Shard:
         except psycopg.OperationalError as error:
             raise self._lost(error) from error
 
-    def stream(self, query: LiteralString, parameters: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-        """The rows of a statement, one after the other: whoever has enough of them stops."""
+    def read_parked(self, seqs: Sequence[int]) -> Generator[tuple[int, tuple[Any, ...] | str]]:
+        """The content of parked events, one after the other, or why it cannot be read: see `bodies.read`."""
         try:
-            with self._connection.cursor() as cursor:
-                rows = cursor.stream(query, {**self.key, **parameters})
-                assert isinstance(rows, Generator)
-                with closing(rows):
-                    yield from rows
+            with closing(bodies.read(self._connection, parked_queries.BODIES, {}, seqs)) as found:
+                yield from found
         except psycopg.OperationalError as error:
             raise self._lost(error) from error
 

@@ -3,7 +3,10 @@
 Invariants:
 - `read` returns every committed event once, in ticks; inside a tick in `seq` order.
 - No statement stays open between two reads, so that nothing holds vacuum back while Kafka is slow.
-- A piece holds at most `piece_events` events and, but for its last event, `piece_bytes` of payload.
+- A piece holds at most `piece_events` events and, but for its last event, `piece_bytes` of text; a chunk that
+  is fetched at once holds rows of at most `bodies.FEW` bytes. Larger rows are fetched one by one.
+- A row that cannot be read stops nobody: its piece says so.
+- Where a relay has died, no content is read before `guard` was told of it.
 """
 
 from __future__ import annotations
@@ -11,19 +14,51 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 from itertools import islice
-from typing import Any, LiteralString
+from typing import Any, LiteralString, NamedTuple, Protocol
 
 import psycopg
 
-from outbox_pipelines.event import Event, Piece
-from outbox_pipelines.relay import queries
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.event import Event, Piece, weigh
+from outbox_pipelines.relay import bodies, queries
 from outbox_pipelines.relay.position import Position, Snapshot
 
 # Rows that libpq hands over at once: bounds memory where payloads are large. Older libpq knows 1 only.
 _CHUNK = 500 if psycopg.pq.version() >= 170000 else 1
+# Of a window that is listed without content.
+_LISTED = 500
 # How old the knowledge of closed days may be: one that is thought open costs planning, nothing else.
 _DAYS_SECONDS = 60.0
+
+
+class Guard(Protocol):
+    """What is known of relays that died here."""
+
+    def step(self) -> int | None:
+        """Return how many events may be read at once; None: any number."""
+
+    def before(self, seq: int) -> str | None:
+        """Note an event that is about to be read alone; return why it must not be, if relays die of it."""
+
+
+class _Unguarded:
+    def step(self) -> int | None:
+        return None
+
+    def before(self, seq: int) -> str | None:
+        return None
+
+
+class _Found(NamedTuple):
+    """Events in order."""
+
+    events: list[Event]
+    size: int
+    is_all: bool
+    """Whether these are all that were asked for."""
+    unreadable: Mapping[int, str]
 
 
 class SnapshotSource:
@@ -39,6 +74,7 @@ class SnapshotSource:
         with_time: bool = False,
         shard: int = 0,
         shards: int = 1,
+        guard: Guard | None = None,
     ) -> None:
         """
         Args:
@@ -51,6 +87,7 @@ class SnapshotSource:
         self._piece_bytes = piece_bytes
         self._queries = queries.EVENTS_WITH_TIME if with_time else queries.EVENTS
         self._mine = {"shard": shard, "shards": shards}
+        self._guard = guard or _Unguarded()
         self._tick: Iterator[Piece] = iter(())
         self._open_from = ""
         self._days_read = -math.inf
@@ -107,13 +144,14 @@ class SnapshotSource:
             "limit": self._piece_events,
         }
         while True:
-            events, size, complete = self._fetch(query, tick | {"last_seq": last_seq})
+            found = self._fetch(query, tick | {"last_seq": last_seq})
+            events = found.events
             if events and events[0].seq < 0:
                 yield from self._windows(tick, target, last_seq)
                 return
             starts, last_seq = last_seq == 0, events[-1].seq if events else last_seq
-            yield Piece(events, size, self._done, target, complete, starts)
-            if complete:
+            yield Piece(events, found.size, self._done, target, found.is_all, starts, found.unreadable)
+            if found.is_all:
                 return
 
     def _windows(self, tick: dict[str, Any], target: Snapshot, last_seq: int) -> Iterator[Piece]:
@@ -124,13 +162,17 @@ class SnapshotSource:
             last_seq = max(last_seq, first - 1)
             window = tick | self._days(first, end)
             while last_seq < end:
-                to = min(last_seq + self._piece_events, end)
-                events, size, complete = self._fetch(
-                    self._queries.window, window | {"last_seq": last_seq, "to": to}
-                )
-                last_seq = to if complete else events[-1].seq
-                if events:
-                    yield Piece(events, size, self._done, target, ends_tick=False, starts_tick=starts)
+                width = self._piece_events if self._guard.step() is None else _LISTED
+                to = min(last_seq + width, end)
+                found = self._fetch(self._queries.window, window | {"last_seq": last_seq, "to": to})
+                last_seq = to if found.is_all else found.events[-1].seq
+                if found.events:
+                    yield Piece(
+                        *(found.events, found.size, self._done, target),
+                        ends_tick=False,
+                        starts_tick=starts,
+                        unreadable=found.unreadable,
+                    )
                     starts = False
                 else:
                     last_seq = self._before_next(window, last_seq, end)
@@ -158,21 +200,85 @@ class SnapshotSource:
         ).fetchone()
         return end if row is None or row[0] is None else row[0] - 1
 
-    def _fetch(self, query: LiteralString, parameters: Mapping[str, Any]) -> tuple[list[Event], int, bool]:
-        """The events of a query, their size, and whether they are all: large payloads cut it short."""
+    def _fetch(self, query: LiteralString, parameters: Mapping[str, Any]) -> _Found:
+        """The events of a query: large ones cut it short, and relays that died here."""
+        step = self._guard.step()
+        if step is not None:
+            rows, _, is_all = self._list(query, parameters, bodies.NOTHING)
+            return self._read(rows[:step], is_all=is_all and len(rows) <= step, alone=step == 1)
+        try:
+            rows, size, is_all = self._list(query, parameters, bodies.FEW)
+        except psycopg.Error as error:
+            if not bodies.is_about_a_row(error):
+                raise
+            rows, size, is_all = self._list(query, parameters, bodies.NOTHING)
+        return self._read(rows, is_all=is_all) if size is None else _Found(rows, size, is_all, {})
+
+    def _list(
+        self, query: LiteralString, parameters: Mapping[str, Any], most: int
+    ) -> tuple[list[Event], int | None, bool]:
+        """The events of a query, their size, and whether they are all.
+
+        Those of more than `most` bytes have None as payload; there is no size then.
+        """
         events: list[Event] = []
-        size = 0
+        size, is_whole = 0, True
         with self._connection.cursor() as cursor:
-            rows = cursor.stream(query, parameters, binary=True, size=_CHUNK)
+            rows = cursor.stream(query, {**parameters, "most": most}, binary=True, size=_CHUNK)
             assert isinstance(rows, Generator)
             while chunk := list(map(Event._make, islice(rows, _CHUNK))):
                 events += chunk
-                size += sum([len(event.payload) for event in chunk])
+                try:
+                    size += weigh(chunk)
+                except TypeError:
+                    size += weigh([event for event in chunk if not _is_listed(event)])
+                    is_whole = False
                 if size > self._piece_bytes:
                     cut = next(rows, None) is not None
                     rows.close()
-                    return events, size, not cut
-        return events, size, True
+                    return events, size if is_whole else None, not cut
+        return events, size if is_whole else None, True
+
+    def _read(self, rows: list[Event], *, is_all: bool, alone: bool = False) -> _Found:
+        """The same with the content of those that were listed without, as many as fit into a piece."""
+        unread = [row.seq for row in rows if _is_listed(row)]
+        if not unread:
+            return _Found(rows, 0, is_all, {})
+        if alone and (deadly := self._guard.before(unread[0])):
+            event = _without_content(rows[0])
+            return _Found([event], weigh([event]), is_all, {event.seq: deadly})
+        events: list[Event] = []
+        unreadable: dict[int, str] = {}
+        size = 0
+        days = self._days(unread[0], unread[-1])
+        found = bodies.read(self._connection, self._queries.bodies, days, unread)
+        with closing(found):
+            for row in rows:
+                event = row
+                if _is_listed(row):
+                    seq, content = next(found, (0, ""))
+                    if seq != row.seq:
+                        raise SetupError(f"the row with seq {row.seq} was deleted while the relay read it")
+                    if isinstance(content, str):
+                        unreadable[row.seq] = content
+                        event = _without_content(row)
+                    else:
+                        event = Event._make(content)
+                events.append(event)
+                size += weigh([event])
+                if size > self._piece_bytes:
+                    break
+        return _Found(events, size, is_all and len(events) == len(rows), unreadable)
+
+
+def _is_listed(event: Event) -> bool:
+    """Whether an event was read without its content."""
+    payload: str | None = event.payload
+    return payload is None
+
+
+def _without_content(event: Event) -> Event:
+    return event._replace(payload="", metadata=None)
 
 
 def _merge(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -242,22 +242,18 @@ class Worker:
             raise AwayError(f"Kafka has taken nothing for {_OUTAGE_SECONDS:.0f} s: {breaker.reason}")
 
     def _publish_with_caution(self, piece: Piece) -> bool:
-        """A little at a time, each settled before the next, since relays have died here; False to end."""
-        for part in self._caution.parts(piece):
-            if deadly := self._caution.deadly(part):
-                self._publisher.give_up(part, deadly)
-            else:
-                self._publisher.publish(part)
-            innocent_at = time.monotonic() + _INNOCENT_SECONDS
-            while self._publisher.pending or self._unsettled:
-                if time.monotonic() > innocent_at:
-                    self._caution.waits()
-                    innocent_at = math.inf
-                if self._failure is not None or (self._stop.is_set() and self._is_done(reading=False)):
-                    return False
-                self._publisher.poll(_REPORT_POLL, linger=False)
-                self._hand_to_settler(self._publisher.acknowledged())
-            self._caution.passed(part)
+        """Publishes a piece and waits until it is settled, since relays have died here; False to end."""
+        self._publisher.publish(piece)
+        innocent_at = time.monotonic() + _INNOCENT_SECONDS
+        while self._publisher.pending or self._unsettled:
+            if time.monotonic() > innocent_at:
+                self._caution.waits()
+                innocent_at = math.inf
+            if self._failure is not None or (self._stop.is_set() and self._is_done(reading=False)):
+                return False
+            self._publisher.poll(_REPORT_POLL, linger=False)
+            self._hand_to_settler(self._publisher.acknowledged())
+        self._caution.passed(piece)
         return True
 
     def _settle(self) -> None:
