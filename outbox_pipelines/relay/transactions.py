@@ -189,12 +189,6 @@ class TransactionalPublisher(Publisher):
         if self._is_full():
             self._commit()
 
-    def give_up(self, piece: Piece, reason: str) -> None:
-        # Its position is settled. With the id of the tick before, the record of that tick would be believed.
-        if self._opens(piece):
-            self._open_tick(piece)
-        super().give_up(piece, reason)
-
     def poll(self, seconds: float, *, linger: bool = True) -> None:
         super().poll(seconds, linger=linger)
         if self._began is None or self.breaker.state is State.OPEN:
