@@ -19,6 +19,8 @@ CREATE TABLE outbox_shards (
     -- How many there are; the same in all rows.
     shards            int         NOT NULL DEFAULT 1 CHECK (shards > shard),
     owner             text,
+    -- The process of the database in which the owner holds the lock: any other one that does is no relay.
+    pid               int,
     epoch             bigint      NOT NULL DEFAULT 0,
     held_since        timestamptz,
     heartbeat         timestamptz,
@@ -37,6 +39,8 @@ CREATE TABLE outbox_shards (
     -- What the relay sees of Kafka, and why.
     breaker           text        NOT NULL DEFAULT 'closed' CHECK (breaker IN ('closed', 'open', 'half-open')),
     breaker_reason    text,
+    -- Why the relay could not create the partitions of the coming days.
+    top_up_error      text,
     -- How often in a row a relay of this shard died without giving it back; the event that was handed over
     -- alone because of that, and how often a relay died at it.
     deaths            int         NOT NULL DEFAULT 0,

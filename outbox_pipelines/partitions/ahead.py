@@ -72,10 +72,18 @@ def ensure(settings: Settings, days: int | None = None, since: date | None = Non
     raise AssertionError
 
 
-def top_up(connection: Connection, days: int) -> None:
-    """The same beside other work: where this role owns the table, and without waiting."""
+def top_up(connection: Connection, days: int) -> str | None:
+    """Do the same beside other work: where this role owns the table, and without waiting.
+
+    Returns:
+        Why it failed, None if it did not. There are days ahead still, and events must flow meanwhile.
+    """
     try:
         connection.execute(queries.ENSURE_IF_OWNER, {"days": days})
-    except psycopg.errors.LockNotAvailable as error:
-        # Somebody else's maintenance. There are days ahead still, and the next call comes.
-        _LOG.warning("no partitions made this time: %s", first_line(error))
+    except psycopg.Error as error:
+        if connection.closed:
+            raise
+        reason = first_line(error)
+        _LOG.warning("partitions of the coming days could not be created, the relay goes on: %s", reason)
+        return reason
+    return None

@@ -36,6 +36,10 @@ class ShardStatus:
     breaker: str
     """What the holder sees of Kafka: closed (all is well), open, half-open."""
     breaker_reason: str | None
+    top_up_error: str | None
+    """Why its relay could not create the partitions of the coming days; None if it could."""
+    intruder: str | None
+    """A session that holds the shard's lock and is no relay, and how to end it; None if there is none."""
     wanted: int | None
     """How many shards there are to be, while that is being changed."""
     backlog: int

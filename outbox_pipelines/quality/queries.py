@@ -38,11 +38,11 @@ SELECT coalesce(sum(events), 0) / 60 AS events_per_second,
        (SELECT lag FROM outbox_progress WHERE shard = s.shard ORDER BY at DESC LIMIT 1) AS lag_seconds
 FROM outbox_progress WHERE shard = s.shard AND at > clock_timestamp() - interval '1 minute'"""
 
-# The holder is who has the lock now: the row alone would still name one that was killed. A shard that nobody
-# ever relayed has been alone since the tables were made.
+# The holder is who has the lock now: the row alone would still name one that was killed. Any other session
+# with the lock keeps every relay from it. A shard that was never relayed is alone since the tables were made.
 _SHARDS: Final[LiteralString] = f"""
 WITH locks AS (
-    SELECT classid, objid FROM pg_locks
+    SELECT classid, objid, pid FROM pg_locks
     WHERE locktype = 'advisory' AND objsubid = 2 AND granted
       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 )
@@ -54,10 +54,21 @@ SELECT coalesce(jsonb_agg(to_jsonb(found) ORDER BY found.shard), '[]') FROM (
                s.heartbeat, (SELECT min(applied_at) FROM outbox_migrations))) END AS unheld_seconds,
            EXISTS (SELECT FROM locks WHERE objid = s.shard
                    AND classid = hashtext(%(waiting)s)::bigint & 4294967295) AS successor_waits,
-           coalesce(h.breaker, 'closed') AS breaker, h.breaker_reason, s.wanted, backlog.*, rate.*
+           coalesce(h.breaker, 'closed') AS breaker, h.breaker_reason, s.top_up_error,
+           (SELECT format('session %%s of role %%s (%%s)', l.pid, coalesce(a.usename, '?'),
+                          coalesce(nullif(a.application_name, ''), 'no application name')
+                          || coalesce(to_char(a.backend_start AT TIME ZONE 'UTC',
+                                              '", since "YYYY-MM-DD HH24:MI:SS" UTC"'), ''))
+                   || format('; SELECT pg_terminate_backend(%%s) ends it', l.pid)
+            FROM locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+            WHERE h.shard IS NULL AND l.objid = s.shard
+              AND l.classid = hashtext(%(lock)s)::bigint & 4294967295 LIMIT 1) AS intruder,
+           s.wanted, backlog.*, rate.*
     FROM outbox_shards s
     LEFT JOIN outbox_shards h ON h.shard = s.shard AND EXISTS (
-        SELECT FROM locks WHERE objid = s.shard AND classid = hashtext(%(lock)s)::bigint & 4294967295)
+        SELECT FROM locks
+        WHERE objid = s.shard AND classid = hashtext(%(lock)s)::bigint & 4294967295 AND pid = s.pid)
+        AND s.owner IS NOT NULL
     CROSS JOIN LATERAL ({_BACKLOG}) backlog
     CROSS JOIN LATERAL ({_RATE}) rate
 ) found"""

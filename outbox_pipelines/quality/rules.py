@@ -198,6 +198,12 @@ RULES: Final = (
 )
 
 _DETAILS: Final[dict[str, Callable[[Measurements], str | None]]] = {
+    "partitions_ahead": lambda found: _each(shard.top_up_error for shard in found.shards),
+    "shards_relayed": lambda found: _each(
+        f"the lock of shard {shard.shard} is held by {shard.intruder}"
+        for shard in found.shards
+        if shard.intruder
+    ),
     "blocked_aggregates": lambda found: _reasons(found.parked_reasons),
     "dead_letters": lambda found: _reasons(found.dead_letter_reasons),
     "kafka": lambda found: "; ".join(filter(None, (shard.breaker_reason for shard in found.shards))),
@@ -260,6 +266,10 @@ def judge_one(rule: Rule, found: Measurements) -> Verdict:
     state = State.ERROR if is_bad(rule.error) else State.WARN if is_bad(rule.warn) else State.OK
     detail = _DETAILS[rule.name](found) if state and rule.name in _DETAILS else None
     return Verdict(rule, state, value, detail or "")
+
+
+def _each(texts: Iterable[str | None]) -> str:
+    return "; ".join(dict.fromkeys(text for text in texts if text))
 
 
 def _reasons(reasons: dict[str, int]) -> str:

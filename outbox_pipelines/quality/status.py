@@ -16,6 +16,7 @@ def render(found: Measurements, verdicts: Iterable[Verdict]) -> str:
             f"shard {shard.shard}",
             f"  holder      {holder(shard)}",
             f"  kafka       {_kafka(shard)}",
+            *([f"  partitions  not created ahead: {shard.top_up_error}"] if shard.top_up_error else []),
             f"  backlog     {_count(shard.backlog)} events"
             + (f", the oldest {age(shard.oldest_seconds)} old" if shard.backlog else ""),
             f"  rate        {shard.events_per_second:,.0f} events/s over the last minute",
@@ -72,6 +73,8 @@ def _bytes(size: float) -> str:
 
 def holder(shard: ShardStatus) -> str:
     """Who relays a shard since when, for people."""
+    if shard.intruder is not None:
+        return f"no active relay: the lock is held by {shard.intruder}"
     if shard.owner is None:
         seen = shard.heartbeat_seconds
         return "nobody: start `outbox relay`" + ("" if seen is None else f"; last seen {age(seen)} ago")

@@ -162,6 +162,19 @@ IS_STANDBY: Final = "SELECT pg_is_in_recovery() FROM outbox_shards LIMIT 1"
 LOCK_IS_HELD_BY: Final[LiteralString] = f"{LOCK_IS_HELD.rstrip().removesuffix(')')} AND pid = %(pid)s)"
 PID: Final = "SELECT pg_backend_pid()"
 
+# Any role that may connect may also take this lock. No relay gets the shard then, and none has it.
+INTRUDER: Final[LiteralString] = """
+SELECT l.pid, format('session %%s of role %%s (%%s)', l.pid, coalesce(a.usename, '?'),
+                     coalesce(nullif(a.application_name, ''), 'no application name')
+                     || coalesce(to_char(a.backend_start AT TIME ZONE 'UTC',
+                                         '", since "YYYY-MM-DD HH24:MI:SS" UTC"'), ''))
+FROM pg_locks l
+LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND l.classid = hashtext(%(lock)s)::bigint & 4294967295 AND l.objid = %(shard)s
+  AND l.pid IS DISTINCT FROM (SELECT pid FROM outbox_shards WHERE shard = %(shard)s AND owner IS NOT NULL)"""
+
 # Transaction ids have a meaning in one database only.
 IDENTITY: Final = """
 SELECT system_identifier, (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -174,18 +187,21 @@ SELECT owner, to_char(held_since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC
 FROM outbox_shards WHERE shard = %(shard)s"""
 
 # The epoch fences whoever held the shard before. A shard that was not given back was held by a relay that
-# died: it counts how often in a row, and how often at the event that was handed over alone.
+# died: it counts how often in a row, and how often at the event that was handed over alone. A process that
+# has lost its session and starts over has not died; what earlier ones died of is still before it.
 TAKE: Final = """
-UPDATE outbox_shards
-SET owner = %(owner)s, epoch = epoch + 1, held_since = clock_timestamp(), heartbeat = clock_timestamp(),
+UPDATE outbox_shards s
+SET owner = %(owner)s, pid = pg_backend_pid(), epoch = epoch + 1,
+    held_since = clock_timestamp(), heartbeat = clock_timestamp(),
     breaker = 'closed', breaker_reason = NULL, is_held = false, is_there = false,
-    deaths = CASE WHEN coalesce(owner, %(owner)s) = %(owner)s THEN 0 ELSE deaths + 1 END,
-    suspect = CASE WHEN coalesce(owner, %(owner)s) = %(owner)s THEN NULL ELSE suspect END,
-    suspect_deaths = CASE WHEN coalesce(owner, %(owner)s) = %(owner)s OR suspect IS NULL THEN 0
-                          ELSE suspect_deaths + 1 END
+    deaths = CASE WHEN was IS NULL THEN 0 ELSE deaths + (was <> %(owner)s)::int END,
+    suspect = CASE WHEN was IS NULL THEN NULL ELSE suspect END,
+    suspect_deaths = CASE WHEN was IS NULL OR suspect IS NULL THEN 0
+                          ELSE suspect_deaths + (was <> %(owner)s)::int END
+FROM (SELECT owner AS was FROM outbox_shards WHERE shard = %(shard)s FOR UPDATE) before
 WHERE shard = %(shard)s
-RETURNING epoch, ctid::text, done::text, target::text, last_seq, tick_id::text, shards,
-          outbox_open_from()::text, deaths, suspect, suspect_deaths"""
+RETURNING epoch, s.ctid::text, done::text, target::text, last_seq, tick_id::text, shards,
+          coalesce(was <> %(owner)s, false), outbox_open_from()::text, deaths, suspect, suspect_deaths"""
 
 # While nothing is settled yet, or any more.
 HEARTBEAT: Final = """
@@ -204,6 +220,10 @@ WHERE shard = %(shard)s AND epoch = %(epoch)s"""
 
 # Without Kafka's part in it: at_least_once.
 FORGET_TICK: Final = "UPDATE outbox_shards SET tick_id = NULL WHERE shard = %(shard)s AND epoch = %(epoch)s"
+
+TOP_UP_ERROR: Final = """
+UPDATE outbox_shards SET top_up_error = %(error)s
+WHERE shard = %(shard)s AND epoch = %(epoch)s AND top_up_error IS DISTINCT FROM %(error)s"""
 
 BREAKER: Final = """
 UPDATE outbox_shards SET breaker = %(state)s, breaker_reason = %(reason)s

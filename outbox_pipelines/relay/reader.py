@@ -17,6 +17,7 @@ from typing import Final
 
 from outbox_pipelines.event import Piece
 from outbox_pipelines.partitions.ahead import top_up
+from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.caution import Caution
 from outbox_pipelines.relay.encoding import needs_time
 from outbox_pipelines.relay.pieces import Pieces
@@ -34,6 +35,7 @@ _SLOW_POLL: Final = 0.025
 MANY_EVENTS: Final = 200
 # A relay that runs for months keeps days ahead of itself, where it may.
 _PARTITIONS_EVERY: Final = 3600.0
+_PARTITIONS_AGAIN: Final = 60.0
 # How often a relay looks whether the number of shards is to change; and while it does, what the others do.
 _CHANGE_EVERY: Final = 0.5
 CHANGE_POLL: Final = 0.02
@@ -103,8 +105,9 @@ class Reader:
                     if change.look() or change.is_over:
                         self._take_part(change, source)
                 if time.monotonic() >= partitions_due:
-                    top_up(connection, self._settings.partitions_ahead)
-                    partitions_due += _PARTITIONS_EVERY
+                    error = top_up(connection, self._settings.partitions_ahead)
+                    connection.execute(queries.TOP_UP_ERROR, {**self._shard.key, "error": error})
+                    partitions_due += _PARTITIONS_AGAIN if error else _PARTITIONS_EVERY
                 piece = source.read(upto)
                 if piece is not None:
                     self._put(piece)

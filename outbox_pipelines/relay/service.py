@@ -14,6 +14,7 @@ import random
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import partial
@@ -37,6 +38,8 @@ from outbox_pipelines.settings import Settings
 _LOG = logging.getLogger(__name__)
 # Between two tries for the lock: the gap of a hand-over.
 _STANDBY_POLL = 0.025
+# How often a standby asks whether a session that is no relay holds the lock.
+_INTRUDER_SECONDS = 2.0
 # A container that is restarted in place has the same host name and process id each time.
 _TOKEN = secrets.token_hex(4)
 
@@ -201,8 +204,17 @@ def _take(place: Shard | Holder, standby: Standby, stop: threading.Event) -> boo
     is_next = place.try_wait()
     if standby is Standby.NEXT and not is_next:
         raise ShardHeldError(f"{place.holder()}, and a successor waits for it")
+    look_at, seen = time.monotonic() + _INTRUDER_SECONDS, None
     while not stop.wait(_STANDBY_POLL):
         if place.try_take():
             return True
         is_next = is_next or place.try_wait()
+        if isinstance(place, Shard) and time.monotonic() >= look_at:
+            look_at, found = time.monotonic() + _INTRUDER_SECONDS, place.intruder()
+            # Twice: a relay that is just taking the shard looks like one. Then once for each session.
+            if found is not None and seen == (found[0], False):
+                _LOG.warning("%s", found[1])
+                seen = found[0], True
+            elif found is None or seen is None or seen[0] != found[0]:
+                seen = None if found is None else (found[0], False)
     return False

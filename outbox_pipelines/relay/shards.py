@@ -73,6 +73,8 @@ class Shard:
         """Of database and schema, in Kafka's names."""
         self.tick_id: str | None = None
         """Of the tick at hand, or the last one, in exactly_once."""
+        self.predecessor_died = False
+        """Whether it was another process, which did not give the shard back."""
         self.deaths = 0
         """How often in a row a relay of this shard has died without giving it back."""
         self.suspect: int | None = None
@@ -122,7 +124,7 @@ class Shard:
             return False
         self.shard = shard
         self._epoch, self._ctid, done, target, last_seq, self.tick_id, self.shards, *rest = rows[0]
-        self._open_from, self.deaths, self.suspect, self.suspect_deaths = rest
+        self.predecessor_died, self._open_from, self.deaths, self.suspect, self.suspect_deaths = rest
         self._position = Position(Snapshot.parse(done), Snapshot.parse(target) if target else None, last_seq)
         return True
 
@@ -195,8 +197,21 @@ class Shard:
         """
         self.execute(queries.HEARTBEAT, {})
 
+    def intruder(self) -> tuple[int, str] | None:
+        """Return a session that holds the lock of a shard and is no relay: its process, and a description."""
+        for shard in self._shards():
+            if found := self.execute(queries.INTRUDER, self._lock(shard)):
+                pid, who = found[0]
+                return pid, (
+                    f"the lock of shard {shard} is held by {who}, which is not its relay. If it stays, "
+                    f"end it: SELECT pg_terminate_backend({pid})"
+                )
+        return None
+
     def holder(self) -> str:
         """Who holds the shard since when, for people."""
+        if intruder := self.intruder():
+            return intruder[1]
         row = self._connection.execute(queries.HOLDER, {"shard": self.shard}).fetchone()
         owner, since = row if row and row[0] else ("another relay", None)
         return f"shard {self.shard} is held by {owner}" + (f" since {since}" if since else "")

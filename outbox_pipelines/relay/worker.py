@@ -134,7 +134,7 @@ class Worker:
             ShardLostError: the shard or the database is gone.
             AwayError: with `until_empty`, Kafka has been away for too long.
         """
-        self._retries.begin(died=self._shard.deaths > 0)
+        self._retries.begin(died=self._shard.predecessor_died)
         reader = self._thread(self._reader.run, "outbox-reader")
         settler = self._thread(self._settle, "outbox-settler")
         try:

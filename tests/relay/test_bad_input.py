@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import uuid
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from outbox_pipelines.local.kafka import running as running_kafka
 from tests.conftest import Outbox, fresh_database
+from tests.relay.topic import create_topic
 
 
 def _refuses(outbox: Outbox, *arguments: str, says: str, code: int = 2, **environment: str) -> None:
@@ -107,10 +109,38 @@ def test_a_missing_topic(outbox: Outbox, tmp_path: Path) -> None:
         assert done.returncode == 1
         assert "1 events could not be published" in done.stderr
         assert f"1 × topic {outbox.topic()} does not exist" in outbox.outbox("status").stdout
+        # By the table: another process parked it, as one that lost its session and started over has.
+        with outbox.connect() as connection:
+            connection.execute(
+                "UPDATE outbox_parked SET next_attempt_at = clock_timestamp() + interval '1 h'"
+            )
+        again = outbox.outbox("relay", "--until-empty", OUTBOX_KAFKA=broker.bootstrap)
+        assert again.returncode == 1
+        assert "1 events could not be published" in again.stderr
     with outbox.connect() as connection:
         connection.execute("UPDATE outbox_parked SET next_attempt_at = clock_timestamp()")
     assert outbox.outbox("relay", "--until-empty").returncode == 0
     assert len(outbox.messages()) == 1
+
+
+def test_a_table_where_a_partition_is_to_be(outbox: Outbox) -> None:
+    """Guards against a relay that ends because it cannot create partitions for days that are far away."""
+    create_topic(outbox)
+    outbox.write(1)
+    with outbox.connect() as connection:
+        ((last,),) = connection.execute(
+            "SELECT max(inhrelid::regclass::text) FROM pg_inherits WHERE inhparent = 'outbox'::regclass"
+        )
+        connection.execute(f"DROP TABLE {last}; CREATE TABLE {last} ()".encode())
+        connection.execute("DELETE FROM outbox_days WHERE 'outbox_' || to_char(day, 'YYYYMMDD') = %s", [last])
+        done = outbox.outbox("relay", "--until-empty")
+        assert done.returncode == 0, done.stderr
+        assert "partitions of the coming days could not be created, the relay goes on" in done.stderr
+        assert len(outbox.messages()) == 1
+        assert re.search(f"partitions  not created ahead: .*{last}", outbox.outbox("status").stdout)
+        connection.execute(f"DROP TABLE {last}".encode())
+    assert outbox.outbox("relay", "--until-empty").returncode == 0
+    assert "not created ahead" not in outbox.outbox("status").stdout
 
 
 def test_wrong_settings_of_kafka(outbox: Outbox, tmp_path: Path) -> None:

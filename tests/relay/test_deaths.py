@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError
 
 from outbox_pipelines.relay import queries, service
 from outbox_pipelines.relay.retries import DEATHS
+from outbox_pipelines.relay.shards import Shard
 from tests.conftest import Outbox, clean_environment, wait_until
 from tests.history import mock
 from tests.relay.faults import relay
@@ -139,6 +140,28 @@ def test_kills_from_outside_blame_nobody(outbox: Outbox) -> None:
     service.relay(outbox.settings, until_empty=True)
     assert parked_rows(outbox) == []
     assert len({message.headers["id"] for message in outbox.messages()}) == 20_000
+
+
+def test_a_lost_session_is_no_death_and_forgets_none(outbox: Outbox) -> None:
+    """Guards against a process that starts over on a busy machine, and forgets what others have died of."""
+    with outbox.connect() as connection:
+
+        def take(owner: str) -> tuple[int, int | None, int, bool]:
+            shard = Shard(outbox.settings, 0, owner)
+            wait_until(shard.try_take)
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory' "
+                "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+            )
+            return shard.deaths, shard.suspect, shard.suspect_deaths, shard.predecessor_died
+
+        assert take("a") == (0, None, 0, False)
+        assert take("b") == (1, None, 0, True)
+        connection.execute("UPDATE outbox_shards SET suspect = 7, suspect_deaths = 1")
+        assert take("b") == (1, 7, 1, False)
+        assert take("c") == (2, 7, 2, True)
+        connection.execute("UPDATE outbox_shards SET owner = NULL")
+        assert take("c") == (0, None, 0, False)
 
 
 def test_another_event_begins_its_own_count(outbox: Outbox) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from outbox_pipelines.relay.position import Position, Snapshot
 from outbox_pipelines.relay.shards import Shard, ShardLostError
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox, wait_until
+from tests.relay.threads import running
 
 
 def _position(outbox: Outbox) -> Position:
@@ -52,6 +54,39 @@ def test_one_takes_it_and_one_waits(outbox: Outbox) -> None:
     successor.release()
     third.release()
     assert measurements.read(outbox.settings).shards[0].owner is None
+
+
+def test_a_stranger_with_the_lock_is_named(outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
+    """Guards against a login that keeps every relay out while the status says that nobody holds the shard."""
+    with outbox.connect() as stranger, running(outbox.settings):
+        wait_until(lambda: measurements.read(outbox.settings).shards[0].owner is not None)
+        assert measurements.read(outbox.settings).shards[0].intruder is None
+        pid = stranger.info.backend_pid
+        stranger.execute("SET application_name = 'a test'")
+        wait_until(lambda: _steals(stranger), what="the stranger to get the lock")
+        named = f"session {pid} of role postgres \\(a test, since .* UTC\\).*pg_terminate_backend\\({pid}\\)"
+        (shard,) = measurements.read(outbox.settings).shards
+        assert shard.owner is None
+        assert re.search(named, shard.intruder or "")
+        assert shard.unheld_seconds > 0
+        assert re.search(named, outbox.outbox("status").stdout)
+        wait_until(lambda: re.search(named, caplog.text), what="the standby to name it")
+        refused = outbox.outbox("relay", "--until-empty")
+        assert refused.returncode == 1
+        assert re.search(named, refused.stderr)
+        stranger.execute("SELECT pg_advisory_unlock_all()")
+        wait_until(lambda: measurements.read(outbox.settings).shards[0].owner is not None)
+
+
+def _steals(stranger: psycopg.Connection[tuple[object, ...]]) -> bool:
+    """Ends the relay's session, and is faster than its next one."""
+    stranger.execute(
+        "SELECT pg_terminate_backend(pid, 1000) FROM pg_locks WHERE locktype = 'advisory' "
+        "AND pid <> pg_backend_pid() "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
+    found = stranger.execute("SELECT pg_try_advisory_lock(hashtext('public.outbox_shards'), 0)").fetchone()
+    return found == (True,)
 
 
 def test_the_lock_goes_with_the_session(outbox: Outbox) -> None:

@@ -260,6 +260,8 @@ def holding(oid: int) -> int:
 
 def shown(name: str | None, pid: int) -> str:
     """A session's name as people know it; those of other roles are hidden from some."""
+    if name and "outbox relay: " not in name:
+        return f"session {pid} ({name}), which is no relay: SELECT pg_terminate_backend({pid}) ends it"
     return name.replace("outbox relay: ", "") if name else f"process {pid} of the database"
 
 
