@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from outbox_pipelines.database import connect, refusal
 from outbox_pipelines.local.kafka import running as running_kafka
 from tests.conftest import Outbox, fresh_database
 from tests.relay.topic import create_topic
@@ -67,6 +68,43 @@ def test_a_role_that_may_not_read(outbox: Outbox) -> None:
             _refuses(outbox, "status", OUTBOX_DSN=dsn, says="permission denied")
         finally:
             connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+def test_row_security(outbox: Outbox) -> None:
+    """Guards against policies that hide events, which would count as published."""
+    role = f"relay_{uuid.uuid4().hex[:8]}"
+    outbox.write(1)
+    with outbox.connect() as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN; SELECT outbox_grant_relay('{role}')".encode())
+        try:
+            connection.execute("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
+            dsn = psycopg.conninfo.make_conninfo(outbox.settings.dsn, user=role)
+            says = f"row security of outbox hides rows from role {role}"
+            _refuses(outbox, "relay", "--until-empty", OUTBOX_DSN=dsn, says=says)
+            # One that runs already: its queries fail.
+            as_relay = outbox.settings.model_copy(update={"dsn": dsn})
+            with (
+                connect(as_relay, name="relay") as relay,
+                pytest.raises(psycopg.errors.InsufficientPrivilege) as refused,
+            ):
+                relay.execute("SELECT seq FROM outbox")
+            assert "BYPASSRLS" in refusal(refused.value)
+        finally:
+            connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_a_database_in_another_encoding(outbox: Outbox, encoding: str) -> None:
+    """Guards against events that cannot be stored, or are read as something else."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    dsn = psycopg.conninfo.make_conninfo(outbox.settings.dsn, dbname=name)
+    with outbox.connect() as admin:
+        admin.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0".encode())
+        try:
+            for command in ("migrate", "relay"):
+                _refuses(outbox, command, OUTBOX_DSN=dsn, says=f"the encoding of the database is {encoding}")
+        finally:
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
 def test_no_broker(outbox: Outbox, nowhere: str) -> None:
