@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from types import FrameType
+from typing import NoReturn
 
 import click
 
@@ -26,6 +27,7 @@ from outbox_pipelines.quality.commands import alerts, quality
 from outbox_pipelines.reconciliation.commands import reconcile
 from outbox_pipelines.relay.dead_letter_commands import dead_letters
 from outbox_pipelines.settings import Settings, load_settings
+from outbox_pipelines.text import plain
 
 
 class _Cli(click.Group):
@@ -39,18 +41,17 @@ class _Cli(click.Group):
 
         try:
             return super().invoke(context)
-        except ShardHeldError as error:
-            click.echo(f"outbox: {error}", err=True)
-            sys.exit(1)
-        except NotReadyError as error:
-            click.echo(f"outbox: {error}", err=True)
-            sys.exit(1)
+        except (ShardHeldError, NotReadyError) as error:
+            _end(str(error), 1)
         except SetupError as error:
-            click.echo(f"outbox: {error}", err=True)
-            sys.exit(2)
+            _end(str(error), 2)
         except psycopg.Error as error:
-            click.echo(f"outbox: the database refuses: {refusal(error)}", err=True)
-            sys.exit(2)
+            _end(f"the database refuses: {refusal(error)}", 2)
+
+
+def _end(why: str, code: int) -> NoReturn:
+    click.echo(plain(f"outbox: {why}"), err=True)
+    sys.exit(code)
 
 
 @click.group(cls=_Cli, context_settings={"help_option_names": ["-h", "--help"]})

@@ -15,6 +15,7 @@ import psycopg
 
 from outbox_pipelines import session
 from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -54,7 +55,7 @@ def connect(settings: Settings, *, name: str, beside: Connection | None = None) 
             raise AwayError(_STANDBY) from None
         raise AwayError(f"no entry to the database (OUTBOX_DSN): {first_line(error)}") from None
     except psycopg.ProgrammingError as error:
-        raise SetupError(f"OUTBOX_DSN is not a connection string: {first_line(error)}") from None
+        raise SetupError(f"OUTBOX_DSN is no connection string: {first_line(error)}") from None
     try:
         connection.execute("; ".join(session.pin_own(settings.db_schema)))
     except BaseException:
@@ -97,11 +98,6 @@ def refusal(error: psycopg.Error) -> str:
             "BYPASSRLS, or ALTER TABLE … DISABLE ROW LEVEL SECURITY"
         )
     return said
-
-
-def first_line(error: Exception) -> str:
-    """The first line of a driver's message: the rest repeats it or gives a stack."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _host(connection: Connection) -> dict[str, Any]:

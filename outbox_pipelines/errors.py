@@ -1,7 +1,23 @@
-"""The errors that a person has to act on; each message is one line: what is wrong, and how to mend it."""
+"""The errors that a person has to act on; each message is one line: what is wrong, and how to mend it.
+
+Invariants:
+- Here is the one place where an error becomes text for people: no secret is in it, whoever made the message
+  and wherever it goes (a terminal, a log, Dagster's events, an alert, a table).
+"""
+
+from __future__ import annotations
+
+from outbox_pipelines.secret import redacted
 
 
-class SetupError(Exception):
+class OperatorError(Exception):
+    """One whose message is for people."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(redacted(message))
+
+
+class SetupError(OperatorError):
     """Something outside of the code must be mended first; commands print it and exit with 2."""
 
 

@@ -2,6 +2,7 @@
 
 Invariants:
 - Configured once, by the command `outbox`; a library that configures logging takes it from its user.
+- Whatever is logged, no secret is in it, and of a line for people none of the data steers the terminal.
 - A command that fails says why in one plain line, its last, whatever the format.
 - What Kafka's client logs by itself shows only at the level debug: what people must know, the relay says.
 """
@@ -11,10 +12,14 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import traceback
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Final, TextIO
 
+from outbox_pipelines.secret import redacted
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.text import plain
 
 _OURS: Final = logging.getLogger("outbox_pipelines")
 _KAFKA: Final = logging.getLogger("outbox_pipelines.librdkafka")
@@ -34,6 +39,7 @@ def configure(settings: Settings) -> None:
     root.addHandler(handler)
     _OURS.setLevel(settings.log_level.upper())
     _COMMAND.setLevel(logging.INFO)
+    sys.excepthook = _uncaught
     _KAFKA.propagate = settings.log_level == "debug"
 
 
@@ -52,7 +58,10 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        message = super().format(record)
+        lines = [plain(record.getMessage())]
+        if record.exc_info:
+            lines += map(plain, self.formatException(record.exc_info).split("\n"))
+        message = redacted("\n".join(lines))
         if record.name == _COMMAND.name:
             return message
         return f"{_time(record, 'milliseconds')} {record.levelname.lower()}: {message}"
@@ -64,14 +73,19 @@ class _Json(logging.Formatter):
             "time": _time(record, "microseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": redacted(record.getMessage()),
         }
         if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
+            fields["exception"] = redacted(self.formatException(record.exc_info))
         for name, value in vars(record).items():
             if name not in _USUAL:
-                fields.setdefault(name, value)
-        return json.dumps(fields, default=str)
+                fields.setdefault(name, redacted(value) if isinstance(value, str) else value)
+        return json.dumps(fields, default=lambda value: redacted(str(value)))
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """An error that nobody foresaw, with its stack and without secrets."""
+    sys.stderr.write(redacted("".join(traceback.format_exception(kind, error, trace))))
 
 
 def _time(record: logging.LogRecord, precision: str) -> str:

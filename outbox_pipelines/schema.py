@@ -16,9 +16,10 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from outbox_pipelines.database import Connection, connect, first_line
+from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.scripts import files
+from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _OLDEST_SERVER: Final = 140000

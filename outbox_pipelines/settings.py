@@ -4,19 +4,22 @@ Invariants:
 - A setting is named ``OUTBOX_<FIELD>``, in the environment or in the file that ``OUTBOX_SETTINGS`` names
   (lines ``NAME=value``); the environment wins.
 - Values are checked here, once; a wrong one is a `SetupError` that names the setting and the remedy.
+- What holds a password or a token is a `Secret`. No other setting may: credentials in one are refused.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.secret import Secret, check_dsn, register, register_dsn, register_variables
 
 # What RFC 3986 allows in one, without its grammar.
 _URI_REFERENCE = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+\Z")
@@ -24,6 +27,9 @@ _URI_REFERENCE = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f
 
 # Characters of topic names, and those of shell patterns.
 _TOPIC_PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]+\Z")
+SECRET: Final = frozenset({"dsn", "alerts", "dead_letter_command"})
+_CREDENTIALS: Final = re.compile(r"(?i)[?&](?:sig|[\w-]*(?:key|secret|token|password))=")
+Readers = Literal["owner", "group", "everyone"]
 
 
 class Settings(BaseSettings):
@@ -33,7 +39,7 @@ class Settings(BaseSettings):
         env_prefix="OUTBOX_", frozen=True, extra="ignore", env_ignore_empty=True, populate_by_name=True
     )
 
-    dsn: str = Field(default="", description="libpq connection string or URL of the database")
+    dsn: Secret = Field(default=Secret(), description="libpq connection string or URL of the database")
     kafka: str = Field(default="", description="bootstrap servers, host:port, separated by commas")
     kafka_config: Path | None = Field(
         default=None, description="file of librdkafka settings (name=value), for TLS and SASL"
@@ -106,8 +112,9 @@ class Settings(BaseSettings):
     dead_letter_topics: bool = Field(
         default=False, description="whether dead letters are also copied to <topic>.dlq"
     )
-    dead_letter_command: str = Field(
-        default="", description="command run for each dead letter, with a JSON object on its standard input"
+    dead_letter_command: Secret = Field(
+        default=Secret(),
+        description="command run for each dead letter, with a JSON object on its standard input",
     )
     metrics_port: int | None = Field(
         default=None,
@@ -140,6 +147,9 @@ class Settings(BaseSettings):
         description="where closed days go: a directory, or a URL (s3://bucket/path, gs://, az://); "
         "none: days are dropped without an archive",
     )
+    archive_readers: Readers = Field(
+        default="owner", description="who may read the files of an archive in a directory"
+    )
     retention_days: int = Field(
         default=30, ge=0, description="days that stay in the table; 0: until a day is closed and proven"
     )
@@ -158,8 +168,8 @@ class Settings(BaseSettings):
         default="",
         description="limits of checks for an error, which is an alert: lag=120,keys=off",
     )
-    alerts: str = Field(
-        default="",
+    alerts: Secret = Field(
+        default=Secret(),
         description="who is told when a check fails: addresses of apprise, separated by spaces",
     )
     alert_after_seconds: float = Field(
@@ -189,6 +199,37 @@ class Settings(BaseSettings):
     local_grace_seconds: float = Field(
         default=60.0, ge=0.0, description="the local stack stops when nobody used it for so long"
     )
+
+    @field_validator("dsn")
+    @classmethod
+    def _dsn_is_understood(cls, value: Secret) -> Secret:
+        if value:
+            register_dsn(value.reveal())
+            check_dsn(value.reveal())
+        return value
+
+    @field_validator("alerts")
+    @classmethod
+    def _addresses_are_known_as_secrets(cls, value: Secret) -> Secret:
+        for address in value.reveal().split():
+            register(address, *re.split(r"[/:@?&=]+", address.partition("://")[2] or address))
+        return value
+
+    @field_validator("dead_letter_command")
+    @classmethod
+    def _command_is_known_as_a_secret(cls, value: Secret) -> Secret:
+        register(value.reveal())
+        return value
+
+    @field_validator("kafka")
+    @classmethod
+    def _brokers_have_no_credentials(cls, value: str) -> str:
+        if "@" in value or "://" in value:
+            raise ValueError(
+                "write host:port, separated by commas; user and password belong in the file of "
+                "OUTBOX_KAFKA_CONFIG"
+            )
+        return value
 
     @field_validator("topic")
     @classmethod
@@ -245,7 +286,12 @@ class Settings(BaseSettings):
     @field_validator("archive")
     @classmethod
     def _archive_is_a_place(cls, value: str) -> str:
-        scheme, separator, _ = value.partition("://")
+        scheme, separator, rest = value.partition("://")
+        if separator and (_CREDENTIALS.search(rest) or (scheme != "file" and "@" in rest.partition("/")[0])):
+            raise ValueError(
+                "has credentials in it: remove them, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or "
+                "what gs:// and az:// take), or let the machine have an identity"
+            )
         if separator and scheme not in ("file", "s3", "gs", "az"):
             raise ValueError("write a directory, or s3://bucket/path, gs://bucket/path, az://container/path")
         return value
@@ -261,8 +307,11 @@ class Settings(BaseSettings):
     @field_validator("ui_url")
     @classmethod
     def _ui_url_is_an_address(cls, value: str) -> str:
-        if value and not value.startswith(("http://", "https://")):
-            raise ValueError("write the address as a browser takes it, such as https://dagster.example.com")
+        if value and (not value.startswith(("http://", "https://")) or "@" in value):
+            raise ValueError(
+                "write the address as a browser takes it, without user and password, such as "
+                "https://dagster.example.com"
+            )
         return value
 
     @field_validator("warn_at", "error_at")
@@ -298,7 +347,17 @@ class Settings(BaseSettings):
                 "no database is named: set OUTBOX_DSN, for example postgresql://user@host/db, "
                 "or start a local one with `outbox local run -- COMMAND`"
             )
-        return self.dsn
+        return self.dsn.reveal()
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Settings:
+        """The same with other values, which are not checked; secrets stay secrets."""
+        given = dict(update or {})
+        for name in SECRET & given.keys():
+            given[name] = Secret(given[name])
+            register(given[name].reveal())
+        if "dsn" in given:
+            register_dsn(given["dsn"].reveal())
+        return super().model_copy(update=given, deep=deep)
 
     def require_kafka(self) -> str:
         """The bootstrap servers; `SetupError` where none were given."""
@@ -316,6 +375,7 @@ def load_settings(**overrides: Any) -> Settings:
     Raises:
         SetupError: a value does not fit; the message names the setting.
     """
+    register_variables()
     path = os.environ.get("OUTBOX_SETTINGS")
     if path and not Path(path).is_file():
         raise SetupError(f"OUTBOX_SETTINGS names {path}, which is not a file: correct the path or unset it")
@@ -329,4 +389,7 @@ def load_settings(**overrides: Any) -> Settings:
 def _one_line(problem: Any) -> str:
     field = str(problem["loc"][0]) if problem["loc"] else "settings"
     name = field if field.startswith("OUTBOX_") else f"OUTBOX_{field.upper()}"
-    return f"{name}={problem['input']}: {problem['msg'].removeprefix('Value error, ')}"
+    # A secret that stands in the wrong place of one of these is not shown either.
+    is_shown = name.removeprefix("OUTBOX_").lower() not in {*SECRET, "archive", "kafka", "ui_url"}
+    value = f"={problem['input']}:" if is_shown else ""
+    return f"{name}{value} {problem['msg'].removeprefix('Value error, ')}"

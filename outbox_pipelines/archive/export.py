@@ -30,8 +30,9 @@ from outbox_pipelines.archive import queries
 from outbox_pipelines.archive.columns import SCHEMA, schema_with
 from outbox_pipelines.archive.manifest import Column
 from outbox_pipelines.archive.published import Published, earliest
-from outbox_pipelines.database import Connection, first_line, reading_dsn
+from outbox_pipelines.database import Connection, reading_dsn
 from outbox_pipelines.errors import AwayError
+from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _BATCH_BYTES: Final = 16_000_000

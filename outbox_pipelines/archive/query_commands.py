@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from outbox_pipelines import log
-from outbox_pipelines.database import first_line
 from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -46,19 +46,34 @@ _NUMBERS: Final = ("tinyint", "smallint", "integer", "bigint", "hugeint", "float
     type=click.IntRange(1),
     help="Rows at most; a table has 100 by default.",
 )
+@click.option(
+    "--read",
+    "beside",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file beside the archive that the query may read; repeatable.",
+)
 @click.pass_obj
-def query(settings: Settings, sql: str, form: str | None, parquet: Path | None, limit: int | None) -> None:
+def query(
+    settings: Settings,
+    sql: str,
+    form: str | None,
+    parquet: Path | None,
+    limit: int | None,
+    beside: tuple[Path, ...],
+) -> None:
     """Ask the archive in SQL: one SELECT over the view `events`, in DuckDB's dialect.
 
     SQL is the text, or the name of a file that ends in .sql, or - for standard input. Its columns are
     `event_date` (the UTC day) and those of `outbox archive query "DESCRIBE events"`. Name days
-    (WHERE event_date >= '2026-11-01'): files of other days are not opened. No database is needed.
+    (WHERE event_date >= '2026-11-01'): files of other days are not opened. No database is needed. The query
+    reads no other files than the archive's and those of --read.
     """
     import duckdb
 
     if form and parquet:
         raise click.UsageError("choose one of --csv, --json, --parquet")
-    archive = _open(settings)
+    archive = _open(settings, beside)
     try:
         asked = archive.query(_text(sql))
         if parquet is not None:
@@ -113,11 +128,11 @@ def history(settings: Settings, aggregate_type: str, aggregate_id: str, as_json:
         sys.exit(1)
 
 
-def _open(settings: Settings) -> Archive:
+def _open(settings: Settings, beside: Sequence[Path]) -> Archive:
     from outbox_pipelines.archive import open_archive
     from outbox_pipelines.archive.store import named
 
-    return open_archive(named(settings))
+    return open_archive(named(settings), beside)
 
 
 def _text(sql: str) -> str:

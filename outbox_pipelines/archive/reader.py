@@ -6,17 +6,20 @@ Invariants:
   question is opened in any case, for the names of its columns.
 - Files of all versions are one table: what an older one has no column for is NULL. So are files with the
   columns of users; where the type of one has changed in between, it is text.
-- Nothing in the archive can be changed through it.
+- Nothing in the archive can be changed through it, and a query reads no file but the archive's.
 """
 
 from __future__ import annotations
 
 import json
-import tempfile
+import shutil
+import weakref
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import date
 from functools import cached_property
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, Final, TypedDict, Unpack
 
 import duckdb
@@ -35,6 +38,13 @@ from outbox_pipelines.errors import SetupError
 _FILTERS: Final = ("aggregate_type", "aggregate_id", "event_type")
 
 
+_PROTOCOL: Final = "outbox-archive://"
+# Who may ask the archive may not thereby read this machine's files, or send rows elsewhere.
+_LOCKED: Final = (
+    "SET allowed_paths = [{files}]",
+    "SET enable_external_access = false",
+    "SET lock_configuration = true",
+)
 Layout = tuple[int, tuple[Column, ...]]
 """What decides the columns of a file: the version, and the columns of users."""
 
@@ -54,8 +64,9 @@ class Wanted(TypedDict, total=False):
 class Archive:
     """One archive, as its manifests stood when it was opened."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, beside: Sequence[Path] = ()) -> None:
         self._store = store
+        self._beside = beside
         self.manifests: dict[date, Manifest] = {
             day: read_manifest(stored.content, day) for day, stored in store.manifests().items()
         }
@@ -68,11 +79,22 @@ class Archive:
 
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """A DuckDB of its own, in memory, with the view `events`; register further tables with it."""
+        """A DuckDB of its own, in memory, with the view `events`; register further tables with it.
+
+        A query in it reads the files of the archive and no others, and cannot change that.
+        """
+        # Payloads may be spilled: to where nobody else may enter, and for as long as the connection lasts.
+        spilled = mkdtemp(prefix="outbox-query-")
         connection = duckdb.connect(
-            # Names in a query mean tables, never this module's variables.
-            config={"python_enable_replacements": False, "temp_directory": tempfile.gettempdir()}
+            config={
+                # Names in a query mean tables, never this module's variables.
+                "python_enable_replacements": False,
+                "temp_directory": spilled,
+                "autoload_known_extensions": False,
+                "autoinstall_known_extensions": False,
+            }
         )
+        weakref.finalize(connection, shutil.rmtree, spilled, ignore_errors=True)
         # A bar of progress would come among the rows.
         connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
         # A file's name is that of its content: what was read of it once stays true.
@@ -80,6 +102,10 @@ class Archive:
         if self._store.root is None:
             connection.register_filesystem(self._files)
         connection.execute(f"CREATE VIEW events AS {self._source(self.days)}")
+        paths = [*(self._path(day, _PROTOCOL) for day in self.days), *map(str, self._beside)]
+        files = ", ".join(map(_quoted, paths))
+        for statement in _LOCKED:
+            connection.execute(statement.format(files=files))
         return connection
 
     def query(self, sql: str) -> duckdb.DuckDBPyRelation:
@@ -188,7 +214,7 @@ class Archive:
                 columns.append(name)
             else:
                 columns.append(f"CAST({name if found is not None else 'NULL'} AS {type}) AS {name}")
-        files = ", ".join(_quoted(self._path(day, "outbox-archive://")) for day in days)
+        files = ", ".join(_quoted(self._path(day, _PROTOCOL)) for day in days)
         return (
             f"SELECT {', '.join(columns)} FROM read_parquet([{files}], "
             f"hive_partitioning = true, hive_types = {{'{EVENT_DATE}': 'DATE'}})"
@@ -244,8 +270,11 @@ class Archive:
 _TYPES: Final[dict[pa.DataType, Any]] = {pa.int32(): pd.Int32Dtype()}
 
 
-def open_archive(url: str) -> Archive:
+def open_archive(url: str, beside: Sequence[Path] = ()) -> Archive:
     """The archive in a directory, or in a bucket (s3://bucket/path, gs://, az://).
+
+    Args:
+        beside: files that queries may read too, under these paths; no others.
 
     Raises:
         SetupError: there is none, it holds no day yet, or a manifest in it cannot be read.
@@ -254,7 +283,7 @@ def open_archive(url: str) -> Archive:
     store = Store(url)
     if store.root is not None and not store.root.is_dir():
         raise SetupError(f"the archive {url} is no directory: name the one that was written (OUTBOX_ARCHIVE)")
-    archive = Archive(store)
+    archive = Archive(store, beside)
     if not archive.manifests:
         raise SetupError(f"the archive {url} holds no day yet: write one with `outbox archive day`")
     return archive

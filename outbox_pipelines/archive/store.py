@@ -5,6 +5,7 @@ Beside `events/event_date=…/events-….parquet`, which any reader of Parquet t
 
 Invariants:
 - A key is written whole or not at all: through a temporary name, sync and rename, or in one conditional put.
+- What is written into a directory is for those who `readers` names, whatever the umask is.
 - A key is never overwritten by chance: whoever replaces it names what is there.
 """
 
@@ -25,9 +26,9 @@ from typing import Any, Final
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
-from outbox_pipelines.database import first_line
 from outbox_pipelines.errors import AwayError, SetupError
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.secret import first_line
+from outbox_pipelines.settings import Readers, Settings
 
 NOWHERE: Final = "none"
 """The setting that asks for retention without an archive."""
@@ -41,6 +42,12 @@ _WRITING: Final = "_outbox/writing"
 _KEPT: Final = "_outbox/kept"
 _FILE: Final = re.compile(r"events-[0-9a-f]{16}\.parquet")
 _READERS: Final = 16
+# Of files and directories, whatever the umask is: payloads are in them.
+_MODES: Final[dict[Readers, tuple[int, int]]] = {
+    "owner": (0o600, 0o700),
+    "group": (0o640, 0o750),
+    "everyone": (0o644, 0o755),
+}
 # What a bucket answers stands in XML, behind the request.
 _ANSWER: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 
@@ -60,9 +67,10 @@ class Store:
     Every method raises `AwayError` where the store does not answer or refuses.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, readers: Readers = "owner") -> None:
         self.url = url
         """As it was given."""
+        self._file_mode, self._directory_mode = _MODES[readers]
         self.root: Path | None = None
         """Its directory, where it is one; made when it is first written to."""
         if "://" not in url or url.startswith("file://"):
@@ -142,7 +150,8 @@ class Store:
         with self._errors():
             if self.root is not None:
                 target = self.root / name
-                _make(target.parent)
+                self._make(target.parent)
+                file.chmod(self._file_mode)
                 _sync(file)
                 file.replace(target)
                 _sync(target.parent)
@@ -168,9 +177,17 @@ class Store:
         """A directory on the archive's file system, where no reader looks; what a crash leaves is found."""
         assert self.root is not None
         parent = self.root / _WRITING
-        _make(parent)
+        self._make(parent)
         with TemporaryDirectory(prefix=f"{name}-", dir=parent) as temporary:
             yield Path(temporary)
+
+    def _make(self, directory: Path) -> None:
+        """With its parents, each of them as durable as what comes into it."""
+        if not directory.exists():
+            self._make(directory.parent)
+            directory.mkdir(exist_ok=True)
+            directory.chmod(self._directory_mode)
+            _sync(directory.parent)
 
     def others(self, day: date, file: str) -> list[str]:
         """The keys of a day's files beside this one: they do not count, but readers of directories do."""
@@ -191,7 +208,7 @@ class Store:
         target = f"{_KEPT}/{day}/{name.rsplit('/', 1)[-1]}.kept"
         with self._errors():
             if self.root is not None:
-                _make((self.root / target).parent)
+                self._make((self.root / target).parent)
                 (self.root / name).replace(self.root / target)
             else:
                 obstore.rename(self._bucket, name, target)
@@ -255,7 +272,7 @@ def open_store(settings: Settings) -> Store:
     Raises:
         SetupError: none is named.
     """
-    return Store(named(settings))
+    return Store(named(settings), settings.archive_readers)
 
 
 def named(settings: Settings) -> str:
@@ -297,14 +314,6 @@ def _reason(error: Exception) -> str:
 
 def _overtaken(name: str) -> SetupError:
     return SetupError(f"{name} was written by somebody else at the same time: run it again")
-
-
-def _make(directory: Path) -> None:
-    """With its parents, each of them as durable as what comes into it."""
-    if not directory.exists():
-        _make(directory.parent)
-        directory.mkdir(exist_ok=True)
-        _sync(directory.parent)
 
 
 def _sync(path: Path) -> None:

@@ -7,9 +7,9 @@ Invariants:
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import duckdb
@@ -19,8 +19,9 @@ from psycopg import sql
 from outbox_pipelines.archive import queries
 from outbox_pipelines.archive.columns import OWN, added, in_duckdb
 from outbox_pipelines.archive.manifest import Column, Sum
-from outbox_pipelines.database import Connection, first_line
+from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.secret import first_line
 
 # Each thread reads a row group of its own.
 _THREADS: Final = 2
@@ -99,12 +100,12 @@ def _read(
 ) -> list[tuple[Any, ...]]:
     if memory is None:
         memory = _LEAST + threads * _TIMES * _largest_group(file)
-    config: dict[str, Any] = {
-        "memory_limit": f"{memory // 1_000_000}MB",
-        "threads": threads,
-        "temp_directory": tempfile.gettempdir(),
-    }
-    with duckdb.connect(config=config) as connection:
+    config: dict[str, Any] = {"memory_limit": f"{memory // 1_000_000}MB", "threads": threads}
+    with (
+        # Rows may be spilled: to where nobody else may enter.
+        TemporaryDirectory(prefix="outbox-archive-") as spilled,
+        duckdb.connect(config=config | {"temp_directory": spilled}) as connection,
+    ):
         # A bar of progress would come among what a command prints.
         connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
         try:

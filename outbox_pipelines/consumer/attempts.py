@@ -24,6 +24,7 @@ from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.tracing import surroundings
 from outbox_pipelines.consumer.transactions import Database, is_worth_a_repetition, may_pass
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.secret import redacted
 
 _LOG: Final = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -178,6 +179,6 @@ class Attempts:
 
 
 def told(error: BaseException) -> str:
-    """One line for people, which PostgreSQL's text can have."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    """One line for people, without secrets, which PostgreSQL's text can have."""
+    text = redacted(" ".join(f"{type(error).__name__}: {error}".split()))
     return inbox.readable(text)[:_LONGEST_ERROR]

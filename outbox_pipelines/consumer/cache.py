@@ -20,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.secret import first_line, register
 
 _LOG: Final = logging.getLogger(__name__)
 _TIMEOUT: Final = 0.1
@@ -56,6 +57,7 @@ class RedisCache:
     @classmethod
     def at(cls, url: str, *, seconds: float, timeout: float = _TIMEOUT, **more: Any) -> RedisCache:
         """The cache at a URL such as redis://cache:6379/0; an answer may take `timeout` seconds."""
+        register(url, url.partition("://")[2].rpartition("@")[0].partition(":")[2])
         client = redis.Redis.from_url(
             url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0)
         )
@@ -93,7 +95,8 @@ class RedisCache:
             self._ask_again_at = time.monotonic() + self._pause
             if not self._away:
                 self._away = True
-                _LOG.warning("Redis is away, so the database alone tells what was handled: %s", error)
+                why = first_line(error)
+                _LOG.warning("Redis is away, so the database alone tells what was handled: %s", why)
             return None
         if self._away:
             self._away = False

@@ -212,7 +212,8 @@ def _act(settings: Settings, action: Any, *, ids: tuple[UUID, ...], reason: str,
 def _connected(settings: Settings) -> Iterator[Any]:
     import psycopg
 
-    from outbox_pipelines.database import connect, first_line
+    from outbox_pipelines.database import connect
+    from outbox_pipelines.secret import first_line
 
     with connect(settings, name="outbox consumer") as connection:
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from outbox_pipelines.errors import OperatorError
 
-class ConsumerError(Exception):
+
+class ConsumerError(OperatorError):
     """It cannot go on: Kafka's client, or its tables, refuse."""
 
 

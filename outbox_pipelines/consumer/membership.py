@@ -19,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from outbox_pipelines.consumer import limits
 from outbox_pipelines.consumer.errors import ConsumerError
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.secret import SECRET_NAME, register
 
 _LOG: Final = logging.getLogger(__name__)
 # What Kafka's client logs by itself.
@@ -71,6 +72,7 @@ def settings(given: Mapping[str, Any], group: str) -> dict[str, Any]:
             raise SetupError(
                 f"kafka has {name}={given[name]}: remove it, the consumer needs {str(ours).lower()}"
             )
+    register(*(str(value) for name, value in given.items() if SECRET_NAME.search(name)))
     if not given.get("bootstrap.servers"):
         raise SetupError('kafka names no broker: give {"bootstrap.servers": "broker:9092"}')
     return {**_DEFAULTS, "group.id": group, **given, **_FIXED}

@@ -17,6 +17,7 @@ import psycopg
 
 from outbox_pipelines import session as sessions
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.secret import check_dsn, register_dsn
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -193,7 +194,12 @@ class AsyncSessions:
 
 
 def dsn(conninfo: str, source: str) -> Callable[[], Connection]:
-    """Connects to the database of a connection string."""
+    """Connects to the database of a connection string.
+
+    Raises:
+        SetupError: it is none.
+    """
+    _require_dsn(conninfo)
 
     def connect() -> Connection:
         connection = psycopg.connect(conninfo, **_options(source))
@@ -205,6 +211,7 @@ def dsn(conninfo: str, source: str) -> Callable[[], Connection]:
 
 def async_dsn(conninfo: str, source: str) -> Callable[[], Awaitable[AsyncConnection]]:
     """The same, asynchronous."""
+    _require_dsn(conninfo)
 
     async def connect() -> AsyncConnection:
         connection = await psycopg.AsyncConnection.connect(conninfo, **_options(source))
@@ -225,6 +232,15 @@ def is_worth_a_repetition(error: BaseException) -> bool:
     """Whether the database had to choose between transactions, and chose another one."""
     driver = getattr(error, "orig", None) or error
     return (getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)) in _AGAIN
+
+
+def _require_dsn(conninfo: str) -> None:
+    if conninfo:
+        register_dsn(conninfo)
+        try:
+            check_dsn(conninfo)
+        except ValueError as error:
+            raise SetupError(f"dsn {error}") from None
 
 
 def _options(source: str) -> dict[str, Any]:

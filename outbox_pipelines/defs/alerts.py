@@ -88,11 +88,11 @@ def alerts_sensor(
 def _of_the_outbox(settings: "Settings", known: Mapping[str, "Known"]) -> list["Problem"]:
     import psycopg
 
-    from outbox_pipelines.database import first_line
     from outbox_pipelines.errors import SetupError
     from outbox_pipelines.quality import measurements
     from outbox_pipelines.quality.alerts import Problem, of_verdicts
     from outbox_pipelines.quality.rules import RULES, judge
+    from outbox_pipelines.secret import first_line
 
     # What cannot be measured is not over.
     unseen = [Problem(rule.name, known[rule.name].text, rule.help) for rule in RULES if rule.name in known]

@@ -16,7 +16,7 @@ def one_line() -> Iterator[None]:
     # Here, because definitions are to load without the drivers.
     import psycopg
 
-    from outbox_pipelines.database import first_line
+    from outbox_pipelines.secret import first_line
 
     try:
         yield

@@ -160,9 +160,9 @@ def _evaluate(outbox: OutboxResource) -> tuple["Measurements | None", dict[str, 
     # Here, because definitions are to load without the drivers.
     import psycopg
 
-    from outbox_pipelines.database import first_line
     from outbox_pipelines.errors import SetupError
     from outbox_pipelines.quality.health import evaluate
+    from outbox_pipelines.secret import first_line
 
     settings = outbox.settings()
     try:

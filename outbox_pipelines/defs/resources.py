@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any
+
 import dagster as dg
 from pydantic import Field
 
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.secret import has_password
 from outbox_pipelines.settings import Settings, load_settings
+
+_resolving: ContextVar[bool] = ContextVar("_resolving", default=False)
 
 
 class OutboxResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -16,8 +24,11 @@ class OutboxResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     Example:
         ```python
-        OutboxResource(dsn="postgresql://relay@db/shop", session_seconds=300)
+        OutboxResource(dsn=dg.EnvVar("SHOP_DSN"), session_seconds=300)
         ```
+
+    Dagster stores what is written here, or in a run's configuration, and shows it: a password stands in a
+    variable. One that is written here is refused.
     """
 
     dsn: str | None = Field(default=None, description="instead of OUTBOX_DSN")
@@ -29,6 +40,27 @@ class OutboxResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     consumers: str | None = Field(default=None, description="instead of OUTBOX_CONSUMERS")
     drain: str | None = Field(default=None, description="instead of OUTBOX_DRAIN")
     session_seconds: float | None = Field(default=None, description="instead of OUTBOX_SESSION_SECONDS")
+
+    def __init__(self, **given: Any) -> None:
+        # What stands in a definition is in Dagster's snapshots and on its pages.
+        for name in ("dsn", "archive"):
+            value = given.get(name)
+            if not isinstance(value, str) or isinstance(value, dg.EnvVar) or _resolving.get():
+                continue
+            if has_password(value):
+                raise SetupError(
+                    f"OutboxResource has a password in {name}, which Dagster stores and shows: write "
+                    f'{name}=dg.EnvVar("NAME"), or leave it out and set OUTBOX_{name.upper()}'
+                )
+        super().__init__(**given)
+
+    def _with_updated_values(self, values: Mapping[str, Any] | None) -> Any:
+        """Dagster makes another one for each run, in which variables have become their values."""
+        token = _resolving.set(True)
+        try:
+            return super()._with_updated_values(values)
+        finally:
+            _resolving.reset(token)
 
     def settings(self) -> Settings:
         """The settings of now.

@@ -53,8 +53,8 @@ def _carry_out(chosen: argparse.Namespace) -> int:
     # Here, so that wrong input and missing packages are told first.
     import psycopg
 
-    from outbox_pipelines.database import first_line
     from outbox_pipelines.demo import run, ui
+    from outbox_pipelines.secret import first_line
 
     try:
         if chosen.command == "ui":

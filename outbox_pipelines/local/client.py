@@ -53,10 +53,10 @@ def stack(settings: Settings, say: Callable[[str], None] = lambda _: None) -> It
     Raises:
         SetupError: the local stack cannot be started on this machine; the message says what is missing.
     """
-    given = {POSTGRES: settings.dsn, KAFKA: settings.kafka}
+    given = {POSTGRES: settings.dsn.reveal(), KAFKA: settings.kafka}
     wanted = [name for name, value in given.items() if not value]
     if not wanted:
-        yield Stack(settings.dsn, settings.kafka)
+        yield Stack(settings.dsn.reveal(), settings.kafka)
         return
     home = home_of(settings)
     home.make()
@@ -64,7 +64,7 @@ def stack(settings: Settings, say: Callable[[str], None] = lambda _: None) -> It
         if KAFKA in wanted and not jars.place(jars.KAFKA, settings.local_jars).is_dir():
             say("fetching Apache Kafka (43 MB), this once …")
         state = _started(home, settings, wanted)
-        yield Stack(settings.dsn or state.dsn, settings.kafka or state.kafka)
+        yield Stack(settings.dsn.reveal() or state.dsn, settings.kafka or state.kafka)
 
 
 def running(home: Home) -> State | None:

@@ -20,11 +20,12 @@ import psycopg
 
 from outbox_pipelines.archive import proof
 from outbox_pipelines.archive.store import NOWHERE, open_store
-from outbox_pipelines.database import Connection, connect, first_line
+from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import AwayError, NotReadyError, SetupError
 from outbox_pipelines.partitions import attach, queries
 from outbox_pipelines.partitions.calendar import leaf_of, place_of, require_day, working_at
 from outbox_pipelines.schema import require_schema
+from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)

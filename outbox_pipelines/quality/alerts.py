@@ -139,21 +139,21 @@ def addresses(settings: Settings) -> int:
 def _channels(settings: Settings) -> list[tuple[str, Any]]:
     import apprise
 
-    given = settings.alerts.split()
+    given = settings.alerts.reveal().split()
     if not given:
         raise SetupError("nobody is to be told: set OUTBOX_ALERTS to an address of apprise, or to several")
     channels = []
     for number, address in enumerate(given, 1):
-        shown = f"address {number} ({address.partition('://')[0]}://…)"
+        shown = f"address {number}"
         channel = apprise.Apprise()
         with _silenced("apprise"):
             understood = channel.add(address)
         if not understood:
             raise SetupError(
-                f"OUTBOX_ALERTS: {shown} is none that apprise understands: write for example "
+                f"OUTBOX_ALERTS: {shown} of {len(given)} is none that apprise understands: write for example "
                 "mailto://user:password@example.com or slack://…, separated by spaces"
             )
-        channels.append((shown, channel))
+        channels.append((f"{shown} ({address.partition('://')[0]}://…)", channel))
     return channels
 
 

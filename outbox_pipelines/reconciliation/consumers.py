@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.secret import Secret, check_dsn, register_dsn
 from outbox_pipelines.settings import Settings
+
+_NONE: Final = Secret()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class Consumer:
     """As `processed_events` has it."""
     group: str
     """Its consumer group in Kafka."""
-    dsn: str = ""
+    dsn: Secret = _NONE
     """Empty: OUTBOX_DSN."""
     schema: str = ""
     """Empty: OUTBOX_SCHEMA."""
@@ -72,10 +75,18 @@ def _consumer(name: str, table: Any) -> Consumer:
             raise ValueError(f"[{name}] has an unknown entry {entry!r}: there are {', '.join(_ENTRIES)}")
         fits, example = _ENTRIES[entry]
         if not fits(value):
-            raise ValueError(f"[{name}] {entry} cannot be {value!r}: write for example {entry} = {example}")
+            shown = "what it is" if entry == "dsn" else repr(value)
+            raise ValueError(f"[{name}] {entry} cannot be {shown}: write for example {entry} = {example}")
+        if entry == "dsn":
+            register_dsn(value)
+            try:
+                check_dsn(value)
+            except ValueError as error:
+                raise ValueError(f"[{name}] dsn {error}") from None
     given: dict[str, Any] = {"source": name, **table}
     for entry in ("topics", "event_types"):
         given[entry] = tuple(given.get(entry, ()))
+    given["dsn"] = Secret(given.get("dsn", ""))
     return Consumer(name=name, **{"group": given["source"], **given})
 
 

@@ -69,7 +69,7 @@ def load(
         "end": sql.Literal(span[1]),
     }
     rows = 0
-    with reading(own.dsn, own.db_schema) as read:
+    with reading(own.require_dsn(), own.db_schema) as read:
         for batch in read(sql.SQL(queries.PROCESSED).format(**wanted)):
             space.add(queries.ADD_PROCESSED, batch)
             rows += batch.num_rows

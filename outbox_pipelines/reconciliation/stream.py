@@ -13,9 +13,10 @@ import pyarrow as pa
 from psycopg import sql
 
 from outbox_pipelines import session
-from outbox_pipelines.database import first_line, reading_dsn
+from outbox_pipelines.database import reading_dsn
 from outbox_pipelines.errors import AwayError
 from outbox_pipelines.reconciliation import queries
+from outbox_pipelines.secret import first_line
 
 _BATCH_BYTES: Final = 8_000_000
 Read = Callable[[sql.Composable], Iterator[pa.RecordBatch]]

@@ -16,9 +16,9 @@ from typing import Any, Final
 import duckdb
 import pyarrow as pa
 
-from outbox_pipelines.database import first_line
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.reconciliation import queries
+from outbox_pipelines.secret import first_line
 
 _CONFIG: Final[dict[str, Any]] = {
     "memory_limit": "400MB",

@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.secret import SECRET_NAME, register
 from outbox_pipelines.settings import Settings
 
 _FIXED: Final[dict[str, Any]] = {
@@ -47,7 +49,11 @@ _CONNECTION: Final = (
     "client.",
     "socket.",
     "reconnect.",
+    # Where the token of OAuth comes from, and whom to trust there.
+    "https.",
 )
+# As librdkafka's are called.
+_NAME: Final = re.compile(r"[A-Za-z0-9._]+")
 # What the client logs is for people who ask for it; what they must know is raised.
 LOG: Final = logging.getLogger("outbox_pipelines.librdkafka")
 LOG.addHandler(logging.NullHandler())
@@ -94,16 +100,20 @@ def read_config(path: Path | None) -> dict[str, Any]:
         return {}
     try:
         lines = path.read_text().splitlines()
+    except UnicodeDecodeError:
+        raise SetupError(f"OUTBOX_KAFKA_CONFIG: {path} is not UTF-8: name a file of name=value") from None
     except OSError as error:
         raise SetupError(f"OUTBOX_KAFKA_CONFIG: {error}: name a file of lines name=value") from None
     found: dict[str, Any] = {}
-    for line in filter(None, (line.strip() for line in lines)):
-        if line.startswith("#"):
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if not line or line.startswith("#"):
             continue
         name, equals, value = (part.strip() for part in line.partition("="))
-        if not equals or not name:
-            raise SetupError(f"OUTBOX_KAFKA_CONFIG: {path} has the line {line!r}: write name=value")
+        if not equals or not _NAME.fullmatch(name):
+            # Never the line: it may have a password in it.
+            raise SetupError(f"OUTBOX_KAFKA_CONFIG: line {number} of {path} is not name=value: correct it")
         if name in _FIXED:
             raise SetupError(f"OUTBOX_KAFKA_CONFIG: the relay sets {name} itself: remove it from {path}")
         found[name] = value
+    register(*(value for name, value in found.items() if SECRET_NAME.search(name)))
     return found

@@ -15,9 +15,10 @@ from typing import Any
 
 import psycopg
 
-from outbox_pipelines.database import connect, first_line
+from outbox_pipelines.database import connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import queries
+from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 

@@ -21,7 +21,7 @@ from functools import partial
 
 import psycopg
 
-from outbox_pipelines.database import connect, first_line
+from outbox_pipelines.database import connect
 from outbox_pipelines.errors import AwayError
 from outbox_pipelines.relay import hooks, queries, transactions
 from outbox_pipelines.relay.claims.holder import Holder
@@ -33,6 +33,7 @@ from outbox_pipelines.relay.publisher import Publisher
 from outbox_pipelines.relay.shards import NoSuchShardError, Settled, Shard, ShardLostError
 from outbox_pipelines.relay.worker import Totals, Worker
 from outbox_pipelines.schema import require_schema
+from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)

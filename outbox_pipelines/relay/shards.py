@@ -21,10 +21,11 @@ from typing import Any, LiteralString
 
 import psycopg
 
-from outbox_pipelines.database import Connection, connect, first_line, refuse_standby
+from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import bodies, parked_queries, pooler, queries
 from outbox_pipelines.relay.position import Position, Snapshot
+from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 # Events to put aside, by their seq: the state, and why.

@@ -11,10 +11,12 @@ import sys
 from pathlib import Path
 
 import boto3
+import duckdb
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
+from outbox_pipelines.archive import open_archive
 from outbox_pipelines.cli import cli
 from tests.archive.reading import ONE, TWO, bucket, event, objects, put_day, three_days
 
@@ -185,7 +187,7 @@ def test_local_files_can_be_joined(root: Path, tmp_path: Path) -> None:
     put_day(root, ONE, [event(ONE, 1)])
     (tmp_path / "names.csv").write_text("id,name\n1,Ada\n")
     sql = f"SELECT name FROM events JOIN '{tmp_path}/names.csv' n ON n.id::text = aggregate_id AND seq = 1"
-    assert ask(root, sql, "--csv").stdout == "name\nAda\n"
+    assert ask(root, sql, "--csv", "--read", f"{tmp_path}/names.csv").stdout == "name\nAda\n"
 
 
 def test_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,3 +212,43 @@ def test_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
         # The bucket's server runs in this process, and logs.
         (said,) = [line for line in failed.stderr.splitlines() if " info: " not in line]
         assert said.startswith(f"outbox: the archive {url} (OUTBOX_ARCHIVE) refuses: ")
+
+
+QUERIES = (
+    "SELECT * FROM read_text('{secret}')",
+    "SELECT * FROM read_blob('{secret}')",
+    "SELECT * FROM read_csv('{secret}')",
+    "SELECT * FROM '{secret}'",
+    "SELECT * FROM glob('{directory}/*')",
+    "SELECT * FROM read_text('{root}/../secret.csv')",
+    "SELECT * FROM read_parquet('{root}/events/event_date=2013-01-01/events-superseded.parquet')",
+    "SELECT * FROM read_text('/proc/self/environ')",
+    "SELECT * FROM read_csv('http://127.0.0.1:9/x')",
+    "SELECT * FROM sniff_csv('{secret}')",
+    "SELECT * FROM parquet_metadata('{secret}')",
+)
+
+
+@pytest.mark.parametrize("place", ["directory", "bucket"])
+def test_a_query_reads_the_archive_alone(root: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Guards against a file of this machine that whoever may ask the archive can read."""
+    secret = root.parent / "secret.csv"
+    secret.write_text("canary\nhunter2\n")
+    (root / "events" / "event_date=2013-01-01" / "events-superseded.parquet").write_bytes(b"canary")
+    with bucket(monkeypatch, objects(ONE, [event(ONE, 1)])) as url:
+        where = root if place == "directory" else url
+        assert ask(where, COUNTS).exit_code == 0
+        for query in QUERIES:
+            done = ask(where, query.format(secret=secret, directory=root.parent, root=root))
+            assert done.exit_code == 2, query
+            assert "hunter2" not in done.output, query
+            assert "canary" not in done.stdout, query
+
+
+def test_a_query_cannot_lift_the_lock(root: Path) -> None:
+    with open_archive(str(root)).connection as connection:
+        for statement in ("SET enable_external_access = true", "RESET lock_configuration", "LOAD httpfs"):
+            with pytest.raises(duckdb.Error, match=r"locked|disabled"):
+                connection.execute(statement)
+        mode = Path(connection.execute("SELECT current_setting('temp_directory')").fetchall()[0][0]).stat()
+    assert mode.st_mode & 0o777 == 0o700

@@ -13,7 +13,7 @@ import pytest
 from outbox_pipelines.archive import day as days
 from outbox_pipelines.archive.store import Store, key, manifest_key
 from outbox_pipelines.errors import AwayError, SetupError
-from outbox_pipelines.settings import load_settings
+from outbox_pipelines.settings import Readers, load_settings
 from tests.archive import buckets
 from tests.archive.days import past_day
 from tests.schema.servers import Database
@@ -183,6 +183,23 @@ def test_a_file_is_complete_before_it_has_its_name(tmp_path: Path, monkeypatch: 
     assert synced[-3:] == ["object", f"-> {DAY}.json", "manifests"]
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert files == [NAME, key(DAY, FILE)]
+
+
+@pytest.mark.parametrize(
+    ("readers", "modes"), [("owner", (0o600, 0o700)), ("group", (0o640, 0o750)), ("everyone", (0o644, 0o755))]
+)
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_who_may_read_the_files(tmp_path: Path, readers: Readers, modes: tuple[int, int], umask: int) -> None:
+    """Guards against events that everybody with a login reads, and an archive that analysts cannot."""
+    store = Store(str(tmp_path / "archive"), readers)
+    before = os.umask(umask)
+    try:
+        put(store, DAY, FILE, b"events")
+    finally:
+        os.umask(before)
+    file = tmp_path / "archive" / key(DAY, FILE)
+    found = [each.stat().st_mode & 0o777 for each in (file, file.parent, tmp_path / "archive")]
+    assert found == [modes[0], modes[1], modes[1]]
 
 
 def refused(database: Database, day: date, archive: str) -> str:

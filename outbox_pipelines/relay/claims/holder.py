@@ -19,7 +19,7 @@ from typing import Any, Final, LiteralString
 import psycopg
 from psycopg import sql
 
-from outbox_pipelines.database import Connection, connect, first_line, refuse_standby
+from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import pooler
 from outbox_pipelines.relay.breaker import Breaker, State
@@ -29,6 +29,7 @@ from outbox_pipelines.relay.claims.queries import Statements
 from outbox_pipelines.relay.encoding import needs_time
 from outbox_pipelines.relay.queries import TUNE
 from outbox_pipelines.relay.shards import ShardLostError
+from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)

@@ -14,11 +14,12 @@ from typing import Final
 
 import psycopg
 
-from outbox_pipelines.database import Connection, first_line
+from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.claims import queries
 from outbox_pipelines.relay.claims.mapping import Mapping
 from outbox_pipelines.relay.claims.queries import Statements
+from outbox_pipelines.secret import first_line
 
 # So many rows are looked for that cannot be marked: more of them are no matter of single rows.
 _MOST_BROKEN: Final = 20
