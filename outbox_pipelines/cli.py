@@ -191,7 +191,7 @@ def shards(context: click.Context, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(shard) for shard in found], indent=2))
     else:
-        click.echo("\n".join(f"shard {one.shard}  {rendering.holder(one)}" for one in found))
+        click.echo("\n".join(plain(f"shard {one.shard}  {rendering.holder(one)}") for one in found))
 
 
 @shards.command("set")

@@ -19,6 +19,7 @@ from outbox_pipelines import log
 from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.text import plain
 
 if TYPE_CHECKING:
     import duckdb
@@ -220,7 +221,7 @@ _FORMS: Final[dict[str, Callable[[Sequence[str], Iterator[Row]], None]]] = {"csv
 def _cell(value: object) -> str:
     if value is None:
         return ""
-    text = " ".join(str(_plain(value)).split("\n"))
+    text = plain(" ".join(str(_plain(value)).split("\n")))
     return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
 
 

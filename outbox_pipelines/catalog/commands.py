@@ -12,6 +12,7 @@ import click
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.text import plain
 
 if TYPE_CHECKING:
     from outbox_pipelines.catalog.comparison import Compared
@@ -40,7 +41,7 @@ def check(settings: Settings, as_json: bool) -> None:
         click.echo(_table(compared))
     wrong = [each for each in compared if each.is_wrong]
     for each in wrong:
-        click.echo(f"outbox: {each.event_type} {_REMEDIES[each.verdict]}", err=True)
+        click.echo(plain(f"outbox: {each.event_type} {_REMEDIES[each.verdict]}"), err=True)
     if wrong:
         sys.exit(1)
 
@@ -100,6 +101,7 @@ def _table(compared: list[Compared]) -> str:
                 "" if each.verdict == "ok" else each.verdict.upper() if each.is_wrong else each.verdict,
             )
         )
+    rows = [tuple(map(plain, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(

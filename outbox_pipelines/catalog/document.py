@@ -116,7 +116,7 @@ def _with_schema(path: Path, name: str, entry: Any) -> Any:
     if isinstance(schema, str):
         try:
             schema = json.loads((path.parent / schema).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(
                 f"{name}: schema {schema} cannot be read ({error}): name a JSON file, by its path from this "
                 "one, or write the schema here"

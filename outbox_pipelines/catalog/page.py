@@ -29,6 +29,10 @@ def page(catalog: Catalog) -> str:
     class Renderer(mistune.HTMLRenderer):
         """Headings that the table of all types leads to."""
 
+        def image(self, text: str, url: str, title: str | None = None) -> str:
+            """Its words: whoever opens the page is not to be seen by the image's server."""
+            return html.escape(html.unescape(text))
+
         def heading(self, text: str, level: int, **attrs: Any) -> str:
             anchor = _anchor(html.unescape(re.sub("<.*?>", "", text)))
             return f'<h{level} id="{html.escape(anchor)}">{text}</h{level}>\n'
@@ -95,6 +99,8 @@ def _anchor(name: str) -> str:
 _DOCUMENT = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="referrer" content="no-referrer">
 <meta name="viewport" content="width=device-width">
 <title>Event types</title>
 <style>

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import yaml
 
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# A hundred times what a large catalog has.
+_LONGEST: Final = 10_000_000
+_MOST_NODES: Final = 500_000
+_DEEPEST: Final = 100
+_TOO_DEEP: Final = f"is nested more than {_DEEPEST} deep: flatten it"
 _TEXT: Final = "tag:yaml.org,2002:str"
 
 
@@ -15,17 +21,47 @@ def parse(text: str) -> Any:
 
     Raises:
         yaml.YAMLError: it is not YAML.
+        ValueError: it is larger or deeper than a catalog is, or its aliases make it so.
         ValueError: a name is there twice, of which YAML's readers would keep the last.
     """
+    if len(text) > _LONGEST:
+        raise ValueError(f"has {len(text):,} characters: {_LONGEST:,} at most")
     loader = _LOADER(text)
     try:
+        _require_shallow(text)
         node = loader.get_single_node()
         if node is None:
             return None
+        if _size(node, {}) > _MOST_NODES:
+            raise ValueError(f"has over {_MOST_NODES:,} values with its aliases written out: use fewer")
         _mend(node, set())
         return loader.construct_document(node)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
     finally:
         loader.dispose()
+
+
+def _require_shallow(text: str) -> None:
+    """Before nodes are made, which takes a frame of C's stack for each level."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > _DEEPEST:
+                raise ValueError(_TOO_DEEP)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _size(node: Any, known: dict[int, float]) -> float:
+    """How many values there are when each alias stands for what it leads to; infinite round a circle."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else []
+        parts = node.value if isinstance(node, yaml.SequenceNode) else parts
+        known[id(node)] = 1 + sum(_size(part, known) for part in parts)
+    return known[id(node)]
 
 
 def _mend(node: Any, seen: set[int]) -> None:

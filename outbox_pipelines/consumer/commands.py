@@ -16,7 +16,7 @@ import click
 from outbox_pipelines.dead_letter_options import Command, Option, Time, act, actions, actor, wrapped
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import to_json
+from outbox_pipelines.text import plain, to_json
 
 
 @click.group()
@@ -77,7 +77,7 @@ def status(settings: Settings, as_json: bool) -> None:
         return
     for each in found:
         age = "" if each.oldest_seconds is None else f", the oldest for {each.oldest_seconds:,.0f} s"
-        click.echo(f"{each.source}: {each.waiting:,} waiting{age}; {each.dead_letters:,} dead letters")
+        click.echo(plain(f"{each.source}: {each.waiting:,} waiting{age}; {each.dead_letters:,} dead letters"))
     if not found:
         click.echo("nothing waits in an inbox, and there are no dead letters")
 
@@ -150,14 +150,16 @@ def list_(settings: Settings, /, discarded: bool, limit: int, as_json: bool, **g
         return
     for row in found.rows:
         click.echo(
-            f"{row.received_at:%Y-%m-%d %H:%M:%S}  {row.source}  {row.id}  {row.event_type or '(no event)'}  "
-            f"{row.key}  {row.topic} {row.partition} {row.offset}  {row.attempts} attempts  {row.error}"
+            plain(
+                f"{row.received_at:%Y-%m-%d %H:%M:%S}  {row.source}  {row.id}  "
+                f"{row.event_type or '(no event)'}  {row.key}  {row.topic} {row.partition} {row.offset}  {row.attempts} attempts  {row.error}"
+            )
         )
     if found.total > len(found.rows):
         click.echo(f"… and {found.total - len(found.rows):,} more (--limit)")
     click.echo()
     for error, count in found.by_error.items():
-        click.echo(f"{count:>8,} × {error}")
+        click.echo(plain(f"{count:>8,} × {error}"))
 
 
 @dead_letters.command()

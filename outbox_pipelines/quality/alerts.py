@@ -17,6 +17,7 @@ from typing import Any, Final
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.rules import State, Verdict
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.text import plain
 
 _DOCS: Final = "docs/operating.md"
 
@@ -121,10 +122,16 @@ def send(settings: Settings, messages: Sequence[Message]) -> list[str]:
     for shown, channel in _channels(settings):
         for message in messages:
             kind = apprise.NotifyType.SUCCESS if message.is_over else apprise.NotifyType.FAILURE
-            if not channel.notify(title=message.title, body=message.body, notify_type=kind):
+            # As text: what is in an error is not to be markup in a mail.
+            given = {"title": plain(message.title), "body": _plain_lines(message.body)}
+            if not channel.notify(**given, notify_type=kind, body_format=apprise.NotifyFormat.TEXT):
                 failed.append(shown)
                 break
     return failed
+
+
+def _plain_lines(text: str) -> str:
+    return "\n".join(map(plain, text.split("\n")))
 
 
 def addresses(settings: Settings) -> int:

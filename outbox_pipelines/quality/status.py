@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus, age
 from outbox_pipelines.quality.rules import Verdict
+from outbox_pipelines.text import plain
 
 
 def render(found: Measurements, verdicts: Iterable[Verdict]) -> str:
@@ -31,7 +32,7 @@ def render(found: Measurements, verdicts: Iterable[Verdict]) -> str:
         f"size          {_bytes(found.table_bytes)}, keys {_bytes(found.keys_bytes)}",
         *_verdicts(verdicts),
     ]
-    return "\n".join(lines)
+    return "\n".join(map(plain, lines))
 
 
 def _verdicts(verdicts: Iterable[Verdict]) -> list[str]:

@@ -11,6 +11,7 @@ import click
 from outbox_pipelines import log
 from outbox_pipelines.options import DAY
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.text import plain
 
 
 @click.command()
@@ -30,6 +31,6 @@ def reconcile(settings: Settings, day: date, names: tuple[str, ...], as_json: bo
     from outbox_pipelines.reconciliation import day as days
 
     report = days.reconcile(settings, day, names, log.say)
-    click.echo(json.dumps(report.described(), indent=2) if as_json else "\n".join(report.lines()))
+    click.echo(json.dumps(report.described(), indent=2) if as_json else "\n".join(map(plain, report.lines())))
     if not report.equal:
         sys.exit(1)

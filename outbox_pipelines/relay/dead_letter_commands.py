@@ -13,7 +13,7 @@ import click
 
 from outbox_pipelines.dead_letter_options import Command, Option, Time, act, actions, actor, wrapped
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import to_json
+from outbox_pipelines.text import plain, to_json
 
 
 def _filters(command: Command) -> Command:
@@ -57,14 +57,16 @@ def list_(settings: Settings, /, discarded: bool, limit: int, as_json: bool, **g
         return
     for row in found.rows:
         click.echo(
-            f"{row.failed_at:%Y-%m-%d %H:%M:%S}  {row.id}  {row.event_type}  {row.aggregate_type} "
-            f"{row.aggregate_id}  {row.attempts} attempts  {row.error}"
+            plain(
+                f"{row.failed_at:%Y-%m-%d %H:%M:%S}  {row.id}  {row.event_type}  {row.aggregate_type} "
+                f"{row.aggregate_id}  {row.attempts} attempts  {row.error}"
+            )
         )
     if found.total > len(found.rows):
         click.echo(f"… and {found.total - len(found.rows):,} more (--limit)")
     click.echo()
     for error, count in found.by_error.items():
-        click.echo(f"{count:>8,} × {error}")
+        click.echo(plain(f"{count:>8,} × {error}"))
 
 
 @dead_letters.command()

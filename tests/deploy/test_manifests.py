@@ -14,6 +14,7 @@ from tests.deploy.files import DEPLOY, ROOT, check_command, documents, settings_
 
 KUBERNETES = DEPLOY / "kubernetes"
 METRICS, CODE, WEB = 9187, 4266, 3000
+_APART = ("ServiceAccount", "NetworkPolicy")
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +120,11 @@ def test_compose_runs_commands_that_exist(compose: dict[str, Any]) -> None:
     for name, service in of_ours.items():
         check_command(service["command"])
         settings_of({key: str(value) for key, value in service["environment"].items()})
+        assert service["read_only"] is True
         if name not in ("migrate", "relay"):
             assert env_asked_for() <= set(service["environment"])
+        if name in ("webserver", "daemon"):
+            assert not any(key.startswith("OUTBOX_") for key in service["environment"])
     check_command(of_ours["code"]["healthcheck"]["test"][1:])
 
 
@@ -175,7 +179,11 @@ def test_pods_run_commands_that_exist(
         for source in container["envFrom"]:
             (reference,) = source.values()
             environment |= given[reference["name"]]
-        assert settings_of(environment).dsn
+        settings = settings_of({key: value for key, value in environment.items() if "." not in key})
+        # Those that only show and schedule have no way into the application's database, nor to Kafka.
+        apart = name in ("outbox-dagster-webserver", "outbox-dagster-daemon")
+        assert bool(settings.dsn) is not apart
+        assert bool(settings.kafka) is not apart
         if "dagster" in name:
             assert env_asked_for() <= set(environment)
         for probe in ("readinessProbe", "livenessProbe"):
@@ -214,7 +222,7 @@ def test_labels_and_ports_match(objects: list[dict[str, Any]], workloads: dict[s
     assert monitor["spec"]["endpoints"][0]["port"] in {
         port["name"] for port in services["outbox-relay"]["spec"]["ports"]
     }
-    (settings,) = [o for o in objects if o["kind"] == "ConfigMap"]
+    (settings,) = [o for o in objects if o["metadata"]["name"] == "outbox-dagster"]
     assert settings["data"]["DAGSTER_CODE_HOST"] in services
     (workspace,) = documents(DEPLOY / "dagster" / "workspace.yaml")
     assert workspace["load_from"][0]["grpc_server"]["port"] == CODE == ports["outbox-dagster-code"]["grpc"]
@@ -230,8 +238,48 @@ def test_pods_fit_the_restricted_standard(workloads: dict[str, dict[str, Any]]) 
         (container,) = spec["containers"]
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        mounts = {mount["name"]: mount["mountPath"] for mount in container.get("volumeMounts", ())}
+        assert set(mounts) == {volume["name"] for volume in spec.get("volumes", ())}
+        assert mounts.get("tmp", "/tmp") == "/tmp"
         assert set(container["resources"]["limits"]) == {"memory"}
         assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+
+
+def test_each_process_has_an_identity_and_a_policy(
+    objects: list[dict[str, Any]], workloads: dict[str, dict[str, Any]]
+) -> None:
+    """Guards against a pod that anything in the cluster reaches, and one identity with everybody's rights."""
+    named = {kind: {o["metadata"]["name"]: o for o in objects if o["kind"] == kind} for kind in _APART}
+    assert set(named["ServiceAccount"]) == set(named["NetworkPolicy"]) == set(workloads)
+    for name, workload in workloads.items():
+        spec = workload["spec"]["template"]["spec"]
+        assert spec["serviceAccountName"] == name
+        policy = named["NetworkPolicy"][name]["spec"]
+        pod = workload["spec"]["template"]["metadata"]["labels"]
+        assert policy["podSelector"]["matchLabels"].items() <= pod.items()
+        assert policy["policyTypes"] == ["Ingress", "Egress"]
+        (container,) = spec["containers"]
+        allowed = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
+        assert allowed == {port["containerPort"] for port in container.get("ports", ())}
+        assert all(rule.get("from") for rule in policy["ingress"])
+
+
+def test_kafkas_credentials_are_a_file(
+    objects: list[dict[str, Any]], workloads: dict[str, dict[str, Any]]
+) -> None:
+    """Guards against a password of Kafka's in a ConfigMap, for want of another place."""
+    (settings,) = [o for o in objects if o["metadata"]["name"] == "outbox-settings"]
+    path = settings["data"]["OUTBOX_KAFKA_CONFIG"]
+    (secret,) = [o for o in objects if o["metadata"]["name"] == "outbox-kafka"]
+    assert secret["kind"] == "Secret"
+    assert path.rsplit("/", 1)[1] in secret["stringData"]
+    for name in ("outbox-relay", "outbox-dagster-code"):
+        spec = workloads[name]["spec"]["template"]["spec"]
+        (volume,) = [each for each in spec["volumes"] if each["name"] == "kafka"]
+        assert volume["secret"] == {"secretName": "outbox-kafka", "defaultMode": 0o440}
+        (mount,) = [each for each in spec["containers"][0]["volumeMounts"] if each["name"] == "kafka"]
+        assert mount == {"name": "kafka", "mountPath": path.rsplit("/", 1)[0], "readOnly": True}
 
 
 def test_there_is_one_daemon_and_a_standby(workloads: dict[str, dict[str, Any]]) -> None:

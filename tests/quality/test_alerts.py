@@ -109,7 +109,7 @@ def test_an_address_that_fails_is_named_without_its_secret() -> None:
     ("given", "says"),
     [
         ("", "set OUTBOX_ALERTS"),
-        ("smoke://signal/secret", "OUTBOX_ALERTS: address 1 (smoke://…) is none that apprise understands"),
+        ("smoke://signal/secret", "OUTBOX_ALERTS: address 1 of 1 is none that apprise understands"),
         ("operator@example.com", "OUTBOX_ALERTS: address 1"),
     ],
 )

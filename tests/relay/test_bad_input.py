@@ -48,7 +48,7 @@ def test_no_database_named(outbox: Outbox) -> None:
 
 def test_a_dsn_that_is_none(outbox: Outbox) -> None:
     """Guards against a traceback for a typing error."""
-    _refuses(outbox, "status", OUTBOX_DSN="host=here prot=5432", says="OUTBOX_DSN is not a connection string")
+    _refuses(outbox, "status", OUTBOX_DSN="host=here prot=5432", says="OUTBOX_DSN is no connection string")
 
 
 def test_an_unknown_role(outbox: Outbox) -> None:
@@ -247,7 +247,7 @@ def test_settings_that_do_not_fit(outbox: Outbox, tmp_path: Path) -> None:
 def test_a_file_of_settings(outbox: Outbox, tmp_path: Path) -> None:
     """Guards against a file that is read for some settings only."""
     file = tmp_path / "settings"
-    file.write_text(f"OUTBOX_DSN={outbox.settings.dsn}\nOUTBOX_SCHEMA=elsewhere\n")
+    file.write_text(f"OUTBOX_DSN={outbox.settings.require_dsn()}\nOUTBOX_SCHEMA=elsewhere\n")
     given = {"OUTBOX_DSN": "", "OUTBOX_SETTINGS": str(file)}
     _refuses(outbox, "status", says="no outbox in schema 'elsewhere'", **given)
 

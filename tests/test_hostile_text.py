@@ -1,0 +1,130 @@
+"""What others write into ids, types, errors and files steers no terminal, page, mail or process of ours."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import urllib.request
+
+import pytest
+
+from outbox_pipelines import log
+from outbox_pipelines.catalog.document import Catalog
+from outbox_pipelines.catalog.page import page
+from outbox_pipelines.catalog.yaml_file import parse
+from outbox_pipelines.relay import client, prometheus
+from outbox_pipelines.settings import load_settings
+from outbox_pipelines.text import plain, to_json
+from tests.conftest import wait_until
+
+HOSTILE = "a\x1b[2J\x1b]0;owned\x07\nFAKE: all is well\r\x9b31m\u202egpj\u2028\ud800"
+HARMLESS = r"a\x1b[2J\x1b]0;owned\x07\nFAKE: all is well\r\x9b31m\u202egpj\u2028\ud800"
+
+
+def test_text_of_others_is_one_line_without_control() -> None:
+    assert plain(HOSTILE) == HARMLESS
+    assert plain("größer, 注文 🙂") == "größer, 注文 🙂"
+
+
+def test_json_for_people_is_json_without_control() -> None:
+    """Guards against `show` that steers the terminal of whoever looks at a dead letter."""
+    text = to_json({"note": HOSTILE, "größer": [1.5, None]}, indent=2)
+    assert json.loads(text) == {"note": HOSTILE, "größer": [1.5, None]}
+    assert not any(ord(character) < 32 and character != "\n" for character in text)
+    assert "\x9b" not in text
+    text.encode()
+    deep: list[object] = []
+    for _ in range(800):
+        deep = [deep]
+    assert json.loads(to_json({"id": 1, "payload": deep}, indent=2))["id"] == 1
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_log_line_stays_one(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against a line of the log that an event made up."""
+    log.configure(load_settings(log_format=form))
+    logging.getLogger("outbox_pipelines.relay").warning("dead letter: %s", HOSTILE, extra={"id": HOSTILE})
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "\x1b" not in said
+    assert "\x9b" not in said
+
+
+BOMB = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (BOMB, "aliases written out"),
+        ("a: &a [*a]", "aliases written out"),
+        ("[" * 100_000, "nested more than 100 deep"),
+        ("a: {b: " * 200, "nested more than 100 deep"),
+        ("x" * 10_000_001, "characters"),
+    ],
+)
+def test_a_catalog_that_explodes_is_refused(text: str, why: str) -> None:
+    """Guards against a file of 400 bytes that takes all memory of a build, or ends its process."""
+    with pytest.raises(ValueError, match=why):
+        parse(text)
+
+
+def test_aliases_are_taken() -> None:
+    assert parse("a: &x {type: object}\nb: *x") == {"a": {"type": "object"}, "b": {"type": "object"}}
+
+
+def test_the_catalog_page_asks_nobody() -> None:
+    """Guards against a page that tells somebody else's server who reads it, or runs what a description says."""
+    described = (
+        "See ![a diagram](https://evil.example/x.png) <script>alert(1)</script> [x](javascript:alert(1))"
+    )
+    entry = {"description": described, "producer": "<img src=x onerror=alert(1)>", "owner": "a"}
+    text = page(Catalog.model_validate({"events": {"order.placed": entry}}))
+    assert "default-src 'none'" in text
+    assert "a diagram" in text
+    for tag in ("<img", "<script", "javascript:"):
+        assert tag not in text
+
+
+def test_idle_connections_take_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a relay that runs out of threads, because somebody connects to its metrics."""
+    monkeypatch.setattr(prometheus, "CONNECTIONS", 4)
+    monkeypatch.setattr(prometheus._Handler, "timeout", 1.0)
+    settings = load_settings(dsn="postgresql://a@127.0.0.1:9/b", kafka="127.0.0.1:9")
+    with prometheus.serving(settings, 0) as (_, url):
+        port = int(url.rsplit(":", 1)[1].split("/")[0])
+        idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(12)]
+
+        def is_closed(one: socket.socket) -> bool:
+            one.settimeout(0.1)
+            try:
+                return one.recv(1) == b""
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+
+        # Those beyond the fourth at once, the others when they have said nothing for a second.
+        wait_until(lambda: all(map(is_closed, idle)), what="the end of all idle connections")
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            assert b"outbox_database_up 0.0" in answer.read()
+        for one in idle:
+            one.close()
+
+
+def test_a_client_that_reads_trusts_whom_the_file_says(tmp_path: object) -> None:
+    """Guards against a reconciliation that cannot fetch its token, where the relay can."""
+    from pathlib import Path
+
+    file = Path(str(tmp_path)) / "kafka.conf"
+    file.write_text("https.ca.location=/ca.pem\nsasl.mechanism=OAUTHBEARER\nlinger.ms=5\n")
+    settings = load_settings(kafka="broker:9092", kafka_config=file)
+    assert client.consumer_config(settings) == {
+        "https.ca.location": "/ca.pem",
+        "sasl.mechanism": "OAUTHBEARER",
+        "bootstrap.servers": "broker:9092",
+    }
