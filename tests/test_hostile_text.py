@@ -78,7 +78,7 @@ def test_aliases_are_taken() -> None:
 
 
 def test_the_catalog_page_asks_nobody() -> None:
-    """Guards against a page that tells somebody else's server who reads it, or runs what a description says."""
+    """Guards against a page that tells another server who reads it, or runs what it describes."""
     described = (
         "See ![a diagram](https://evil.example/x.png) <script>alert(1)</script> [x](javascript:alert(1))"
     )

@@ -101,14 +101,14 @@ def _table(compared: list[Compared]) -> str:
                 "" if each.verdict == "ok" else each.verdict.upper() if each.is_wrong else each.verdict,
             )
         )
-    rows = [tuple(map(plain, row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [[plain(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
         "  ".join(
             cell.rjust(width) if n == 1 else cell.ljust(width)
             for n, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
-        for row in rows
+        for row in cells
     )
 
 

@@ -152,7 +152,8 @@ def list_(settings: Settings, /, discarded: bool, limit: int, as_json: bool, **g
         click.echo(
             plain(
                 f"{row.received_at:%Y-%m-%d %H:%M:%S}  {row.source}  {row.id}  "
-                f"{row.event_type or '(no event)'}  {row.key}  {row.topic} {row.partition} {row.offset}  {row.attempts} attempts  {row.error}"
+                f"{row.event_type or '(no event)'}  {row.key}  "
+                f"{row.topic} {row.partition} {row.offset}  {row.attempts} attempts  {row.error}"
             )
         )
     if found.total > len(found.rows):

@@ -96,7 +96,7 @@ class Retries:
         self._router = Router(settings)
         self._quarantine = Quarantine(topics, lot)
         self._on_dead_letter = on_dead_letter
-        self._commands = DeadLetterRuns(settings.dead_letter_command, most=_MOST_COMMANDS)
+        self._commands = DeadLetterRuns(settings.dead_letter_command.reveal(), most=_MOST_COMMANDS)
         self._commands_at = 0.0
         self._metrics = metrics
         self._news = -1

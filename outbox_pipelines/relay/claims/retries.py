@@ -82,7 +82,7 @@ class ClaimRetries:
         self._router = Router(settings)
         self._quarantine = Quarantine(topics, lot)
         self._on_dead_letter = on_dead_letter
-        self._commands = DeadLetterRuns(settings.dead_letter_command, most=_MOST_COMMANDS)
+        self._commands = DeadLetterRuns(settings.dead_letter_command.reveal(), most=_MOST_COMMANDS)
         self._blocks = settings.on_dead_letter == "block"
         self._trials: dict[tuple[str, str], _Trial] = {}
         self._ended: dict[tuple[str, str], int | None] = {}
