@@ -14,7 +14,8 @@ from typing import Any, Final, LiteralString
 
 import psycopg
 
-from outbox_pipelines.database import Connection, first_line
+from outbox_pipelines.database import Connection
+from outbox_pipelines.secret import first_line
 
 FEW: Final = 8_000
 """Bytes of the largest row that is fetched together with hundreds of others."""
