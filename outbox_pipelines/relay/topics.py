@@ -36,8 +36,6 @@ _CREATION_POLL: Final = 0.1
 _AGAIN_SECONDS = 2.0
 # How often a topic that refuses messages is tried with one.
 _TRIAL_SECONDS = 10.0
-# After refusals that name events one after the other: how long they are tried alone, beside the flow.
-_DISTRUST_SECONDS = 10.0
 _REFRESH_SECONDS = 60.0
 _OUTAGE_PAUSE: Final = 0.5
 # In one request to the brokers.
@@ -126,7 +124,6 @@ class Topics:
         self._searches: dict[str, _Search] = {}
         self._new: list[str] = []
         self._refusals: dict[str, _Refusal] = {}
-        self._distrusted: dict[str, float] = {}
         self._outages = 0
         self._outage = ""
         self._has_news = False
@@ -192,7 +189,8 @@ class Topics:
             AwayError: no broker answers.
         """
         with self._word:
-            self._check_trust(name)
+            if (refusal := self._refusals.get(name)) is not None:
+                raise TopicUnavailableError(name, refusal.reason)
             topic = self._topics.get(name)
             if topic is None:
                 topic = self._wait(name, self._patience.left())
@@ -256,20 +254,7 @@ class Topics:
                 self._refusals[name].trial_at = now + _TRIAL_SECONDS
         return due
 
-    def distrust(self, name: str) -> None:
-        """The topic refuses one event after the other: for a while each is tried alone, beside the flow."""
-        with self._word:
-            self._distrusted[name] = time.monotonic() + _DISTRUST_SECONDS
-
     # --- all below with the condition held, up to the thread's own ---
-
-    def _check_trust(self, name: str) -> None:
-        if (refusal := self._refusals.get(name)) is not None:
-            raise TopicUnavailableError(name, refusal.reason)
-        if (until := self._distrusted.get(name)) is not None:
-            if time.monotonic() < until:
-                raise TopicUnavailableError(name, "has refused many events: each is tried alone for a while")
-            del self._distrusted[name]
 
     def _ask(self, names: Iterable[str]) -> None:
         now = time.monotonic()
