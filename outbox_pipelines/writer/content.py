@@ -99,9 +99,10 @@ def _not_reserved(headers: dict[str, object]) -> dict[str, object]:
 def name(column: str, value: object, *, any_kind: bool = False) -> str:
     """Text that may not be empty; of `any_kind`, what `str` makes of it."""
     if value is None:
-        raise OutboxError(
-            f"{column} is None: an id that the database draws is known after the INSERT (`session.flush()`)"
-        )
+        hint = "give it a value"
+        if column == "aggregate_id":
+            hint = "an id that the database draws is known after the INSERT (`session.flush()`)"
+        raise OutboxError(f"{column} is None: {hint}")
     text = _text(column, value, any_kind=any_kind)
     if not text:
         raise OutboxError(f"{column} is empty: give it a value")

@@ -32,7 +32,8 @@ def to_json(what: str, value: object, encode: Callable[[object], str] | None = N
     except UnicodeEncodeError as error:
         raise OutboxError(f"{what} has half of a surrogate pair, which is no text: {error}") from error
     except (TypeError, ValueError, RecursionError) as error:
-        raise OutboxError(f"{what} does not serialise to JSON: {error}") from error
+        where = _culprit(what, value, encode or _ENCODE)
+        raise OutboxError(f"{where} does not serialize to JSON: {error}") from error
     # The first look is cheap, and mistakes an escaped backslash before "u0000" for the character.
     if "\\u0000" in text and _NUL.search(text):
         raise OutboxError(f"{what} has a NUL character (\\u0000), which PostgreSQL does not store: remove it")
@@ -72,6 +73,41 @@ def jsonable(value: Any) -> object:
     raise TypeError(f"a {kind} has no JSON form: give its parts, or its text")
 
 
+def _culprit(where: str, value: object, encode: Callable[[object], str]) -> str:
+    """The path of the innermost part that has no JSON form, such as ``payload.lines[2].price``."""
+    for _ in range(_DEEPEST):
+        try:
+            plain = value if isinstance(value, dict | list | tuple) else jsonable(value)
+        except (TypeError, ValueError):
+            return where
+        if isinstance(plain, dict):
+            members = [(_step(key), one) for key, one in plain.items()]
+        elif isinstance(plain, list | tuple):
+            members = [(f"[{number}]", one) for number, one in enumerate(plain)]
+        else:
+            return where
+        for step, member in members:
+            if not _encodes(member, encode):
+                where, value = where + step, member
+                break
+        else:
+            # A key, or how the parts hang together.
+            return where
+    return where
+
+
+def _step(key: object) -> str:
+    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
+
+
+def _encodes(value: object, encode: Callable[[object], str]) -> bool:
+    try:
+        encode(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
 def _decimal(value: Any) -> str:
     if not value.is_finite():
         raise ValueError(f"{value} is no JSON number: leave it out, or send null")
@@ -87,4 +123,6 @@ def _duration(value: timedelta) -> str:
 
 
 _ENCODE: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=jsonable).encode
+# A path that is longer helps nobody; a value that contains itself has none.
+_DEEPEST: Final = 20
 _NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")

@@ -25,6 +25,15 @@ class PsycopgCursor(Protocol[Closed]):
     def close(self) -> Closed: ...
 
 
+class Psycopg2Connection(Protocol):
+    def get_backend_pid(self) -> int: ...
+
+
+class Psycopg2Cursor(Protocol):
+    @property
+    def lastrowid(self) -> Any: ...
+
+
 class SQLAlchemy(Protocol[Closed]):
     """Connections and sessions, scoped ones too."""
 
@@ -43,5 +52,12 @@ class Asyncpg(Protocol):
     def close(self) -> Later: ...
 
 
-Target = PsycopgConnection[None] | PsycopgCursor[None] | SQLAlchemy[None] | Django
+Target = (
+    PsycopgConnection[None]
+    | PsycopgCursor[None]
+    | Psycopg2Connection
+    | Psycopg2Cursor
+    | SQLAlchemy[None]
+    | Django
+)
 AsyncTarget = PsycopgConnection[Later] | PsycopgCursor[Later] | SQLAlchemy[Later] | Asyncpg

@@ -22,6 +22,7 @@ import asyncpg
 import django
 import django.conf
 import psycopg
+import psycopg2.extras
 import sqlalchemy
 from django.db import connections, transaction
 from django.utils.connection import ConnectionProxy
@@ -186,6 +187,34 @@ def raw_cursor(database: Database) -> Iterator[Any]:
 def server_cursor(database: Database) -> Iterator[Any]:
     with psycopg.connect(database.dsn) as connection, connection.cursor("named") as made:
         yield made
+
+
+@_at_once
+def psycopg2_connection(database: Database) -> Iterator[Any]:
+    with psycopg2.connect(database.dsn) as connection:
+        yield connection
+
+
+@_at_once
+def psycopg2_dict_cursor(database: Database) -> Iterator[Any]:
+    factory = psycopg2.extras.RealDictCursor
+    with psycopg2.connect(database.dsn) as connection, connection.cursor(cursor_factory=factory) as made:
+        yield made
+
+
+@_at_once
+def psycopg2_server_cursor(database: Database) -> Iterator[Any]:
+    with psycopg2.connect(database.dsn) as connection:
+        yield connection.cursor("named")
+
+
+@_at_once
+def psycopg2_begun_by_hand(database: Database) -> Iterator[Any]:
+    connection = psycopg2.connect(database.dsn)
+    connection.autocommit = True
+    connection.cursor().execute("BEGIN")
+    yield connection
+    connection.cursor().execute("COMMIT")
 
 
 @_awaited
@@ -403,6 +432,10 @@ TARGETS: list[Target] = [
     client_cursor,
     raw_cursor,
     server_cursor,
+    psycopg2_connection,
+    psycopg2_dict_cursor,
+    psycopg2_server_cursor,
+    psycopg2_begun_by_hand,
     async_connection,
     async_dict_cursor,
     async_pipeline_in_transaction_block,
@@ -444,6 +477,13 @@ def pipeline_autocommit(database: Database) -> Iterator[Any]:
     with psycopg.connect(database.dsn, autocommit=True) as connection, connection.pipeline():
         connection.execute("SELECT 1")
         yield connection
+
+
+@_at_once
+def psycopg2_autocommit(database: Database) -> Iterator[Any]:
+    connection = psycopg2.connect(database.dsn)
+    connection.autocommit = True
+    yield connection
 
 
 @_awaited
@@ -534,6 +574,7 @@ AUTOCOMMIT: dict[Target, str] = {
     psycopg_autocommit: r"with connection\.transaction\(\)",
     psycopg_cursor_autocommit: r"with connection\.transaction\(\)",
     pipeline_autocommit: r"with connection\.transaction\(\)",
+    psycopg2_autocommit: r"connection\.autocommit = False",
     async_autocommit: r"async with connection\.transaction\(\)",
     async_cursor_autocommit: r"async with connection\.transaction\(\)",
     async_pipeline_autocommit: r"async with connection\.transaction\(\)",

@@ -15,6 +15,7 @@ from unittest import mock
 import asyncpg
 import psycopg
 import pytest
+import sqlalchemy
 from sqlalchemy import orm
 from sqlalchemy.ext import asyncio as sqlalchemy_asyncio
 
@@ -27,6 +28,7 @@ from outbox_pipelines.writer import (
     emit,
     emit_many,
 )
+from outbox_pipelines.writer.sqlalchemy import OutboxEvent
 from outbox_pipelines.writer.testing import WrittenEvent, captured, events_of
 from tests.schema.servers import Connection
 
@@ -75,7 +77,7 @@ def test_the_same_as_a_database_gives(connection: Connection) -> None:
     ("payload", "error", "message"),
     [
         ({"a": object()}, OutboxError, "a object has no JSON form"),
-        (float("nan"), OutboxError, "does not serialise"),
+        (float("nan"), OutboxError, "does not serialize"),
         ("\0", OutboxError, "NUL"),
         ("x" * 1_000_001, PayloadTooLargeError, "more than 1,000,000"),
     ],
@@ -90,6 +92,15 @@ def test_what_production_refuses_is_refused(
     with pytest.raises(error, match=f"^event 1: .*{message}"):
         emit_many(NOBODY, [NewEvent("order", 1, "e", {}), NewEvent("order", 1, "e", payload)])
     assert events == []
+
+
+def test_on_sqlite(events: list[WrittenEvent]) -> None:
+    """Tests on SQLite, as many applications have them, in which `session.add` of an event fails."""
+    with orm.Session(sqlalchemy.create_engine("sqlite://")) as session:
+        emit(session, "order", 1, "order.placed", {})
+        session.add(OutboxEvent("order", 1, "order.paid", {}))
+        session.commit()
+    assert [event.event_type for event in events] == ["order.placed", "order.paid"]
 
 
 def test_a_payload_that_changes_later(events: list[WrittenEvent]) -> None:

@@ -265,7 +265,7 @@ def test_known_keys_are_reported(session: orm.Session, kept: Database, order: st
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "NUL": ({"payload": "a\0b"}, "NUL character"),
-    "NaN": ({"payload": float("nan")}, "does not serialise"),
+    "NaN": ({"payload": float("nan")}, "does not serialize"),
     "size": ({"payload": "x" * 1_000_001}, "more than 1,000,000"),
     "name": ({"aggregate_type": ""}, "aggregate_type is empty"),
     "id": ({"aggregate_id": None}, r"session\.flush"),
@@ -281,6 +281,24 @@ def test_content_is_checked_where_it_is_made(arguments: dict[str, Any], why: str
     given = {"aggregate_type": "order", "aggregate_id": 1, "event_type": "e", "payload": {}} | arguments
     with pytest.raises(OutboxError, match=why):
         OutboxEvent(**given)
+
+
+def test_merged_or_in_bulk(session: orm.Session, kept: Database, order: str) -> None:
+    """A copy without content, and rows past all checks: an AttributeError, or an event before its rows."""
+    session.merge(OutboxEvent("order", order, "e", {}))
+    with pytest.raises(OutboxError, match=r"session\.merge.*session\.add"):
+        session.flush()
+    session.rollback()
+    for write in (
+        lambda: session.bulk_save_objects([OutboxEvent("order", order, "e", {})]),
+        lambda: session.execute(sqlalchemy.insert(OutboxEvent).values(aggregate_type="order")),
+    ):
+        with pytest.raises(
+            (OutboxError, sqlalchemy.exc.StatementError), match=r"bulk_save_objects.*session\.add"
+        ):
+            write()
+        session.rollback()
+    assert types(kept, order) == []
 
 
 def test_what_only_the_database_counts(session: orm.Session) -> None:

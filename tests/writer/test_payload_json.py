@@ -20,6 +20,7 @@ import pydantic
 import pytest
 
 from outbox_pipelines.writer import OutboxError, emit
+from outbox_pipelines.writer.encoding import to_json
 from tests.schema.events import one
 from tests.schema.servers import Connection
 
@@ -169,9 +170,41 @@ def test_it_is_refused(connection: Connection, case: str, where: str) -> None:
     """NaN, which Python writes and no consumer reads; a TypeError that does not say where it comes from."""
     value, why = REFUSED[case]
     content: dict[str, Any] = {"payload": {}, where: {"x": value}}
-    with pytest.raises(OutboxError, match=f"{where} does not serialise to JSON: .*{why}"):
+    with pytest.raises(OutboxError, match=rf"{where}\.x[^ ]* does not serialize to JSON: .*{why}"):
         emit(connection, "order", 1, "e", **content)
     assert one(connection, "SELECT count(*) FROM outbox") == (0,)
+
+
+class Line(pydantic.BaseModel):
+    unit_price: int = pydantic.Field(alias="unitPrice", default=1)
+
+
+class Aliased(Line):
+    model_config = pydantic.ConfigDict(serialize_by_alias=True)
+
+
+@pytest.mark.parametrize(
+    ("payload", "where"),
+    [
+        ({"lines": [{"price": 1}, {"price": object()}]}, r"payload\.lines\[1\]\.price"),
+        ([{"a-b": {1: (0, b"")}}], r"payload\[0\]\['a-b'\]\[1\]\[1\]"),
+        ({"order": Order("x", [object()])}, r"payload\.order\.\w+\[0\]"),
+        ({"a": {"b": {(1, 2): 3}}}, r"payload\.a\.b"),
+        ({"s": {object()}}, r"payload\.s"),
+        (object(), "payload"),
+    ],
+    ids=["list", "names", "dataclass", "key", "set", "itself"],
+)
+def test_the_message_names_the_part(payload: object, where: str) -> None:
+    """A message about "a object" in a payload of a thousand lines."""
+    with pytest.raises(OutboxError, match=rf"^{where} does not serialize to JSON: "):
+        to_json("payload", payload)
+
+
+def test_aliases_of_pydantic() -> None:
+    """Names that are neither pydantic's own choice nor the model's."""
+    assert to_json("payload", Line()) == '{"unit_price": 1}'
+    assert to_json("payload", [Aliased()]) == '[{"unitPrice": 1}]'
 
 
 @pytest.mark.parametrize("where", ["payload", "headers"])

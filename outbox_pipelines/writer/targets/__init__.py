@@ -56,6 +56,10 @@ def _find(kind: type) -> Way:
         from outbox_pipelines.writer.targets import psycopg
 
         ways |= psycopg.WAYS
+    if sys.modules.get("psycopg2"):
+        from outbox_pipelines.writer.targets import psycopg2
+
+        ways |= psycopg2.WAYS
     if sys.modules.get("sqlalchemy"):
         from outbox_pipelines.writer.targets import sqlalchemy
 
@@ -73,7 +77,8 @@ def _find(kind: type) -> Way:
             return ways[base]
     raise OutboxError(
         f"cannot write through {kind.__module__}.{kind.__qualname__}: give a connection or cursor of "
-        "psycopg, a Session or Connection of SQLAlchemy, a connection of asyncpg, or Django's connection"
+        "psycopg or psycopg2, a Session or Connection of SQLAlchemy, a connection of asyncpg, or Django's "
+        "connection"
     )
 
 
