@@ -1,0 +1,143 @@
+"""What docs/deploy.md grants is enough, over SCRAM and with certificates; and there is nothing else (G9)."""
+
+from __future__ import annotations
+
+import re
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from outbox_pipelines import schema
+from outbox_pipelines.consumer import Consumer, Event, migrate
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.local import postgres
+from outbox_pipelines.reconciliation.day import reconcile
+from outbox_pipelines.relay import resharding, service
+from outbox_pipelines.settings import Settings, load_settings
+from outbox_pipelines.writer import emit
+from tests.conftest import topic_prefix, wait_until
+from tests.deploy.secured import DOC, Secured, secured
+from tests.relay.threads import running
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with secured(tmp_path_factory.mktemp("secured")) as made:
+        yield made
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Settings]:
+    """The documented roles on a server of their own; the owner's settings."""
+    with postgres.running(tmp_path / "postgres") as server:
+        with psycopg.connect(server.dsn, autocommit=True) as admin:
+            admin.execute("CREATE DATABASE shop")
+            for role in ("app", "alice", "bob", "billing", "importer", "shipping"):
+                admin.execute(f"CREATE ROLE {role} LOGIN".encode())
+            admin.execute("CREATE DATABASE shipping OWNER shipping")
+        dsn = psycopg.conninfo.make_conninfo(server.dsn, dbname="shop")
+        once, after, options = re.findall(r"```sql\n(.*?)```", _section(), re.S)
+        with psycopg.connect(dsn, autocommit=True) as admin:
+            admin.execute(once.encode())
+        settings = load_settings(dsn=_as(dsn, "outbox_owner"), retry_seconds=0.05)
+        schema.migrate(settings)
+        with psycopg.connect(settings.dsn, autocommit=True) as connection:
+            connection.execute((after + options).encode())
+        yield settings
+
+
+def _section() -> str:
+    found = re.search(r"## Roles and grants\n(.*?)\n## ", DOC.read_text(), re.S)
+    assert found is not None
+    return found[1]
+
+
+def _as(dsn: str, role: str, **more: str) -> str:
+    return psycopg.conninfo.make_conninfo(dsn, user=role, **more)
+
+
+def _write(owner: Settings, events: int) -> None:
+    with psycopg.connect(_as(owner.dsn, "app")) as connection:
+        for n in range(events):
+            emit(connection, "order", n, "order.placed", {"n": n}, idempotency_key=f"{uuid.uuid4()}")
+
+
+def _consume(consumer: Consumer, handled: list[str], events: int) -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=consumer.run, args=(stop,))
+    thread.start()
+    try:
+        wait_until(lambda: len(handled) >= events, seconds=60, what="all to be handled")
+    finally:
+        stop.set()
+        thread.join(30)
+
+
+@pytest.mark.parametrize("mechanism", ["scram", "mtls"])
+def test_what_is_documented_is_enough(
+    broker: Secured, owner: Settings, mechanism: str, tmp_path: Path
+) -> None:
+    """Guards against a set-up by the letter that fails: at `migrate`, in exactly_once, or at `shards set`."""
+    topic = topic_prefix()
+    names = {"order_events": topic, "shipping": f"shipping-{mechanism}"}
+    admin = AdminClient({"bootstrap.servers": broker.kafka.bootstrap})
+    admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(20)
+
+    def settings(role: str, who: str, **more: object) -> Settings:
+        kafka, config = broker.client(tmp_path, mechanism, who)
+        given = {"dsn": _as(owner.dsn, role), "kafka": kafka, "kafka_config": config, "topic": topic}
+        return owner.model_copy(update=given | more)
+
+    relay = settings("outbox_relay", "relay")
+    once = relay.model_copy(update={"delivery": "exactly_once"})
+    broker.allow(mechanism, "relay", ("relay",), **names)
+    _write(owner, 10)
+    assert service.relay(relay, until_empty=True).events == 10
+    with pytest.raises(SetupError):
+        service.relay(once, until_empty=True)
+
+    broker.allow(mechanism, "relay", ("relay, exactly_once",), **names)
+    _write(owner, 10)
+    assert service.relay(once, until_empty=True).events == 10
+    operator = settings("alice", "auditor")
+    with running(once):
+        assert resharding.change(operator, 2, actor="alice@desk")
+    _write(owner, 10)
+    assert sum(service.relay(once, shard=n, until_empty=True).events for n in range(2)) == 10
+
+    handled: list[str] = []
+    dsn = _as(owner.dsn, "shipping", dbname="shipping")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        migrate(connection)
+    kafka, config = broker.client(tmp_path, mechanism, "shipping")
+    broker.allow(mechanism, "shipping", ("consumer",), **names)
+    given = dict(line.split("=", 1) for line in config.read_text().splitlines())
+    consumer = Consumer(
+        source=names["shipping"],
+        topics=[topic],
+        kafka={**given, "bootstrap.servers": kafka, "auto.offset.reset": "earliest"},
+        dsn=dsn,
+    )
+
+    @consumer.on("order.placed")
+    def handle(event: Event, connection: psycopg.Connection[Any]) -> None:
+        handled.append(str(event.id))
+
+    _consume(consumer, handled, 30)
+
+    broker.allow(mechanism, "auditor", ("reconciliation",), **names)
+    file = tmp_path / "consumers.toml"
+    file.write_text(f'[{names["shipping"]}]\ndsn = "{dsn}"\nschema = "public"\n')
+    with psycopg.connect(owner.dsn) as connection:
+        day = connection.execute("SELECT (now() AT TIME ZONE 'UTC')::date").fetchone()
+    assert day is not None
+    report = reconcile(operator.model_copy(update={"consumers": file}), day[0])
+    assert [side.compared for side in report.sides] == [30, 30]
+    assert not [finding for side in report.sides for finding in side.findings if finding.count], report
