@@ -88,6 +88,11 @@ class Publisher:
         """
         self._topics.connect()
 
+    def idle(self) -> None:
+        """Serve the clients while nothing is published: what they report would pile up."""
+        self._serve(0.0)
+        self._topics.idle()
+
     @property
     def lookups(self) -> Topics:
         """What is known of the topics, for all who publish to them."""

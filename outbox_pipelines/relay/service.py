@@ -122,7 +122,7 @@ def relay(
             publisher.connect()
             place = Shard(settings, shard, owner) if settings.table is None else Holder(settings, owner)
             has_worked = True
-            if not _take(place, standby, stop):
+            if not _take(place, standby, stop, publisher.idle):
                 return Totals()
             # The worker sends heartbeats of its own. Until it runs, nothing else would.
             with beating(place.beat, settings.lease_seconds / 5):
@@ -196,8 +196,12 @@ def _pauses() -> Iterator[float]:
         pause = min(pause * 2, 5.0)
 
 
-def _take(place: Shard | Holder, standby: Standby, stop: threading.Event) -> bool:
-    """Waits for the shard as `standby` says; False when told to stop first."""
+def _take(place: Shard | Holder, standby: Standby, stop: threading.Event, idle: Callable[[], None]) -> bool:
+    """Waits for the shard as `standby` says; False when told to stop first.
+
+    Args:
+        idle: called about once a second.
+    """
     if place.try_take():
         return True
     if standby is Standby.REFUSE:
@@ -206,10 +210,14 @@ def _take(place: Shard | Holder, standby: Standby, stop: threading.Event) -> boo
     if standby is Standby.NEXT and not is_next:
         raise ShardHeldError(f"{place.holder()}, and a successor waits for it")
     look_at, seen = time.monotonic() + _INTRUDER_SECONDS, None
+    idle_at = 0.0
     while not stop.wait(_STANDBY_POLL):
         if place.try_take():
             return True
         is_next = is_next or place.try_wait()
+        if time.monotonic() >= idle_at:
+            idle_at = time.monotonic() + 1.0
+            idle()
         if isinstance(place, Shard) and time.monotonic() >= look_at:
             look_at, found = time.monotonic() + _INTRUDER_SECONDS, place.intruder()
             # Twice: a relay that is just taking the shard looks like one. Then once for each session.

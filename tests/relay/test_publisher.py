@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,7 +13,9 @@ from outbox_pipelines.event import Event, Piece
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.position import Snapshot
 from outbox_pipelines.relay.publisher import Publisher
+from outbox_pipelines.relay.shards import Shard
 from tests.conftest import Outbox, wait_until
+from tests.relay.threads import running
 from tests.relay.topic import NOISE, create_topic
 
 
@@ -109,3 +112,22 @@ def _complete(publisher: Publisher) -> list[int]:
 
     wait_until(is_empty, what="all to be acknowledged or suspected")
     return found
+
+
+def test_what_the_clients_report_to_a_standby_does_not_pile_up(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a standby whose memory grows for as long as Kafka is away."""
+    nowhere = outbox.settings.model_copy(update={"kafka": "127.0.0.1:1"})
+    publisher = Publisher(nowhere, ParkingLot())
+    wait_until(lambda: len(publisher._producer) > 1, what="reports of a broker that is not there")
+    publisher.idle()
+    assert len(publisher._producer) <= 1
+    publisher.discard()
+    served = threading.Event()
+    monkeypatch.setattr(Publisher, "idle", lambda self: served.set())
+    place = Shard(outbox.settings, 0, "active")
+    assert place.try_take()
+    with running(outbox.settings):
+        wait_until(served.is_set, what="the standby to serve its clients")
+    place.release()
