@@ -1,0 +1,75 @@
+"""What the commands need: an extra with too little in it fails on a machine that has no more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+# Distributions and the packages that they install.
+PACKAGES = {
+    "click": "click",
+    "confluent-kafka": "confluent_kafka",
+    "prometheus-client": "prometheus_client",
+    "psycopg": "psycopg",
+    "pydantic-settings": "pydantic_settings",
+}
+# As if the packages were not installed.
+PROGRAM = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in MISSING:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from outbox_pipelines.__main__ import main
+main()
+"""
+
+
+def run(extra: str | None, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`outbox …` where nothing but an extra is installed."""
+    had = {one.partition(">")[0].partition("[")[0] for one in (EXTRAS[extra] if extra else ())}
+    missing = {package for name, package in PACKAGES.items() if name not in had}
+    return subprocess.run(
+        [sys.executable, "-P", "-c", f"MISSING = {missing!r}\n{PROGRAM}", *arguments],
+        env={name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
+        | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_lint_needs_click_alone(tmp_path: Path) -> None:
+    """A linter that installs a database's driver and Kafka's client into somebody's pipeline."""
+    assert [one.partition(">")[0] for one in EXTRAS["lint"]] == ["click"]
+    (tmp_path / "a.py").write_text("import outbox_pipelines.writer\n")
+    done = run("lint", "lint-writes", str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "nothing found in 1 file\n")
+
+
+def test_the_consumer_has_its_commands() -> None:
+    """A service that consumes, where `outbox consumer migrate` asks for the relay."""
+    done = run("consumer", "consumer", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "migrate" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [("lint-writes", "lint"), ("consumer", "consumer"), ("relay", "relay"), ("", "relay")],
+)
+def test_the_writer_alone(command: str, extra: str) -> None:
+    """A traceback, or advice that leads to more than is needed."""
+    done = run(None, *filter(None, [command]))
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"pip install 'outbox-pipelines[{extra}]'\n")
+    assert "Traceback" not in done.stderr
