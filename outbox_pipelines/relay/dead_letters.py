@@ -13,13 +13,18 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 from uuid import UUID
 
-from outbox_pipelines.database import connect
+import psycopg
+
+from outbox_pipelines.database import Connection, connect, first_line
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import parked_queries
+from outbox_pipelines.relay import bodies, parked_queries
 from outbox_pipelines.settings import Settings
+
+# More than the payload of an event that the database takes.
+_MOST_SHOWN: Final = 2_000_000
 
 Action = Literal["replay", "discard"]
 
@@ -100,7 +105,24 @@ def show(settings: Settings, event_id: UUID) -> list[dict[str, Any]]:
     """
     with connect(settings, name="outbox dead-letters") as connection:
         rows = connection.execute(parked_queries.SHOW_PARKED, {"id": event_id}).fetchall()
-    return [{**told, "payload": _read(payload), "headers": _read(headers)} for told, payload, headers in rows]
+        return [{**told, **_content(connection, told["seq"])} for (told,) in rows]
+
+
+def _content(connection: Connection, seq: int) -> dict[str, Any]:
+    """Payload and headers, or that they are not shown: they may be what made this a dead letter."""
+    try:
+        row = connection.execute(parked_queries.SHOW_CONTENT, {"seq": seq, "most": _MOST_SHOWN}).fetchone()
+    except psycopg.Error as error:
+        if not bodies.is_about_a_row(error):
+            raise
+        why = f"(not shown: {first_line(error)})"
+        return {"payload": why, "headers": why}
+    payload, headers, has_headers = row or (None, None, False)
+    too_large = f"(not shown: more than {_MOST_SHOWN:,} bytes)"
+    return {
+        "payload": too_large if payload is None else _read(payload),
+        "headers": too_large if headers is None and has_headers else _read(headers),
+    }
 
 
 def _read(stored: str | None) -> Any:
