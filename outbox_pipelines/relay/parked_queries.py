@@ -163,8 +163,9 @@ SHOW_PARKED: Final = """
 SELECT to_jsonb(p) || jsonb_build_object('actions', (
     SELECT coalesce(jsonb_agg(to_jsonb(a) - 'events' - 'filter' ORDER BY a.number), '[]'::jsonb)
     FROM outbox_audit a WHERE a.events @> ARRAY[p.seq]))
-FROM (SELECT id, seq, tx, left(aggregate_type, 999) AS aggregate_type, left(aggregate_id, 999) AS aggregate_id,
-             left(event_type, 999) AS event_type, left(idempotency_key, 999) AS idempotency_key,
+FROM (SELECT id, seq, tx, left(aggregate_type, 999) AS aggregate_type,
+             left(aggregate_id, 999) AS aggregate_id, left(event_type, 999) AS event_type,
+             left(idempotency_key, 999) AS idempotency_key,
              left(correlation_id, 999) AS correlation_id, left(causation_id, 999) AS causation_id,
              left(traceparent, 999) AS traceparent, version, created_at, state, attempts, next_attempt_at,
              last_error, parked_at, failed_at, trying, deaths, command_due
@@ -178,30 +179,6 @@ FROM (SELECT CASE WHEN pg_column_size(payload) <= %(most)s THEN payload::text EN
              CASE WHEN pg_column_size(headers) <= %(most)s THEN headers::text END AS headers,
              headers IS NOT NULL AS has_headers
       FROM outbox_parked WHERE seq = %(seq)s OFFSET 0) AS content"""
-
-MEANT: Final[LiteralString] = """
-    (%(ids)s::uuid[] IS NULL OR id = ANY (%(ids)s::uuid[]))
-    AND (%(event_type)s::text IS NULL OR event_type = %(event_type)s)
-    AND (%(aggregate_type)s::text IS NULL OR aggregate_type = %(aggregate_type)s)
-    AND (%(aggregate_id)s::text IS NULL OR aggregate_id = %(aggregate_id)s)
-    AND (%(error)s::text IS NULL OR strpos(last_error, %(error)s) > 0)
-    AND (%(since)s::timestamptz IS NULL OR failed_at >= %(since)s)
-    AND (%(until)s::timestamptz IS NULL OR failed_at <= %(until)s)"""
-
-COUNT_DEAD_LETTERS: Final[LiteralString] = f"""
-SELECT coalesce(last_error, ''), count(*) FROM outbox_parked WHERE state = %(state)s AND {_MEANT}
-GROUP BY 1 ORDER BY 2 DESC"""
-LIST_DEAD_LETTERS: Final[LiteralString] = f"""
-SELECT id::text, seq, left(aggregate_type, 999), left(aggregate_id, 999), left(event_type, 999), state,
-       attempts, failed_at, created_at, coalesce(last_error, '')
-FROM outbox_parked WHERE state = %(state)s AND {_MEANT}
-ORDER BY failed_at DESC, seq DESC LIMIT %(limit)s"""
-
-SHOW_PARKED: Final = """
-SELECT to_jsonb(p) - 'payload' - 'headers' || jsonb_build_object('actions', (
-    SELECT coalesce(jsonb_agg(to_jsonb(a) - 'events' - 'filter' ORDER BY a.number), '[]'::jsonb)
-    FROM outbox_audit a WHERE a.events @> ARRAY[p.seq])), p.payload::text, p.headers::text
-FROM outbox_parked p WHERE p.id = %(id)s ORDER BY p.seq"""
 
 MEANT: Final[LiteralString] = f"SELECT seq FROM outbox_parked WHERE state = 'failed' AND {_MEANT}"
 # With an entry in the audit. A function: operators may not write into the tables.

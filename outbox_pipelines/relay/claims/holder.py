@@ -11,9 +11,9 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from collections.abc import Mapping as Parameters
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any, Final, LiteralString
 
 import psycopg
@@ -21,7 +21,7 @@ from psycopg import sql
 
 from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import pooler
+from outbox_pipelines.relay import bodies, pooler
 from outbox_pipelines.relay.breaker import Breaker, State
 from outbox_pipelines.relay.claims import catalog, queries
 from outbox_pipelines.relay.claims.mapping import Mapping, read_mapping
@@ -189,6 +189,14 @@ class Holder:
         """
         cursor = self._run(query, parameters)
         return cursor.fetchall() if cursor.description else []
+
+    def read(self, query: bytes, seqs: Sequence[int]) -> Generator[tuple[int, tuple[Any, ...] | str]]:
+        """The content of rows, one after the other, or why it cannot be read: see `bodies.read`."""
+        try:
+            with closing(bodies.read(self._connection, query, {}, seqs)) as found:
+                yield from found
+        except psycopg.OperationalError as error:
+            raise self._lost(error) from error
 
     def count(self, query: bytes, parameters: Parameters[str, Any]) -> int:
         """The same; how many rows it changed."""

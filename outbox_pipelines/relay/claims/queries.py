@@ -12,6 +12,7 @@ from typing import Final, LiteralString
 from psycopg import sql
 
 from outbox_pipelines.relay.claims.mapping import METADATA, Mapping
+from outbox_pipelines.relay.queries import FITTING
 
 # --- the right to relay the table -------------------------------------------------------------------------
 
@@ -71,6 +72,11 @@ FROM (SELECT relid FROM pg_partition_tree(%(oid)s::oid::regclass) WHERE isleaf A
       UNION ALL
       SELECT oid FROM pg_class WHERE oid = %(oid)s::oid AND relkind = 'r') AS leaves (leaf)"""
 
+# An id may be any text here.
+_FITTING: Final[LiteralString] = FITTING.replace(
+    "id::text", "CASE WHEN octet_length(id) <= %(most)s THEN id ELSE left(id, 999) END", 1
+)
+
 # --- the events -------------------------------------------------------------------------------------------
 
 # In a portal, so that large payloads can be taken a few at a time from one snapshot; and because a portal is
@@ -79,8 +85,9 @@ FROM (SELECT relid FROM pg_partition_tree(%(oid)s::oid::regclass) WHERE isleaf A
 # NOWAIT, because a row that is passed over would be overtaken.
 CLAIM: Final = """
 DECLARE claim NO SCROLL CURSOR FOR
-SELECT {event} FROM {table} AS t WHERE {where} ORDER BY {seq} LIMIT %(limit)s
-FOR NO KEY UPDATE OF t NOWAIT"""
+SELECT {fitting} FROM (
+    SELECT {texts} FROM {table} AS t WHERE {where} ORDER BY {seq} LIMIT %(limit)s
+    FOR NO KEY UPDATE OF t NOWAIT) AS event"""
 FETCH: Final = "FETCH {count} FROM claim"
 # The aggregates of rows that somebody else has locked.
 LOCKED: Final = """
@@ -112,7 +119,10 @@ LAST: Final = "SELECT coalesce(max({seq}), 0)::bigint FROM {table} AS t WHERE {p
 # --- rejections -------------------------------------------------------------------------------------------
 
 EVENTS: Final = """
-SELECT {event}, {attempts} FROM {table} AS t WHERE {pending} AND {seq} = ANY (%(seqs)s::bigint[])"""
+SELECT {fitting}, attempts FROM (
+    SELECT {texts}, {attempts} AS attempts FROM {table} AS t
+    WHERE {pending} AND {seq} = ANY (%(seqs)s::bigint[]) ORDER BY {seq} OFFSET 0) AS event
+ORDER BY seq"""
 REFUSED: Final = """
 UPDATE {table} AS t SET {refused}
 FROM unnest(%(seqs)s::bigint[], %(errors)s::text[], %(pauses)s::float8[], %(lasts)s::bool[])
@@ -172,7 +182,8 @@ class Statements:
             **columns,
             **_conditions(mapping, columns, max_attempts),
             "table": sql.Identifier(*parts),
-            "event": _event(columns, with_time=with_time),
+            "texts": _texts(columns, with_time=with_time),
+            "fitting": sql.SQL(_FITTING),
             "attempts": _attempts(columns),
             "due_in": _due_in(columns),
             "time": columns.get("created_at", sql.SQL("NULL::timestamptz")),
@@ -228,11 +239,16 @@ def _conditions(
     }
 
 
-def _event(columns: dict[str, sql.Composable], *, with_time: bool) -> sql.Composable:
-    """The columns in the order of `Event`; its metadata is built only where there is something in it."""
+def _texts(columns: dict[str, sql.Composable], *, with_time: bool) -> sql.Composable:
+    """The columns in the order of `Event`; its metadata is built only where there is something in it.
+
+    In two steps, of which this is the first: see `relay.queries`.
+    """
     usual = sql.SQL(
-        "{seq}::bigint, {id}::text, {aggregate_type}::text, {aggregate_id}::text, {event_type}::text, "
-        "coalesce({payload}::text, 'null'), "
+        "{seq}::bigint AS seq, {id}::text AS id, {aggregate_type}::text AS aggregate_type, "
+        "{aggregate_id}::text AS aggregate_id, {event_type}::text AS event_type, "
+        "CASE WHEN coalesce(pg_column_size({payload}), 0) <= %(most)s "
+        "THEN coalesce({payload}::text, 'null') END AS payload, "
     ).format(**columns)
     members = [
         sql.SQL("{}, {}").format(sql.Literal(name.replace("_", "-")), columns[name])
@@ -245,13 +261,16 @@ def _event(columns: dict[str, sql.Composable], *, with_time: bool) -> sql.Compos
         members.append(sql.SQL(time).format(columns["created_at"]))
         given.append(columns["created_at"])
     if not given:
-        return usual + sql.SQL("NULL::text")
+        return usual + sql.SQL("NULL::text AS metadata")
     metadata = sql.SQL("jsonb_strip_nulls(jsonb_build_object({}))").format(sql.SQL(", ").join(members))
     if "headers" in columns:
         own = "{} || jsonb_build_object('headers', coalesce(nullif({headers}::jsonb, 'null'), '{{}}'))"
         metadata = sql.SQL(own).format(metadata, **columns)
-    case = sql.SQL("(CASE WHEN num_nonnulls({}) > 0 THEN {} END)::text")
-    return usual + case.format(sql.SQL(", ").join(given), metadata)
+    sizes = sql.SQL(" + ").join(sql.SQL("coalesce(pg_column_size({}), 0)").format(part) for part in given)
+    case = sql.SQL(
+        "CASE WHEN num_nonnulls({}) = 0 THEN NULL WHEN {} > %(most)s THEN '' ELSE ({})::text END AS metadata"
+    )
+    return usual + case.format(sql.SQL(", ").join(given), sizes, metadata)
 
 
 def _attempts(columns: dict[str, sql.Composable]) -> sql.Composable:

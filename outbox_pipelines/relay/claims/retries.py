@@ -13,11 +13,11 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from outbox_pipelines.event import Event
+from outbox_pipelines.event import Event, weigh
 from outbox_pipelines.relay.claims import queries
 from outbox_pipelines.relay.claims.holder import Holder
 from outbox_pipelines.relay.claims.marks import array, explained
@@ -124,13 +124,33 @@ class ClaimRetries:
     def settled(self, complete: Complete) -> None:
         """A claim is settled: what Kafka does not get now is pending again."""
         held = sorted(complete.held())
+        self._bury(complete.dead)
         for event in held:
+            if event.seq in complete.dead:
+                continue
             aggregate = (event.aggregate_type, event.aggregate_id)
             trial = self._trials.get(aggregate)
             if aggregate not in self._ended and (trial is None or event.seq < trial.seq):
                 self._trials[aggregate] = _Trial(event.seq, event.seq in complete.suspects)
         if held:
             self._put_back.append((self._source.claimed, held))
+
+    def _bury(self, dead: Mapping[int, tuple[Event, str]]) -> None:
+        """Writes down what could not be read. This process claims it no more, whatever the table says."""
+        if not dead:
+            return
+        if self._statements.writes_refusals:
+            count = len(dead)
+            reasons = _texts({seq: reason for seq, (_, reason) in dead.items()})
+            given = {"pauses": [0.0] * count, "lasts": [True] * count, **reasons}
+            with explained(self._holder.mapping):
+                self._holder.execute(self._statements(queries.REFUSED), given)
+        for seq, (event, reason) in dead.items():
+            self.dead += 1
+            self._source.passed_over.add(seq)
+            if self._blocks:
+                self._ended[event.aggregate_type, event.aggregate_id] = seq
+            self._on_dead_letter(DeadLetter(event, 0, reason))
 
     def look_after(self, *, may_try: bool) -> None:
         """One round: verdicts, what has been put back, what is due.
@@ -178,11 +198,18 @@ class ClaimRetries:
         if not due:
             return
         # Read anew: somebody may have mended, marked or deleted them.
-        rows = self._holder.execute(self._statements(queries.EVENTS), {"seqs": array(due)})
         attempts = []
         held: dict[int, str] = {}
-        for row in rows:
+        size = 0
+        for seq, row in self._holder.read(self._statements(queries.EVENTS), sorted(due)):
+            if isinstance(row, str):
+                # It is claimed once more, and found so there.
+                continue
+            if size > self._settings.piece_bytes:
+                self._lot.look_again(due.pop(seq), _ATTENTION_SECONDS)
+                continue
             event = Event._make(row[:_EVENT])
+            size += weigh([event])
             if (event.aggregate_type, event.aggregate_id) != due[event.seq]:
                 continue
             aggregate = due.pop(event.seq)

@@ -23,7 +23,8 @@ from psycopg import sql
 
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.event import Event, Piece
+from outbox_pipelines.event import Event, Piece, weigh
+from outbox_pipelines.relay import bodies
 from outbox_pipelines.relay.claims import queries
 from outbox_pipelines.relay.claims.holder import Holder
 from outbox_pipelines.relay.claims.marks import MarkError, array, explained, mark_what_can_be, rehearse
@@ -35,6 +36,10 @@ _LOG = logging.getLogger(__name__)
 _CONNECTIONS: Final = 3
 # Rows fetched at once until their size is known: bounds memory where payloads are large.
 _FEW: Final = 500
+# Rows that are claimed at once where some are large or cannot be read: what is claimed is also read.
+_LARGE: Final = 4
+# Claims that are made so once there was need.
+_CAREFUL_CLAIMS: Final = 20
 # Foreign locks come and go between two statements.
 _TRIES: Final = 5
 _COMPLAIN_SECONDS: Final = 60.0
@@ -73,6 +78,7 @@ class ClaimSource:
         self._is_more = False
         self._complained_at = 0.0
         self._is_rehearsed = False
+        self._careful = 0
         self.in_flight: deque[Claim] = deque()
         self.claimed = 0
         self.passed_over: set[int] = set()
@@ -112,11 +118,12 @@ class ClaimSource:
         if not self._is_more and not self._any(connection, left_out):
             return None
         events: list[Event] = []
+        unreadable: dict[int, str] = {}
         size = 0
         for _ in range(_TRIES):
             self._holder.begin_claim(connection)
             try:
-                events, size, self._is_more = self._fetch(connection, left_out)
+                events, size, self._is_more, unreadable = self._fetch(connection, left_out)
                 if events and not self._is_rehearsed:
                     seqs = [event.seq for event in events]
                     rehearse(connection, self._statements, self._holder.mapping, seqs)
@@ -130,7 +137,7 @@ class ClaimSource:
             return None
         self._free.popleft()
         self.claimed += 1
-        piece = Piece(events, size, _NOWHERE, _NOWHERE, ends_tick=False)
+        piece = Piece(events, size, _NOWHERE, _NOWHERE, ends_tick=False, unreadable=unreadable)
         claim = Claim(self.claimed, piece, connection, time.monotonic())
         self.in_flight.append(claim)
         return claim
@@ -204,26 +211,69 @@ class ClaimSource:
 
     def _fetch(
         self, connection: Connection, left_out: Collection[tuple[str, str]]
-    ) -> tuple[list[Event], int, bool]:
-        """Rows and their size, and whether there may be more."""
+    ) -> tuple[list[Event], int, bool, dict[int, str]]:
+        """Rows and their size, whether there may be more, and which could not be read."""
+        if not self._careful:
+            try:
+                fetched = self._fetch_small(connection, left_out)
+            except psycopg.Error as error:
+                if not bodies.is_about_a_row(error):
+                    raise
+                fetched = None
+            if fetched is not None:
+                return *fetched, {}
+            connection.execute("ROLLBACK")
+            self._holder.begin_claim(connection)
+            self._careful = _CAREFUL_CLAIMS
+        self._careful -= 1
+        return self._fetch_any(connection, left_out)
+
+    def _fetch_small(
+        self, connection: Connection, left_out: Collection[tuple[str, str]]
+    ) -> tuple[list[Event], int, bool] | None:
+        """Many at once; None if there are large ones among them."""
         conditions, parameters = self._conditions(left_out)
-        connection.execute(self._statements(queries.CLAIM, *conditions), parameters)
+        statement = self._statements(queries.CLAIM, *conditions)
+        connection.execute(statement, parameters | {"most": bodies.FEW})
         most, most_size = self._settings.piece_events, self._settings.piece_bytes
         events: list[Event] = []
         size, few = 0, min(_FEW, most)
         while True:
-            fetch = sql.SQL(queries.FETCH).format(count=few)
-            with connection.cursor(binary=True) as cursor:
-                rows = list(map(Event._make, cursor.execute(fetch).fetchall()))
+            rows = _some(connection, few)
+            if any(row.payload is None for row in rows):
+                return None
             events += rows
-            size += sum([len(event.payload) for event in rows])
+            size += weigh(rows)
             if len(rows) < few:
                 return events, size, False
             if len(events) >= most or size > most_size:
                 return events, size, True
-            # The rest at once, where it will be small as well.
-            rest = most - len(events)
-            few = rest if size * most < most_size * len(events) else min(_FEW, rest)
+            few = min(_FEW, most - len(events))
+
+    def _fetch_any(
+        self, connection: Connection, left_out: Collection[tuple[str, str]]
+    ) -> tuple[list[Event], int, bool, dict[int, str]]:
+        """A few at a time, claimed without their content, which is then read row by row."""
+        conditions, parameters = self._conditions(left_out)
+        statement = self._statements(queries.CLAIM, *conditions)
+        connection.execute(statement, parameters | {"most": bodies.NOTHING})
+        events: list[Event] = []
+        unreadable: dict[int, str] = {}
+        size = 0
+        while size <= self._settings.piece_bytes and len(events) < min(_FEW, self._settings.piece_events):
+            rows = {row.seq: row for row in _some(connection, _LARGE)}
+            statement = self._statements(queries.EVENTS)
+            for seq, content in bodies.read(connection, statement, {}, list(rows)):
+                if isinstance(content, str):
+                    unreadable[seq] = content
+                    event = rows[seq]._replace(payload="", metadata=None)
+                else:
+                    event = Event._make(content[: len(Event._fields)])
+                events.append(event)
+                size += weigh([event])
+            if len(rows) < _LARGE:
+                return events, size, False, unreadable
+        return events, size, True, unreadable
 
     def _locked(self, connection: Connection, left_out: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
         """The aggregates of which somebody else has locked a row."""
@@ -281,6 +331,12 @@ class ClaimSource:
             "partition detached, or another publisher?",
             *(published - marked, table),
         )
+
+
+def _some(connection: Connection, count: int) -> list[Event]:
+    """The next rows of the claim."""
+    with connection.cursor(binary=True) as cursor:
+        return list(map(Event._make, cursor.execute(sql.SQL(queries.FETCH).format(count=count)).fetchall()))
 
 
 def names(aggregates: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
