@@ -25,9 +25,9 @@ MOST_MEMORY = 300 * 1024
 def _past_the_guard(outbox: Outbox) -> Iterator[psycopg.Connection[Any]]:
     """As a backfill, or rows from before the guard."""
     with outbox.connect() as connection:
-        connection.execute("ALTER TABLE outbox DISABLE TRIGGER outbox_size_limit")
+        connection.execute("ALTER TABLE outbox DISABLE TRIGGER USER")
         yield connection
-        connection.execute("ALTER TABLE outbox ENABLE TRIGGER outbox_size_limit")
+        connection.execute("ALTER TABLE outbox ENABLE TRIGGER USER")
 
 
 def _insert(connection: psycopg.Connection[Any], key: str, events: int = 1, **columns: str) -> None:

@@ -183,3 +183,32 @@ def test_the_role_needs_select_and_update_alone(table: Table) -> None:
             assert modest.drain().events == 1
         finally:
             connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+def test_rows_that_cannot_be_read_are_given_up_and_the_others_go_on(make_table: Make) -> None:
+    """Guards against a `json` column that PostgreSQL cannot convert: it ended the relay at each start."""
+    ddl = textbook.PUBLISHED_AT.replace("headers jsonb", "headers json")
+    table = make_table(ddl, textbook.PUBLISHED_AT_MAPPING)
+    cannot = {
+        "nul": ('{"a": "\\u0000"}', 1),
+        "surrogate": ('{"a": "\\ud800"}', 1),
+        "number": ('{"a": 1e999999}', 1),
+        "large": (None, 20_000_000),
+    }
+    with table.connect() as connection:
+        for key, (headers, characters) in cannot.items():
+            for name, given, length in ((key, headers, characters), (key, None, 1), ("good", None, 1)):
+                connection.execute(
+                    "INSERT INTO events (aggregate_type, aggregate_id, event_type, payload, headers, "
+                    "correlation_id) VALUES ('order', %s, 'e', '1', %s::json, repeat('x', %s))",
+                    [name, given, length],
+                )
+        file = {"OUTBOX_TABLE": str(table.settings.table)}
+        drained = table.outbox.outbox("relay", "--until-empty", **file)
+        assert drained.returncode == 1, drained.stderr
+        rows = connection.execute(
+            "SELECT aggregate_id, last_error FROM events WHERE published_at IS NULL"
+        ).fetchall()
+    assert {row[0] for row in rows} == set(cannot)
+    assert all("read" in row[1] for row in rows)
+    assert drained.stderr.count("dead letter: ") == len(cannot)
