@@ -18,9 +18,10 @@ from uuid import UUID
 
 import psycopg
 
-from outbox_pipelines.database import Connection, connect, first_line
+from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import bodies, parked_queries
+from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 # More than the payload of an event that the database takes.
