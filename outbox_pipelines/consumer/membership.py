@@ -165,7 +165,11 @@ class Member:
             self._client.close()
 
     def _assigned(self, _client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
-        self._new |= {(each.topic, each.partition) for each in partitions}
+        come = {(each.topic, each.partition) for each in partitions}
+        self._new |= come
+        # One may go and come back within a poll: what that poll then returns of it is ours. What was at hand
+        # before is handled as well, and comes again as a duplicate.
+        self._gone -= come
 
     def _revoked(self, _client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
         self._gone |= {(each.topic, each.partition) for each in partitions}

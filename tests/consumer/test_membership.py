@@ -1,0 +1,51 @@
+"""A place in a consumer group, while partitions go and come."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka import TopicPartition
+
+from outbox_pipelines.consumer import membership
+from tests.consumer.place import Place
+
+
+class _Rebalancing:
+    """Kafka's client, with a partition that is lost and assigned again in the poll of its first message."""
+
+    def __init__(self, client: confluent_kafka.Consumer, member: membership.Member) -> None:
+        self._client, self._member = client, member
+        self.rebalances = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def poll(self, seconds: float) -> Any:
+        message = self._client.poll(seconds)
+        if message is not None and message.error() is None and not self.rebalances:
+            self.rebalances += 1
+            partitions = [TopicPartition(str(message.topic()), message.partition() or 0)]
+            self._member._lost(self._client, partitions)
+            self._member._assigned(self._client, partitions)
+        return message
+
+
+def test_a_partition_that_goes_and_comes_back_within_one_poll_skips_no_message(place: Place) -> None:
+    """Guards G10: the first message after the assignment was dropped, and the offset went past it."""
+    sent = place.send(*(uuid.uuid4() for _ in range(3)), keys=1)
+    given = membership.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    member = membership.Member(given, [place.topic])
+    client = _Rebalancing(member._client, member)
+    member._client = client  # type: ignore[assignment]
+    seen: list[str] = []
+    try:
+        deadline = time.monotonic() + 30
+        while sent[-1] not in seen and time.monotonic() < deadline:
+            seen += [dict(message.headers() or [])["id"].decode() for message in member.poll()]
+    finally:
+        member.close()
+    assert client.rebalances == 1
+    assert seen == sent
