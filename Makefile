@@ -6,6 +6,7 @@ FLIGHTS ?=
 SOAK_SECONDS ?= 600
 RELAY ?= at_least_once
 CONSUMER ?= idempotent
+LOAD ?=
 SEED ?=
 PORT ?=
 # Each has servers of its own for the tests that kill them: some 2 GB.
@@ -27,7 +28,7 @@ test: $(VENV)/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 soak: $(VENV)/ready
-	@$(BIN)/python -m tests.history run --seconds $(SOAK_SECONDS) --relay $(RELAY) --consumer $(CONSUMER) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.history run --seconds $(SOAK_SECONDS) --relay $(RELAY) --consumer $(CONSUMER) $(if $(LOAD),--load $(LOAD)) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -18,12 +18,16 @@ from pathlib import Path
 
 from tests.history import nemesis
 from tests.history.consumers import CONSUMERS
+from tests.history.figures import Figures
 from tests.history.judge import Verdict, judge
+from tests.history.load import LOADS
 from tests.history.record import History, load, save
 from tests.history.relays import RELAYS
 from tests.history.run import Run
 from tests.history.servers import own_servers
 
+# How often a fault meets a backlog that has just been written.
+_DRAINS = 0.6
 # A round has its own database and topics, so that a night's soak stays small in memory.
 _ROUND_SECONDS = 300.0
 
@@ -37,7 +41,10 @@ def main(words: Sequence[str] | None = None) -> int:
     run.add_argument("--seconds", type=float, default=600.0)
     run.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     run.add_argument("--relay", choices=RELAYS, default="at_least_once")
-    run.add_argument("--consumer", choices=CONSUMERS, default="idempotent")
+    run.add_argument("--consumer", choices=(*CONSUMERS, "none"), default="idempotent")
+    run.add_argument(
+        "--load", action="append", choices=LOADS, help="drawn from these in each round; all by default"
+    )
     run.add_argument("--fault", action="append", choices=nemesis.ALL, help="only these; may be repeated")
     run.add_argument("--patience", type=float, default=60.0, help="seconds until missing events are lost")
     run.add_argument("--calm", action="store_true", help="without faults: then nothing excuses a duplicate")
@@ -59,54 +66,81 @@ def report(history: History) -> Verdict:
         directory = Path(os.environ.get("HISTORIES", "histories"))
         path = directory / f"{history.relay}-{history.seed}-{time.time():.0f}.jsonl"
         save(history, path)
+        for fault in history.faults:
+            print(f"  {fault.at:.2f} to {fault.until:.2f}: {fault.name}", flush=True)
         print(f"kept: python -m tests.history check {path}", flush=True)
     return verdict
 
 
 def _soak(arguments: argparse.Namespace) -> int:
+    figures = Figures()
+    try:
+        return _rounds(arguments, figures)
+    finally:
+        print(figures, flush=True)
+
+
+def _rounds(arguments: argparse.Namespace, figures: Figures) -> int:
     with tempfile.TemporaryDirectory(prefix="history-") as directory, own_servers(Path(directory)) as servers:
         until = time.monotonic() + arguments.seconds
         for seed in itertools.count(arguments.seed):
             left = until - time.monotonic()
             if left <= 0:
                 return 0
-            print(f"SEED {seed}", flush=True)
             relay = RELAYS[arguments.relay]
+            chance = random.Random(seed)
+            load = chance.choice(arguments.load or list(LOADS))
+            print(f"SEED {seed}: {load} load", flush=True)
             run = Run(
                 servers,
                 arguments.relay,
                 relay,
                 seed,
                 Path(directory),
-                consumer=arguments.consumer,
+                load=LOADS[load],
+                # Handlers would take ten times as long as the relay.
+                consumer="" if LOADS[load].backlog else arguments.consumer.replace("none", ""),
                 patience=arguments.patience,
             )
             try:
                 run.start()
-                _round(
-                    run,
-                    seed,
-                    min(left, _ROUND_SECONDS),
-                    arguments.fault or list(nemesis.ALL),
-                    calm=arguments.calm,
-                )
-                if report(run.finish()).wrong:
+                names = arguments.fault or nemesis.of(relay, has_consumers=bool(run.consumers))
+                _round(run, chance, min(left, _ROUND_SECONDS), names, calm=arguments.calm)
+                verdict = report(run.finish())
+                figures.add(run.history)
+                if verdict.wrong:
                     return 1
             finally:
                 run.close()
+            run.remove()
     return 0
 
 
-def _round(run: Run, seed: int, seconds: float, names: Sequence[str], *, calm: bool) -> None:
-    chance = random.Random(seed)
+def _round(run: Run, chance: random.Random, seconds: float, names: Sequence[str], *, calm: bool) -> None:
     until = time.monotonic() + seconds
     if calm:
         run.wait(seconds)
     while not calm and time.monotonic() < until and not run.history.stuck:
+        if run.load.backlog and chance.random() < _DRAINS:
+            _pile_up(run, chance)
+            run.wait(chance.uniform(0, 3))
         kinds = nemesis.draw(chance, names)
-        print(f"{run.arrived:8}  {' + '.join(kinds)}", flush=True)
-        run.disturb(kinds, chance, chance.uniform(0.1, 5))
+        length = nemesis.length(chance)
+        print(f"{run.arrived:8}  {' + '.join(kinds)}, {length:.1f} s", flush=True)
+        run.disturb(kinds, chance, length)
         run.wait(chance.uniform(0, 2))
+
+
+def _pile_up(run: Run, chance: random.Random) -> None:
+    """A backlog, which is then drained: written while no relay runs, or beside relays that do."""
+    events = chance.randint(run.load.backlog // 20, run.load.backlog)
+    is_down = chance.random() < 0.5
+    print(f"{run.arrived:8}  a backlog of {events} events{', without a relay' * is_down}", flush=True)
+    if is_down:
+        with run.without_relays():
+            run.pile_up(events)
+    else:
+        run.pile_up(events)
 
 
 if __name__ == "__main__":

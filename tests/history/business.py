@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import psycopg
 
@@ -20,6 +21,19 @@ from tests.history.record import Committed
 
 KINDS = ("order", "payment", "shipment")
 ACCOUNTS = tuple((kind, account) for kind in KINDS for account in range(20))
+# Of backlogs alone: a transaction of thousands of events keeps no other writer waiting.
+_BULK_ACCOUNTS = range(20, 60)
+
+# Characters of noise in an event's payload, and how often: hexadecimal, so that it compresses by half.
+Sizes = Mapping[int, float]
+SMALL: Final[Sizes] = {0: 1.0}
+USUAL: Final[Sizes] = {1_600: 1.0}
+MIXED: Final[Sizes] = {0: 0.3, 1_600: 0.68, 40_000: 0.0195, 900_000: 0.0005}
+HUGE: Final[Sizes] = {900_000: 1.0}
+SIZES: Final[Mapping[str, Sizes]] = {"small": SMALL, "usual": USUAL, "mixed": MIXED, "huge": HUGE}
+_NOISE: Final = random.Random(0).randbytes(500_000)
+# Of one statement.
+_BULK_EVENTS = 2_000
 
 _TABLES = """
 CREATE TABLE account (kind text, id int, n int NOT NULL DEFAULT 0, PRIMARY KEY (kind, id));
@@ -32,10 +46,34 @@ WITH counted AS (
 INSERT INTO entry SELECT gen_random_uuid()::text, kind, id, n FROM counted RETURNING n, token"""
 
 
+_BULK = """
+WITH given AS MATERIALIZED (
+    SELECT g.*, gen_random_uuid()::text AS token,
+           row_number() OVER (PARTITION BY kind, account ORDER BY i) AS k
+    FROM unnest(%(kinds)s::text[], %(accounts)s::int[], %(sizes)s::int[]) WITH ORDINALITY
+         AS g (kind, account, size, i)
+), counted AS (
+    UPDATE account a SET n = n + more.events
+    FROM (SELECT kind, account, count(*) AS events FROM given GROUP BY 1, 2) more
+    WHERE a.kind = more.kind AND a.id = more.account
+    RETURNING a.kind, a.id AS account, a.n - more.events AS before
+), events AS MATERIALIZED (
+    SELECT token, kind, account, before + k AS n, size, i FROM given JOIN counted USING (kind, account)
+), written AS (
+    INSERT INTO entry SELECT token, kind, account, n FROM events
+)
+INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+SELECT kind, account::text, kind || '.counted', jsonb_build_object(
+    'n', n, 'token', token,
+    'noise', encode(substr(%(noise)s, 1 + ((500000 - size / 2) * random())::int, size / 2), 'hex'))
+FROM events ORDER BY i"""
+
+
 def prepare(connection: psycopg.Connection[Any]) -> None:
     """Makes the tables, with every account at 0."""
     connection.execute(_TABLES.encode())
-    connection.cursor().executemany("INSERT INTO account (kind, id) VALUES (%s, %s)", ACCOUNTS)
+    accounts = [*ACCOUNTS, *((kind, account) for kind in KINDS for account in _BULK_ACCOUNTS)]
+    connection.cursor().executemany("INSERT INTO account (kind, id) VALUES (%s, %s)", accounts)
 
 
 def committed(connection: psycopg.Connection[Any]) -> list[Committed]:
@@ -44,16 +82,34 @@ def committed(connection: psycopg.Connection[Any]) -> list[Committed]:
     return [Committed(*row) for row in rows]
 
 
-def count(connection: psycopg.Connection[Any], kind: str, account: int) -> int:
+def write_bulk(
+    connection: psycopg.Connection[Any], chance: random.Random, events: int, sizes: Sizes
+) -> Iterator[int]:
+    """Many events of few or of many accounts, in transactions of thousands; yields their characters of noise
+    after each."""
+    ids = chance.sample(_BULK_ACCOUNTS, chance.choice([1, 5, len(_BULK_ACCOUNTS)]))
+    while events > 0:
+        some = min(events, _BULK_EVENTS)
+        events -= some
+        lengths = chance.choices(list(sizes), list(sizes.values()), k=some)
+        kinds, accounts = chance.choices(KINDS, k=some), chance.choices(ids, k=some)
+        connection.execute(_BULK, {"kinds": kinds, "accounts": accounts, "sizes": lengths, "noise": _NOISE})
+        yield sum(lengths)
+
+
+def count(connection: psycopg.Connection[Any], kind: str, account: int, size: int = 0) -> int:
     """One more event of an account, in the caller's transaction: locks the account first."""
     row = connection.execute(_COUNT, [kind, account]).fetchone()
     assert row is not None
     n, token = row
-    emit(connection, kind, account, f"{kind}.counted", {"n": n, "token": token})
+    noise = {"noise": _NOISE[: size // 2].hex()} if size else {}
+    emit(connection, kind, account, f"{kind}.counted", {"n": n, "token": token, **noise})
     return int(n)
 
 
-def transact(connection: psycopg.Connection[Any], chance: random.Random, name: str = "") -> None:
+def transact(
+    connection: psycopg.Connection[Any], chance: random.Random, name: str = "", sizes: Sizes = SMALL
+) -> None:
     """One transaction as applications have them: short or long, with savepoints, given up or committed.
 
     Args:
@@ -67,7 +123,8 @@ def transact(connection: psycopg.Connection[Any], chance: random.Random, name: s
                 with connection.transaction(force_rollback=True):
                     count(connection, kind, account)
             for _ in range(30 if chance.random() < 0.02 else 1):
-                count(connection, kind, account)
+                (size,) = chance.choices(list(sizes), list(sizes.values()))
+                count(connection, kind, account, size)
             if chance.random() < 0.05:
                 time.sleep(chance.uniform(0, 0.05))
         if chance.random() < 0.01:

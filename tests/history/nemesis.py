@@ -7,18 +7,27 @@ Invariants:
 
 from __future__ import annotations
 
+import itertools
+import math
+import os
 import random
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from outbox_pipelines.local.server import Server
     from tests.history.processes import Process
     from tests.history.proxy import Proxy
+    from tests.history.relays import Relay
     from tests.history.run import Run
 
+# Less than the large ones of `business.MIXED`, more than a batch of small ones at their usual pace.
+_SMALL_LIMIT = 30_000
 Make = Callable[["Run", random.Random], AbstractContextManager[None]]
 
 
@@ -33,10 +42,18 @@ class Kind:
 
 
 def draw(chance: random.Random, names: Sequence[str]) -> Mapping[str, Kind]:
-    """One fault, or two at the same time, of those named."""
-    first, second = chance.choices(names, k=2)
-    alone = chance.random() < 0.7 or ALL[first].target == ALL[second].target
-    return {name: ALL[name] for name in ([first] if alone else [first, second])}
+    """One fault, or up to three at the same time, of those named."""
+    found: dict[str, Kind] = {}
+    for name in chance.choices(names, k=chance.choice([1, 1, 1, 2, 2, 3])):
+        if ALL[name].target not in {kind.target for kind in found.values()}:
+            found[name] = ALL[name]
+    # What is asked of the servers comes before they are hurt, and is taken back after they are healed.
+    return dict(sorted(found.items(), key=lambda drawn: drawn[1].target not in ("topics", "shards")))
+
+
+def length(chance: random.Random) -> float:
+    """Of a fault, in seconds: from 0.1 to 30, as often below 1.7 as above."""
+    return math.exp(chance.uniform(math.log(0.1), math.log(30)))
 
 
 Programs = Callable[["Run"], "list[Process]"]
@@ -119,6 +136,95 @@ def _restart(server: Callable[[Run], Server]) -> Make:
     return fault
 
 
+@contextmanager
+def _freeze_broker(run: Run, chance: random.Random) -> Iterator[None]:
+    run.servers.kafka.freeze()
+    try:
+        yield
+    finally:
+        run.servers.kafka.thaw()
+
+
+@contextmanager
+def _stutter(run: Run, chance: random.Random) -> Iterator[None]:
+    """A broker that is busy: it stands still again and again, each time so long that calls time out."""
+    broker, end = run.servers.kafka, threading.Event()
+    pauses = [chance.uniform(0.05, 2.5) for _ in range(20)]
+
+    def stutter() -> None:
+        for n in itertools.count():
+            broker.freeze()
+            is_over = end.wait(pauses[n % len(pauses)])
+            broker.thaw()
+            if is_over or end.wait(0.1):
+                return
+
+    thread = threading.Thread(target=stutter, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+@contextmanager
+def _freeze_database(run: Run, chance: random.Random) -> Iterator[None]:
+    """All of its processes: the first one alone keeps only new sessions waiting."""
+    server = run.servers.postgres
+    server.freeze()
+    children = _children(server)
+    try:
+        _send(children, signal.SIGSTOP)
+        yield
+    finally:
+        _send(children, signal.SIGCONT)
+        server.thaw()
+
+
+def _children(server: Server) -> list[int]:
+    process = server._process
+    assert process is not None
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def _send(processes: list[int], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+@contextmanager
+def _refuse_large(run: Run, chance: random.Random) -> Iterator[None]:
+    """Topics take no large events, for a while: those are parked, with all behind them, then released."""
+    run.limit_topics(_SMALL_LIMIT)
+    try:
+        yield
+    finally:
+        run.limit_topics(None)
+        run.replay()
+
+
+@contextmanager
+def _change_shards(run: Run, chance: random.Random) -> Iterator[None]:
+    run.change_shards(chance.randint(1, len(run.relays)))
+    yield
+    run.wait_for_command()
+
+
+@contextmanager
+def _kill_at_steps(run: Run, chance: random.Random) -> Iterator[None]:
+    """Relays that die at one durable step after the other, each time another one."""
+    run.draws_orders = True
+    for relay in run.relays:
+        relay.kill()
+        run.start_relay(relay)
+    try:
+        yield
+    finally:
+        run.draws_orders = False
+
+
 def _network(proxies: Callable[[Run], list[Proxy]], begin: Callable[[Proxy, random.Random], object]) -> Make:
     @contextmanager
     def fault(run: Run, chance: random.Random) -> Iterator[None]:
@@ -132,6 +238,8 @@ def _network(proxies: Callable[[Run], list[Proxy]], begin: Callable[[Proxy, rand
         finally:
             # Other runs use them too.
             for proxy in hurt:
+                if begin is _lose_answers:
+                    proxy.cut()
                 proxy.heal()
 
     return fault
@@ -154,8 +262,20 @@ def _swallow(proxy: Proxy, chance: random.Random) -> None:
     proxy.swallow()
 
 
+def _swallow_answers(proxy: Proxy, chance: random.Random) -> None:
+    proxy.swallow_answers()
+
+
+def _lose_answers(proxy: Proxy, chance: random.Random) -> None:
+    proxy.swallow_answers()
+
+
 def _delay(proxy: Proxy, chance: random.Random) -> None:
     proxy.delay(chance.uniform(0.02, 0.3))
+
+
+def _throttle(proxy: Proxy, chance: random.Random) -> None:
+    proxy.throttle(chance.uniform(100_000, 2_000_000))
 
 
 def _of_servers() -> Iterator[tuple[str, Kind]]:
@@ -174,7 +294,10 @@ def _of_network(network: str, proxies: Callable[[Run], list[Proxy]]) -> Iterator
     yield f"cut one connection in {network}", Kind(network, _network(proxies, _cut_one))
     yield f"cut off {network}", Kind(network, _network(proxies, _cut_off))
     yield f"black hole in {network}", Kind(network, _network(proxies, _swallow))
+    yield f"one-way black hole in {network}", Kind(network, _network(proxies, _swallow_answers))
+    yield f"lost answers in {network}", Kind(network, _network(proxies, _lose_answers))
     yield f"delay in {network}", Kind(network, _network(proxies, _delay))
+    yield f"throttled {network}", Kind(network, _network(proxies, _throttle))
 
 
 def _relays(run: Run) -> list[Process]:
@@ -199,6 +322,19 @@ KINDS: Mapping[str, Kind] = {
     "kill writer": Kind("writer", _kill_one(_writers), disturbs=False),
     "freeze writer": Kind("writer", _freeze_one(_writers), disturbs=False),
     **dict(_of_servers()),
+    "freeze broker": Kind("broker", _freeze_broker),
+    "stuttering broker": Kind("broker", _stutter),
+    "freeze database": Kind("database", _freeze_database),
+}
+# Of relays of ours: the broken ones know no topics' limits and no shards, and their steps are not watched.
+OUR_KINDS: Mapping[str, Kind] = {
+    "kill relays at steps": Kind("relay", _kill_at_steps),
+    # The prober tries again what it has no answer for.
+    "refuse large events": Kind("topics", _refuse_large),
+}
+SHARD_KINDS: Mapping[str, Kind] = {
+    # Relays start over, in good order.
+    "change shards": Kind("shards", _change_shards, disturbs=False),
 }
 # Of runs that have consumers.
 CONSUMER_KINDS: Mapping[str, Kind] = {
@@ -209,4 +345,15 @@ CONSUMER_KINDS: Mapping[str, Kind] = {
     # Their way to the database; one that loses it ends.
     **dict(_of_network("network of consumers", lambda run: run.consumer_proxies)),
 }
-ALL: Mapping[str, Kind] = {**KINDS, **CONSUMER_KINDS}
+
+ALL: Mapping[str, Kind] = {**KINDS, **OUR_KINDS, **SHARD_KINDS, **CONSUMER_KINDS}
+
+
+def of(relay: Relay, *, has_consumers: bool) -> list[str]:
+    """The names of all faults that a relay can have."""
+    return [
+        *KINDS,
+        *(OUR_KINDS if relay.mode is not None else ()),
+        *(SHARD_KINDS if relay.has_shards else ()),
+        *(CONSUMER_KINDS if has_consumers else ()),
+    ]

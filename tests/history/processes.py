@@ -26,6 +26,8 @@ class Process:
         self.log = directory / f"{name.replace(' ', '-')}.log"
         self._command = bound(command, signal.SIGKILL)
         self._environment = {**clean_environment(), **environment}
+        self.orders: Mapping[str, str] = {}
+        """What its next life has in its environment beside that."""
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
 
@@ -34,7 +36,7 @@ class Process:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
                 self._command,
-                env=self._environment,
+                env={**self._environment, **self.orders},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -49,6 +51,8 @@ class Process:
     @property
     def last_words(self) -> str:
         """The end of what it printed in this life."""
+        if not self.log.exists():
+            return ""
         return last_lines(self.log.read_bytes()[self._log_start :].decode(errors="replace"), 2)
 
     def kill(self) -> None:

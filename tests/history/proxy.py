@@ -27,9 +27,11 @@ class Proxy:
 
     def __init__(self, target: int) -> None:
         self._target = target
-        self._flows = threading.Event()
+        self._questions = threading.Event()
+        self._answers = threading.Event()
         self._refuses = False
         self._delay = 0.0
+        self._rate: float | None = None
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._pairs: list[_Pair] = []
@@ -42,8 +44,9 @@ class Proxy:
 
     def heal(self) -> None:
         """Passes everything on at once, from now on."""
-        self._refuses, self._delay = False, 0.0
-        self._flows.set()
+        self._refuses, self._delay, self._rate = False, 0.0, None
+        self._questions.set()
+        self._answers.set()
 
     def refuse(self) -> None:
         """Resets every new connection; those that are open go on."""
@@ -51,11 +54,21 @@ class Proxy:
 
     def swallow(self) -> None:
         """A black hole: accepts connections and bytes, and passes nothing on."""
-        self._flows.clear()
+        self._questions.clear()
+        self._answers.clear()
+
+    def swallow_answers(self) -> None:
+        """Passes on what clients say, and nothing of what the server answers. Where it is cut before it is
+        healed, the answers are lost although the work was done."""
+        self._answers.clear()
 
     def delay(self, seconds: float) -> None:
         """Passes whatever comes on so much later."""
         self._delay = seconds
+
+    def throttle(self, rate: float) -> None:
+        """Passes on so many bytes a second, in each direction of each connection."""
+        self._rate = rate
 
     def cut(self, chance: random.Random | None = None) -> int:
         """Resets all connections, or one that chance chooses; returns how many."""
@@ -73,7 +86,8 @@ class Proxy:
     def close(self) -> None:
         """Ends it, with everything in it."""
         self._closed.set()
-        self._flows.set()
+        self._questions.set()
+        self._answers.set()
         self.cut()
         for thread in self._threads:
             thread.join(10)
@@ -111,14 +125,16 @@ class Proxy:
             pair = _Pair(client, server)
             with self._lock:
                 self._pairs.append(pair)
-            self._start(self._pump, pair, client, server)
-            self._start(self._pump, pair, server, client)
+            self._start(self._pump, pair, client, server, self._questions)
+            self._start(self._pump, pair, server, client, self._answers)
 
-    def _pump(self, pair: _Pair, source: socket.socket, to: socket.socket) -> None:
+    def _pump(self, pair: _Pair, source: socket.socket, to: socket.socket, flows: threading.Event) -> None:
         with suppress(OSError):
             while data := source.recv(65_536):
                 self._closed.wait(self._delay)
-                self._flows.wait()
+                if (rate := self._rate) is not None:
+                    self._closed.wait(len(data) / rate)
+                flows.wait()
                 to.sendall(data)
             # Last words go on: a server says why it closes, and the other direction ends by itself.
             to.shutdown(socket.SHUT_WR)

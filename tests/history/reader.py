@@ -11,10 +11,17 @@ import logging
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+)
 
 from tests.history.record import Message
 
@@ -26,9 +33,14 @@ _SILENT.propagate = False
 
 
 class Reader:
-    """Follows topics from their beginning; give each kind's topic."""
+    """Follows topics from their beginning; give each kind's topic.
 
-    def __init__(self, kafka: str, topics: Mapping[str, str]) -> None:
+    Args:
+        keeps: whether messages are kept, or only their tokens.
+    """
+
+    def __init__(self, kafka: str, topics: Mapping[str, str], *, keeps: bool = True) -> None:
+        self._keeps = keeps
         self.messages: list[Message] = []
         self.tokens: set[str] = set()
         self._kinds = {topic: kind for kind, topic in topics.items()}
@@ -65,6 +77,8 @@ class Reader:
     def _take(self, message: Any) -> None:
         body = json.loads(message.value())
         self.tokens.add(body["token"])
+        if not self._keeps:
+            return
         self.messages.append(
             Message(
                 self._kinds[message.topic()],
@@ -83,9 +97,11 @@ class Reader:
 
     def read_to_end(self) -> None:
         """Returns when the end of every partition was reached once."""
-        deadline = time.monotonic() + 60
+        seen, deadline = -1, 0.0
         while self._unread:
-            assert time.monotonic() < deadline, f"no end of {sorted(self._unread)} within a minute"
+            if len(self.messages) > seen:
+                seen, deadline = len(self.messages), time.monotonic() + 60
+            assert time.monotonic() < deadline, f"nothing more of {sorted(self._unread)} within a minute"
             self.poll(0.1)
 
 
@@ -99,11 +115,39 @@ def read(kafka: str, topics: Mapping[str, str]) -> list[Message]:
     return reader.messages
 
 
+def limit(kafka: str, topics: Mapping[str, str], size: int | None) -> None:
+    """Lets them take batches up to so many bytes, or as many as the broker's own limit says."""
+    how = AlterConfigOpType.DELETE if size is None else AlterConfigOpType.SET
+    entry = ConfigEntry("max.message.bytes", None if size is None else str(size), incremental_operation=how)
+    client = AdminClient({"bootstrap.servers": kafka})
+    resources = [
+        ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+        for topic in topics.values()
+    ]
+    for changed in client.incremental_alter_configs(resources).values():
+        changed.result(60)
+
+
+def remove(kafka: str, topics: Mapping[str, str]) -> None:
+    """Deletes them, as far as they are there."""
+    client = AdminClient({"bootstrap.servers": kafka})
+    for deleted in client.delete_topics(
+        [name for topic in topics.values() for name in (topic, f"{topic}.dlq")]
+    ).values():
+        with suppress(KafkaException):
+            deleted.result(30)
+
+
 def create(kafka: str, topics: Mapping[str, str]) -> None:
-    """Makes them, with the broker's clock for the messages' times: a client's says when it buffered them."""
+    """Makes them, and those for dead letters, with the broker's clock for the messages' times: a client's is
+    of when it buffered them."""
     clock = {"message.timestamp.type": "LogAppendTime"}
     client = AdminClient({"bootstrap.servers": kafka})
     for made in client.create_topics(
-        [NewTopic(topic, PARTITIONS, 1, config=clock) for topic in topics.values()]
+        [
+            NewTopic(name, PARTITIONS, 1, config=clock)
+            for topic in topics.values()
+            for name in (topic, f"{topic}.dlq")
+        ]
     ).values():
         made.result(30)

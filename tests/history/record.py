@@ -81,13 +81,17 @@ class History:
     consumer: str = ""
     """Whose effects they are; nobody's where nobody consumed."""
     effects: list[Effect] = field(default_factory=list)
+    figures: dict[str, int] = field(default_factory=dict)
+    """What was written, and what became of it on the way."""
+    steps: dict[str, int] = field(default_factory=dict)
+    """Deaths and lost answers, by when and durable step."""
 
 
 def save(history: History, path: Path) -> None:
     """One line a fact, its kind first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
-        head = {name: getattr(history, name) for name in ("relay", "seed", "delivery", "consumer")}
+        head = {name: getattr(history, name) for name in _HEAD}
         print(json.dumps(["run", head]), file=file)
         for name in ("faults", "exits", "stuck", "committed", "messages", "effects"):
             for fact in getattr(history, name):
@@ -104,6 +108,7 @@ def load(path: Path) -> History:
     return history
 
 
+_HEAD = ("relay", "seed", "delivery", "consumer", "figures", "steps")
 _KINDS: dict[str, type[Committed] | type[Message] | type[Effect] | type[Fault] | type[Exit]] = {
     "committed": Committed,
     "messages": Message,

@@ -9,14 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.conftest import command
-from tests.history import broken
+from tests.history import broken, watched
 from tests.history.record import Delivery
+from tests.history.steps import Mode
 from tests.relay.claims import textbook
 
-# A short lease, so that a successor comes soon; small pieces, so that faults meet unfinished ticks.
-_QUICK = {"OUTBOX_LEASE_SECONDS": "2", "OUTBOX_PIECE_EVENTS": "5"}
-
+# A short lease, so that a successor comes soon. What was refused is tried again soon; a dead letter, which is
+# one after a few refusals, blocks its aggregate until it is replayed: so the order holds for all events.
+_QUICK = {
+    "OUTBOX_LEASE_SECONDS": "2",
+    "OUTBOX_RETRY_SECONDS": "0.2",
+    "OUTBOX_MAX_ATTEMPTS": "4",
+    "OUTBOX_ON_DEAD_LETTER": "block",
+    "OUTBOX_DEAD_LETTER_TOPICS": "true",
+}
 
 _EXACTLY_ONCE = {"OUTBOX_DELIVERY": "exactly_once", "OUTBOX_TRANSACTION_SECONDS": "4"}
 _TWO_SHARDS = """
@@ -36,17 +42,34 @@ class Relay:
     """Whether a program that ends by itself is started again, as a supervisor would."""
     prepare: str = ""
     """What it needs in the database besides the outbox, as SQL."""
+    mode: Mode | None = None
+    """Which durable steps it has; None for one that is not watched, since it is not ours."""
+    has_shards: bool = False
+    """Whether their number can change."""
 
+
+_RELAY = watched.command("relay")
+# As Dagster's sessions: whoever has had the shard for so many seconds gives it to the other one.
+_SESSION = watched.command("hand-over", "5")
 
 RELAYS: Mapping[str, Relay] = {
-    "at_least_once": Relay((tuple(command("relay")),) * 2, _QUICK),
-    "exactly_once": Relay((tuple(command("relay")),) * 2, _QUICK | _EXACTLY_ONCE, delivery="exactly_once"),
-    "two_shards": Relay((tuple(command("relay")),) * 3, _QUICK, prepare=_TWO_SHARDS),
+    "at_least_once": Relay((_RELAY, _SESSION), _QUICK, mode="at_least_once", has_shards=True),
+    "exactly_once": Relay(
+        (_RELAY, _SESSION),
+        _QUICK | _EXACTLY_ONCE,
+        delivery="exactly_once",
+        mode="exactly_once",
+        has_shards=True,
+    ),
+    "two_shards": Relay(
+        (_RELAY, _RELAY, _SESSION), _QUICK, prepare=_TWO_SHARDS, mode="at_least_once", has_shards=True
+    ),
     "table": Relay(
-        (tuple(command("relay")),) * 2,
+        (_RELAY, _SESSION),
         _QUICK | {"OUTBOX_TABLE": str(Path(__file__).parent / "table.toml")},
         # The writers know our outbox alone: its rows are copied.
         prepare=f"{textbook.PUBLISHED_AT}; {textbook.COPY}",
+        mode="table",
     ),
     **{
         f"broken.{name}": Relay((broken.command(name),) * 2, prepare=kind.prepare)

@@ -2,6 +2,8 @@
 
 Invariants:
 - Each relay and consumer has a way to the database of its own, a proxy; all have one way to Kafka.
+- A relay of ours writes down each durable step, and dies at one where it was ordered to: that is a fault like
+  any other.
 - One thread does everything: starts, faults, restarts and reading. So each fault's times are true.
 - A fault is over when it is healed and events flow again; one that does not end in time is recorded.
 - The end: no writer lives, all that was committed has arrived and has its effect, or nothing comes any more,
@@ -10,10 +12,13 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import random
+import signal
 import sys
 import time
 import uuid
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -23,19 +28,41 @@ import psycopg
 
 from outbox_pipelines import schema
 from outbox_pipelines.settings import load_settings
-from tests.history import business, consumers, effects, reader
+from tests.history import business, consumers, effects, reader, steps, watched
+from tests.history.load import SMALL, Load
 from tests.history.nemesis import Kind
 from tests.history.processes import Process
 from tests.history.proxy import Proxy
 from tests.history.record import Exit, Fault, History
 from tests.history.relays import Relay
 from tests.history.servers import Servers
+from tests.history.steps import Mode
+from tests.history.watched import Order
 from tests.history.writers import APPLICATION
 
 _WRITERS, _THREADS = 2, 3
 # Events that must come before a start or a fault counts as over.
 _FLOWING = 20
 _RESTART_SECONDS = 0.5
+# At the end, while events are missing, dead letters are replayed this often.
+_REPLAY_SECONDS = 2.0
+# With a row in the audit, by which relays hear of it.
+_REPLAY = """
+WITH replayed AS (
+    UPDATE outbox_parked SET state = 'replaying', next_attempt_at = NULL, deaths = 0
+    WHERE state = 'failed' RETURNING seq
+), hurried AS (
+    UPDATE outbox_parked SET next_attempt_at = clock_timestamp() WHERE state = 'retrying' RETURNING seq
+)
+INSERT INTO outbox_audit (on_behalf_of, action, reason, filter, events)
+SELECT 'history', 'replay', 'mended', '{}', array_agg(seq)
+FROM (SELECT seq FROM replayed UNION ALL SELECT seq FROM hurried) tried HAVING count(*) > 0"""
+_MEND_TABLE = """
+UPDATE events SET retry_count = 0, next_attempt_at = NULL
+WHERE published_at IS NULL AND retry_count > 0"""
+_PARKED = "SELECT count(*) FROM outbox_parked"
+_PENDING = "SELECT count(*) FROM events WHERE published_at IS NULL"
+_FAILED_IN_TABLE = f"{_PENDING} AND retry_count >= 4"
 
 
 class Run:
@@ -43,7 +70,9 @@ class Run:
 
     Args:
         name: of the relay, for the record.
+        load: how large events are, how many a backlog has, and in how large pieces the relay reads them.
         consumer: whose members consume, a name in `CONSUMERS`; nobody where it is empty.
+        missing: a kind whose topic is not made before `create_missing`.
         patience: how long events may stay away, after a fault and at the end, before that is a finding.
     """
 
@@ -55,14 +84,17 @@ class Run:
         seed: int,
         directory: Path,
         *,
+        load: Load = SMALL,
         consumer: str = "",
+        missing: str = "",
         patience: float = 60.0,
     ) -> None:
         self.servers = servers
         self.history = History(name, seed, relay.delivery, consumer=consumer)
-        self._relay = relay
+        self._relay, self.load = relay, load
+        self._chance = random.Random(seed)
         self._patience = patience
-        database = f"run_{uuid.uuid4().hex[:8]}"
+        database = self._database = f"run_{uuid.uuid4().hex[:8]}"
         with psycopg.connect(servers.postgres.dsn, autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {database}".encode())
         self.dsn = psycopg.conninfo.make_conninfo(servers.postgres.dsn, dbname=database)
@@ -73,12 +105,16 @@ class Run:
             effects.prepare(connection)
             connection.execute(relay.prepare.encode())
         self.topics = {kind: template.format(aggregate_type=kind) for kind in business.KINDS}
-        reader.create(servers.kafka.bootstrap, self.topics)
-        self._reader = reader.Reader(servers.kafka.bootstrap, self.topics)
+        reader.create(
+            servers.kafka.bootstrap,
+            {kind: topic for kind, topic in self.topics.items() if kind != missing},
+        )
+        self._missing = missing
+        self._reader = reader.Reader(servers.kafka.bootstrap, self.topics, keeps=False)
         self._template, self._directory = template, directory
         self.proxies = [Proxy(servers.postgres.port) for _ in relay.programs]
         self.relays = [
-            self._process(f"relay {n}", program, proxy, relay.environment)
+            self._process(f"relay {n}", program, proxy, {**relay.environment, **load.environment})
             for n, (program, proxy) in enumerate(zip(relay.programs, self.proxies, strict=True), 1)
         ]
         members = consumers.MEMBERS if consumer else 0
@@ -90,10 +126,18 @@ class Run:
         write = (sys.executable, "-m", "tests.history.writers", self.dsn)
         self.writers = [
             Process(
-                f"{database} writer {n}", (*write, str(seed + n), str(_THREADS), "two-phases"), {}, directory
+                f"{database} writer {n}", (*write, str(seed + n), str(_THREADS), load.sizes), {}, directory
             )
-            for n in range(_WRITERS)
+            for n in range(_WRITERS if load.writers else 0)
         ]
+        self._steps_of_commands = directory / f"{database}-command.steps"
+        self.next_orders = deque[Order]()
+        """For the next lives of relays that die as ordered."""
+        self.draws_orders = False
+        """Whether a relay that is started is ordered to die at a durable step."""
+        self._command: Process | None = None
+        self._read = Counter[Process]()
+        self._replay_at = 0.0
         self._starts: dict[Process, float] = {}
         self._effects = 0
 
@@ -104,9 +148,95 @@ class Run:
 
     def start(self) -> None:
         """Returns when events flow."""
-        for process in (*self.relays, *self.consumers, *self.writers):
+        for relay in self.relays:
+            self.start_relay(relay)
+        for process in (*self.consumers, *self.writers):
             process.start()
         self._expect_events("the start")
+
+    def start_relay(self, relay: Process, order: Order | None = None) -> None:
+        """Starts it.
+
+        Args:
+            order: at which step it is to die; drawn by chance where `draws_orders` is set.
+        """
+        if order is None and self.draws_orders and self._relay.mode is not None:
+            step, when = self._chance.choice(steps.faults(self._relay.mode))
+            # Most steps are rare, and some come hundreds of times a second.
+            n = 1 if self._chance.random() < 0.5 else int(math.exp(self._chance.uniform(0, math.log(300))))
+            order = Order(step, when, n)
+        relay.orders = order.environment if order is not None else {}
+        relay.start()
+
+    def pile_up(self, events: int) -> None:
+        """Writes a backlog."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            sizes = business.SIZES[self.load.sizes]
+            for _ in business.write_bulk(connection, self._chance, events, sizes):
+                self.wait(0)
+
+    def count(self, query: str) -> int:
+        """A number from the database."""
+        with psycopg.connect(self.dsn) as connection:
+            return _one(connection, query)
+
+    @contextmanager
+    def without_relays(self) -> Iterator[None]:
+        """Ends them in good order for the length of the block."""
+        with self._recorded("no relay", disturbs=False):
+            for relay in self.relays:
+                self.end(relay)
+            yield
+            for relay in self.relays:
+                self.start_relay(relay)
+            self._expect_events("the start of the relays")
+
+    def limit_topics(self, size: int | None) -> None:
+        """Lets the topics take so many bytes; None: what the broker lets them."""
+        made = {kind: topic for kind, topic in self.topics.items() if kind != self._missing}
+        reader.limit(self.servers.kafka.bootstrap, made, size)
+
+    def create_missing(self) -> None:
+        """Makes the topic that was missing."""
+        kafka = self.servers.kafka.bootstrap
+        reader.create(kafka, {self._missing: self.topics[self._missing]})
+        self._missing = ""
+        self._reader.close()
+        self._reader = reader.Reader(kafka, self.topics, keeps=False)
+
+    @property
+    def mode(self) -> Mode | None:
+        """Which durable steps the relay has."""
+        return self._relay.mode
+
+    def parked(self) -> int:
+        """How many events are not published because they, or others of their aggregate, were refused."""
+        return self.count(_PENDING if self.mode == "table" else _PARKED)
+
+    def failed(self) -> int:
+        """How many of them are dead letters."""
+        return self.count(_FAILED_IN_TABLE if self.mode == "table" else f"{_PARKED} WHERE state = 'failed'")
+
+    def replay(self) -> None:
+        """Gives every dead letter another try, and tries now what was to be tried later."""
+        self._replay_at = time.monotonic() + _REPLAY_SECONDS
+        with suppress(psycopg.OperationalError), psycopg.connect(self.dsn, connect_timeout=5) as connection:
+            query = _MEND_TABLE if self._relay.mode == "table" else _REPLAY
+            connection.execute(query)
+
+    def change_shards(self, number: int) -> None:
+        """Begins to."""
+        words = watched.command("shards", "set", str(number))
+        self._command = Process(f"{self._database} command", words, self._environment, self._directory)
+        self._command.start()
+
+    def wait_for_command(self) -> None:
+        """Until it has ended; that others keep it from its aim is no finding."""
+        command = self._command
+        assert command is not None
+        if not self.wait(self._patience, lambda: command.exit_code is not None):
+            self.history.stuck.append(f"{command.name}: {command.last_words}")
+        command.kill()
 
     def wait(self, seconds: float, until: Callable[[], bool] = lambda: False, *, pace: float = 0.05) -> bool:
         """Goes on with everything for so long, or until a condition holds; whether it does.
@@ -137,10 +267,10 @@ class Run:
         self._tend()
         if process.exit_code is not None:
             return
-        words, code = process.last_words, process.terminate()
+        code = process.terminate()
         # A program that does not care for the signal ends by it.
-        if code not in (0, -15):
-            self.history.exits.append(Exit(process.name, time.time(), code, words))
+        if code not in (0, -15) and not self._take_orders_down(process):
+            self.history.exits.append(Exit(process.name, time.time(), code, process.last_words))
 
     def finish(self) -> History:
         """Ends everything and takes down what is to be judged."""
@@ -156,7 +286,7 @@ class Run:
         before = -1
         while before < self.arrived and not everything <= self._reader.tokens:
             before = self.arrived
-            self.wait(self._patience, lambda: everything <= self._reader.tokens)
+            self.wait(self._patience, lambda: self._has_arrived(everything))
         before = -1
         while self.consumers and before < self._made() < len(everything):
             before = self._effects
@@ -165,19 +295,77 @@ class Run:
             self.end(process)
         with psycopg.connect(self.dsn) as connection:
             self.history.effects = effects.made(connection)
+            self._count(connection)
         self.history.messages = reader.read(self.servers.kafka.bootstrap, self.topics)
         return self.history
 
     def close(self) -> None:
         """Ends whatever still runs."""
-        for process in (*self.writers, *self.relays, *self.consumers):
+        self.draws_orders = False
+        for process in (*self.writers, *self.relays, *self.consumers, *filter(None, [self._command])):
             process.kill()
         for proxy in (*self.proxies, *self.consumer_proxies):
             proxy.close()
         self._reader.close()
 
+    def remove(self) -> None:
+        """Deletes database and topics: a long soak has many rounds."""
+        reader.remove(self.servers.kafka.bootstrap, self.topics)
+        with psycopg.connect(self.servers.postgres.dsn, autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {self._database} WITH (FORCE)".encode())
+
+    def replay_again(self) -> None:
+        """Replays, but not all the time."""
+        if time.monotonic() > self._replay_at:
+            self.replay()
+
+    def _has_arrived(self, everything: set[str]) -> bool:
+        if everything <= self._reader.tokens:
+            return True
+        # An honest event that relays died at three times is a dead letter, and blocks those behind it.
+        self.replay_again()
+        return False
+
+    def _count(self, connection: psycopg.Connection[Any]) -> None:
+        row = connection.execute("SELECT count(*), sum(octet_length(payload::text)) FROM outbox").fetchone()
+        assert row is not None
+        self.history.figures["events"], self.history.figures["bytes"] = int(row[0]), int(row[1] or 0)
+        self.history.figures["parked and published later"] = _one(
+            connection, "SELECT count(*) FROM outbox_released"
+        )
+
+    def steps_of(self, process: Process) -> list[str]:
+        """The durable steps of a relay in all its lives; faults begin with "!"."""
+        path = process.log.with_suffix(".steps")
+        return path.read_text().splitlines() if path.exists() else []
+
+    def steps_of_commands(self) -> list[str]:
+        """The same of operators' commands."""
+        path = self._steps_of_commands
+        return path.read_text().splitlines() if path.exists() else []
+
+    def _take_orders_down(self, process: Process) -> bool:
+        """Takes down what was done at this relay's steps; whether there was something."""
+        path = process.log.with_suffix(".steps")
+        if not path.exists() or path.stat().st_size == self._read[process]:
+            return False
+        with path.open() as file:
+            file.seek(self._read[process])
+            new = file.read()
+        self._read[process] += len(new.encode())
+        done = [line.removeprefix("! ") for line in new.splitlines() if line.startswith("! ")]
+        for name in done:
+            self.history.steps[name] = self.history.steps.get(name, 0) + 1
+            at = min(path.stat().st_mtime, time.time())
+            self.history.faults.append(Fault(f"relay at a step: {name}", at, time.time(), disturbs=True))
+        return bool(done)
+
     def _tend(self) -> None:
         """Takes down which programs have ended by themselves, and starts them again."""
+        for relay in self.relays:
+            code = relay.exit_code
+            if self._take_orders_down(relay) and code == -signal.SIGKILL:
+                self.start_relay(relay, self.next_orders.popleft() if self.next_orders else None)
         for process in (*self.relays, *self.consumers, *self.writers):
             code = process.exit_code
             if code is None:
@@ -186,10 +374,13 @@ class Run:
             elif process not in self._starts:
                 self.history.exits.append(Exit(process.name, time.time(), code, process.last_words))
                 self._starts[process] = time.monotonic() + _RESTART_SECONDS
-            elif time.monotonic() > self._starts[process] and (
-                self._relay.restarts or process not in self.relays
-            ):
-                process.start()
+            elif time.monotonic() > self._starts[process]:
+                if process not in self.relays:
+                    process.start()
+                elif self._relay.restarts or self._relay.mode is not None:
+                    self.start_relay(process)
+                else:
+                    continue
                 del self._starts[process]
 
     def _expect_events(self, after: str) -> None:
@@ -212,10 +403,20 @@ class Run:
             "OUTBOX_DSN": psycopg.conninfo.make_conninfo(self.dsn, port=proxy.port),
             "OUTBOX_KAFKA": f"127.0.0.1:{self.servers.kafka_proxy.port}",
             "OUTBOX_TOPIC": self._template,
+            "HISTORY_STEPS": str(self._directory / f"{self._database}-{name.replace(' ', '-')}.steps"),
             **more,
         }
-        database = psycopg.conninfo.conninfo_to_dict(self.dsn)["dbname"]
-        return Process(f"{database} {name}", program, environment, self._directory)
+        return Process(f"{self._database} {name}", program, environment, self._directory)
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        """Of an operator's commands, which go straight to the servers."""
+        return {
+            "OUTBOX_DSN": self.dsn,
+            "OUTBOX_KAFKA": self.servers.kafka.bootstrap,
+            "OUTBOX_TOPIC": self._template,
+            "HISTORY_STEPS": str(self._steps_of_commands),
+        }
 
     @contextmanager
     def _recorded(self, name: str, disturbs: bool) -> Iterator[None]:
@@ -227,9 +428,14 @@ class Run:
 
 
 def _writing(connection: psycopg.Connection[Any]) -> int:
-    row = connection.execute(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s",
-        [APPLICATION],
-    ).fetchone()
+    return _one(
+        connection,
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        f"AND application_name = '{APPLICATION}'",
+    )
+
+
+def _one(connection: psycopg.Connection[Any], query: str) -> int:
+    row = connection.execute(query.encode()).fetchone()
     assert row is not None
     return int(row[0])

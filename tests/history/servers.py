@@ -48,6 +48,8 @@ def own_servers(directory: Path) -> Iterator[Servers]:
                 ),
                 "inter.broker.listener.name": "PLAINTEXT",
                 "group.min.session.timeout.ms": "1000",
+                # A topic that is missing is missing: `reader.create` makes those of a run.
+                "auto.create.topics.enable": "false",
             },
             port=front,
             jar_cache=load_settings().local_jars,

@@ -138,6 +138,32 @@ def test_swallows_until_it_is_healed(proxy: Proxy) -> None:
             assert old.recv(2, socket.MSG_WAITALL) + new.recv(2, socket.MSG_WAITALL) == b"bbbb"
 
 
+def test_loses_answers_and_no_questions(proxy: Proxy) -> None:
+    """Guards against an answer that arrives late instead of never, and work that is not done."""
+    with _connect(proxy) as connection:
+        assert _says(connection, b"a") == b"aa"
+        proxy.swallow_answers()
+        connection.sendall(b"b")
+        connection.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+        connection.settimeout(5)
+        proxy.cut()
+        proxy.heal()
+        assert _is_cut(connection)
+        with _connect(proxy) as another:
+            assert _says(another, b"c") == b"cc"
+
+
+def test_is_narrow(proxy: Proxy) -> None:
+    """Guards against a throttle that lets everything through at once."""
+    with _connect(proxy) as connection:
+        proxy.throttle(1_000)
+        started = time.monotonic()
+        assert _says(connection, b"a" * 100) == b"a" * 200
+        assert time.monotonic() - started >= 0.2
+
+
 def test_delays_both_ways(proxy: Proxy) -> None:
     """Guards against a slow network that is not slow."""
     with _connect(proxy) as connection:

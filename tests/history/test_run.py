@@ -13,6 +13,7 @@ import pytest
 from tests.history import __main__ as program
 from tests.history import nemesis
 from tests.history.__main__ import report
+from tests.history.load import LARGE
 from tests.history.relays import RELAYS, Relay
 from tests.history.run import Run
 from tests.history.servers import Servers
@@ -51,9 +52,27 @@ def test_every_kind_of_fault(servers: Servers, seed: int, tmp_path: Path, half: 
     with _run(servers, "at_least_once", seed, tmp_path) as run:
         for name in kinds[half::2]:
             print(f"{run.arrived:8}  {name}")
-            run.disturb({name: nemesis.KINDS[name]}, chance, chance.uniform(0.1, 3))
+            run.disturb({name: nemesis.KINDS[name]}, chance, chance.uniform(0.1, 2))
         verdict = report(run.finish())
     assert verdict.wrong == []
+
+
+def test_deaths_at_steps_while_a_large_backlog_drains(servers: Servers, seed: int, tmp_path: Path) -> None:
+    """Guards G1, G2 and G5 between durable steps, with parked events and other shards too."""
+    chance = random.Random(seed)
+    run = Run(servers, "exactly_once", RELAYS["exactly_once"], seed, tmp_path, load=LARGE)
+    try:
+        run.start()
+        with run.without_relays():
+            run.pile_up(2_000)
+        for names in (["refuse large events", "kill relays at steps"], ["change shards"]):
+            print(f"{run.arrived:8}  {' + '.join(names)}")
+            run.disturb({name: nemesis.ALL[name] for name in names}, chance, 5)
+        verdict = report(run.finish())
+    finally:
+        run.close()
+    assert verdict.wrong == []
+    assert run.history.figures["bytes"] > 2_000_000
 
 
 def test_some_kinds_of_fault_of_consumers(servers: Servers, seed: int, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Writers: threads that do business until they are stopped, here or in a process that can be killed.
 
-As a program: ``python -m tests.history.writers DSN SEED THREADS [two-phases]`` prints ``writing`` and writes
-until it is killed.
+As a program: ``python -m tests.history.writers DSN SEED THREADS [SIZES]`` prints ``writing`` and writes until
+it is killed; with sizes named, some transactions commit in two phases.
 
 Invariants:
 - Their choices follow the seed. A database that is away is waited for; any other failure ends them.
@@ -17,7 +17,7 @@ from contextlib import suppress
 
 import psycopg
 
-from tests.history.business import commit_prepared, transact
+from tests.history.business import SIZES, SMALL, Sizes, commit_prepared, transact
 
 APPLICATION = "history"
 
@@ -25,9 +25,12 @@ APPLICATION = "history"
 class Writers:
     """Threads that write."""
 
-    def __init__(self, dsn: str, seed: int, count: int, *, two_phases: bool = False) -> None:
+    def __init__(
+        self, dsn: str, seed: int, count: int, *, two_phases: bool = False, sizes: Sizes = SMALL
+    ) -> None:
         self._dsn = dsn
         self._two_phases = two_phases
+        self._sizes = sizes
         self._stop = threading.Event()
         self._failed = threading.Event()
         self._failure: Exception | None = None
@@ -62,7 +65,7 @@ class Writers:
                     if name:
                         commit_prepared(connection, name)
                     while not self._stop.wait(chance.uniform(0, 0.04)):
-                        transact(connection, chance, name)
+                        transact(connection, chance, name, self._sizes)
         except Exception as error:  # noqa: BLE001 - raised by `stop`, in the thread that asks
             self._failure = error
             self._failed.set()
@@ -70,7 +73,8 @@ class Writers:
 
 if __name__ == "__main__":
     dsn, seed, threads, *more = sys.argv[1:]
-    writers = Writers(dsn, int(seed), int(threads), two_phases=more == ["two-phases"])
+    sizes = SIZES[more[0]] if more else SMALL
+    writers = Writers(dsn, int(seed), int(threads), two_phases=bool(more), sizes=sizes)
     print("writing", flush=True)
     writers.wait()
     writers.stop()

@@ -1,0 +1,27 @@
+"""How much a run has to do: the sizes of events, backlogs, and how much of them the relay reads at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is written, and in how large pieces it is relayed."""
+
+    sizes: str = "small"
+    """A name in `business.SIZES`."""
+    backlog: int = 0
+    """Most events of one backlog; 0: there are none."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of relays."""
+    writers: bool = True
+
+
+# Small pieces, so that faults meet unfinished ticks, and transactions of many pieces.
+SMALL = Load(environment={"OUTBOX_PIECE_EVENTS": "5"})
+# As users have them: ticks and transactions that take seconds.
+LARGE = Load("mixed", 40_000)
+USUAL = Load("usual", 60_000)
+LOADS: Mapping[str, Load] = {"small": SMALL, "usual": USUAL, "large": LARGE}
