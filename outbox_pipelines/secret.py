@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from pydantic_core import core_schema
+if TYPE_CHECKING:
+    from pydantic_core import core_schema
 
 HIDDEN: Final = "***"
 # A shorter one is in too many words.
@@ -75,6 +76,9 @@ class Secret(str):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
+        # Not at the top: whoever only reports errors, the linter say, has no pydantic.
+        from pydantic_core import core_schema
+
         return core_schema.no_info_after_validator_function(
             cls,
             core_schema.str_schema(),

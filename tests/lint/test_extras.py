@@ -18,7 +18,7 @@ PACKAGES = {
     "confluent-kafka": "confluent_kafka",
     "prometheus-client": "prometheus_client",
     "psycopg": "psycopg",
-    "pydantic-settings": "pydantic_settings",
+    "pydantic-settings": "pydantic_settings pydantic pydantic_core",
 }
 # As if the packages were not installed.
 PROGRAM = """
@@ -38,7 +38,7 @@ main()
 def run(extra: str | None, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`outbox …` where nothing but an extra is installed."""
     had = {one.partition(">")[0].partition("[")[0] for one in (EXTRAS[extra] if extra else ())}
-    missing = {package for name, package in PACKAGES.items() if name not in had}
+    missing = {one for name, packages in PACKAGES.items() if name not in had for one in packages.split()}
     return subprocess.run(
         [sys.executable, "-P", "-c", f"MISSING = {missing!r}\n{PROGRAM}", *arguments],
         env={name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
