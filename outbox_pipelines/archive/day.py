@@ -85,6 +85,11 @@ def archive(
             _record(connection, manifest, before.content)
             _tidy(store, manifest, before)
             return Archived(manifest, False, store.address(key(day, manifest.file)))
+        if before is not None and known is not None and _is_restored(store, connection, day, known):
+            manifest = read_manifest(before.content, day)
+            _LOG.warning("%s was restored from this very file, which knows more than the rows: it stays", day)
+            _tidy(store, manifest, before)
+            return Archived(manifest, False, store.address(key(day, manifest.file)))
         manifest = _write(settings, connection, store, day, progress)
         content = manifest.to_bytes()
         store.write(manifest_key(day), content, before)
@@ -136,6 +141,12 @@ def _require_known(store: Store, day: date, before: Stored | None, known: str) -
         f"put it back. To write the day again from its rows, run `outbox archive day {day} --again`; a file "
         "with other rows is set aside"
     )
+
+
+def _is_restored(store: Store, connection: Connection, day: date, known: str) -> bool:
+    """Whether the rows came from the file: when they were published stands there alone."""
+    ((restored,),) = connection.execute(queries.of_leaf(queries.IS_RESTORED, leaf_of(day)))
+    return restored and proof.prove(store, day, connection, leaf_of(day), known).equal
 
 
 def _tidy(store: Store, manifest: Manifest, before: Stored | None) -> None:

@@ -168,7 +168,9 @@ def _complete(
         # was, has no time.
         processed = pc.equal(columns[_STATUS], "PROCESSED")
         of_position = pa.array(at, pa.timestamp("us", tz="UTC"), mask=unknown)
-        of_position = pc.if_else(processed, of_position, None)
+        # When the events of a restored day were published, positions of today do not tell.
+        known = pc.and_(processed, pa.array(tx != queries.RESTORED_TX))
+        of_position = pc.if_else(known, of_position, None)
         columns[place] = pc.coalesce(released, of_position)
     return pa.RecordBatch.from_arrays(
         [column.cast(field.type) for column, field in zip(columns, schema, strict=False)], schema=schema

@@ -62,6 +62,10 @@ LEFT JOIN outbox_released r ON r.seq = o.seq
 ORDER BY chr(31 + array_position({types}, o.aggregate_type)) || o.aggregate_id COLLATE "C", o.seq"""
 SHARD: Final[LiteralString] = ", outbox_shard_of(o.aggregate_type, o.aggregate_id, {shards})"
 
+# Rows of a day that was restored have the lowest id that a transaction ever had: see MAKE.
+RESTORED_TX: Final = 3
+IS_RESTORED: Final = "SELECT EXISTS (SELECT FROM {leaf} WHERE tx = '3')"
+
 ARCHIVED: Final = """
 UPDATE outbox_days
 SET state = 'archived', events = %(events)s, manifest_sha256 = %(digest)s,

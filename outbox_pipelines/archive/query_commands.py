@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from datetime import date, datetime
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -202,16 +203,14 @@ def _csv(columns: Sequence[str], rows: Iterator[Row]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow(["" if value is None else _plain(value) for value in row])
+        writer.writerow(["" if value is None else _text_of(value) for value in row])
 
 
 def _json(columns: Sequence[str], rows: Iterator[Row]) -> None:
     click.echo("[", nl=False)
     for number, row in enumerate(rows):
         click.echo(",\n " if number else "\n ", nl=False)
-        click.echo(
-            json.dumps(dict(zip(columns, row, strict=True)), default=_plain, ensure_ascii=False), nl=False
-        )
+        click.echo(_json_of(dict(zip(columns, row, strict=True))), nl=False)
     click.echo("\n]")
 
 
@@ -221,16 +220,53 @@ _FORMS: Final[dict[str, Callable[[Sequence[str], Iterator[Row]], None]]] = {"csv
 def _cell(value: object) -> str:
     if value is None:
         return ""
-    text = plain(" ".join(str(_plain(value)).split("\n")))
+    text = plain(" ".join(_text_of(value).split("\n")))
     return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
 
 
-def _plain(value: object) -> Any:
-    """What CSV and JSON have no word for."""
-    if isinstance(value, datetime | date):
-        return value.isoformat(sep=" ") if isinstance(value, datetime) else value.isoformat()
-    if isinstance(value, Decimal):
-        return float(value)
-    if isinstance(value, int | float | bool | str):
-        return value
+def _text_of(value: object) -> str:
+    """A value as CSV and a table have it; a list or a struct is JSON."""
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, dict | list | tuple):
+        return _json_of(value)
+    return value if isinstance(value, str) else _scalar(value)
+
+
+def _json_of(value: object) -> str:
+    """JSON with every digit of a decimal. NaN and the infinities are texts: JSON has no such numbers."""
+    if isinstance(value, dict):
+        members = (
+            f"{json.dumps(_text_of(name), ensure_ascii=False)}: {_json_of(each)}"
+            for name, each in value.items()
+        )
+        return "{" + ", ".join(members) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_json_of, value)) + "]"
+    is_number = isinstance(value, int) or (isinstance(value, float | Decimal) and math.isfinite(value))
+    if value is None or isinstance(value, bool | str):
+        return json.dumps(value, ensure_ascii=False)
+    return _scalar(value) if is_number else json.dumps(_scalar(value), ensure_ascii=False)
+
+
+def _scalar(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ")
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return _interval(value)
+    if isinstance(value, Decimal) and value.is_finite():
+        return format(value, "f")
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, bytes | bytearray | memoryview):
+        return "\\x" + bytes(value).hex()
     return str(value)
+
+
+def _interval(value: timedelta) -> str:
+    """ISO 8601: P1DT3600.5S."""
+    days, rest = divmod(value, timedelta(days=1))
+    seconds = f"{rest.seconds}.{rest.microseconds:06d}".rstrip("0").rstrip(".") if rest else ""
+    return f"P{days}D" + (f"T{seconds}S" if seconds else "")

@@ -33,6 +33,7 @@ from outbox_pipelines.archive.columns import EVENT_DATE, SCHEMA, VERSION, quoted
 from outbox_pipelines.archive.files import Files
 from outbox_pipelines.archive.manifest import Column, Manifest, read_manifest
 from outbox_pipelines.archive.store import Store, key
+from outbox_pipelines.database import first_line
 from outbox_pipelines.errors import SetupError
 
 _FILTERS: Final = ("aggregate_type", "aggregate_id", "event_type")
@@ -157,19 +158,16 @@ class Archive:
             parse: `payload` and `headers` as Python objects; by default they are JSON texts.
 
         Raises:
-            SetupError: there is no such column.
+            SetupError: there is no such column, or Python cannot parse a payload.
         """
-        table = self.relation(columns=columns, **wanted).to_arrow_table()
+        names = list(columns or self._schema.names)
+        # What names an event whose payload cannot be parsed.
+        whole = self.relation(columns=list(dict.fromkeys([*names, "id", "seq"])), **wanted).to_arrow_table()
+        table = whole.select(names)
         frame: pd.DataFrame = table.to_pandas(types_mapper=_TYPES.get, date_as_object=False)
         for name in {"payload", "headers"} & set(frame.columns) if parse else ():
             texts = table.column(name).to_pylist()
-            try:
-                parsed = [None if text is None else json.loads(text) for text in texts]
-            except (RecursionError, ValueError) as error:
-                raise SetupError(
-                    f"a {name} is JSON that Python does not read ({type(error).__name__}): leave parse out, "
-                    "and read the texts in a way of your own"
-                ) from None
+            parsed = [None if text is None else _parsed(name, text, whole, n) for n, text in enumerate(texts)]
             frame[name] = pd.Series(parsed, frame.index, dtype=object)
         return frame
 
@@ -287,6 +285,19 @@ def open_archive(url: str, beside: Sequence[Path] = ()) -> Archive:
     if not archive.manifests:
         raise SetupError(f"the archive {url} holds no day yet: write one with `outbox archive day`")
     return archive
+
+
+def _parsed(name: str, text: str, events: pa.Table, row: int) -> Any:
+    """A payload or headers of this row as Python has it."""
+    try:
+        return json.loads(text)
+    # PostgreSQL writes 1e5000 with all its digits; nested too deep.
+    except (ValueError, RecursionError) as error:
+        id, seq = (events.column(each)[row].as_py() for each in ("id", "seq"))
+        raise SetupError(
+            f"the {name} of event {id} (seq {seq}) is JSON that Python does not read ({first_line(error)}): "
+            "leave parse out, or ask for the members that you need in SQL"
+        ) from None
 
 
 def _layout(manifest: Manifest) -> Layout:

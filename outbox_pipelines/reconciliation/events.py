@@ -61,6 +61,14 @@ def load(
     return "table" if in_table else "archive", day < today
 
 
+def archived_spans(settings: Settings, days: set[date]) -> dict[date, tuple[str | None, str | None]]:
+    """The lowest and highest id of version 7 of each of these days that the archive has."""
+    from outbox_pipelines.archive.reader import Archive
+
+    manifests = Archive(Store(named(settings))).manifests
+    return {day: (each.first_id, each.last_id) for day, each in manifests.items() if day in days}
+
+
 def archived_ids(settings: Settings, day: date) -> Iterator[pa.RecordBatch]:
     """The ids of an archived day; none where the archive does not have it."""
     from outbox_pipelines.archive.reader import Archive

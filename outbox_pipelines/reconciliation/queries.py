@@ -44,10 +44,13 @@ SELECT unnest(events) AS seq FROM outbox_audit WHERE action = 'replay' AND at >=
 # By the primary key of each day that is attached.
 KNOWN: Final = "SELECT id::text FROM outbox WHERE id = ANY (%(ids)s::uuid[])"
 
-# Days beside this one whose events have gone to the archive.
-NEIGHBOURS: Final = """
-SELECT day, manifest_sha256 IS NOT NULL FROM outbox_days
-WHERE state = 'dropped' AND day IN (%(day)s::date - 1, %(day)s::date + 1) ORDER BY day"""
+# Other days whose events the table does not show: whether they are archived, and whether they are beside this
+# one.
+OTHERS: Final[LiteralString] = f"""
+SELECT d.day, d.manifest_sha256 IS NOT NULL, d.day IN (%(day)s::date - 1, %(day)s::date + 1)
+FROM outbox_days d
+LEFT JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMDD'))
+WHERE d.day <> %(day)s AND (c.oid IS NULL OR NOT {ATTACHED}) ORDER BY d.day"""
 
 # --- PostgreSQL: a consumer -----------------------------------------------------------------------------
 
@@ -154,6 +157,11 @@ INSERT INTO unknown SELECT 'topics', id, topic, partition, "offset" FROM compare
 WHERE seq IS NULL AND CASE WHEN uuid_extract_version(id) = 7
                            THEN id >= '{first}'::UUID AND id < '{end}'::UUID
                            ELSE at_ms >= {start_ms} AND at_ms < {end_ms} END"""
+# The lowest and the highest of them that tell when they were drawn, and whether others do not.
+UNKNOWN_SPAN: Final = """
+SELECT min(id) FILTER (WHERE is_timed)::VARCHAR, max(id) FILTER (WHERE is_timed)::VARCHAR,
+       coalesce(bool_or(NOT is_timed), false), count(*)
+FROM (SELECT id, uuid_extract_version(id) = 7 AS is_timed FROM unknown WHERE side = '{side}')"""
 UNKNOWN: Final = "SELECT DISTINCT id::VARCHAR FROM unknown WHERE side = '{side}'"
 MAKE_FOUND: Final = "CREATE OR REPLACE TABLE found (id UUID)"
 ADD_FOUND: Final = "INSERT INTO found SELECT id::UUID FROM batch"

@@ -252,3 +252,36 @@ def test_a_query_cannot_lift_the_lock(root: Path) -> None:
                 connection.execute(statement)
         mode = Path(connection.execute("SELECT current_setting('temp_directory')").fetchall()[0][0]).stat()
     assert mode.st_mode & 0o777 == 0o700
+
+
+def test_every_type_has_a_form(root: Path) -> None:
+    """Guards against decimals that lose digits, JSON that no parser takes, and Python's own notation."""
+    sql = (
+        "SELECT 12345678901234567890.123456789::DECIMAL(38, 9) AS money, 'NaN'::DOUBLE AS nan, "
+        "'-Infinity'::FLOAT AS low, {'a': 0.10::DECIMAL(4, 2), 'b': [true, NULL]} AS made, "
+        r"MAP {1: DATE '2013-01-02'} AS mapped, '\x00\xFF'::BLOB AS raw, TIME '01:02:03' AS at, "
+        "INTERVAL '1 day 90 seconds' AS lasts, true AS flag, NULL AS nothing, "
+        "170141183460469231731687303715884105727 AS big"
+    )
+    text = ask(root, sql, "--json").stdout
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    (found,) = json.loads(text, parse_constant=refuse, parse_float=str)
+    assert found == {
+        "money": "12345678901234567890.123456789",
+        "nan": "NaN",
+        "low": "-Infinity",
+        "made": {"a": "0.10", "b": [True, None]},
+        "mapped": {"1": "2013-01-02"},
+        "raw": r"\x00ff",
+        "at": "01:02:03",
+        "lasts": "P1DT90S",
+        "flag": True,
+        "nothing": None,
+        "big": 2**127 - 1,
+    }
+    (row,) = csv.DictReader(io.StringIO(ask(root, sql, "--csv").stdout))
+    assert (row["money"], row["made"]) == ("12345678901234567890.123456789", '{"a": 0.10, "b": [true, null]}')
+    assert "datetime" not in ask(root, sql).stdout

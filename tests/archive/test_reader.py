@@ -244,3 +244,13 @@ def test_the_package_is_light() -> None:
     heavy = "{'duckdb', 'pandas', 'pyarrow', 'fsspec'}"
     code = f"import sys, outbox_pipelines.archive; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_payload_that_python_cannot_parse_is_named(tmp_path: Path) -> None:
+    """Guards against an analyst who does not learn which of a million events it is."""
+    rows = [event(ONE, 1), event(ONE, 2, payload=f'{{"n": 1{"0" * 5000}}}')]
+    put_day(tmp_path, ONE, rows)
+    archive = open_archive(str(tmp_path))
+    with pytest.raises(SetupError, match=r"payload of event 00000000-0000-7000-8000-000000000002 \(seq 2\)"):
+        archive.dataframe(parse=True, columns=["payload"])
+    assert len(archive.dataframe(columns=["payload"])) == 2

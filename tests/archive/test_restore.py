@@ -13,7 +13,7 @@ from outbox_pipelines.archive import restore
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.partitions import calendar, drop
 from outbox_pipelines.settings import Settings
-from tests.archive.days import past_day
+from tests.archive.days import past_day, rows
 from tests.schema.servers import Database
 
 _COLUMNS = """
@@ -122,3 +122,22 @@ def test_what_is_not_there(database: Database, settings: Settings, dropped: date
     day = calendar.read(settings)[-1].day
     with pytest.raises(NotReadyError, match="is open"):
         restore.restore(settings, day, attach=True)
+
+
+def test_again_keeps_when_events_were_published(database: Database, settings: Settings) -> None:
+    """Guards against times of publishing that are overwritten by those of today: the day was restored."""
+    day = past_day(database)
+    archive.archive(settings, day)
+    before = rows(settings, day)
+    assert any(row["published_at"] for row in before)
+    drop.drop(settings, day)
+    restore.restore(settings, day, attach=True)
+    database.rows("UPDATE outbox_progress SET at = at + interval '1 minute'")
+    assert not archive.archive(settings, day, again=True).written
+    assert rows(settings, day) == before
+    # Without its file nothing is known; not a wrong time.
+    (file,) = Path(settings.archive).rglob("*.parquet")
+    file.unlink()
+    assert archive.archive(settings, day, again=True).written
+    assert {row["published_at"] for row in rows(settings, day)} == {None}
+    assert archive.verify(settings, day).equal
