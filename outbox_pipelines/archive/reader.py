@@ -33,8 +33,8 @@ from outbox_pipelines.archive.columns import EVENT_DATE, SCHEMA, VERSION, quoted
 from outbox_pipelines.archive.files import Files
 from outbox_pipelines.archive.manifest import Column, Manifest, read_manifest
 from outbox_pipelines.archive.store import Store, key
-from outbox_pipelines.database import first_line
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.secret import first_line
 
 _FILTERS: Final = ("aggregate_type", "aggregate_id", "event_type")
 
