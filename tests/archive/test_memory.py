@@ -1,0 +1,38 @@
+"""Large payloads: what a file needs of memory does not grow with them, and too little of it is no difference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from outbox_pipelines.archive import export, sums
+from outbox_pipelines.archive.columns import SCHEMA
+from tests.archive.reading import ONE, event
+
+
+def written(path: Path, events: int, size: int) -> Path:
+    """A file as `export` writes it, of events with payloads of so many bytes that do not compress."""
+    with export._Writer(path, SCHEMA) as writer:
+        for start in range(0, events, 40):
+            rows = [event(ONE, seq, payload=f"{seq:08}" * (size // 8)) for seq in range(start, start + 40)]
+            writer.write(pa.RecordBatch.from_pylist(rows, SCHEMA))
+    return path
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+@pytest.mark.parametrize(("events", "size"), [(1600, 40_000), (80, 880_000)])
+def test_large_payloads_are_summed(tmp_path: Path, events: int, size: int, threads: int) -> None:
+    """Guards against days that cannot be archived where payloads are large, or cores many."""
+    file = written(tmp_path / "events.parquet", events, size)
+    memory = sums._LEAST + threads * sums._TIMES * export._GROUP_BYTES
+    found = sums.of_file(file, threads=threads, memory=memory)
+    assert {bucket: each.rows for bucket, each in found.items()} == {0: events}
+
+
+def test_too_little_memory_is_no_difference(tmp_path: Path) -> None:
+    """Guards against a file that is called unreadable because DuckDB ran out of memory."""
+    file = written(tmp_path / "events.parquet", 40, 880_000)
+    with pytest.raises(sums.NoMemoryError, match="more"):
+        sums.of_file(file, memory=8_000_000)
