@@ -1,4 +1,4 @@
-"""Large payloads: what a file needs of memory does not grow with them, and too little of it is no difference."""
+"""Large payloads: summed within memory whatever the threads, and too little of it is no difference."""
 
 from __future__ import annotations
 
