@@ -180,6 +180,14 @@ IDENTITY: Final = """
 SELECT system_identifier, (SELECT oid FROM pg_database WHERE datname = current_database())
 FROM pg_control_system()"""
 
+# A subscription that fills the outbox: its rows carry transaction ids of the publisher's database, and the
+# relay would pass them over.
+SUBSCRIPTION: Final = """
+SELECT s.subname FROM pg_subscription_rel r JOIN pg_subscription s ON s.oid = r.srsubid
+WHERE r.srrelid = 'outbox'::regclass
+   OR r.srrelid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = 'outbox'::regclass)
+LIMIT 1"""
+
 SHARD_IDENTITY: Final = "SELECT system_identifier, database FROM outbox_shards LIMIT 1"
 
 HOLDER: Final = """

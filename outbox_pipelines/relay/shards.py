@@ -374,6 +374,12 @@ class Shard:
                 "the relay's position was made in another database (a restored dump, a copy): "
                 "`outbox relay --rebase` explains and adopts it; run it before any writer starts"
             )
+        filled = self._connection.execute(queries.SUBSCRIPTION).fetchone()
+        if filled is not None:
+            raise SetupError(
+                f"the subscription {filled[0]} fills this outbox by logical replication: relay the database "
+                "of its publisher, or leave the outbox out of the publication"
+            )
 
     def _ask(self, query: LiteralString, lock: dict[str, Any]) -> bool:
         try:

@@ -1,0 +1,51 @@
+"""An outbox that logical replication fills from another database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from outbox_pipelines import schema
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.local.postgres import Postgres
+from outbox_pipelines.relay import service
+from outbox_pipelines.settings import Settings, load_settings
+from tests.conftest import Outbox, wait_until
+
+
+def _at(outbox: Outbox, dsn: str) -> Settings:
+    return load_settings(dsn=dsn, kafka=outbox.settings.kafka, topic=outbox.settings.topic)
+
+
+def test_a_replicated_outbox_is_not_relayed(tmp_path: Path, outbox: Outbox) -> None:
+    """Guards G1: rows with transaction ids of another database would be passed over in silence."""
+    postgres = Postgres(tmp_path / "postgres", {"wal_level": "logical"})
+    try:
+        postgres.start()
+        with psycopg.connect(postgres.dsn, autocommit=True) as admin:
+            admin.execute("CREATE DATABASE copy")
+        publisher = Outbox(_at(outbox, postgres.dsn))
+        copy = psycopg.conninfo.make_conninfo(postgres.dsn, dbname="copy")
+        subscriber = Outbox(_at(outbox, copy))
+        for settings in (publisher.settings, subscriber.settings):
+            schema.migrate(settings)
+        with publisher.connect() as connection:
+            connection.execute("CREATE PUBLICATION events FOR TABLE outbox")
+            connection.execute("SELECT pg_create_logical_replication_slot('events', 'pgoutput')")
+        with subscriber.connect() as connection:
+            connection.execute(
+                f"CREATE SUBSCRIPTION events CONNECTION '{postgres.dsn}' PUBLICATION events "
+                "WITH (create_slot = false)".encode()
+            )
+            publisher.write(1, 2, 3)
+            wait_until(
+                lambda: connection.execute("SELECT count(*) FROM outbox").fetchone() == (3,), seconds=60
+            )
+            with pytest.raises(SetupError, match="the subscription events fills this outbox"):
+                service.relay(subscriber.settings, until_empty=True)
+        assert service.relay(publisher.settings, until_empty=True).events == 3
+        assert len(outbox.messages()) == 3
+    finally:
+        postgres.stop()
