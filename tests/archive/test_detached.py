@@ -61,7 +61,7 @@ def test_nothing_of_an_archived_day_is_left_out(database: Database, settings: Se
         # An operator may not read the partition by itself.
         role = database.role()
         database.rows(f"SELECT outbox_grant_operator('{role}')")
-        operator = settings.model_copy(update={"dsn": f"{settings.dsn} user={role}"})
+        operator = settings.model_copy(update={"dsn": f"{settings.require_dsn()} user={role}"})
         assert reconciled(operator, day) == ("archive", counted[1])
 
 
