@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import service
+from outbox_pipelines.relay import bodies, service
 from outbox_pipelines.relay.claims import queries, status
 from outbox_pipelines.relay.claims.holder import Holder
 from outbox_pipelines.relay.claims.marks import array
@@ -263,7 +263,13 @@ def test_a_claim_goes_by_the_index(table: Table, is_analyzed: bool) -> None:
     with _holding(table) as (holder, source):
         claim = source.claim([])
         assert claim is not None
-        parameters = {"limit": 5000, "busy": array(_seqs(claim)), "types": ["order"], "ids": ["1"]}
+        parameters = {
+            "limit": 5000,
+            "busy": array(_seqs(claim)),
+            "types": ["order"],
+            "ids": ["1"],
+            "most": bodies.FEW,
+        }
         query = holder.statements(queries.CLAIM, queries.NOT_BUSY, queries.NOT_AMONG)
         connection = source._free[0]
         plan = "".join(line for (line,) in connection.execute(b"EXPLAIN " + query, parameters))
