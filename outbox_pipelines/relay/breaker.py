@@ -43,7 +43,7 @@ class Breaker:
         self._quiet_since = None
 
     def acknowledged(self) -> None:
-        """Kafka has taken something."""
+        """Kafka has taken something, or has refused it for its content: it is available."""
         self.state, self.reason = State.CLOSED, None
         self._pause, self._quiet_since = _FIRST_PAUSE, None
 

@@ -174,7 +174,7 @@ class Brokers:
         return refused
 
     def limits(self, names: Iterable[str]) -> dict[str, int | None]:
-        """Of each topic its `max.message.bytes`; None without an answer: the relay goes on without."""
+        """Of each topic the bytes of the largest batch; None without an answer: the relay goes on without."""
         resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
         asked = self._admin.describe_configs(resources, request_timeout=_LIMIT_SECONDS) if resources else {}
         return {resource.name: _limit(answer) for resource, answer in asked.items()}
@@ -231,7 +231,9 @@ def _partitions(topic: TopicDescription) -> int | Unavailable:
 def _limit(answer: Future[Any]) -> int | None:
     if answer.exception() is not None:
         return None
-    return int(answer.result()["max.message.bytes"].value)
+    found = answer.result()
+    # A batch must fit into a segment as well.
+    return min(int(found["max.message.bytes"].value), int(found["segment.bytes"].value))
 
 
 def _code(error: BaseException) -> int | None:

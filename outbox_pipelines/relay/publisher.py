@@ -5,6 +5,7 @@ Invariants:
   what was sent of it.
 - A refusal names a batch, not an event, and ends the producer. Its events are suspects: their aggregates are
   blocked, everything else is sent again by a new producer, in order.
+- A batch that is too large is no event's fault: its events are sent again in smaller ones.
 - A piece is complete when every event of it is acknowledged or held back; nothing is said of it before.
 - Everything here runs in one thread: delivery reports are served by `poll`.
 """
@@ -22,6 +23,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from outbox_pipelines.errors import AwayError
 from outbox_pipelines.event import Event, Piece, Released
 from outbox_pipelines.relay import client, failures
+from outbox_pipelines.relay.batch_size import BatchSize
 from outbox_pipelines.relay.breaker import Breaker, State
 from outbox_pipelines.relay.delivery import Complete, Delivery
 from outbox_pipelines.relay.encoding import Encoder, Headers
@@ -43,9 +45,11 @@ _RECORD_OVERHEAD: Final = 100
 # Payloads up to a topic's limit, less this, and by four for UTF-8, are not looked at twice.
 _USUAL_HEADERS: Final = 2048
 _UNLIMITED: Final = 1 << 60
-# A batch larger than its topic's limit is refused, however small its events: the lowest limit counts.
-_BATCH_BYTES: Final = 1_000_000
-_LEAST_BATCH_BYTES: Final = 1_000
+# So many producers in a row may fail without a reason, before Kafka is unavailable.
+_MOST_UNEXPLAINED: Final = 3
+_TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+
+Refused = tuple[Delivery, Event, KafkaError]
 
 
 class Publisher:
@@ -75,8 +79,8 @@ class Publisher:
         self._progress = (0, 0)
         self._trouble = ""
         self._failed = False
-        self._batch_bytes = _BATCH_BYTES
-        self._wanted_batch_bytes = _BATCH_BYTES
+        self._unexplained = 0
+        self._batches = BatchSize()
         self._producer = self._new_producer()
         self.breaker = Breaker(settings.breaker_seconds)
 
@@ -154,7 +158,7 @@ class Publisher:
         Raises:
             ShardLostError: another relay has taken over, or what became of events cannot be known.
         """
-        if self._topics.refresh():
+        if self._topics.refresh() | self._batches.turn(time.monotonic()):
             self._routes.clear()
         self._serve(seconds, linger=linger)
         if self._failed or any(delivery.failed for delivery in self._deliveries):
@@ -175,6 +179,7 @@ class Publisher:
         self._pending_events -= len(complete.piece.events)
         self._pending_size -= complete.piece.size
         self._completed += 1
+        self._unexplained = 0
 
     def flush(self, seconds: float) -> None:
         """Waits until nothing is on its way, at most `seconds`."""
@@ -192,7 +197,7 @@ class Publisher:
 
     def _pump(self, deliveries: Iterable[Delivery]) -> None:
         """Hands over what is not sent yet, piece by piece."""
-        if self._wanted_batch_bytes < self._batch_bytes and not self._renew():
+        if self._batches.is_outdated and not self._renew():
             return
         for delivery in deliveries:
             while delivery.unsent:
@@ -220,11 +225,12 @@ class Publisher:
                 delivery.parked.append(event)
                 continue
             try:
-                topic, usual = routes.get((event.aggregate_type, event.event_type)) or self._route(
-                    event, delivery
-                )
-                if self._wanted_batch_bytes < self._batch_bytes:
-                    return events[n:]
+                route = routes.get((event.aggregate_type, event.event_type))
+                if route is None:
+                    route = self._route(event, delivery)
+                    if self._batches.must_shrink:
+                        return events[n:]
+                topic, usual = route
                 value, headers = encode(event)
                 if (
                     len(event.payload) > usual
@@ -284,8 +290,7 @@ class Publisher:
         topic = self._topics.find(name)
         usual = _UNLIMITED if topic.largest is None else max(0, (topic.largest - _USUAL_HEADERS) // 4)
         route = self._routes[event.aggregate_type, event.event_type] = (topic.name, usual)
-        if topic.largest is not None:
-            self._wanted_batch_bytes = min(self._wanted_batch_bytes, topic.largest)
+        self._batches.use(name, topic.largest)
         return route
 
     def _names(self, types: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -293,14 +298,8 @@ class Publisher:
             with suppress(IllegalTopicError):
                 yield self._router.topic(*some)
 
-    def _narrow(self, event: Event) -> None:
-        """A batch was refused for its size. Where the topic's limit is not to be had, it is approached."""
-        topic = self._router.topic(event.aggregate_type, event.event_type)
-        if not self._topics.knows_limit(topic):
-            self._wanted_batch_bytes = max(_LEAST_BATCH_BYTES, self._batch_bytes // 4)
-
     def _renew(self) -> bool:
-        """Takes a new producer with smaller batches; False while the old one has something."""
+        """Take a new producer with batches of another size; False while the old one has something."""
         # Two producers at once would not keep the order: what the old one has comes first.
         if len(self._producer):
             return False
@@ -308,14 +307,12 @@ class Publisher:
         return True
 
     def _new_producer(self) -> Producer:
-        self._batch_bytes = self._wanted_batch_bytes
-        return client.producer(self._settings, self._on_error, batch_size=self._batch_bytes)
+        self._batches.current = self._batches.wanted
+        return client.producer(self._settings, self._on_error, batch_size=self._batches.current)
 
     def _is_too_large(self, topic: str, event: Event, value: str | None, headers: Headers) -> bool:
         largest = self._topics.find(topic).largest
-        size = _RECORD_OVERHEAD + len(event.aggregate_id.encode()) + len((value or "").encode())
-        size += sum(len(name.encode()) + len(content or b"") + 2 for name, content in _encoded(headers))
-        return largest is not None and size > largest
+        return largest is not None and _size(event, value, headers) > largest
 
     def _serve(self, seconds: float, *, linger: bool = True) -> None:
         """`poll` of a producer that may have failed for good: it raises then, yet goes on reporting."""
@@ -338,26 +335,69 @@ class Publisher:
         self.flush(1.0)
         reclaimed = [(delivery, delivery.reclaim(self._identify)) for delivery in self._deliveries]
         self._failed = False
-        blamed = False
+        if any(failed is None for _, failed in reclaimed):
+            raise ShardLostError("Kafka's client did not say what became of each event: starting over")
         # All suspects first: what stands before one of them, of its aggregate, is parked as well.
-        for delivery, failed in reclaimed:
-            if failed is None:
-                raise ShardLostError("Kafka's client did not say what became of each event: starting over")
-            for event, error in failed:
-                kind = failures.kind(error)
-                if kind is Kind.OWNER:
-                    raise ShardLostError(f"another relay has taken the shard: {error.str()}")
-                if kind in (Kind.EVENT, Kind.TOPIC):
-                    blamed = True
-                    self._refused(delivery, event, error)
-                if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and len(failed) > 1:
-                    self._narrow(event)
+        explained = self._blame([(one, *what) for one, failed in reclaimed for what in failed or ()])
         self._producer = self._new_producer()
         for delivery, failed in reclaimed:
             again = [event for event, _ in failed or () if event.seq not in delivery.suspects]
             delivery.unsent = sorted(again + delivery.unsent)
-        if not blamed:
-            self.breaker.trip(time.monotonic(), f"Kafka's client gave up: {self._trouble}")
+        is_outage = any(
+            failures.kind(error) is Kind.OUTAGE for _, failed in reclaimed for _, error in failed or ()
+        )
+        self._conclude(explained, f"Kafka's client gave up: {self._trouble}", patience=not is_outage)
+
+    def _conclude(self, explained: bool, reason: str, *, patience: bool = True) -> None:
+        """Close the breaker after a refusal, which is an answer; open it after failures without a reason."""
+        if explained:
+            self._unexplained, self._trouble = 0, ""
+            self.breaker.acknowledged()
+            return
+        # With patience: the report of the refusal may be missing, and comes with the next try.
+        self._unexplained += 1
+        if not patience or self._unexplained >= _MOST_UNEXPLAINED:
+            self.breaker.trip(time.monotonic(), reason)
+
+    def _blame(self, failed: Iterable[Refused]) -> bool:
+        """Hold back the events that were refused; return whether Kafka has refused any, for whatever size."""
+        too_large: dict[str, list[Refused]] = {}
+        blamed = False
+        for delivery, event, error in failed:
+            kind = failures.kind(error)
+            if kind is Kind.OWNER:
+                raise ShardLostError(f"another relay has taken the shard: {error.str()}")
+            if kind in (Kind.EVENT, Kind.TOPIC):
+                blamed = True
+                if error.code() in _TOO_LARGE:
+                    topic = self._router.topic(event.aggregate_type, event.event_type)
+                    too_large.setdefault(topic, []).append((delivery, event, error))
+                else:
+                    self._refused(delivery, event, error)
+        for topic, refused in too_large.items():
+            self._blame_too_large(topic, refused)
+        return blamed
+
+    def _blame_too_large(self, topic: str, refused: list[Refused]) -> None:
+        """Hold back the events that were alone in their batch; send the others again in smaller batches."""
+        together: list[Refused] = []
+        for one in refused:
+            if _size(one[1], *self._encode(one[1])) > self._batches.current:
+                self._refused(*one)
+            else:
+                together.append(one)
+        if not together:
+            return
+        # Not larger than a batch may be, and refused: what is known of the topic's limit is wrong.
+        self._topics.doubt(topic)
+        self._routes.clear()
+        largest = None
+        with suppress(AwayError, TopicUnavailableError):
+            largest = self._topics.find(topic).largest
+        can_shrink = self._batches.lower(topic, largest)
+        if len(together) == 1 or not can_shrink:
+            for one in together:
+                self._refused(*one)
 
     def _identify(
         self, flying: list[Event], failed: list[tuple[Message, KafkaError]]
@@ -397,6 +437,12 @@ class Publisher:
         # That all brokers are down follows a reason, and says less.
         if not (self._trouble and error.code() == KafkaError._ALL_BROKERS_DOWN):
             self._trouble = error.str()
+
+
+def _size(event: Event, value: str | None, headers: Headers) -> int:
+    """Bytes of a batch with this event alone, before compression."""
+    size = _RECORD_OVERHEAD + len(event.aggregate_id.encode()) + len((value or "").encode())
+    return size + sum(len(name.encode()) + len(content or b"") + 2 for name, content in _encoded(headers))
 
 
 def _encoded(headers: Headers) -> Iterator[tuple[str, bytes | None]]:

@@ -123,6 +123,8 @@ class Topics:
         self._topics: dict[str, Topic] = {}
         self._searches: dict[str, _Search] = {}
         self._new: list[str] = []
+        self._doubted: dict[str, Topic] = {}
+        """As it was known, until it is looked up again."""
         self._refusals: dict[str, _Refusal] = {}
         self._outages = 0
         self._outage = ""
@@ -160,10 +162,12 @@ class Topics:
         with self._word:
             return frozenset(self._topics)
 
-    def knows_limit(self, name: str) -> bool:
-        """Whether the size that a topic takes is known."""
-        topic = self._topics.get(name)
-        return topic is not None and topic.largest is not None
+    def doubt(self, name: str) -> None:
+        """Kafka has contradicted what is known of the topic: have it looked up before it is used again."""
+        with self._word:
+            if (topic := self._topics.pop(name, None)) is not None:
+                self._doubted[name] = topic
+            self._ask([name])
 
     def refresh(self) -> bool:
         """Whether something has become known since the last call that changes where, or how, to publish."""
@@ -343,6 +347,8 @@ class Topics:
                     self._searches.pop(name, None)
                     self._topics[name] = Topic(name, what, limits.get(name))
                     self._has_news = True
+                    if (before := self._doubted.pop(name, None)) is not None:
+                        self._note_change(before, what, limits.get(name))
                 elif (search := self._searches.get(name)) is not None:
                     self._note_absence(search, what, now)
             self._word.notify_all()

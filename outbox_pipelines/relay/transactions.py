@@ -22,10 +22,9 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.event import Piece, Released
-from outbox_pipelines.relay import client, failures, progress
+from outbox_pipelines.relay import client, progress
 from outbox_pipelines.relay.breaker import State
 from outbox_pipelines.relay.delivery import Complete, Delivery, IncompleteError
-from outbox_pipelines.relay.failures import Kind
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.position import Position
 from outbox_pipelines.relay.publisher import Publisher
@@ -41,8 +40,6 @@ _INIT_SECONDS: Final = 30.0
 _COMMIT_SECONDS: Final = 1.0
 _ABORT_SECONDS: Final = 10.0
 _LAST_REPORTS_SECONDS: Final = 5.0
-# The transaction after a refusal is often aborted once more, for its sequence numbers.
-_INNOCENT_ABORTS: Final = 3
 # What no waiting changes, and what a person can do about it.
 _ADVICE: Final = {
     KafkaError.INVALID_TRANSACTION_TIMEOUT: (
@@ -169,7 +166,6 @@ class TransactionalPublisher(Publisher):
         self._committing: list[Delivery] | None = None
         """What the transaction holds whose commit has begun; nothing can join it."""
         self._must_settle = False
-        self._innocent_aborts = 0
         position = shard.position
         self._tick = shard.tick_id
         self._open = None if position.target is None else (position.done, position.target)
@@ -240,6 +236,8 @@ class TransactionalPublisher(Publisher):
 
     def _pump(self, deliveries: Iterable[Delivery]) -> None:
         if self._began is None and any(delivery.unsent for delivery in deliveries):
+            if self._batches.is_outdated:
+                self._producer = self._new_producer()
             self._producer.begin_transaction()
             self._began = time.monotonic()
         super()._pump(deliveries)
@@ -272,7 +270,7 @@ class TransactionalPublisher(Publisher):
         self._must_settle = any(isinstance(delivery.piece, Released) for delivery in self._committing)
         for delivery in self._committing:
             self._deliveries.remove(delivery)
-        self._began, self._committing, self._innocent_aborts = None, None, 0
+        self._began, self._committing, self._unexplained = None, None, 0
         self.breaker.acknowledged()
 
     def _prepare(self) -> list[Delivery]:
@@ -308,26 +306,12 @@ class TransactionalPublisher(Publisher):
     def _recover(self) -> None:
         """After a refusal nothing of the transaction is out: all of it again, without those to blame."""
         self.flush(_LAST_REPORTS_SECONDS)
-        blamed = self._blame()
+        explained = self._blame(
+            [(one, *what) for one in self._deliveries for what in self._identify(one.flying, one.failed)]
+        )
         self._abort()
-        self._innocent_aborts = 0 if blamed else self._innocent_aborts + 1
-        if self._innocent_aborts >= _INNOCENT_ABORTS:
-            self.breaker.trip(time.monotonic(), f"Kafka aborts every transaction: {self._trouble}")
-
-    def _blame(self) -> bool:
-        """Blocks the aggregates of what was refused; whether anything was."""
-        blamed = False
-        for delivery in self._deliveries:
-            for event, error in self._identify(delivery.flying, delivery.failed):
-                kind = failures.kind(error)
-                if kind is Kind.OWNER:
-                    raise ShardLostError(f"another relay has taken the shard: {error.str()}")
-                if kind in (Kind.EVENT, Kind.TOPIC):
-                    blamed = True
-                    self._refused(delivery, event, error)
-                    if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and len(delivery.failed) > 1:
-                        self._narrow(event)
-        return blamed
+        # The transaction after a refusal is often aborted once more, for its sequence numbers.
+        self._conclude(explained, f"Kafka aborts every transaction: {self._trouble}")
 
     def _abort(self) -> None:
         self._producer.purge()
@@ -344,6 +328,9 @@ class TransactionalPublisher(Publisher):
             delivery.restart()
 
     def _renew(self) -> bool:
+        if not self._batches.must_shrink:
+            # Larger batches can wait for the next transaction.
+            return True
         if self._began is not None:
             self._abort()
         self._producer = self._new_producer()
@@ -351,8 +338,8 @@ class TransactionalPublisher(Publisher):
         return False
 
     def _new_producer(self) -> Producer:
-        if self._recovered is not None and self._wanted_batch_bytes == self._batch_bytes:
+        if self._recovered is not None and not self._batches.is_outdated:
             producer, self._recovered = self._recovered, None
             return producer
-        self._batch_bytes = self._wanted_batch_bytes
-        return begin(self._settings, self._place, self._on_error, batch_size=self._batch_bytes)
+        self._batches.current = self._batches.wanted
+        return begin(self._settings, self._place, self._on_error, batch_size=self._batches.current)
