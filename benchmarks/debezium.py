@@ -155,6 +155,8 @@ class Debezium(Server):
                 "SELECT nspname FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace "
                 "WHERE c.oid = 'outbox'::regclass"
             ).fetchone()
+            # The DSN may name a file of libpq's, which Java does not read.
+            password = connection.info.password
         assert row is not None
         return {
             "name": NAME,
@@ -163,7 +165,7 @@ class Debezium(Server):
             "database.hostname": database.get("host", "127.0.0.1"),
             "database.port": database.get("port", 5432),
             "database.user": database.get("user", "postgres"),
-            "database.password": database.get("password", ""),
+            "database.password": password,
             "database.dbname": database["dbname"],
             "topic.prefix": NAME,
             "table.include.list": f"{row[0]}.outbox",

@@ -102,7 +102,11 @@ def _sqlalchemy(dsn: str) -> list[Row]:
 async def _asyncpg(dsn: str) -> list[Row]:
     at = psycopg.conninfo.conninfo_to_dict(dsn)
     connection = await asyncpg.connect(
-        host=at["host"], port=at["port"], user=at["user"], database=at["dbname"]
+        host=at["host"],
+        port=at["port"],
+        user=at["user"],
+        database=at["dbname"],
+        passfile=at.get("passfile"),
     )
     ways: dict[str, Callable[[int], Awaitable[object]]] = {
         "bare": lambda n: connection.execute(_BARE_ASYNCPG, *_bare(n)),

@@ -170,6 +170,20 @@ _RUN: Final = f"t{uuid.uuid4().hex[:8]}-"
 _IDENTITIES: Final[set[str]] = set()
 
 
+def password_of(dsn: str) -> str:
+    """What libpq sends for this DSN; for clients that cannot read the file it names."""
+    with psycopg.connect(dsn) as connection:
+        return connection.info.password
+
+
+def may_log_in(dsn: str) -> str:
+    """What CREATE ROLE says of a role that logs in by this DSN, with `user` alone changed.
+
+    A local server's DSN names a password file, whose one password is sent for each role.
+    """
+    return f"LOGIN PASSWORD '{password_of(dsn)}'"
+
+
 def topic_prefix() -> str:
     """What a test's topics begin with; those are removed when the run ends."""
     return f"{_RUN}{uuid.uuid4().hex[:8]}"

@@ -25,6 +25,10 @@ def local() -> None:
     They listen on 127.0.0.1 only, are shared by everything you start, and stop by themselves a minute after
     their last user. Data and logs lie in OUTBOX_LOCAL_DIR (~/.cache/outbox-pipelines/local). A server that
     you name yourself, in OUTBOX_DSN or OUTBOX_KAFKA, is used instead of a local one.
+
+    PostgreSQL asks for a password. It is in a file that only you can read; the DSN names this file
+    (passfile=), and roles that you create may be given the same password. If PGPASSWORD is set, libpq sends
+    that instead: unset it. Kafka asks for no password: other users of this machine can read and write topics.
     """
 
 

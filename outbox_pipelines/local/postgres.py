@@ -1,21 +1,26 @@
 """PostgreSQL on 127.0.0.1, from a wheel or from this machine, with a launcher of its own.
 
 Invariants:
-- The data directory appears by a rename after initdb has ended, so it is usable or absent.
-- A local stack is for trying things out: everyone on this machine may connect as the superuser `postgres`,
-  and a crash of the machine (not of the server) may cost the data, since nothing waits for the disk.
+- The data and their password file appear by one rename after initdb has ended: both are usable or absent.
+- A role logs in with the password of the server's password file, which only the user of the stack can read.
+  The DSN names that file, so that the password is in no DSN, no process list and no log.
+- A local stack is for trying things out: a crash of the machine (not of the server) may cost the data, since
+  nothing waits for the disk.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import user
@@ -59,8 +64,14 @@ class Postgres(Server):
 
     @property
     def dsn(self) -> str:
-        """URL of the database, for libpq."""
-        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+        """URL of the database, for libpq; it names the password file."""
+        file = quote(str(self.password_file), safe="/")
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres?passfile={file}"
+
+    @property
+    def password_file(self) -> Path:
+        """libpq's password file with the password of `postgres`; roles made later may be given the same."""
+        return self._cluster / "passfile"
 
     def prepare(self) -> None:
         self.bin_dir = user.programs(find_programs(self.bin_dir))
@@ -84,20 +95,33 @@ class Postgres(Server):
         return answers(self.dsn)
 
     @property
+    def _cluster(self) -> Path:
+        return self.directory / "cluster"
+
+    @property
     def _data(self) -> Path:
-        return self.directory / "data"
+        return self._cluster / "data"
 
     def _initialise(self, bin_dir: Path) -> None:
-        new = self.directory / "data.new"
+        new = self.directory / "cluster.new"
         # The C locale exists everywhere and sorts the same everywhere.
-        options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+        options = ["-U", "postgres", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C", "--no-sync"]
+        password = secrets.token_urlsafe(24)
         with self._alone() as lock:
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir()
             user.own(new)
-            with user.reachable(new) as (data, descriptors):
-                self._run([bin_dir / "initdb", "-D", data, *options], lock, user.identity(), descriptors)
-            new.rename(self._data)
+            # The entry counts for each role, database and port: a proxy has another port than the server.
+            for name, content in (("password", password), ("passfile", f"*:*:*:*:{password}")):
+                (new / name).touch(mode=0o600)
+                (new / name).write_text(f"{content}\n")
+            # initdb reads it as the user it runs as.
+            os.chown(new / "password", *user.identity())
+            with user.reachable(new) as (place, descriptors):
+                where: list[str | Path] = ["-D", place / "data", f"--pwfile={place / 'password'}"]
+                self._run([bin_dir / "initdb", *where, *options], lock, user.identity(), descriptors)
+            (new / "password").unlink()
+            new.rename(self._cluster)
 
 
 def answers(dsn: str) -> bool:

@@ -36,6 +36,8 @@ def database(place: Place, driver: str, **engine: Any) -> dict[str, Any]:
         return {"dsn": place.dsn}
     parts = conninfo_to_dict(place.dsn)
     address = f"{parts['user']}@{parts['host']}:{parts['port']}/{parts['dbname']}"
+    if "passfile" in parts:
+        address += f"?passfile={parts['passfile']}"
     made = create_async_engine(f"postgresql+{driver}://{address}", poolclass=sqlalchemy.NullPool, **engine)
     return {"session": async_sessionmaker(made)}
 

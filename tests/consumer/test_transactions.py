@@ -15,7 +15,7 @@ from sqlalchemy import orm, text
 
 from outbox_pipelines.consumer import Consumer, Counts, Event
 from outbox_pipelines.errors import SetupError
-from tests.conftest import wait_until
+from tests.conftest import may_log_in, wait_until
 from tests.consumer.place import Place, effect, running, uuid7
 
 Handle = Callable[[Event, Any], object]
@@ -177,7 +177,7 @@ def test_an_engine_that_commits_each_statement_is_refused(place: Place) -> None:
 def test_few_rights_are_enough(place: Place) -> None:
     """Guards against a consumer that must be the owner of the tables."""
     role = f"role_{uuid.uuid4().hex[:12]}"
-    place.rows(f"CREATE ROLE {role} LOGIN")
+    place.rows(f"CREATE ROLE {role} {may_log_in(place.dsn)}")
     try:
         place.rows(f"GRANT SELECT, INSERT ON processed_events, effects TO {role}")
         place.rows(f"GRANT SELECT, INSERT, UPDATE ON inbox TO {role}")

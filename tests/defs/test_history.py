@@ -24,6 +24,7 @@ from outbox_pipelines.defs import history_storage
 from outbox_pipelines.defs.history import LOCATION, purge_history, purge_history_schedule
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.errors import SetupError
+from tests.conftest import password_of
 from tests.schema.servers import Database
 
 OURS = "__repository__@outbox"
@@ -79,7 +80,7 @@ def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dg.Dags
         "hostname": given["host"],
         "port": int(given["port"] or 0),
         "username": given["user"],
-        "password": "none is asked for",
+        "password": password_of(database.dsn),
         "db_name": given["dbname"],
     }
     settings = {"storage": {"postgres": {"postgres_db": place}}, "telemetry": {"enabled": False}}

@@ -22,7 +22,7 @@ from outbox_pipelines.reconciliation.day import reconcile
 from outbox_pipelines.relay import resharding, service
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
-from tests.conftest import topic_prefix, wait_until
+from tests.conftest import may_log_in, topic_prefix, wait_until
 from tests.deploy.secured import DOC, Secured, secured
 from tests.relay.threads import running
 
@@ -40,12 +40,14 @@ def owner(tmp_path: Path) -> Iterator[Settings]:
         with psycopg.connect(server.dsn, autocommit=True) as admin:
             admin.execute("CREATE DATABASE shop")
             for role in ("app", "alice", "bob", "billing", "importer", "shipping"):
-                admin.execute(f"CREATE ROLE {role} LOGIN".encode())
+                admin.execute(f"CREATE ROLE {role} {may_log_in(server.dsn)}".encode())
             admin.execute("CREATE DATABASE shipping OWNER shipping")
         dsn = psycopg.conninfo.make_conninfo(server.dsn, dbname="shop")
         once, after, options = re.findall(r"```sql\n(.*?)```", _section(), re.S)
         with psycopg.connect(dsn, autocommit=True) as admin:
-            admin.execute(once.encode())
+            # How they log in is not of this section.
+            login = may_log_in(server.dsn)
+            admin.execute(re.sub(r"(CREATE ROLE \w+) LOGIN", rf"\1 {login}", once).encode())
         settings = load_settings(dsn=_as(dsn, "outbox_owner"), retry_seconds=0.05)
         schema.migrate(settings)
         with psycopg.connect(settings.dsn, autocommit=True) as connection:

@@ -79,7 +79,8 @@ def given(database: Database, example: Block) -> Iterator[dict[str, Any]]:
     database.rows("CREATE TABLE documents (id int GENERATED ALWAYS AS IDENTITY, body text)")
     at = psycopg.conninfo.conninfo_to_dict(database.dsn)
     names: dict[str, Any] = {
-        "dsn": f"postgresql://{at['user']}@{at['host']}:{at['port']}/{at['dbname']}",
+        "dsn": f"postgresql://{at['user']}@{at['host']}:{at['port']}/{at['dbname']}"
+        f"?passfile={at['passfile']}",
         "sessions": orm.sessionmaker(targets.engine(database)),
         "async_sessions": sqlalchemy_asyncio.async_sessionmaker(targets.async_engine("asyncpg", database)),
         "Order": Order,

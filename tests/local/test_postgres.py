@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
+import tempfile
 import types
 from pathlib import Path
 
@@ -60,9 +62,45 @@ def test_the_data_outlives_the_server(tmp_path: Path) -> None:
             assert _one(server.dsn, "SELECT count(*) FROM kept") == expected
 
 
+def test_only_who_reads_the_password_file_gets_in(tmp_path: Path) -> None:
+    """Guards against other users of the machine, who as superusers could run programs as its owner."""
+    with postgres.running(tmp_path) as server:
+        password = server.password_file.read_text().strip().rpartition(":")[2]
+        assert len(password) >= 32
+        assert server.password_file.stat().st_mode & 0o777 == 0o600
+        assert not (server.password_file.parent / "password").exists()
+        _do(server.dsn, "CREATE ROLE other LOGIN")
+        nothing = {"passfile": os.devnull}
+        for given in (nothing, {"password": "guessed"}, {**nothing, "user": "other"}):
+            with pytest.raises(psycopg.OperationalError, match="password"):
+                psycopg.connect(psycopg.conninfo.make_conninfo(server.dsn, **given))
+        # A DSN is stored and shown, the arguments of a process are everybody's to read.
+        arguments = b"".join(
+            path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.is_dir()
+        )
+        for shown in (server.dsn, server.log.read_text(), arguments.decode(errors="replace")):
+            assert password not in shown
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can become somebody else"
+)
+def test_another_user_is_refused() -> None:
+    """Nobody's rights: the very DSN, with all folders open and the programs of the server."""
+    with tempfile.TemporaryDirectory() as directory, postgres.running(Path(directory)) as server:
+        Path(directory).chmod(0o755)
+        assert server.bin_dir is not None
+        ask = [server.bin_dir / "psql", server.dsn, "--no-password", "-Atc", "SELECT 'let in'"]
+        assert subprocess.check_output(ask, text=True, cwd="/") == "let in\n"
+        leave = ["setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups"]
+        other = subprocess.run([*leave, *ask], capture_output=True, text=True, cwd="/")
+        assert "no password supplied" in other.stderr
+        assert (other.stdout, other.returncode) == ("", 2)
+
+
 def test_a_crash_during_initdb_is_made_good(tmp_path: Path) -> None:
-    (tmp_path / "data.new" / "base").mkdir(parents=True)
-    (tmp_path / "data.new" / "PG_VERSION").write_text("18\n")
+    (tmp_path / "cluster.new" / "data" / "base").mkdir(parents=True)
+    (tmp_path / "cluster.new" / "data" / "PG_VERSION").write_text("18\n")
     with postgres.running(tmp_path) as server:
         assert _one(server.dsn, "SELECT 1") == 1
 
@@ -70,7 +108,7 @@ def test_a_crash_during_initdb_is_made_good(tmp_path: Path) -> None:
 def test_a_pid_file_of_the_past_that_names_a_living_process(tmp_path: Path) -> None:
     """After a reboot the pid may be anybody's; the server starts, and nobody is harmed."""
     with postgres.running(tmp_path) as server:
-        pid_file = tmp_path / "data" / "postmaster.pid"
+        pid_file = tmp_path / "cluster" / "data" / "postmaster.pid"
         lines = pid_file.read_text().splitlines()
         server.kill()
         bystander = os.getppid()
@@ -146,7 +184,7 @@ def test_as_root_from_a_folder_that_others_cannot_enter(
             with postgres.running(closed / "server", bin_dir=programs) as server:
                 assert _one(server.dsn, "SELECT 1") == 1
             assert len(list(copies.iterdir())) == 1
-        assert (closed / "server" / "data" / "PG_VERSION").exists()
+        assert (closed / "server" / "cluster" / "data" / "PG_VERSION").exists()
         assert closed.stat().st_mode & 0o777 == 0o700
     finally:
         shutil.rmtree(copies.parent)

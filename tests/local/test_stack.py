@@ -53,7 +53,7 @@ def _holders(count: int) -> Iterator[list[str]]:
 
 
 def _postmaster(home: Home) -> int:
-    return int(next(home.path.glob("postgres-*/data/postmaster.pid")).read_text().split()[0])
+    return int(next(home.path.glob("postgres-*/cluster/data/postmaster.pid")).read_text().split()[0])
 
 
 def _parent(pid: int) -> int:

@@ -12,7 +12,7 @@ from psycopg.conninfo import make_conninfo
 from outbox_pipelines.quality.rules import State
 from outbox_pipelines.reconciliation import topics
 from outbox_pipelines.relay import dead_letters
-from tests.conftest import Outbox
+from tests.conftest import Outbox, may_log_in
 from tests.consumer.place import uuid7
 from tests.reconciliation.place import DAY, END_MS, START_MS, TODAY, Place, found, new_id, one
 
@@ -188,7 +188,7 @@ def test_the_rights_of_an_operator_suffice(place: Place) -> None:
     place.relay()
     place.send(new_id())
     role = f"role_{uuid4().hex[:12]}"
-    place.rows(f"CREATE ROLE {role} LOGIN")
+    place.rows(f"CREATE ROLE {role} {may_log_in(place.settings.dsn)}")
     try:
         place.rows("SELECT outbox_grant_operator(%s)", role)
         dsn = make_conninfo(place.settings.dsn, user=role)

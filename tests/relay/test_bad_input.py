@@ -13,7 +13,7 @@ import pytest
 
 from outbox_pipelines.database import connect, refusal
 from outbox_pipelines.local.kafka import running as running_kafka
-from tests.conftest import Outbox, fresh_database
+from tests.conftest import Outbox, fresh_database, may_log_in
 from tests.relay.topic import create_topic
 
 
@@ -61,7 +61,7 @@ def test_a_role_that_may_not_read(outbox: Outbox) -> None:
     """Guards against a traceback where grants are missing."""
     role = f"reader_{uuid.uuid4().hex[:8]}"
     with outbox.connect() as connection:
-        connection.execute(f"CREATE ROLE {role} LOGIN".encode())
+        connection.execute(f"CREATE ROLE {role} {may_log_in(outbox.settings.dsn)}".encode())
         try:
             dsn = psycopg.conninfo.make_conninfo(outbox.settings.dsn, user=role)
             _refuses(outbox, "relay", OUTBOX_DSN=dsn, says="permission denied")
@@ -75,7 +75,8 @@ def test_row_security(outbox: Outbox) -> None:
     role = f"relay_{uuid.uuid4().hex[:8]}"
     outbox.write(1)
     with outbox.connect() as connection:
-        connection.execute(f"CREATE ROLE {role} LOGIN; SELECT outbox_grant_relay('{role}')".encode())
+        connection.execute(f"CREATE ROLE {role} {may_log_in(outbox.settings.dsn)}".encode())
+        connection.execute(f"SELECT outbox_grant_relay('{role}')".encode())
         try:
             connection.execute("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
             dsn = psycopg.conninfo.make_conninfo(outbox.settings.dsn, user=role)

@@ -13,7 +13,7 @@ import pytest
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.writer import emit
-from tests.conftest import Outbox, clean_environment, command, wait_until
+from tests.conftest import Outbox, clean_environment, command, may_log_in, wait_until
 from tests.relay.parked import keys, numbers, parked_rows
 from tests.relay.threads import quick, running
 from tests.relay.topic import NOISE, change_topic, create_topic
@@ -198,7 +198,7 @@ def test_a_reader_may_not_act(outbox: Outbox, letters: list[str]) -> None:
 
     role = f"relay_{uuid.uuid4().hex[:8]}"
     with outbox.connect() as connection:
-        connection.execute(f"CREATE ROLE {role} LOGIN".encode())
+        connection.execute(f"CREATE ROLE {role} {may_log_in(outbox.settings.dsn)}".encode())
         try:
             connection.execute("SELECT outbox_grant_relay(%s::regrole)", [role])
             dsn = psycopg.conninfo.make_conninfo(outbox.settings.dsn, user=role)

@@ -14,7 +14,7 @@ import pytest
 
 from outbox_pipelines.local.server import free_port
 from outbox_pipelines.relay import service
-from tests.conftest import Outbox, wait_until
+from tests.conftest import Outbox, password_of, wait_until
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 Pooled = Callable[..., Outbox]
@@ -28,6 +28,7 @@ def pooled(outbox: Outbox, tmp_path: Path) -> Iterator[Pooled]:
     """The outbox behind a pgbouncer with these settings."""
     assert PGBOUNCER is not None
     server = psycopg.conninfo.conninfo_to_dict(outbox.settings.dsn)
+    password = password_of(outbox.settings.dsn)
     with ExitStack() as cleanup:
 
         def start(**settings: object) -> Outbox:
@@ -44,7 +45,7 @@ def pooled(outbox: Outbox, tmp_path: Path) -> Iterator[Pooled]:
                 given["user"] = "nobody"
             lines = [
                 "[databases]",
-                f"* = host={server['host']} port={server['port']} user=postgres",
+                f"* = host={server['host']} port={server['port']} user=postgres password={password}",
                 "[pgbouncer]",
                 *(f"{name} = {value}" for name, value in given.items()),
             ]

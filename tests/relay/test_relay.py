@@ -12,7 +12,7 @@ import pytest
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.writer import emit
-from tests.conftest import Outbox, wait_until
+from tests.conftest import Outbox, may_log_in, wait_until
 
 
 def _drain(outbox: Outbox) -> int:
@@ -191,7 +191,7 @@ def test_a_role_of_its_own_is_enough(outbox: Outbox) -> None:
     """Guards against a relay that must own the tables, or lacks a grant at its first big tick."""
     role = f"relay_{uuid.uuid4().hex[:8]}"
     with outbox.connect() as connection:
-        connection.execute(f"CREATE ROLE {role} LOGIN".encode())
+        connection.execute(f"CREATE ROLE {role} {may_log_in(outbox.settings.dsn)}".encode())
         try:
             connection.execute("SELECT outbox_grant_relay(%s::regrole)", [role])
             dsn = psycopg.conninfo.make_conninfo(outbox.settings.dsn, user=role)

@@ -192,7 +192,9 @@ def test_a_standby_is_refused(tmp_path: Path) -> None:
         settings = load_settings(dsn=server.dsn)
         schema.migrate(settings)
         server.stop()
-        subprocess.run(["touch", "-r", tmp_path / "data", tmp_path / "data/standby.signal"], check=True)
+        subprocess.run(
+            ["touch", "-r", tmp_path / "cluster/data", tmp_path / "cluster/data/standby.signal"], check=True
+        )
         server.start()
         with pytest.raises(SetupError, match="standby"):
             Shard(settings, 0, "a")

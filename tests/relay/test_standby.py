@@ -20,7 +20,7 @@ from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.shards import Shard, ShardLostError
 from outbox_pipelines.settings import Settings, load_settings
-from tests.conftest import Outbox, topic_prefix, wait_until
+from tests.conftest import Outbox, password_of, topic_prefix, wait_until
 from tests.history.proxy import Proxy
 from tests.relay.threads import running
 
@@ -46,17 +46,22 @@ def pair(tmp_path: Path, stack: Stack) -> Iterator[Pair]:
     primary, standby = Postgres(tmp_path / "primary"), Postgres(tmp_path / "standby")
     try:
         primary.start()
-        copy = standby.directory / "data"
-        subprocess.run(
-            [find_programs() / "pg_basebackup", "-d", primary.dsn, "-D", copy, "-R", "-c", "fast"], check=True
-        )
+        copy = standby.directory / "cluster" / "data"
+        copy.parent.mkdir(parents=True)
+        # The standby asks as the user that it runs as, who cannot read the file of the password.
+        source = psycopg.conninfo.make_conninfo(primary.dsn, password=password_of(primary.dsn))
+        backup: list[str | Path] = [find_programs() / "pg_basebackup", "-d", source, "-D", copy]
+        subprocess.run([*backup, "-R", "-c", "fast"], check=True)
         if user.identity() != user.STAY:
             for path in (copy, *copy.rglob("*")):
                 shutil.chown(path, *user.identity())
         copy.chmod(0o700)
+        shutil.copy(primary.password_file, standby.password_file)
         standby.start()
         topic = f"{topic_prefix()}-{{aggregate_type}}"
-        hosts = f"host=127.0.0.1,127.0.0.1 port={standby.port},{primary.port} user=postgres dbname=postgres"
+        hosts = psycopg.conninfo.make_conninfo(
+            primary.dsn, host="127.0.0.1,127.0.0.1", port=f"{standby.port},{primary.port}"
+        )
         settings = load_settings(dsn=hosts, kafka=stack.kafka, topic=topic)
         schema.migrate(settings.model_copy(update={"dsn": primary.dsn}))
         yield Pair(primary, standby, Outbox(settings))
@@ -88,7 +93,7 @@ def test_every_connection_finds_the_primary(pair: Pair) -> None:
 def test_a_reader_on_another_server_is_refused(pair: Pair) -> None:
     """Guards against a balancer that sends the reader elsewhere than the shard's session."""
     with Proxy(pair.primary.port) as balancer:
-        dsn = f"host=127.0.0.1 port={balancer.port} user=postgres dbname=postgres"
+        dsn = psycopg.conninfo.make_conninfo(pair.primary.dsn, port=balancer.port)
         shard = Shard(pair.outbox.settings.model_copy(update={"dsn": dsn}), 0, "a")
         assert shard.try_take()
         shard.connect("reader").close()

@@ -24,6 +24,7 @@ from outbox_pipelines import schema
 from outbox_pipelines.cli import cli
 from outbox_pipelines.local import postgres
 from outbox_pipelines.settings import Settings, load_settings
+from tests.conftest import may_log_in
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -61,7 +62,7 @@ class Database:
     def role(self) -> str:
         """A new role that may log in and nothing else; it lives as long as the server."""
         name = f"role_{uuid.uuid4().hex[:12]}"
-        self.rows(f"CREATE ROLE {name} LOGIN")
+        self.rows(f"CREATE ROLE {name} {may_log_in(self.dsn)}")
         return name
 
     def outbox(self, *arguments: str, **environment: str) -> Result:

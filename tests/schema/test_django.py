@@ -35,7 +35,7 @@ def manage(tmp_path: Path, empty: Database) -> Manage:
     """Runs a command of Django; its settings can be added to in `settings.py`."""
     (tmp_path / "settings.py").write_text(SETTINGS)
     at = {str(name): str(value) for name, value in psycopg.conninfo.conninfo_to_dict(empty.dsn).items()}
-    environment = {"NAME": at["dbname"], "USER": at["user"], "PORT": at["port"]}
+    environment = {"NAME": at["dbname"], "USER": at["user"], "PORT": at["port"], "PGPASSFILE": at["passfile"]}
 
     def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -264,6 +264,7 @@ def url(driver: str, database: Database) -> sqlalchemy.URL:
         host=str(at["host"]),
         port=int(at["port"] or 0),
         database=str(at["dbname"]),
+        query={"passfile": str(at["passfile"])},
     )
 
 
@@ -331,7 +332,7 @@ async def async_sqlalchemy_connection_asyncpg(database: Database) -> AsyncIterat
 
 def _address(database: Database) -> dict[str, Any]:
     at = psycopg.conninfo.conninfo_to_dict(database.dsn)
-    return {"host": at["host"], "port": at["port"], "user": at["user"], "database": at["dbname"]}
+    return {"database": at["dbname"], **{name: at[name] for name in ("host", "port", "user", "passfile")}}
 
 
 @asynccontextmanager
@@ -388,7 +389,7 @@ def django_wrapper(database: Database) -> Iterator[str]:
     connections.settings[alias] = {
         **connections.settings["default"],
         **{"ENGINE": "django.db.backends.postgresql", "NAME": alias, "USER": at["user"]},
-        **{"HOST": at["host"], "PORT": at["port"]},
+        **{"HOST": at["host"], "PORT": at["port"], "OPTIONS": {"passfile": at["passfile"]}},
     }
     try:
         yield alias

@@ -16,6 +16,8 @@ DATABASES = {
         "PASSWORD": _DATABASE.get("password"),
         "HOST": _DATABASE.get("host"),
         "PORT": _DATABASE.get("port"),
+        # Where the password is, if the DSN names a file of libpq instead.
+        "OPTIONS": {name: value for name, value in _DATABASE.items() if name in ("passfile", "sslmode")},
     }
 }
 INSTALLED_APPS = [

@@ -10,6 +10,7 @@ import pytest
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import service
+from tests.conftest import may_log_in
 from tests.relay.claims.textbook import Table
 
 # Refuses to mark the row with this number.
@@ -41,7 +42,9 @@ def test_a_missing_right_to_a_column_is_found_at_the_start(table: Table) -> None
     role = f"relay_{uuid.uuid4().hex[:8]}"
     table.fill(10)
     with table.connect() as connection:
-        connection.execute(f"CREATE ROLE {role} LOGIN; GRANT SELECT ON events TO {role}".encode())
+        connection.execute(
+            f"CREATE ROLE {role} {may_log_in(table.settings.dsn)}; GRANT SELECT ON events TO {role}".encode()
+        )
         connection.execute(f"GRANT UPDATE (retry_count, last_error) ON events TO {role}".encode())
         try:
             dsn = psycopg.conninfo.make_conninfo(table.settings.dsn, user=role)

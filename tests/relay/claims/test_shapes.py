@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from tests.conftest import wait_until
+from tests.conftest import may_log_in, wait_until
 from tests.relay.claims import textbook
 from tests.relay.claims.conftest import Make
 from tests.relay.claims.textbook import Table
@@ -173,7 +173,7 @@ def test_the_role_needs_select_and_update_alone(table: Table) -> None:
 
     role = f"relay_{uuid.uuid4().hex[:8]}"
     with table.connect() as connection:
-        connection.execute(f"CREATE ROLE {role} LOGIN".encode())
+        connection.execute(f"CREATE ROLE {role} {may_log_in(table.settings.dsn)}".encode())
         try:
             modest = table.with_(dsn=psycopg.conninfo.make_conninfo(table.settings.dsn, user=role))
             with pytest.raises(SetupError, match=f"GRANT SELECT, UPDATE ON events TO {role}"):
