@@ -5,6 +5,7 @@ Invariants:
 - Nothing here holds the relay up, or fails it. A command that fails or takes too long is logged and has run.
 - What has not run when the relay ends is not in `done`: whoever keeps the dead letters has it run later. It
   runs at least once then, and again where the relay ended while it ran.
+- The command gets no secret of the relay: of its environment it sees what `_INHERITED` names, nothing else.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import threading
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -24,6 +26,11 @@ from outbox_pipelines.event import Event
 _LOG = logging.getLogger(__name__)
 _COMMAND_SECONDS: Final = 30.0
 _WORKERS: Final = 4
+_CERTIFICATES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+# What programs need to run at all. Settings, PGPASSWORD, or keys of a cloud are the relay's alone.
+_INHERITED: Final = frozenset(
+    ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE", *_CERTIFICATES)
+)
 
 
 class DeadLetterRuns:
@@ -108,7 +115,12 @@ class DeadLetterRuns:
         try:
             # In a group of its own: what the shell has started is ended with it.
             process = subprocess.Popen(
-                self._command, shell=True, stdin=subprocess.PIPE, text=True, start_new_session=True
+                self._command,
+                shell=True,
+                env=_environment(os.environ),
+                stdin=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
             )
             with self._change:
                 self._running[seq] = process
@@ -141,6 +153,11 @@ def fields(event: Event, attempts: int, error: str) -> dict[str, Any]:
         "attempts": attempts,
         "error": error,
     }
+
+
+def _environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the command."""
+    return {name: ours[name] for name in ours if name in _INHERITED or name.startswith("LC_")}
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

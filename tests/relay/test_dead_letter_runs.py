@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,23 @@ def test_many_dead_letters_have_few_threads(outbox: Outbox, tmp_path: Path) -> N
         wait_until(lambda: _due(outbox) == 0, what="all to be written down as run")
     assert 1 <= most <= dead_letter_runs._WORKERS
     assert sorted(_told(heard)) == _ids(outbox)
+
+
+def test_the_command_gets_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a program that learns the passwords of the database and the cloud."""
+    for name in ("OUTBOX_DSN", "OUTBOX_ALERTS", "PGPASSWORD", "PGPASSFILE", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, f"canary-{name}")
+    monkeypatch.setenv("TZ", "Europe/Oslo")
+    runs = DeadLetterRuns(f"env > {tmp_path}/seen", most=1)
+    runs.submit(1, "{}")
+    assert runs.wait(20)
+    seen = dict(line.partition("=")[::2] for line in (tmp_path / "seen").read_text().splitlines())
+    assert "canary" not in str(seen)
+    # What the shell adds by itself.
+    names = {name for name in seen if not name.startswith("LC_")} - {"PWD", "OLDPWD", "SHLVL", "_"}
+    assert names <= dead_letter_runs._INHERITED
+    assert (seen["TZ"], seen["PATH"]) == ("Europe/Oslo", os.environ["PATH"])
+    runs.close()
 
 
 @pytest.mark.parametrize("ending", ["kill", "terminate"])
