@@ -79,7 +79,7 @@ def migrate(settings: Settings, check: bool) -> None:
     if check:
         differences = schema.drift(settings)
         for line in differences:
-            click.echo(line)
+            click.echo(plain(line))
         if differences:
             sys.exit(1)
         click.echo("the schema is as it should be")
@@ -218,7 +218,7 @@ def set_shards(settings: Settings, /, number: int, seconds: float) -> None:
             on_wait=lambda what: log.say(f"waiting: {what}"),
         )
     except NotAllThereError as error:
-        click.echo(f"outbox: {error}", err=True)
+        click.echo(plain(f"outbox: {error}"), err=True)
         sys.exit(1)
     click.echo(f"{number} shards" + ("" if changed else ": nothing to change"))
 

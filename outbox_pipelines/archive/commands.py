@@ -13,6 +13,7 @@ from outbox_pipelines import log
 from outbox_pipelines.archive import query_commands
 from outbox_pipelines.options import DAY
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.text import plain
 
 if TYPE_CHECKING:
     from outbox_pipelines.archive.manifest import Manifest
@@ -98,7 +99,7 @@ def _line(manifest: Manifest) -> str:
 
 def _report(day: date, differences: tuple[str, ...]) -> None:
     for difference in differences:
-        click.echo(f"outbox: {day}: {difference}", err=True)
+        click.echo(plain(f"outbox: {day}: {difference}"), err=True)
     if differences:
         sys.exit(1)
 

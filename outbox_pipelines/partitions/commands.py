@@ -13,6 +13,7 @@ import click
 from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.options import DAY
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.text import plain
 
 if TYPE_CHECKING:
     from outbox_pipelines.partitions.drop import Dropped
@@ -46,10 +47,11 @@ def list_days(settings: Settings, as_json: bool) -> None:
     for day in days:
         state = day.state if day.state == "dropped" else f"{day.state}{_PLACES[day.partition]}"
         about = "~" if day.archived_at is None and day.rows else ""
-        click.echo(
+        line = (
             f"{day.day}  {state:<12} {about + format(day.rows, ','):>11} {_size(day.size):>11}  "
-            f"{_minute(day.archived_at):<16}  {_minute(day.proven_at)}".rstrip()
+            f"{_minute(day.archived_at):<16}  {_minute(day.proven_at)}"
         )
+        click.echo(plain(line).rstrip())
 
 
 @partitions.command()
@@ -98,7 +100,7 @@ def close_days(settings: Settings, day: date | None, as_json: bool) -> None:
         click.echo(json.dumps([dataclasses.asdict(each) for each in closings], indent=2, default=str))
     else:
         for each in closings:
-            click.echo(f"{each.day}  {'closed' if each.closed else f'stays open: {each.why_not}'}")
+            click.echo(f"{each.day}  {'closed' if each.closed else plain(f'stays open: {each.why_not}')}")
         if not closings:
             click.echo("no day is over that is still open")
     if not all(each.closed for each in closings):
@@ -145,7 +147,7 @@ def drop_days(settings: Settings, day: date | None, due: bool, as_json: bool) ->
             # One day that stays holds up no other.
             if day is not None:
                 raise
-            click.echo(f"outbox: {error}", err=True)
+            click.echo(plain(f"outbox: {error}"), err=True)
             worst = error
             continue
         if not as_json:

@@ -15,6 +15,7 @@ from outbox_pipelines.relay.claims.holder import holding, open_mapping, shown
 from outbox_pipelines.relay.claims.queries import Statements
 from outbox_pipelines.relay.queries import TUNE
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.text import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +70,14 @@ def render(status: TableStatus) -> str:
     since = "" if status.held_seconds is None else f" for {age(status.held_seconds)}"
     oldest = "" if status.oldest_seconds is None else f", the oldest {age(status.oldest_seconds)} old"
     hint = "  (mend them, then make them pending again: docs/existing-tables.md)" if status.failed else ""
-    return "\n".join(
-        [
-            f"table {status.table}",
-            f"  holder      {status.holder + since if status.holder else 'nobody: start `outbox relay`'}",
-            f"  backlog     {_count(status.backlog)} events{oldest}",
-            f"  failed      {_count(status.failed)}{hint}",
-            *(f"  warning     {warning}" for warning in status.warnings),
-        ]
-    )
+    lines = [
+        f"table {status.table}",
+        f"  holder      {status.holder + since if status.holder else 'nobody: start `outbox relay`'}",
+        f"  backlog     {_count(status.backlog)} events{oldest}",
+        f"  failed      {_count(status.failed)}{hint}",
+        *(f"  warning     {warning}" for warning in status.warnings),
+    ]
+    return "\n".join(map(plain, lines))
 
 
 def _count(number: int) -> str:
