@@ -150,6 +150,17 @@ def test_compose_is_one_whole(compose: dict[str, Any]) -> None:
     assert environment["DAGSTER_CODE_HOST"] == "code"
     assert environment["DAGSTER_PG_HOST"] in compose
     assert environment["OUTBOX_DSN"].split("@")[1].split("/")[0] in compose
+    # The relay's role is another than the owner's, as the roles are made and granted.
+    made = set(re.findall(r"CREATE ROLE (\w+)", whole["configs"]["roles"]["content"]))
+    dsns = [compose[name]["environment"]["OUTBOX_DSN"] for name in ("code", "migrate", "relay")]
+    assert [re.findall(r"//(\w+):", dsn)[0] for dsn in dsns] == [
+        "outbox_owner",
+        "outbox_owner",
+        "outbox_relay",
+    ]
+    assert made == {"outbox_owner", "outbox_relay"}
+    assert "outbox_grant_relay('outbox_relay')" in compose["grants"]["command"][-1]
+    assert compose["relay"]["depends_on"]["grants"]["condition"] == "service_completed_successfully"
     assert environment["OUTBOX_KAFKA"] in compose["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"]
     assert compose["relay"]["deploy"]["replicas"] == 2
     (scrape,) = documents(DEPLOY / "prometheus" / "prometheus.yml")[0]["scrape_configs"]

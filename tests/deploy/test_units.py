@@ -48,6 +48,24 @@ def environment_of(path: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines)
 
 
+def _user(path: Path) -> str:
+    return path.stem.removesuffix("@").replace("-dagster-", "-")
+
+
+def _given(path: Path) -> dict[str, str]:
+    """The environment of a unit, of the samples."""
+    files = [
+        line.partition("=")[2]
+        for line in path.read_text().splitlines()
+        if line.startswith("EnvironmentFile=")
+    ]
+    given: dict[str, str] = {}
+    for file in files:
+        assert Path(file).parent == Path("/etc/outbox")
+        given |= environment_of(DEPLOY / "systemd" / Path(file).name)
+    return given
+
+
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
 def test_a_unit_runs_a_command_that_exists(path: Path) -> None:
     """Guards against a unit that fails at its first start, and one that does not come back."""
@@ -57,7 +75,10 @@ def test_a_unit_runs_a_command_that_exists(path: Path) -> None:
     service = unit["Service"]
     assert service["Restart"] == "always"
     assert unit["Unit"]["StartLimitIntervalSec"] == "0"
-    assert service["User"] == "outbox"
+    # No two have the same user, whose processes may read and end each other.
+    assert service["User"] == service["Group"] == _user(path)
+    assert service["PrivateTmp"] == "yes"
+    assert "CapabilityBoundingSet" in service
     assert service["ProtectSystem"] == "strict"
     assert service["NoNewPrivileges"] == "yes"
     # More than an orderly stop takes: a relay's, and its spans'; a code server's, which waits for its calls.
@@ -94,16 +115,22 @@ def test_systemd_takes_them(tmp_path: Path) -> None:
         assert (done.returncode, ours) == (0, [])
 
 
-def test_the_samples_of_settings_load() -> None:
-    """Guards against a sample with a setting that nobody reads, and one that is refused."""
-    given = environment_of(DEPLOY / "systemd" / "outbox.env")
-    assert env_asked_for() <= set(given)
-    settings = settings_of(given)
-    assert settings.log_format == "json"
-    assert settings.archives
-    # The relay's are read after them.
-    relay = environment_of(DEPLOY / "systemd" / "relay.env")
-    assert settings_of(given | relay).dsn != settings.dsn
+def test_each_unit_has_the_settings_it_needs_and_no_more() -> None:
+    """Guards against a sample with a setting that nobody reads, or is refused, and against a web server that
+    leads whoever breaks into it to the application's database."""
+    relay, code, daemon, web = (
+        _given(DEPLOY / "systemd" / f"outbox-{name}.service")
+        for name in ("relay@", "dagster-code", "dagster-daemon", "dagster-webserver")
+    )
+    for of_dagster in (code, daemon, web):
+        assert env_asked_for() <= set(of_dagster)
+    for of_pages in (daemon, web):
+        assert set(of_pages) == env_asked_for()
+    assert not any(name.startswith("DAGSTER_") for name in relay)
+    assert settings_of(code).archives
+    assert settings_of(code).log_format == settings_of(relay).log_format == "json"
+    for name in ("OUTBOX_DSN", "PGPASSFILE", "OUTBOX_KAFKA_CONFIG"):
+        assert code[name] != relay[name]
 
 
 # --- the three processes ----------------------------------------------------------------------------------
