@@ -28,7 +28,9 @@ def local() -> None:
 
     PostgreSQL asks for a password. It is in a file that only you can read; the DSN names this file
     (passfile=), and roles that you create may be given the same password. If PGPASSWORD is set, libpq sends
-    that instead: unset it. Kafka asks for no password: other users of this machine can read and write topics.
+    that instead: unset it. Drivers that are not libpq's, such as Go's lib/pq, may not know passfile=:
+    remove it from the DSN and set PGPASSFILE to the same file. Kafka asks for no password: other users of
+    this machine can read and write topics.
     """
 
 

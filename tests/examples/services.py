@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import httpx
+import psycopg
 
 from tests.schema.servers import Database
 
@@ -21,7 +22,12 @@ EXAMPLES = ROOT / "examples"
 
 def environment(database: Database, **more: str) -> dict[str, str]:
     """What `outbox local run` gives to an example, in which this checkout is installed."""
-    return os.environ | {"OUTBOX_DSN": database.dsn, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"} | more
+    # Go's driver takes the file of the password from PGPASSFILE, and does not know it in a DSN.
+    at = psycopg.conninfo.conninfo_to_dict(database.dsn)
+    file = str(at.pop("passfile"))
+    dsn = psycopg.conninfo.make_conninfo(**at)
+    given = {"OUTBOX_DSN": dsn, "PGPASSFILE": file}
+    return os.environ | given | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"} | more
 
 
 @contextmanager

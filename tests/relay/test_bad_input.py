@@ -54,7 +54,7 @@ def test_a_dsn_that_is_none(outbox: Outbox) -> None:
 def test_an_unknown_role(outbox: Outbox) -> None:
     """Guards against wrong credentials that look like an outage."""
     dsn = psycopg.conninfo.make_conninfo(outbox.settings.dsn, user="nobody_here")
-    _refuses(outbox, "relay", OUTBOX_DSN=dsn, says='role "nobody_here" does not exist')
+    _refuses(outbox, "relay", OUTBOX_DSN=dsn, says='authentication failed for user "nobody_here"')
 
 
 def test_a_role_that_may_not_read(outbox: Outbox) -> None:
