@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+
 import pytest
 from click.testing import CliRunner
 
@@ -94,6 +96,23 @@ def test_a_webhook_and_a_mail_box_get_it() -> None:
     body = mailed.mails[0].get_body(("plain", "html"))
     assert body is not None
     assert "outbox status" in body.get_content()
+
+
+def test_markup_in_a_mail_is_text() -> None:
+    """Guards against an error with a link or an image, which the mail of an operator would show as ours."""
+    error = '<img src="http://evil.example/x.png"><a href="http://evil.example/">log in</a> &amp; <b>'
+    with mail_box() as mailed:
+        settings = load_settings(alerts=mailed.address)
+        assert alerts.send(settings, [Message(f"shop: {error}", f"1 × {error}", is_over=False)]) == []
+    (mail,) = mailed.mails
+    parts = {part.get_content_type(): part.get_content() for part in mail.walk() if not part.is_multipart()}
+    assert parts
+    for kind, text in parts.items():
+        shown = html.unescape(text) if kind == "text/html" else text
+        assert error in shown or html.escape(error) in text, kind
+        if kind == "text/html":
+            assert "<img" not in text
+            assert "<a " not in text
 
 
 def test_an_address_that_fails_is_named_without_its_secret() -> None:

@@ -78,6 +78,24 @@ def test_one_is_shown_whole(outbox: Outbox, letters: list[str]) -> None:
     assert "neither parked nor a dead letter" in none.stderr
 
 
+def test_a_deep_payload_is_shown(outbox: Outbox) -> None:
+    """Guards against a traceback in place of the dead letter: PostgreSQL takes what Python cannot read."""
+    deep = "[" * 6_000 + "]" * 6_000
+    with outbox.connect() as connection:
+        row = connection.execute(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
+            "VALUES ('no/topic', 'deep', 'order.placed', jsonb_build_object('deep', %s::jsonb)) RETURNING id",
+            [deep],
+        ).fetchone()
+    assert row is not None
+    service.relay(quick(outbox, max_attempts=1), until_empty=True)
+    done = outbox.outbox("dead-letters", "show", str(row[0]))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (shown := json.loads(done.stdout))["id"] == str(row[0])
+    assert shown["attempts"] == 1
+    assert shown["payload"] == f'{{"deep": {deep}}}'
+
+
 def test_a_dry_run_changes_nothing(outbox: Outbox, letters: list[str]) -> None:
     """Guards against a rehearsal that is none."""
     done = outbox.outbox("dead-letters", "replay", "--all", "--reason", "topic mended", "--dry-run")
