@@ -4,12 +4,15 @@ Invariants:
 - Written in the transaction that publishes the events, so it is true exactly when they are out.
 - Believed only if the database's row has the same tick id: a restored database, or one that crashed, has
   another, and then it alone counts.
+- A record that no relay wrote is passed over: the last one of a relay before it is still the truth, and
+  without any the database's row counts, which repeats events at worst.
 - One partition per shard, so that nobody's open transaction holds back another's reader.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import time
 import uuid
 from concurrent.futures import Future
@@ -24,6 +27,7 @@ from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.relay import client
 from outbox_pipelines.settings import Settings
 
+_LOG = logging.getLogger(__name__)
 _SECONDS: Final = 30.0
 # Offsets to look back for a record at first: control records and aborted ones take some.
 _LOOK_BACK: Final = 1000
@@ -50,19 +54,21 @@ class Record:
         ).encode()
 
     @classmethod
-    def decode(cls, value: bytes) -> Record:
-        """From the value of a message.
-
-        Raises:
-            SetupError: it is none of a relay's.
-        """
+    def decode(cls, value: bytes | None) -> Record | None:
+        """From the value of a message; None where no relay wrote it."""
         try:
-            return cls(**json.loads(value))
+            record = cls(**json.loads(value or b""))
         except (ValueError, TypeError, RecursionError):
-            raise SetupError(
-                "the last record of the progress topic was not written by a relay: let relays alone write "
-                "to it, and delete that record"
-            ) from None
+            return None
+        return record if record._is_one() else None
+
+    def _is_one(self) -> bool:
+        numbers = [self.last_seq, *self.released] if isinstance(self.released, list) else [None]
+        return (
+            isinstance(self.tick, str)
+            and isinstance(self.finished, bool)
+            and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+        )
 
 
 def create_topic(settings: Settings, name: str, shards: int) -> None:
@@ -124,7 +130,7 @@ def read_last(settings: Settings, topic: str, shard: int) -> Record | None:
             start = max(low, high - back)
             found = _last_from(consumer, TopicPartition(topic, shard, start))
             if found is not None or start == low:
-                return None if found is None else Record.decode(found)
+                return found
             back *= 10
     except KafkaException as error:
         raise AwayError(f"the progress topic {topic} cannot be read: {error.args[0].str()}") from None
@@ -146,11 +152,12 @@ def _ends(consumer: Any, partition: TopicPartition) -> tuple[int, int]:
             return low, high
 
 
-def _last_from(consumer: Any, start: TopicPartition) -> bytes | None:
-    """The value of the last record from an offset on. Its end is told, not computed: control records and
+def _last_from(consumer: Any, start: TopicPartition) -> Record | None:
+    """The last record of a relay from an offset on. Its end is told, not computed: control records and
     aborted messages take offsets too."""
     consumer.assign([start])
-    found: bytes | None = None
+    found: Record | None = None
+    foreign: list[int] = []
     deadline = time.monotonic() + _SECONDS
     while time.monotonic() < deadline:
         message = consumer.poll(0.5)
@@ -158,8 +165,20 @@ def _last_from(consumer: Any, start: TopicPartition) -> bytes | None:
             continue
         error = message.error()
         if error is None:
-            found = message.value()
+            record = Record.decode(message.value())
+            found = record or found
+            if record is None:
+                foreign.append(message.offset())
         elif error.code() == KafkaError._PARTITION_EOF:
+            if foreign:
+                _LOG.warning(
+                    "passed over %d records of the progress topic %s, partition %d, that no relay wrote "
+                    "(last offset %d): allow only the relay to write to this topic",
+                    len(foreign),
+                    start.topic,
+                    start.partition,
+                    foreign[-1],
+                )
             return found
         elif not error.retriable():
             raise KafkaException(error)

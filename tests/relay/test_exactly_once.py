@@ -9,6 +9,7 @@ import signal
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
@@ -241,6 +242,50 @@ def test_the_database_restarts_between_kafkas_commit_and_the_settle(
         wait_until_relayed(outbox)
         assert relay.poll() is None
     assert verdict(outbox, calm=True).wrong == []
+
+
+def test_records_that_no_relay_wrote_are_passed_over(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against a relay that whoever may write to the progress topic keeps from starting, and against
+    events that are published again since the relay's own record is not looked for behind theirs."""
+    outbox.fill(2_000, aggregates=10)
+    commit, settle = TransactionalPublisher._commit, Shard.settle
+    topics: set[str] = set()
+
+    def dying(self: TransactionalPublisher) -> None:
+        commit(self)
+        topics.add(self._place.topic)
+        if self._began is None:
+            raise SystemExit("dead")
+
+    monkeypatch.setattr(TransactionalPublisher, "_commit", dying)
+    monkeypatch.setattr(TransactionalPublisher, "discard", lambda self: None)
+    monkeypatch.setattr(
+        Shard, "settle", lambda self, *a, **k: None if k.get("last") else settle(self, *a, **k)
+    )
+    with pytest.raises(SystemExit, match="dead"):
+        _drain(outbox)
+    monkeypatch.undo()
+    with outbox.connect() as connection:
+        ((tick,),) = connection.execute("SELECT tick_id::text FROM outbox_shards").fetchall()
+    (topic,) = topics
+    right = {"tick": tick, "last_seq": 1, "finished": True, "released": []}
+    wrong = [
+        *({**right, **part} for part in ({"last_seq": "x"}, {"last_seq": 2**70}, {"last_seq": None})),
+        *({**right, **part} for part in ({"finished": "no"}, {"released": 7}, {"released": ["1"]})),
+        *({**right, **part} for part in ({"tick": [tick]}, {"more": 1}, {"last_seq": -1})),
+        *([right], "right", 1, None),
+    ]
+    foreign = [None, b"", b"\xff\xfe", b"no JSON", b"[" * 6_000, *(json.dumps(one).encode() for one in wrong)]
+    producer = Producer({"bootstrap.servers": outbox.settings.kafka})
+    for value in foreign:
+        producer.produce(topic, value, "other", partition=0)
+    assert producer.flush(20) == 0
+    with caplog.at_level("WARNING", "outbox_pipelines"):
+        _drain(outbox)
+    _assert_once(outbox, 2_000)
+    assert f"{len(foreign)} records of the progress topic {topic}, partition 0, that no relay" in caplog.text
 
 
 @pytest.mark.parametrize("within_a_tick", [False, True])
