@@ -330,7 +330,7 @@ class Publisher:
 
         The reports come first: a producer that has failed goes on reporting.
         """
-        self.flush(_LAST_REPORTS_SECONDS)
+        self._await_reports()
         self._producer.purge()
         self.flush(1.0)
         reclaimed = [(delivery, delivery.reclaim(self._identify)) for delivery in self._deliveries]
@@ -347,6 +347,14 @@ class Publisher:
             failures.kind(error) is Kind.OUTAGE for _, failed in reclaimed for _, error in failed or ()
         )
         self._conclude(explained, f"Kafka's client gave up: {self._trouble}", patience=not is_outage)
+
+    def _await_reports(self) -> None:
+        """Wait for what Kafka says of the messages in flight."""
+        deadline = time.monotonic() + _LAST_REPORTS_SECONDS
+        while len(self._producer) and time.monotonic() < deadline:
+            # A producer that has failed keeps its queue, and adds to it what failed as a consequence.
+            self._producer.purge(in_flight=False, blocking=False)
+            self._serve(0.05)
 
     def _conclude(self, explained: bool, reason: str, *, patience: bool = True) -> None:
         """Close the breaker after a refusal, which is an answer; open it after failures without a reason."""

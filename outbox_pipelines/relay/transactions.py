@@ -305,7 +305,7 @@ class TransactionalPublisher(Publisher):
 
     def _recover(self) -> None:
         """After a refusal nothing of the transaction is out: all of it again, without those to blame."""
-        self.flush(_LAST_REPORTS_SECONDS)
+        self._await_reports()
         explained = self._blame(
             [(one, *what) for one in self._deliveries for what in self._identify(one.flying, one.failed)]
         )
