@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from sys import getsizeof
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from outbox_pipelines.relay.position import Position, Snapshot
 
@@ -53,6 +53,9 @@ def weigh(events: Iterable[Event]) -> int:
     )
 
 
+_LARGE: Final = 16_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Events of one tick that are published together."""
@@ -83,6 +86,11 @@ class Piece:
             replace(self, events=first, size=weigh(first), ends_tick=False),
             replace(self, events=rest, size=weigh(rest), starts_tick=False),
         )
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is published and settled before anything else is read, for the sake of memory."""
+        return self.size > _LARGE
 
     @property
     def is_whole(self) -> bool:

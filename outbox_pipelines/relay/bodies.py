@@ -15,16 +15,20 @@ from typing import Any, Final, LiteralString
 import psycopg
 
 from outbox_pipelines.database import Connection
+from outbox_pipelines.relay import queries
 from outbox_pipelines.secret import first_line
 
 FEW: Final = 8_000
 """Bytes of the largest row that is fetched together with hundreds of others."""
 NOTHING: Final = -1
 """No content at all: rows are listed."""
-MOST: Final = 16_000_000
-"""Bytes of the largest row that is read at all: more than Kafka's client takes."""
+MOST: Final = 8_000_000
+"""Bytes of the largest row that is read at all. One wide character makes Python take four times as many."""
 
-_TOO_LARGE: Final = f"its text has more than {MOST:,} bytes, the most that the relay reads"
+_TOO_LARGE: Final = (
+    f"its text has more than {MOST:,} bytes, or its headers more than {queries.MOST_METADATA:,}, "
+    "the most that the relay reads"
+)
 # The fields of `Event`.
 _SEQ: Final = 0
 _PAYLOAD: Final = 5

@@ -7,7 +7,7 @@ Invariants:
   database before its content is read: reading it may be what kills. Three deaths at one marked event make it
   a dead letter. A kill from outside hits the few milliseconds of one event's mark three times in a row only
   by malice.
-- While it is needed, nothing is read before all that was read is settled.
+- While it is needed, and behind a large batch, nothing is read before all that was read is settled.
 - The mark is taken away from an event that Kafka merely does not answer for: an outage blames nobody.
 """
 
@@ -72,12 +72,16 @@ class Caution:
 
     def passed(self, piece: Piece) -> None:
         """A piece is settled: the next may be read."""
+        if self.is_needed:
+            self._count(piece)
+        self._has_passed.set()
+
+    def _count(self, piece: Piece) -> None:
         self._left -= len(piece.events)
         self._singles = max(0, self._singles - len(piece.events))
         caught_up = piece.ends_tick and self._until is not None and piece.target.xmax >= self._until.xmax
         if self._left <= 0 or caught_up:
             self.is_needed, self.is_over = False, True
-        self._has_passed.set()
 
     def wait_until_passed(self, seconds: float) -> bool:
         """Wait for the piece that was read last; return whether it is settled."""

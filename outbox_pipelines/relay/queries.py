@@ -39,14 +39,17 @@ _TEXTS_WITH_TIME: Final[LiteralString] = f"""
                    'created-at', to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')))
                || jsonb_build_object('headers', coalesce(headers, '{{}}'::jsonb)))::text
     END AS metadata"""
+# Of the metadata, which the relay parses: it takes up to thirty times its size then. Stands in `FITTING`.
+MOST_METADATA: Final = 1_000_000
 FITTING: Final[LiteralString] = """seq, id::text,
     CASE WHEN octet_length(aggregate_type) <= %(most)s THEN aggregate_type ELSE left(aggregate_type, 999) END,
     CASE WHEN octet_length(aggregate_id) <= %(most)s THEN aggregate_id ELSE left(aggregate_id, 999) END,
     CASE WHEN octet_length(event_type) <= %(most)s THEN event_type ELSE left(event_type, 999) END,
     CASE WHEN octet_length(payload) + octet_length(aggregate_type) + octet_length(aggregate_id)
               + octet_length(event_type) + coalesce(octet_length(metadata), 0) <= %(most)s
-              AND metadata IS DISTINCT FROM '' THEN payload END,
-    CASE WHEN octet_length(metadata) <= %(most)s THEN metadata END"""
+              AND metadata IS DISTINCT FROM '' AND coalesce(octet_length(metadata), 0) <= 1000000
+         THEN payload END,
+    CASE WHEN octet_length(metadata) <= least(%(most)s, 1000000) THEN metadata END"""
 # Who an event is, without its content.
 NAMES: Final[LiteralString] = """
     seq, id::text, aggregate_type, aggregate_id, left(event_type, 999), NULL::text, NULL::text"""
@@ -100,7 +103,8 @@ class Reading(NamedTuple):
     window: LiteralString
     """Of a big tick, by the seq index: the conditions on tx are functions, so that no other index fits."""
     bodies: LiteralString
-    """Rows that were listed without content."""
+    """Rows that were listed without content. Sorted as they are stored: a row's texts are made when it is
+    fetched, and not at all where the reader stops before it."""
     parked: LiteralString
     """The same of parked events."""
 
@@ -126,13 +130,17 @@ SELECT {FITTING} FROM (
 ORDER BY seq"""
     bodies: LiteralString = f"""
 SELECT {FITTING} FROM (
-    SELECT {texts} FROM outbox
-    WHERE created_at >= %(start)s AND created_at < %(stop)s AND seq = ANY (%(seqs)s::bigint[])
-    ORDER BY seq OFFSET 0) AS event
+    SELECT {texts} FROM (
+        SELECT * FROM outbox
+        WHERE created_at >= %(start)s AND created_at < %(stop)s AND seq = ANY (%(seqs)s::bigint[])
+        ORDER BY seq OFFSET 0) AS stored
+    OFFSET 0) AS event
 ORDER BY seq"""
     parked: LiteralString = f"""
 SELECT {FITTING} FROM (
-    SELECT {texts} FROM outbox_parked WHERE seq = ANY (%(seqs)s::bigint[]) ORDER BY seq OFFSET 0) AS event
+    SELECT {texts} FROM (
+        SELECT * FROM outbox_parked WHERE seq = ANY (%(seqs)s::bigint[]) ORDER BY seq OFFSET 0) AS stored
+    OFFSET 0) AS event
 ORDER BY seq"""
     return Reading(small, small.replace("LIMIT %(limit)s + 1", with_late), window, bodies, parked)
 

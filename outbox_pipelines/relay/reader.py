@@ -113,7 +113,10 @@ class Reader:
                     self._put(piece)
                     if piece.events:
                         pause.reset()
-                    if len(piece.events) >= MANY_EVENTS or not piece.ends_tick:
+                    is_more = len(piece.events) >= MANY_EVENTS or not piece.ends_tick
+                    # A variable would keep its content in memory until the next is read.
+                    del piece
+                    if is_more:
                         continue
                 elif self._until_empty:
                     break
@@ -140,11 +143,11 @@ class Reader:
         self.hold.is_wanted = self.hold.is_reached = False
 
     def _put(self, piece: Piece | None) -> None:
-        is_guarded = piece is not None and self._caution.is_needed
+        is_awaited = piece is not None and (self._caution.is_needed or piece.is_large)
         while not self._end.is_set() and not self.pieces.put(piece, 0.1):
             pass
-        # Nothing else is read meanwhile: a death would not tell at what.
-        while is_guarded and not self._end.is_set() and not self._caution.wait_until_passed(0.1):
+        # Nothing else is read meanwhile: a death would not tell at what, or the memory is full.
+        while is_awaited and not self._end.is_set() and not self._caution.wait_until_passed(0.1):
             pass
 
 

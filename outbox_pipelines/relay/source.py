@@ -16,7 +16,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from itertools import islice
-from typing import Any, LiteralString, NamedTuple, Protocol
+from typing import Any, Final, LiteralString, NamedTuple, Protocol
 
 import psycopg
 
@@ -29,6 +29,8 @@ from outbox_pipelines.relay.position import Position, Snapshot
 _CHUNK = 500 if psycopg.pq.version() >= 170000 else 1
 # Of a window that is listed without content.
 _LISTED = 500
+# Reads that list rows first, once there was need: making the texts of a tick only to leave most out is slow.
+_CAREFUL_READS: Final = 20
 # How old the knowledge of closed days may be: one that is thought open costs planning, nothing else.
 _DAYS_SECONDS = 60.0
 
@@ -90,6 +92,7 @@ class SnapshotSource:
         self._guard = guard or _Unguarded()
         self._tick: Iterator[Piece] = iter(())
         self._open_from = ""
+        self._careful = 0
         self._days_read = -math.inf
         connection.execute(queries.TUNE)
         if position.target is not None:
@@ -145,14 +148,16 @@ class SnapshotSource:
         }
         while True:
             found = self._fetch(query, tick | {"last_seq": last_seq})
-            events = found.events
-            if events and events[0].seq < 0:
+            if found.events and found.events[0].seq < 0:
                 yield from self._windows(tick, target, last_seq)
                 return
-            starts, last_seq = last_seq == 0, events[-1].seq if events else last_seq
-            yield Piece(events, found.size, self._done, target, found.is_all, starts, found.unreadable)
-            if found.is_all:
+            starts, last_seq = last_seq == 0, found.events[-1].seq if found.events else last_seq
+            is_all = found.is_all
+            yield Piece(found.events, found.size, self._done, target, is_all, starts, found.unreadable)
+            if is_all:
                 return
+            # One batch less in memory while the next is read.
+            del found
 
     def _windows(self, tick: dict[str, Any], target: Snapshot, last_seq: int) -> Iterator[Piece]:
         """A big tick: by windows of `seq` over the spans in which it has rows."""
@@ -176,6 +181,7 @@ class SnapshotSource:
                     starts = False
                 else:
                     last_seq = self._before_next(window, last_seq, end)
+                del found
         yield Piece([], 0, self._done, target, ends_tick=True, starts_tick=starts)
 
     def _days(self, first: int, end: int) -> dict[str, Any]:
@@ -206,12 +212,18 @@ class SnapshotSource:
         if step is not None:
             rows, _, is_all = self._list(query, parameters, bodies.NOTHING)
             return self._read(rows[:step], is_all=is_all and len(rows) <= step, alone=step == 1)
-        try:
-            rows, size, is_all = self._list(query, parameters, bodies.FEW)
-        except psycopg.Error as error:
-            if not bodies.is_about_a_row(error):
-                raise
+        if self._careful:
+            self._careful -= 1
             rows, size, is_all = self._list(query, parameters, bodies.NOTHING)
+        else:
+            try:
+                rows, size, is_all = self._list(query, parameters, bodies.FEW)
+            except psycopg.Error as error:
+                if not bodies.is_about_a_row(error):
+                    raise
+                rows, size, is_all = self._list(query, parameters, bodies.NOTHING)
+            if size is None:
+                self._careful = _CAREFUL_READS
         return self._read(rows, is_all=is_all) if size is None else _Found(rows, size, is_all, {})
 
     def _list(

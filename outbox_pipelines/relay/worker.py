@@ -40,6 +40,7 @@ from outbox_pipelines.settings import Settings
 _LOG = logging.getLogger(__name__)
 # Complete pieces that wait for the settler: a slow database must not fill the memory.
 _MOST_UNSETTLED: Final = 16
+_MOST_UNSETTLED_BYTES: Final = 16_000_000
 # How long a graceful stop waits for acknowledgements: an outage must not hold it up for ever.
 _STOP_SECONDS: Final = 10.0
 # How long a run until empty waits for a Kafka that is away.
@@ -121,6 +122,7 @@ class Worker:
         self._orders: list[_Order] = []
         self._unsettled = 0
         """Complete pieces with events that the settler has not dealt with."""
+        self._unsettled_bytes = 0
         self._finished = False
         self._stop_by = math.inf
         self._away_since: float | None = None
@@ -169,7 +171,7 @@ class Worker:
                 # What was read and not handed over is read again. While Kafka is unavailable nobody would
                 # take the end of the queue, and the stop would never end.
                 reading = False
-            room = self._publisher.has_room and self._unsettled < _MOST_UNSETTLED
+            room = self._publisher.has_room and self._settler_has_room()
             try:
                 piece = self._next(reading, room)
             except Empty:
@@ -179,13 +181,18 @@ class Worker:
             else:
                 if piece is None:
                     reading = False
-                elif isinstance(piece, Piece) and self._caution.is_needed:
-                    if not self._publish_with_caution(piece):
+                elif isinstance(piece, Piece) and (self._caution.is_needed or piece.is_large):
+                    if not self._publish_alone(piece):
                         return
                 else:
                     self._publisher.publish(piece)
+                # A variable would keep its content in memory until there is another.
+                del piece
             self._hand_to_settler(self._publisher.acknowledged())
             self._report()
+
+    def _settler_has_room(self) -> bool:
+        return self._unsettled < _MOST_UNSETTLED and self._unsettled_bytes < _MOST_UNSETTLED_BYTES
 
     def _next(self, reading: bool, room: bool) -> Piece | Released | None:
         """What to publish next, None at the end of what is to be read; `Empty` where there is nothing now."""
@@ -241,8 +248,11 @@ class Worker:
         elif time.monotonic() - self._away_since > _OUTAGE_SECONDS:
             raise AwayError(f"Kafka has taken nothing for {_OUTAGE_SECONDS:.0f} s: {breaker.reason}")
 
-    def _publish_with_caution(self, piece: Piece) -> bool:
-        """Publishes a piece and waits until it is settled, since relays have died here; False to end."""
+    def _publish_alone(self, piece: Piece) -> bool:
+        """Publishes a piece and waits until it is settled; False to end.
+
+        Where relays have died, and for the memory's sake where the piece is large.
+        """
         self._publisher.publish(piece)
         innocent_at = time.monotonic() + _INNOCENT_SECONDS
         while self._publisher.pending or self._unsettled:
@@ -259,6 +269,7 @@ class Worker:
     def _settle(self) -> None:
         position = self._shard.position
         beat_at = 0.0
+        batch: Complete | None
         while True:
             with self._outcome:
                 self._outcome.wait_for(self._has_work, timeout=self._rest(beat_at))
@@ -285,6 +296,7 @@ class Worker:
                 beat_at = time.monotonic()
             with self._outcome:
                 self._unsettled -= sum(1 for batch in batches if batch.piece.events)
+                self._unsettled_bytes -= sum(batch.piece.size for batch in batches)
             for order in orders:
                 if order.parked:
                     self._shard.park(order.parked)
@@ -299,7 +311,12 @@ class Worker:
             self._hold.is_reached = self._hold.is_wanted and self._retries.is_quiet
             if self._is_time_to_hand_over():
                 self._stop.set()
-            if batches and events < MANY_EVENTS and not self._is_exactly_once:
+            pauses = bool(batches) and events < MANY_EVENTS and not self._is_exactly_once
+            # Variables would keep their content in memory until there are others.
+            batch = None
+            batches.clear()
+            ticks.clear()
+            if pauses:
                 self._end.wait(_SETTLE_PAUSE)
 
     def _settle_ticks(
@@ -363,6 +380,7 @@ class Worker:
             with self._outcome:
                 self._completed += batches
                 self._unsettled += sum(1 for batch in batches if batch.piece.events)
+                self._unsettled_bytes += sum(batch.piece.size for batch in batches)
                 self._outcome.notify()
 
     def _is_time_to_hand_over(self) -> bool:

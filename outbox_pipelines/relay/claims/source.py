@@ -36,8 +36,11 @@ _LOG = logging.getLogger(__name__)
 _CONNECTIONS: Final = 3
 # Rows fetched at once until their size is known: bounds memory where payloads are large.
 _FEW: Final = 500
-# Rows that are claimed at once where some are large or cannot be read: what is claimed is also read.
-_LARGE: Final = 4
+# Rows that are claimed at once where some are large or cannot be read: what is claimed is also read, and one
+# may fill the batch.
+_LARGE: Final = 1
+# Text of the claims that are not settled, in bytes, up to which another may be made.
+_MOST_BYTES: Final = 16_000_000
 # Claims that are made so once there was need.
 _CAREFUL_CLAIMS: Final = 20
 # Foreign locks come and go between two statements.
@@ -108,7 +111,7 @@ class ClaimSource:
     @property
     def may_claim(self) -> bool:
         """Whether few enough claims are on their way."""
-        return bool(self._free)
+        return bool(self._free) and sum(claim.piece.size for claim in self.in_flight) < _MOST_BYTES
 
     def claim(self, blocked: Collection[tuple[str, str]]) -> Claim | None:
         """The next rows, without those of the blocked aggregates; None where there are none now."""
