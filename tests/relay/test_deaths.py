@@ -37,16 +37,32 @@ sys.argv = ["outbox", "relay", "--until-empty"]
 main()
 """
 
+# The same at the moment at which the content has been read, as where there is too little memory for it.
+READER = """
+import os, signal, sys
+from outbox_pipelines.relay import source
+weigh = source.weigh
+def deadly(events):
+    events = list(events)
+    if any('"deadly"' in (event.payload or "") for event in events):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return weigh(events)
+source.weigh = deadly
+from outbox_pipelines.__main__ import main
+sys.argv = ["outbox", "relay", "--until-empty"]
+main()
+"""
 
-def _run(outbox: Outbox, **environment: str) -> int:
+
+def _run(outbox: Outbox, program: str = RELAY, **environment: str) -> int:
     given = clean_environment() | outbox.environment | environment
-    command = [sys.executable, "-c", RELAY]
+    command = [sys.executable, "-c", program]
     return subprocess.run(command, env=given, capture_output=True, timeout=120).returncode
 
 
-def _run_until_it_lives(outbox: Outbox, **environment: str) -> int:
+def _run_until_it_lives(outbox: Outbox, program: str = RELAY, **environment: str) -> int:
     deaths = 0
-    while (code := _run(outbox, **environment)) == -signal.SIGKILL:
+    while (code := _run(outbox, program, **environment)) == -signal.SIGKILL:
         deaths += 1
         assert deaths < 12, "the relay dies for ever"
     assert code in (0, 1)
@@ -70,6 +86,16 @@ def test_an_event_that_kills_is_found_and_given_up(outbox: Outbox, events: int, 
     assert row is not None
     assert row[:3] == (0, None, 0)
     assert "died 3 times" in row[3]
+
+
+def test_an_event_that_kills_when_it_is_read_is_given_up(outbox: Outbox) -> None:
+    """Guards against a crash loop at a row that is marked only after its content was read."""
+    payloads: list[tuple[str, Any]] = [(str(n % 50), {"n": n}) for n in range(1000)]
+    payloads[434] = ("guilty", {"n": 434, "deadly": True})
+    ids = write(outbox, *payloads)
+    assert _run_until_it_lives(outbox, READER) <= 6
+    assert parked_rows(outbox) == [("guilty", ids[434], "failed", 0)]
+    assert len({message.headers["id"] for message in outbox.messages()}) == 999
 
 
 def test_deaths_count_in_a_container_restarted_in_place(outbox: Outbox) -> None:
