@@ -188,7 +188,7 @@ def test_wrong_settings_of_kafka(outbox: Outbox, tmp_path: Path) -> None:
     for line, says in (
         ("acks=1", "the relay sets acks itself"),
         ("compression.tpye=zstd", "compression.tpye"),
-        ("no equals", "write name=value"),
+        ("no equals", "is not name=value"),
     ):
         config.write_text(f"# ours\n\n{line}\n")
         _refuses(outbox, "relay", OUTBOX_KAFKA_CONFIG=str(config), says=says)
