@@ -45,6 +45,7 @@ _NAME: Final = (
     r"|(?:[\w.-]*[_.-])?token)"
 )
 _NAMED: Final = re.compile(rf"(?i)({_NAME}['\"]?\s*[=:]\s*)('[^']*'|\"[^\"]*\"|[^\s,;&]+)")
+_BARE: Final = re.compile(r"postgres(?:ql)?:///?")
 _URL: Final = re.compile(r"postgres(?:ql)?://([^/?]*)(.*)\Z", re.DOTALL)
 _PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _HOST: Final = re.compile(r"(?:\[[0-9A-Fa-f:.%]*\]|[^\s:@\[\]]*)(?::\d*)?\Z")
@@ -112,7 +113,7 @@ def first_line(error: BaseException) -> str:
 def register_dsn(value: str) -> None:
     """Registers the passwords of a connection string, or of what should be one."""
     given = _understood(value)
-    if not given or any(given.get(name) for name in _PASSWORDS):
+    if not (given or _BARE.fullmatch(value)) or any(given.get(name) for name in _PASSWORDS):
         register(value)
     if "://" in value:
         user_info, at, _ = value.partition("://")[2].rpartition("@")
@@ -145,7 +146,8 @@ def check_dsn(value: str) -> None:
         _check_url(value)
     elif separator and "=" not in scheme:
         raise ValueError(f"is no connection string: {_WRITE}")
-    if not _understood(value):
+    # All of it can come from libpq's own variables.
+    if not _understood(value) and not _BARE.fullmatch(value):
         raise ValueError(f"is no connection string: {_WRITE}; a value with spaces stands in quotes, '…'")
     for name, given in _understood(value).items():
         hosts = given.split(",") if name in ("host", "hostaddr") else []

@@ -130,9 +130,26 @@ class Brokers:
         found: dict[str, int | Unavailable] = {}
         for name, answer in asked.items():
             error = answer.exception()
+            if error is not None and _code(error) == KafkaError._TIMED_OUT:
+                # The controller is asked, which can be unavailable while brokers take messages.
+                return self._list(asked)
             found[name] = _partitions(answer.result()) if error is None else self._explain(error)
         self._trouble = ""
         return found
+
+    def _list(self, names: Iterable[str]) -> dict[str, int | Unavailable]:
+        """The same from any broker: it gives all topics of the cluster, and not what is allowed."""
+        try:
+            listed = self._admin.list_topics(timeout=_DESCRIBE_SECONDS).topics
+        except KafkaException as error:
+            raise self._no_answer(self._trouble or _text(error)) from None
+        self._trouble = ""
+        return {
+            name: len(listed[name].partitions)
+            if name in listed and listed[name].error is None
+            else self._missing
+            for name in names
+        }
 
     def provoke(self, name: str) -> None:
         """Asks so that a broker creates the topic, if it creates topics."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import KafkaError
 
-from outbox_pipelines.relay import failures
+from outbox_pipelines.relay import brokers, failures, topics
 from outbox_pipelines.relay.failures import Kind
 from tests.conftest import Outbox, wait_until
 from tests.history import mock
@@ -77,8 +77,11 @@ def test_a_code_that_no_client_knows_is_an_outage() -> None:
 
 
 @pytest.fixture
-def broker(outbox: Outbox) -> Iterator[tuple[mock.Mock, Outbox]]:
+def broker(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[mock.Mock, Outbox]]:
     """A broker that answers as it is told to, and an outbox with a topic there."""
+    # It has no controller, and a topic that refuses messages is tried again at once.
+    monkeypatch.setattr(brokers, "_DESCRIBE_SECONDS", 0.3)
+    monkeypatch.setattr(topics, "_TRIAL_SECONDS", 0.2)
     with mock.running() as broker:
         broker.create({"order": outbox.topic()}, partitions=1)
         changed = {"kafka": broker.bootstrap, "breaker_seconds": 0.5}
@@ -101,7 +104,7 @@ def test_a_brokers_failure_costs_no_event_an_attempt(broker: tuple[mock.Mock, Ou
     outbox.fill(30, aggregates=30)
     kafka.answer(*[code] * 5)
     with running(quick(outbox, max_attempts=1)):
-        wait_until(lambda: len(outbox.messages()) >= 30, what="all to be published")
+        wait_until(lambda: len(outbox.messages()) >= 30, seconds=60, what="all to be published")
         wait_until(lambda: not parked_rows(outbox), what="nothing to be parked")
     with outbox.connect() as connection:
         row = connection.execute("SELECT count(*), max(retry_count) FROM outbox_events").fetchone()

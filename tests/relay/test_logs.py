@@ -63,7 +63,7 @@ def test_a_dead_letter_is_a_line_with_time_and_level(outbox: Outbox) -> None:
     with outbox.connect(autocommit=False) as connection:
         written = emit(connection, "order", 1, "order.placed", {"noise": NOISE})
     lines = _drain(outbox, code=1, OUTBOX_MAX_ATTEMPTS="1")
-    (line,) = [line for line in lines if "dead letter" in line]
+    (line,) = [line for line in lines if "dead letter: " in line]
     time, level, message = line.split(" ", 2)
     assert datetime.fromisoformat(time).tzinfo is not None
     assert level == "error:"

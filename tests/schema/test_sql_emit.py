@@ -109,7 +109,7 @@ def test_a_key_within_a_savepoint_counts_after_it(connection: Connection) -> Non
     assert one(connection, EMIT, "k") == (first[0], None, True)
 
 
-@pytest.mark.parametrize("key", ["ключ", "x" * 10_000, "'; --", " "])
+@pytest.mark.parametrize("key", ["ключ", "x" * 9_900, "'; --", " "])
 def test_any_text_is_a_key(connection: Connection, key: str) -> None:
     """Keys too long for an index, or in another alphabet."""
     first = one(connection, EMIT, key)
