@@ -80,7 +80,7 @@ def test_a_day_that_lost_its_partition_counts_as_missing(database: Database) -> 
     database.rows(f"ALTER TABLE outbox DETACH PARTITION outbox_{tomorrow:%Y%m%d}")
     assert _ahead(database) == 13
     shown = database.outbox("partitions", "list").output
-    assert f"{tomorrow}  open, no partition" in shown
+    assert f"{tomorrow}  open, detached" in shown
 
 
 def test_few_days_are_an_exit_code_and_a_remark(database: Database) -> None:

@@ -15,6 +15,7 @@ from tests.conftest import Outbox, topic_prefix, wait_until
 from tests.history import servers as own
 from tests.history.proxy import Proxy
 from tests.relay import faults
+from tests.relay.topic import create_topic
 
 DELIVERIES = ("at_least_once", "exactly_once")
 
@@ -61,6 +62,7 @@ def _deaths(outbox: Outbox) -> tuple[str | None, int]:
 
 def test_a_takeover_that_is_slower_than_the_lease(distant: Outbox, network: Proxy) -> None:
     """Guards against a relay that recovers a transaction in silence: the session ends, and it starts over."""
+    create_topic(distant)
     network.delay(0.2)
     distant.write(1, 2, 3)
     # In a process: one that starts over for ever is ended there.
@@ -76,11 +78,12 @@ def test_a_takeover_that_is_slower_than_the_lease(distant: Outbox, network: Prox
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_sigterm_ends_a_relay_whose_breaker_is_open(distant: Outbox, network: Proxy, delivery: str) -> None:
     """Guards against a stop that waits for Kafka: the manager kills the relay, which counts as a death."""
+    create_topic(distant)
     environment = {"OUTBOX_DELIVERY": delivery, "OUTBOX_BREAKER_SECONDS": "0.5"}
     with faults.relay(distant, **environment) as relay:
         published = faults.published(distant)
         distant.fill(1000)
-        wait_until(lambda: published() == 1000)
+        wait_until(lambda: published() == 1000, seconds=60)
         network.swallow()
         # More than the relay reads ahead: whatever it holds, something is left in its queue.
         distant.fill(80_000)
