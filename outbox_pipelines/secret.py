@@ -59,6 +59,10 @@ class Secret(str):
 
     __slots__ = ()
 
+    def __new__(cls, value: str = "") -> Secret:
+        # `str` would take what a secret shows for its value.
+        return super().__new__(cls, value.reveal() if isinstance(value, Secret) else value)
+
     def reveal(self) -> str:
         """The value, for the one who needs it."""
         return "".join(self)

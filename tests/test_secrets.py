@@ -326,3 +326,8 @@ def test_one_place_makes_errors_safe(capsys: pytest.CaptureFixture[str]) -> None
         "postgresql://user@host/db, password authentication failed"
     )
     assert repr(Secret("")) == "''"
+
+
+def test_a_secret_of_a_secret_is_the_same() -> None:
+    """Guards against a copy of settings whose password has become ***."""
+    assert Secret(Secret("dbname=shop")).reveal() == "dbname=shop"

@@ -124,9 +124,10 @@ def test_resource_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     """Guards against an override that is ignored, and a wrong one that surfaces as pydantic's many lines."""
     from outbox_pipelines.defs.resources import OutboxResource
 
-    monkeypatch.setenv("OUTBOX_DSN", "from-environment")
+    monkeypatch.setenv("OUTBOX_DSN", "dbname=environment")
     monkeypatch.setenv("OUTBOX_KAFKA", "from-environment")
-    settings = OutboxResource(dsn="given", db_schema="shop").settings()
-    assert (settings.dsn, settings.kafka, settings.db_schema) == ("given", "from-environment", "shop")
+    settings = OutboxResource(dsn="dbname=given", db_schema="shop").settings()
+    assert settings.require_dsn() == "dbname=given"
+    assert (settings.kafka, settings.db_schema) == ("from-environment", "shop")
     with pytest.raises(SetupError, match="OUTBOX_SESSION_SECONDS"):
         OutboxResource(session_seconds=0).settings()

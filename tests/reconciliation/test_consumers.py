@@ -162,7 +162,7 @@ def test_what_is_pruned_is_forgotten_not_missing(place: Place) -> None:
 def test_its_records_may_be_in_another_database(place: Place) -> None:
     ids = place.write(3)
     place.relay()
-    with fresh_database(place.settings.dsn) as dsn:
+    with fresh_database(place.settings.require_dsn()) as dsn:
         place.consumer([], dsn=dsn)
         with pytest.raises(SetupError, match="consumer billing: its database has no table processed_events"):
             place.reconcile()
