@@ -21,7 +21,7 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from outbox_pipelines import schema
+from outbox_pipelines import schema, secret
 from outbox_pipelines.local import Stack
 from outbox_pipelines.local import stack as local_stack
 from outbox_pipelines.settings import Settings, load_settings
@@ -187,6 +187,14 @@ def may_log_in(dsn: str) -> str:
 def topic_prefix() -> str:
     """What a test's topics begin with; those are removed when the run ends."""
     return f"{_RUN}{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(autouse=True)
+def known_secrets() -> Iterator[None]:
+    """What one test calls a secret is a word in the messages of another."""
+    before = set(secret._known)
+    yield
+    secret._known.intersection_update(before)
 
 
 @pytest.fixture(scope="session")

@@ -100,7 +100,7 @@ def test_up_env_down(database_only: Settings) -> None:
     assert "outbox local up" in nothing.stderr
 
     exports = _local("up").stdout
-    assert exports.startswith("export OUTBOX_DSN=postgresql://")
+    assert exports.startswith("export OUTBOX_DSN='postgresql://")
     dsn = json.loads(_local("env", "--json").stdout)["dsn"]
     shell = subprocess.run(
         ["sh", "-c", f"{_local('env').stdout}echo $OUTBOX_DSN"], capture_output=True, text=True
