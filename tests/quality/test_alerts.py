@@ -156,5 +156,5 @@ def test_the_command_sends_a_test() -> None:
 
 
 def test_an_address_of_the_pages_is_checked() -> None:
-    with pytest.raises(SetupError, match="OUTBOX_UI_URL.*write the address"):
+    with pytest.raises(SetupError, match=r"OUTBOX_UI_URL.*write the address"):
         load_settings(ui_url="dagster.example.com")
