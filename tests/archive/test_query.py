@@ -151,7 +151,7 @@ def test_the_archive_is_not_written(root: Path, tmp_path: Path) -> None:
 
 def test_a_missing_file_is_one_line(root: Path) -> None:
     """Guards against a stack trace where somebody has removed a day's file."""
-    next((root / "event_date=2013-01-02").glob("*.parquet")).unlink()
+    next((root / "events" / "event_date=2013-01-02").glob("*.parquet")).unlink()
     done = ask(root, COUNTS)
     assert done.exit_code == 2
     assert len(done.stderr.splitlines()) == 1
