@@ -30,7 +30,7 @@ def _materialize(page: Page, days: str) -> None:
 
 
 def _rows_archived(served: Place, day: date) -> int | None:
-    found = [*served.archive.glob(f"**/event_date={day}/*.json")]
+    found = [*served.archive.glob(f"_outbox/manifests/*{day}*.json")]
     return json.loads(found[0].read_text())["rows"] if found else None
 
 
