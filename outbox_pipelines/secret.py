@@ -39,12 +39,14 @@ _VARIABLES: Final = (
 )
 # user:password@ of a URL: up to the last @, for a password may have one.
 # (A path that was made of one has a single slash.)
-_IN_URL: Final = re.compile(r"(:/{1,2})[^\s\"'<>:]*:[^\s\"'<>]*@")
+# All repetitions are bounded: a driver's message may repeat megabytes of a payload, and the time must be linear.
+_IN_URL: Final = re.compile(r"(:/{1,2})[^\s\"'<>:]{0,512}:[^\s\"'<>]{0,1024}@")
 _NAME: Final = (
-    r"(?:[\w.-]*(?:passw(?:or)?d|passwd|pwd|secret|credential|jaas\.config|api[_-]?key|access[_-]?key)[\w.-]*"
-    r"|(?:[\w.-]*[_.-])?token)"
+    r"(?:(?:passw(?:or)?d|passwd|pwd|secret|credential|jaas\.config|api[_-]?key|access[_-]?key)[\w.-]{0,64}|token)"
 )
-_NAMED: Final = re.compile(rf"(?i)({_NAME}['\"]?\s*[=:]\s*)('[^']*'|\"[^\"]*\"|[^\s,;&]+)")
+_NAMED: Final = re.compile(
+    rf"(?i)({_NAME}['\"]?\s{{0,8}}[=:]\s{{0,8}})('[^']{{0,1024}}'|\"[^\"]{{0,1024}}\"|[^\s,;&]+)"
+)
 _BARE: Final = re.compile(r"postgres(?:ql)?:///?")
 _URL: Final = re.compile(r"postgres(?:ql)?://([^/?]*)(.*)\Z", re.DOTALL)
 _PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")

@@ -331,3 +331,9 @@ def test_one_place_makes_errors_safe(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_secret_of_a_secret_is_the_same() -> None:
     """Guards against a copy of settings whose password has become ***."""
     assert Secret(Secret("dbname=shop")).reveal() == "dbname=shop"
+
+
+def test_long_messages_are_read_in_linear_time() -> None:
+    """Guards against a driver's error that repeats a payload and stops the process for hours."""
+    long = "x" * 3_000_000
+    assert secret.redacted(f"{long} password={long}") == f"{long} password={secret.HIDDEN}"

@@ -123,5 +123,5 @@ def test_the_soak_as_a_command(capfd: pytest.CaptureFixture[str]) -> None:
     """Guards against a soak that is found broken on the night it was meant for."""
     assert program.main(["run", "--seconds", "2", "--seed", "7", "--fault", "kill relay"]) == 0
     printed = capfd.readouterr().out
-    assert "SEED 7\n" in printed
+    assert "SEED 7: usual load\n" in printed
     assert "kill relay" in printed

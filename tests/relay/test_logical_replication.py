@@ -12,7 +12,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings, load_settings
-from tests.conftest import Outbox, wait_until
+from tests.conftest import Outbox, password_of, wait_until
 
 
 def _at(outbox: Outbox, dsn: str) -> Settings:
@@ -34,9 +34,13 @@ def test_a_replicated_outbox_is_not_relayed(tmp_path: Path, outbox: Outbox) -> N
         with publisher.connect() as connection:
             connection.execute("CREATE PUBLICATION events FOR TABLE outbox")
             connection.execute("SELECT pg_create_logical_replication_slot('events', 'pgoutput')")
+        # The server connects by itself, and may run as a user who cannot read the password file.
+        source = psycopg.conninfo.make_conninfo(
+            postgres.dsn, password=password_of(postgres.dsn), passfile=None
+        )
         with subscriber.connect() as connection:
             connection.execute(
-                f"CREATE SUBSCRIPTION events CONNECTION '{postgres.dsn}' PUBLICATION events "
+                f"CREATE SUBSCRIPTION events CONNECTION '{source}' PUBLICATION events "
                 "WITH (create_slot = false)".encode()
             )
             publisher.write(1, 2, 3)
