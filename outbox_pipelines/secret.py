@@ -39,10 +39,11 @@ _VARIABLES: Final = (
 )
 # user:password@ of a URL: up to the last @, for a password may have one.
 # (A path that was made of one has a single slash.)
-# All repetitions are bounded: a driver's message may repeat megabytes of a payload, and the time must be linear.
+# Repetitions are bounded, so that the time is linear: a driver's message may repeat megabytes of a payload.
 _IN_URL: Final = re.compile(r"(:/{1,2})[^\s\"'<>:]{0,512}:[^\s\"'<>]{0,1024}@")
 _NAME: Final = (
-    r"(?:(?:passw(?:or)?d|passwd|pwd|secret|credential|jaas\.config|api[_-]?key|access[_-]?key)[\w.-]{0,64}|token)"
+    r"(?:(?:passw(?:or)?d|passwd|pwd|secret|credential|jaas\.config"
+    r"|api[_-]?key|access[_-]?key)[\w.-]{0,64}|token)"
 )
 _NAMED: Final = re.compile(
     rf"(?i)({_NAME}['\"]?\s{{0,8}}[=:]\s{{0,8}})('[^']{{0,1024}}'|\"[^\"]{{0,1024}}\"|[^\s,;&]+)"

@@ -224,12 +224,19 @@ class Prober:
 
     def _commit(self) -> None:
         """In exactly_once: makes a copy in a dead letter topic visible."""
-        if self._producer is not None and self._is_open:
-            self._is_open = False
-            try:
-                self._producer.commit_transaction(_PATIENCE_SECONDS)
-            except KafkaException:
-                self._producer.abort_transaction(_PATIENCE_SECONDS)
+        if self._producer is None or not self._is_open:
+            return
+        self._is_open = False
+        # One that fails here takes no other call than the same again; the next one fences its transaction.
+        producer, self._producer = self._producer, None
+        try:
+            producer.commit_transaction(_PATIENCE_SECONDS)
+        except KafkaException as error:
+            reason: KafkaError = error.args[0]
+            if not reason.txn_requires_abort():
+                raise AwayError(f"Kafka does not commit: {reason.str()}") from None
+            producer.abort_transaction(_PATIENCE_SECONDS)
+        self._producer = producer
 
     def _topic(self, event: Event) -> str:
         topic = self._router.topic(event.aggregate_type, event.event_type)

@@ -253,6 +253,9 @@ class TransactionalPublisher(Publisher):
                 self._trouble = str(error)
                 self._recover()
                 return
+        elif any(delivery.failed for delivery in self._deliveries):
+            # Behind a refused batch nothing of its partition is sent: the commit would wait for ever.
+            self._producer.purge()
         try:
             self._producer.commit_transaction(_COMMIT_SECONDS)
         except KafkaException as error:
@@ -261,6 +264,7 @@ class TransactionalPublisher(Publisher):
             if reason.fatal() or not (reason.retriable() or reason.txn_requires_abort()):
                 raise ShardLostError(f"a transaction ended in doubt: {reason.str()}") from None
             if reason.txn_requires_abort():
+                self._committing = None
                 self._recover()
             return
         try:
@@ -305,6 +309,10 @@ class TransactionalPublisher(Publisher):
 
     def _recover(self) -> None:
         """After a refusal nothing of the transaction is out: all of it again, without those to blame."""
+        if self._committing is not None:
+            # Kafka's client takes no other call until that commit has failed.
+            self._commit()
+            return
         self._await_reports()
         explained = self._blame(
             [(one, *what) for one in self._deliveries for what in self._identify(one.flying, one.failed)]

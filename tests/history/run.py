@@ -139,6 +139,7 @@ class Run:
         self._read = Counter[Process]()
         self._replay_at = 0.0
         self._starts: dict[Process, float] = {}
+        self._dying: set[Process] = set()
         self._effects = 0
 
     @property
@@ -345,7 +346,7 @@ class Run:
         return path.read_text().splitlines() if path.exists() else []
 
     def _take_orders_down(self, process: Process) -> bool:
-        """Takes down what was done at this relay's steps; whether there was something."""
+        """Takes down what was done at this relay's steps; whether it dies of that."""
         path = process.log.with_suffix(".steps")
         if not path.exists() or path.stat().st_size == self._read[process]:
             return False
@@ -358,13 +359,16 @@ class Run:
             self.history.steps[name] = self.history.steps.get(name, 0) + 1
             at = min(path.stat().st_mtime, time.time())
             self.history.faults.append(Fault(f"relay at a step: {name}", at, time.time(), disturbs=True))
-        return bool(done)
+        return any(name.startswith(("before ", "after ")) for name in done)
 
     def _tend(self) -> None:
         """Takes down which programs have ended by themselves, and starts them again."""
         for relay in self.relays:
-            code = relay.exit_code
-            if self._take_orders_down(relay) and code == -signal.SIGKILL:
+            if self._take_orders_down(relay):
+                self._dying.add(relay)
+            # What a relay writes down comes shortly before it dies.
+            if relay in self._dying and relay.exit_code == -signal.SIGKILL:
+                self._dying.remove(relay)
                 self.start_relay(relay, self.next_orders.popleft() if self.next_orders else None)
         for process in (*self.relays, *self.consumers, *self.writers):
             code = process.exit_code

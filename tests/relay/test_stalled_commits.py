@@ -67,6 +67,29 @@ def test_kafka_stands_still_during_a_drain(own_servers: tuple[Postgres, Kafka, O
     _assert_each_once(outbox, 40_000)
 
 
+def test_a_refusal_among_released_events(outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
+    """Guards against a commit that waits for what stands behind a refused batch, and is never left.
+
+    Kafka's client sends nothing of that partition any more, and takes no other call meanwhile.
+    """
+    create_topic(outbox, **{"max.message.bytes": "60000"})
+    large, larger, small = NOISE[:5_000], NOISE, NOISE[:1]
+    contents = [large, small, small, larger, small, small]
+    write(outbox, *[("a", {"n": n, "noise": noise}) for n, noise in enumerate(contents)])
+    with outbox.connect() as connection:
+        # Passed over by the position, as after a refusal.
+        connection.execute("INSERT INTO outbox_parked SELECT *, 'waiting', 0, now(), NULL FROM outbox")
+        connection.execute("UPDATE outbox_shards SET done = pg_current_snapshot()")
+    with running(quick(outbox, **ONCE | {"max_attempts": 1})):
+        wait_until(
+            lambda: [row[2] for row in parked_rows(outbox)] == ["failed"],
+            seconds=60,
+            what="the refused event to be a dead letter",
+        )
+    assert numbers(outbox, "a") == [0, 1, 2, 4, 5]
+    assert not [record for record in caplog.records if "starting over" in record.message]
+
+
 def _settled(outbox: Outbox) -> int:
     with outbox.connect() as connection:
         row = connection.execute("SELECT coalesce(last_seq, 0) FROM outbox_shards").fetchone()
