@@ -92,6 +92,9 @@ class Publisher:
         """
         self._topics.connect()
 
+    def prepare(self, shards: int) -> None:
+        """Makes ready what so many shards need; may be called in another thread."""
+
     def idle(self) -> None:
         """Serve the clients while nothing is published: what they report would pile up."""
         self._serve(0.0)

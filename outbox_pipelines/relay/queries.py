@@ -295,6 +295,12 @@ UPDATE outbox_shards
 SET wanted = NULL, wanted_at = NULL, is_held = false, is_there = false, barrier = NULL
 WHERE wanted IS NOT NULL AND wanted_at < clock_timestamp() - interval '10 seconds'"""
 
+# A relay that cannot follow says so before anything has stopped.
+UNWANT: Final = """
+UPDATE outbox_shards
+SET wanted = NULL, wanted_at = NULL, is_held = false, is_there = false, barrier = NULL
+WHERE wanted = %(wanted)s"""
+
 CHANGE: Final = """
 SELECT epoch, wanted, barrier::text, is_held, is_there FROM outbox_shards WHERE shard = %(shard)s"""
 HELD: Final = """

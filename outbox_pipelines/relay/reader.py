@@ -9,12 +9,14 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.event import Piece
 from outbox_pipelines.partitions.ahead import top_up
 from outbox_pipelines.relay import queries
@@ -27,6 +29,7 @@ from outbox_pipelines.relay.shards import Shard, ShardLostError
 from outbox_pipelines.relay.source import SnapshotSource
 from outbox_pipelines.settings import Settings
 
+_LOG: Final = logging.getLogger(__name__)
 # Polling: fast for a second after the last event, then slower and slower. A tick of many events is followed
 # by the next at once; few at a time would cost more in queries than they gain in latency.
 _FAST_POLL: Final = 0.002
@@ -57,6 +60,7 @@ class Reader:
     Args:
         ending: whether to stop reading.
         end: set when nobody takes pieces any more.
+        prepare: makes ready what so many shards need.
         until_empty: reads what has committed by the start alone.
     """
 
@@ -68,6 +72,7 @@ class Reader:
         *,
         ending: Callable[[], bool],
         end: threading.Event,
+        prepare: Callable[[int], None],
         until_empty: bool,
     ) -> None:
         self._settings = settings
@@ -75,6 +80,7 @@ class Reader:
         self._caution = caution
         self._ending = ending
         self._end = end
+        self._prepare = prepare
         self._until_empty = until_empty
         self.hold = Hold()
         self.pieces = Pieces()
@@ -125,6 +131,8 @@ class Reader:
 
     def _take_part(self, change: Change, source: SnapshotSource) -> None:
         """In a change of the number of shards: settles all that was read, meets the others at the barrier."""
+        if change.is_wanted and not self._is_prepared(change):
+            return
         while (rest := source.rest()) is not None:
             self._put(rest)
         self.hold.is_wanted = True
@@ -141,6 +149,19 @@ class Reader:
         if change.is_over:
             raise ShardLostError("the number of shards has changed")
         self.hold.is_wanted = self.hold.is_reached = False
+
+    def _is_prepared(self, change: Change) -> bool:
+        """Whether the new shards can begin; without it no relay could, once there is no way back."""
+        try:
+            self._prepare(change.wanted)
+        except AwayError as error:
+            _LOG.warning("a change to %d shards waits: %s", change.wanted, error)
+            return False
+        except SetupError as error:
+            _LOG.error("the change to %d shards is given up: %s", change.wanted, error)
+            change.give_up()
+            return False
+        return True
 
     def _put(self, piece: Piece | None) -> None:
         is_awaited = piece is not None and (self._caution.is_needed or piece.is_large)

@@ -62,7 +62,9 @@ def change(
                 if step == "busy":
                     raise SetupError(f"a change to {missing} shards is under way: wait for its end")
                 if step == "given up":
-                    raise NotAllThereError("somebody has given the change up")
+                    raise NotAllThereError(
+                        "the change was given up: the log of a relay says why; nothing was changed"
+                    )
                 started = True
                 if missing != waiting:
                     waiting = missing
@@ -87,6 +89,8 @@ class Change:
         self._connection = connection
         self._key = key
         self.is_wanted = False
+        self.wanted = 0
+        """How many shards there are to be."""
         self.is_over = False
         """Whether the new shards have begun: this relay is none of them."""
         self.is_held = False
@@ -99,11 +103,15 @@ class Change:
         self.is_over = row is None or row[0] != self._key["epoch"]
         self.is_wanted = row is not None and row[1] is not None and not self.is_over
         if row is not None:
-            self.is_held, self.is_there = row[3], row[4]
+            self.wanted, self.is_held, self.is_there = row[1] or 0, row[3], row[4]
         self.barrier = Snapshot.parse(row[2]) if row is not None and row[2] is not None else None
         if self.is_wanted:
             self._connection.execute(queries.UNWANT_FORGOTTEN)
         return self.is_wanted
+
+    def give_up(self) -> None:
+        """Everything goes on as before."""
+        self._connection.execute(queries.UNWANT, {"wanted": self.wanted})
 
     def hold(self, done: Snapshot) -> None:
         """Says, once it is so, that all is settled up to here; nothing more is read."""

@@ -172,6 +172,15 @@ class TransactionalPublisher(Publisher):
         self._last_seq = position.last_seq or 0
         self._is_finished = position.target is None
 
+    def prepare(self, shards: int) -> None:
+        """Gives the progress topic a partition for each.
+
+        Raises:
+            AwayError: Kafka does not answer.
+            SetupError: it may not be changed.
+        """
+        progress.create_topic(self._settings, self._place.topic, shards)
+
     def takes(self, piece: Piece | Released) -> bool:
         # A transaction holds batches of one tick, and none that come while it is being committed.
         return self._committing is None and not (self._opens(piece) and self._deliveries)

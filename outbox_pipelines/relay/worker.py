@@ -110,7 +110,13 @@ class Worker:
         self._end = threading.Event()
         self._failure: BaseException | None = None
         self._reader = Reader(
-            settings, shard, self._caution, ending=self._ending, end=self._end, until_empty=until_empty
+            settings,
+            shard,
+            self._caution,
+            ending=self._ending,
+            end=self._end,
+            prepare=publisher.prepare,
+            until_empty=until_empty,
         )
         self._hold = self._reader.hold
         self._settled: deque[Settled] = deque()

@@ -20,12 +20,13 @@ from confluent_kafka.admin import (
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.kafka import running as broker
-from outbox_pipelines.relay import service
+from outbox_pipelines.relay import resharding, service
+from outbox_pipelines.relay.resharding import NotAllThereError
 from tests.conftest import Outbox, wait_until
 from tests.relay.parked import parked_rows
 from tests.relay.test_exactly_once import ONCE
 from tests.relay.test_topics import _make
-from tests.relay.threads import quick, running
+from tests.relay.threads import quick, relays, running, wait_for_holders, wait_until_relayed
 
 _SETTINGS = {
     "auto.create.topics.enable": "false",
@@ -130,3 +131,20 @@ def test_a_transactional_id_that_may_not_be_used(on_strict: Outbox, strict: Kafk
         pytest.raises(SetupError, match="grant WRITE and DESCRIBE on the transactional id 'outbox-"),
     ):
         service.relay(quick(on_strict, **ONCE))
+
+
+def test_more_shards_than_the_progress_topic_may_have(
+    on_strict: Outbox, strict: Kafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against a change that succeeds, and after which no relay can begin."""
+    outbox = on_strict
+    with running(quick(outbox, **ONCE)):
+        with deny(strict, ResourceType.TOPIC, "outbox-progress-", AclOperation.ALTER):
+            wait_for_holders(outbox, 1)
+            with pytest.raises(NotAllThereError, match="given up"):
+                resharding.change(outbox.settings, 2)
+        assert "exactly_once needs the topic outbox-progress-" in caplog.text
+        outbox.fill(100)
+        wait_until_relayed(outbox)
+    with relays(outbox, 2, **ONCE):
+        assert resharding.change(outbox.settings, 2)
