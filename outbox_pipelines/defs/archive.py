@@ -7,6 +7,7 @@ from typing import Any
 
 import dagster as dg
 
+from outbox_pipelines.defs import ours
 from outbox_pipelines.defs.day_quality import events_as_expected
 from outbox_pipelines.defs.events import DAYS, OWNERS, events
 from outbox_pipelines.defs.failures import one_line
@@ -100,6 +101,8 @@ def archive_equals_table(
 archive_day = dg.define_asset_job(
     "archive_day",
     selection=dg.AssetSelection.assets(archive) | dg.AssetSelection.checks(events_as_expected),
+    tags=ours.TAGS,
+    executor_def=ours.EXECUTOR,
     description="""Archives a day and proves it: the asset `outbox/archive`, then its check. Before, the check
 `events_as_expected` of `outbox/events` looks at the day's rows; what it finds holds nothing up.
 

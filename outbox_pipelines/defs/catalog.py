@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from outbox_pipelines.defs import ours
 from outbox_pipelines.defs.events import events
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
@@ -73,6 +74,8 @@ def _table(wrong: "list[Compared]") -> dg.TableMetadataValue:
 check_catalog = dg.define_asset_job(
     "check_catalog",
     selection=dg.AssetSelection.checks(event_types_documented),
+    tags=ours.TAGS,
+    executor_def=ours.EXECUTOR,
     description="""Compares the documented event types with the table's: the check `event_types_documented`.
 
 Use: its schedule runs it every day. By hand after a deployment that writes new event types. It reads the rows

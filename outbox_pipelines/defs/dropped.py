@@ -8,6 +8,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from outbox_pipelines.defs import ours
 from outbox_pipelines.defs.archive import archive
 from outbox_pipelines.defs.events import DAYS, OWNERS
 from outbox_pipelines.defs.failures import one_line
@@ -65,6 +66,8 @@ def dropped(
 drop_day = dg.define_asset_job(
     "drop_day",
     selection=dg.AssetSelection.assets(dropped),
+    tags=ours.TAGS,
+    executor_def=ours.EXECUTOR,
     description="""Drops a day that is archived, once it is proven again: the asset `outbox/dropped`.
 
 Use: the schedule `drop_days` launches it for each day that is past the retention. By hand: choose a day or a

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from outbox_pipelines.defs import ours
 from outbox_pipelines.defs.events import OWNERS, events
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
@@ -106,6 +107,8 @@ def checks(context: dg.AssetCheckExecutionContext, outbox: OutboxResource) -> It
 check_health = dg.define_asset_job(
     "check_health",
     selection=dg.AssetSelection.checks_for_assets(_KEY),
+    tags=ours.TAGS,
+    executor_def=ours.EXECUTOR,
     description="""Measures the outbox now, and reports every check of `outbox/health`.
 
 Use: by hand, after something was mended, to see it green at once; the sensor `health` does the same within

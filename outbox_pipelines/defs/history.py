@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
-from outbox_pipelines.defs import history_storage
+from outbox_pipelines.defs import history_storage, ours
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.errors import SetupError
 
@@ -56,9 +56,14 @@ def _delete_runs(context: dg.OpExecutionContext, before: datetime) -> tuple[int,
             "this run was not started by Dagster's web server or daemon, so that nothing says whose runs are "
             "to be removed: launch purge_history there"
         )
-    old = context.instance.get_run_ids(
-        dg.RunsFilter(statuses=_ENDED, updated_before=before, tags={LOCATION: location})
-    )
+    # A code location may have jobs of the user's as well.
+    old = [
+        run.run_id
+        for run in context.instance.get_runs(
+            dg.RunsFilter(statuses=_ENDED, updated_before=before, tags={LOCATION: location})
+        )
+        if ours.is_ours(run)
+    ]
     in_view = history_storage.runs_in_view(context.instance)
     to_go = [run_id for run_id in old if run_id not in in_view]
     for done, run_id in enumerate(to_go, 1):
@@ -69,9 +74,12 @@ def _delete_runs(context: dg.OpExecutionContext, before: datetime) -> tuple[int,
 
 
 @dg.job(
+    tags=ours.TAGS,
+    executor_def=ours.EXECUTOR,
     description="""Removes what Dagster remembers of runs that ended more than OUTBOX_HISTORY_DAYS ago (14):
-the runs of this code location with their events and logs, and old verdicts and observations without a run.
-Dagster itself never removes them; a busy outbox adds some 60 MB a day in SQLite.
+the runs of this package's jobs in this code location with their events and logs, and old verdicts and
+observations of its assets without a run. Your own jobs, assets and checks keep their history. Dagster itself
+never removes any; a busy outbox adds some 60 MB a day in SQLite.
 
 What a page shows as the newest stays, however old: each day's materialization and verdict, each check's last
 evaluation, each asset's last observation. Runs in flight stay. Ticks are Dagster's own to remove: see

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
+from outbox_pipelines.defs import ours
 from outbox_pipelines.errors import SetupError
 
 if TYPE_CHECKING:
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
 # A transaction each: others write to the same tables, and SQLite has one lock for all of them.
 BATCH: Final = 5_000
-# Keys are JSON lists. Another project may share the instance.
-_OURS: Final = '["outbox", %'
+# As they are stored: another project may share the instance, and the user's assets the prefix `outbox`.
+_ASSETS: Final = [key.to_string() for key in ours.ASSETS]
+_CHECKS: Final = [key.asset_key.to_string() + key.name for key in ours.CHECKS]
 
 # Runs whose events a page still shows. Without its run a day that is archived would be shown as missing.
 RUNS_IN_VIEW: Final = """
@@ -39,15 +41,15 @@ SELECT run_id FROM asset_check_executions WHERE id IN (
 # Verdicts that a newer one has replaced; and their events where they have no run that takes those along.
 OLD_VERDICTS: Final = """
 SELECT id, CASE WHEN run_id = '' THEN evaluation_event_storage_id END FROM asset_check_executions
-WHERE asset_key LIKE :ours AND evaluation_event_timestamp < :before AND id NOT IN (
+WHERE asset_key || check_name IN :checks AND evaluation_event_timestamp < :before AND id NOT IN (
     SELECT max(id) FROM asset_check_executions
     GROUP BY asset_key, check_name, "partition", execution_status = 'PLANNED')"""
 
 # Observations without a run, but the newest of each asset and partition.
 OLD_EVENTS: Final = """
 SELECT id FROM event_logs
-WHERE run_id = '' AND asset_key LIKE :ours AND timestamp < :before AND id NOT IN (
-    SELECT max(id) FROM event_logs WHERE asset_key LIKE :ours
+WHERE run_id = '' AND asset_key IN :assets AND timestamp < :before AND id NOT IN (
+    SELECT max(id) FROM event_logs WHERE asset_key IN :assets
     GROUP BY asset_key, dagster_event_type, "partition")"""
 
 # In SQLite events without a run are stored twice. Pages read the other place; here nothing says whose.
@@ -103,11 +105,11 @@ def delete_events(
     from dagster._core.instance.utils import RUNLESS_RUN_ID
 
     storage = _storage(instance)
-    found = {"ours": _OURS, "before": before.astimezone(UTC).replace(tzinfo=None)}
+    old = {"before": before.astimezone(UTC).replace(tzinfo=None)}
     deleted = 0
     with storage.index_connection() as connection:
-        verdicts = _read(connection, OLD_VERDICTS, found)
-        events = _read(connection, OLD_EVENTS, found)
+        verdicts = _read(connection, OLD_VERDICTS, {"checks": _CHECKS, **old})
+        events = _read(connection, OLD_EVENTS, {"assets": _ASSETS, **old})
     for some in _batches(verdicts):
         of_them = [event for _, event in some if event is not None]
         with storage.index_connection() as connection:
@@ -121,7 +123,7 @@ def delete_events(
         progress(deleted)
     if storage.is_run_sharded:
         with storage.run_connection(RUNLESS_RUN_ID) as connection:
-            copies = _read(connection, OLD_COPIES, {"before": found["before"]})
+            copies = _read(connection, OLD_COPIES, old)
         for some in _batches(copies):
             with storage.run_connection(RUNLESS_RUN_ID) as connection:
                 _delete(connection, DELETE_EVENTS, [id for (id,) in some])
@@ -143,7 +145,10 @@ def _storage(instance: dg.DagsterInstance) -> Any:
 def _read(connection: Connection, query: str, given: dict[str, Any]) -> Sequence[Any]:
     from sqlalchemy import DateTime, bindparam, text
 
-    typed = text(query).bindparams(bindparam("before", type_=DateTime))
+    lists: list[Any] = [
+        bindparam(name, expanding=True) for name, value in given.items() if isinstance(value, list)
+    ]
+    typed = text(query).bindparams(bindparam("before", type_=DateTime), *lists)
     return connection.execute(typed, given).fetchall()
 
 

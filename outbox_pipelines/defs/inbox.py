@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from outbox_pipelines.defs import ours
 from outbox_pipelines.defs.events import OWNERS
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.defs.runs import IN_FLIGHT
@@ -52,6 +53,8 @@ def drain(context: dg.OpExecutionContext, outbox: OutboxResource) -> None:
 
 
 @dg.job(
+    tags=ours.TAGS,
+    executor_def=ours.EXECUTOR,
     name="drain_inbox",
     description="""Handles what is due in a consumer's inbox, each key in its order, and ends.
 

@@ -5,6 +5,7 @@ import dataclasses
 
 import dagster as dg
 
+from outbox_pipelines.defs import ours
 from outbox_pipelines.defs.events import events
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
@@ -83,6 +84,8 @@ def show_days(context: dg.OpExecutionContext, outbox: OutboxResource) -> None:
 
 
 @dg.job(
+    tags=ours.TAGS,
+    executor_def=ours.EXECUTOR,
     description="""Makes the partitions of the days ahead (OUTBOX_PARTITIONS_AHEAD), closes the days that
 are over, by the database's clock, and purges old idempotency keys (OUTBOX_KEYS_DAYS) and progress.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from outbox_pipelines.defs import ours
 from outbox_pipelines.defs.events import DAYS, OWNERS, events
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
@@ -107,6 +108,8 @@ def _metadata(report: "Report") -> dict[str, Any]:
 reconcile_day = dg.define_asset_job(
     "reconcile_day",
     selection=dg.AssetSelection.assets(reconciliation),
+    tags=ours.TAGS,
+    executor_def=ours.EXECUTOR,
     description="""Reconciles a day: the asset `outbox/reconciliation`, and its check `nothing_is_lost`.
 
 Use: choose a day, or a range of days as a backfill. The day after is a good time: consumers have caught up,

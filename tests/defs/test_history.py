@@ -20,7 +20,8 @@ from dagster._core.event_api import PartitionKeyFilter
 from dagster._core.storage.event_log import SqlEventLogStorage
 from sqlalchemy.engine import Connection
 
-from outbox_pipelines.defs import history_storage
+from outbox_pipelines.definitions import defs
+from outbox_pipelines.defs import history_storage, ours
 from outbox_pipelines.defs.history import LOCATION, purge_history, purge_history_schedule
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.errors import SetupError
@@ -38,7 +39,7 @@ def archived() -> None:
     print("a line that is captured")
 
 
-@dg.asset_check(asset=archived, partitions_def=DAYS)
+@dg.asset_check(asset=archived, partitions_def=DAYS, name="archive_equals_table")
 def equal() -> dg.AssetCheckResult:
     return dg.AssetCheckResult(passed=True)
 
@@ -47,22 +48,49 @@ def equal() -> dg.AssetCheckResult:
 def nothing() -> None: ...
 
 
-@dg.job
+@dg.job(tags=ours.TAGS)
 def idle() -> None:
     nothing()
 
 
+@dg.job
+def nightly() -> None:
+    """The user's, in the same code location."""
+    nothing()
+
+
+@dg.asset(key=["outbox", "report"])
+def report_of_mine() -> None: ...
+
+
+@dg.asset_check(asset=archived)
+def mine() -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(passed=True)
+
+
 DEFINITIONS = dg.Definitions(
-    assets=[archived],
-    asset_checks=[equal],
+    assets=[archived, report_of_mine],
+    asset_checks=[equal, mine],
     jobs=[
-        dg.define_asset_job("archive_day", selection=[archived]),
-        dg.define_asset_job("without_check", selection=dg.AssetSelection.assets(archived).without_checks()),
+        dg.define_asset_job(
+            "archive_day",
+            selection=dg.AssetSelection.assets(archived) - dg.AssetSelection.checks(mine),
+            tags=ours.TAGS,
+        ),
+        dg.define_asset_job(
+            "without_check",
+            selection=dg.AssetSelection.assets(archived).without_checks(),
+            tags=ours.TAGS,
+        ),
+        dg.define_asset_job(
+            "my_days", selection=dg.AssetSelection.assets(archived) - dg.AssetSelection.checks(mine)
+        ),
         idle,
+        nightly,
     ],
     executor=dg.in_process_executor,
 )
-CHECK = dg.AssetCheckKey(archived.key, "equal")
+CHECK = dg.AssetCheckKey(archived.key, "archive_equals_table")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -226,6 +254,61 @@ def test_runs_of_other_locations_stay(instance: dg.DagsterInstance) -> None:
     assert len(str(found["failed"]).splitlines()) == 1
 
 
+def test_what_is_the_users_stays(instance: dg.DagsterInstance) -> None:
+    """Guards against the loss of the history of the user's own jobs, assets and checks."""
+    theirs = {run(instance, "nightly"), run(instance, "my_days", "2026-11-02")}
+    run(instance)
+    asset = dg.AssetKey(["outbox", "report"])
+    for _ in range(3):
+        report(instance, "lag", asset=asset)
+        report(instance, "rows_of_mine")
+    age(instance, 400)
+    found = purge(instance)
+    # Of ours: the run of `idle`, and two observations of `outbox/health`.
+    assert (found["runs"], found["events"]) == (1, 2)
+    assert ids(instance) == theirs
+    storage: Any = instance.event_log_storage
+    for key in (dg.AssetCheckKey(asset, "lag"), dg.AssetCheckKey(HEALTH, "rows_of_mine")):
+        history = storage.get_asset_check_execution_history(key, limit=9)
+        assert [record.event is not None for record in history] == [True] * 3
+    assert len(instance.fetch_observations(asset, limit=9).records) == 3
+
+
+@pytest.mark.parametrize(
+    ("assets", "checks", "expected"),
+    [
+        ([archived.key], None, True),
+        ([archived.key], [CHECK], True),
+        ([], [CHECK], True),
+        ([archived.key, report_of_mine.key], None, False),
+        ([archived.key], [CHECK, dg.AssetCheckKey(archived.key, "mine")], False),
+        ([], [dg.AssetCheckKey(archived.key, "mine")], False),
+        ([FOREIGN], None, False),
+        ([], None, False),
+    ],
+)
+def test_a_run_of_chosen_assets_is_ours_where_all_are(
+    assets: list[dg.AssetKey], checks: list[dg.AssetCheckKey] | None, expected: bool
+) -> None:
+    """Guards against runs that stay for ever because they were started on an asset's page; and against the
+    loss of those that the user's assets were part of."""
+    chosen = {"asset_selection": frozenset(assets), "asset_check_selection": checks and frozenset(checks)}
+    assert ours.is_ours(dg.DagsterRun("__ASSET_JOB", **chosen)) is expected  # type: ignore[arg-type]
+    # What a user's own job chooses is the user's run.
+    assert not ours.is_ours(dg.DagsterRun("my_days", **chosen))  # type: ignore[arg-type]
+
+
+def test_all_that_is_here_is_known_as_ours() -> None:
+    """Guards against a new job, asset or check whose history is never removed."""
+    found = defs()
+    repository = found.get_repository_def()
+    jobs = {name for name in repository.job_names if not name.startswith("__")}
+    assert {name for name in jobs if ours.TAGS.items() <= repository.get_job(name).run_tags.items()} == jobs
+    keys = {spec.key for spec in found.resolve_all_asset_specs() if spec.group_name == "outbox"}
+    assert keys == ours.ASSETS
+    assert set(repository.asset_graph.asset_check_keys) == ours.CHECKS
+
+
 def test_an_archived_day_stays_archived(instance: dg.DagsterInstance) -> None:
     """Guards against days that are shown as missing, and launched again, once their runs are old."""
     # As days are dropped: without a check, which would keep the run too.
@@ -266,8 +349,8 @@ def test_events_without_a_run_go_but_the_newest(instance: dg.DagsterInstance) ->
     report(instance, "rows", asset=FOREIGN)
     report(instance, "rows", asset=FOREIGN)
     age(instance, 15)
-    report(instance, "young")
-    report(instance, "young")
+    report(instance, "keys")
+    report(instance, "keys")
     assert purge(instance)["events"] == 2 + 4
     assert counted(storage, "asset_check_executions", "check_name IN ('lag', 'kafka')") == 2
     for check, passed in (("lag", False), ("kafka", True)):
@@ -275,7 +358,7 @@ def test_events_without_a_run_go_but_the_newest(instance: dg.DagsterInstance) ->
         verdict = storage.get_latest_asset_check_execution_by_key([key])[key]
         assert verdict.status.value == ("SUCCEEDED" if passed else "FAILED")
         assert verdict.event is not None
-    assert counted(storage, "asset_check_executions", "check_name = 'young'") == 2
+    assert counted(storage, "asset_check_executions", "check_name = 'keys'") == 2
     assert counted(storage, "asset_check_executions", "check_name = 'rows'") == 2
     # 2 that are the newest of their checks, 2 young ones, 2 of others.
     assert counted(storage, "event_logs", "dagster_event_type = 'ASSET_CHECK_EVALUATION'") == 6

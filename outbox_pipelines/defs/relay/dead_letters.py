@@ -8,6 +8,7 @@ from uuid import UUID
 import dagster as dg
 from pydantic import Field
 
+from outbox_pipelines.defs import ours
 from outbox_pipelines.defs.resources import OutboxResource
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ def _table(rows: Iterable["DeadLetterRow"]) -> dg.MetadataValue[Any]:
 
 
 @dg.job(
+    tags=ours.TAGS,
+    executor_def=ours.EXECUTOR,
     name="dead_letters",
     description="""Lists dead letters, and replays or discards them: what `outbox dead-letters` does.
 

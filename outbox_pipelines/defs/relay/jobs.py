@@ -6,6 +6,7 @@ from typing import Any
 
 import dagster as dg
 
+from outbox_pipelines.defs import ours
 from outbox_pipelines.defs.relay.assets import relay
 
 # Dagster counts the runs in flight by this tag (see `dagster.yaml`).
@@ -21,7 +22,8 @@ relay_session = dg.define_asset_job(
     "relay_session",
     selection=[relay],
     # First in the queue: whatever else waits, waits for events.
-    tags={SHARD: "0", "dagster/priority": "10"},
+    tags={**ours.TAGS, SHARD: "0", "dagster/priority": "10"},
+    executor_def=ours.EXECUTOR,
     description="""Relays for about OUTBOX_SESSION_SECONDS (ten minutes), then hands over to its successor.
 
 While another relay holds the shard, it waits as the warm successor: the hand-over takes milliseconds. Where
@@ -38,6 +40,8 @@ When it fails: the run says in one line what to mend. The supervisor tries again
 relay_once = dg.define_asset_job(
     "relay_once",
     selection=[relay],
+    tags=ours.TAGS,
+    executor_def=ours.EXECUTOR,
     config=config(until_empty=True),
     description="""Publishes what is committed when it starts, then ends.
 
