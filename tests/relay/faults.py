@@ -26,12 +26,16 @@ def process(arguments: list[str], environment: dict[str, str]) -> Iterator[subpr
         text=True,
         start_new_session=True,
     )
+    failed = True
     try:
         yield process
+        failed = False
     finally:
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
         process.wait()
+        if failed and process.stderr is not None and not process.stderr.closed:
+            print(process.stderr.read())
         for pipe in (process.stdout, process.stderr):
             assert pipe is not None
             pipe.close()
