@@ -104,7 +104,9 @@ def _create(settings: Settings) -> None:
 def _wait(answers: dict[str, Any], *, harmless: bool = False) -> None:
     for topic, answer in answers.items():
         try:
-            answer.result(_SECONDS)
+            answer.result(_SECONDS + 5)
+        except TimeoutError:
+            raise SetupError(f"Kafka does not answer about topic {topic}") from None
         except KafkaException as error:
             # A topic that is gone already is what was wanted.
             if not harmless:

@@ -29,6 +29,8 @@ from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
 _SECONDS: Final = 30.0
+# Kafka's client reports by itself that time is up.
+_GRACE_SECONDS: Final = 5.0
 # Offsets to look back for a record at first: control records and aborted ones take some.
 _LOOK_BACK: Final = 1000
 
@@ -85,7 +87,9 @@ def create_topic(settings: Settings, name: str, shards: int) -> None:
             return
         if len(admin.list_topics(name, timeout=_SECONDS).topics[name].partitions) < shards:
             more = NewPartitions(name, shards)
-            admin.create_partitions([more], request_timeout=_SECONDS)[name].result(_SECONDS)
+            admin.create_partitions([more], request_timeout=_SECONDS)[name].result(_SECONDS + _GRACE_SECONDS)
+    except TimeoutError:
+        raise AwayError(f"the progress topic {name} cannot be made: Kafka's client gives no answer") from None
     except KafkaException as error:
         reason = error.args[0]
         if reason.retriable() or reason.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
@@ -99,7 +103,7 @@ def create_topic(settings: Settings, name: str, shards: int) -> None:
 def _was_made(answer: Future[None]) -> bool:
     """False where it was there before."""
     try:
-        answer.result(_SECONDS)
+        answer.result(_SECONDS + _GRACE_SECONDS)
     except KafkaException as error:
         if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
             return False

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from outbox_pipelines.errors import AwayError
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.relay import parked_queries, resharding, service
+from outbox_pipelines.relay import parked_queries, progress, resharding, service
 from outbox_pipelines.relay.shards import Shard
 from outbox_pipelines.relay.transactions import TransactionalPublisher
 from outbox_pipelines.relay.worker import Totals
@@ -242,6 +243,23 @@ def test_the_database_restarts_between_kafkas_commit_and_the_settle(
         wait_until_relayed(outbox)
         assert relay.poll() is None
     assert verdict(outbox, calm=True).wrong == []
+
+
+def test_a_broker_that_stands_still_at_the_start(
+    own_servers: tuple[Postgres, Kafka, Outbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a relay that ends with a traceback since the progress topic was not made in time."""
+    _, kafka, outbox = own_servers
+    monkeypatch.setattr(progress, "_SECONDS", 0.5)
+    kafka.freeze()
+    try:
+        with pytest.raises(AwayError, match="the progress topic p cannot be made"):
+            progress.create_topic(outbox.settings, "p", 1)
+        monkeypatch.setattr(progress, "_GRACE_SECONDS", -0.4)
+        with pytest.raises(AwayError, match="the progress topic p cannot be made"):
+            progress.create_topic(outbox.settings, "p", 1)
+    finally:
+        kafka.thaw()
 
 
 def test_records_that_no_relay_wrote_are_passed_over(
