@@ -164,6 +164,8 @@ CREATE TABLE outbox_days (
     -- How many it has, once it is archived.
     events          bigint,
     manifest_sha256 text,
+    -- The archive that has its file, by the identity that is stored there; the same for all days.
+    archive         uuid,
     CONSTRAINT outbox_days_closed CHECK (state = 'open' OR closed_at >= sealed_at)
 );
 

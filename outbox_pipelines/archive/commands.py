@@ -93,6 +93,34 @@ def restore_day(settings: Settings, day: date, attach: bool) -> None:
     click.echo(f"{day}: {restored.rows:,} rows in {restored.table}, proven equal to the manifest")
 
 
+@archive.command("adopt")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also if archived days are missing there, or another outbox made it: that one is refused then.",
+)
+@click.pass_obj
+def adopt_archive(settings: Settings, force: bool) -> None:
+    """Make the place that OUTBOX_ARCHIVE names the archive of this outbox, after a deliberate move.
+
+    Not needed if everything was copied: `_outbox/archive.json` moves along. Exits with 1 if the manifests of
+    archived days are missing there.
+    """
+    from outbox_pipelines.archive import identity
+
+    adopted = identity.adopt(settings, force)
+    click.echo(
+        f"{settings.archive} is the archive of this outbox; it has {adopted.days} of its archived days"
+    )
+    if adopted.missing:
+        click.echo(
+            f"outbox: {len(adopted.missing)} archived days are not there, {adopted.missing[0]} the first. "
+            "For those that still have rows, run `outbox archive day DAY --again`; dropped days are in the "
+            "former archive only",
+            err=True,
+        )
+
+
 def _line(manifest: Manifest) -> str:
     return f"{manifest.day}: {manifest.rows:,} rows, {manifest.size / 1e6:,.1f} MB in {manifest.file}"
 

@@ -15,14 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from outbox_pipelines import __version__
-from outbox_pipelines.archive import proof, queries, sums
+from outbox_pipelines.archive import identity, proof, queries, sums
 from outbox_pipelines.archive.columns import VERSION, schema_with
-from outbox_pipelines.archive.manifest import Manifest, Source, Sum, digest, now, read_manifest
+from outbox_pipelines.archive.manifest import Manifest, Sum, digest, now, read_manifest
 from outbox_pipelines.archive.proof import Proof
 from outbox_pipelines.archive.store import Store, Stored, key, manifest_key, open_store
 from outbox_pipelines.database import Connection
@@ -66,6 +67,7 @@ def archive(
     require_schema(settings)
     with working_at(settings, day) as connection:
         _require_closed(settings, connection, day)
+        place = identity.require_or_make(store, connection)
         before = store.read(manifest_key(day))
         state, _, _, _, known, _ = require_day(connection, day)
         if state == "dropped" and (again or before is None):
@@ -82,7 +84,7 @@ def archive(
                     f"{store.url} (OUTBOX_ARCHIVE) has other events of {day}, of {manifest.source}: "
                     f"name another place, or replace them with `outbox archive day {day} --again`"
                 )
-            _record(connection, manifest, before.content)
+            _record(connection, manifest, before.content, place)
             _tidy(store, manifest, before)
             return Archived(manifest, False, store.address(key(day, manifest.file)))
         if before is not None and known is not None and _is_restored(store, connection, day, known):
@@ -93,7 +95,7 @@ def archive(
         manifest = _write(settings, connection, store, day, progress)
         content = manifest.to_bytes()
         store.write(manifest_key(day), content, before)
-        _record(connection, manifest, content)
+        _record(connection, manifest, content, place)
         _tidy(store, manifest, before)
         return Archived(manifest, True, store.address(key(day, manifest.file)))
 
@@ -111,16 +113,12 @@ def verify(settings: Settings, day: date) -> Proof:
         state, _, _, _, manifest_sha256, _ = require_day(connection, day)
         if manifest_sha256 is None:
             raise NotReadyError(f"{day} is {state}, not archived: run `outbox archive day {day}`")
+        identity.require(store, connection)
         if state == "dropped":
             return proof.verify(store, day, manifest_sha256)
         found = proof.prove(store, day, connection, leaf_of(day), manifest_sha256)
         connection.execute(queries.PROVEN, {"day": day, "equal": found.equal, "digest": manifest_sha256})
         return found
-
-
-def _source(connection: Connection) -> Source:
-    ((system, database, schema),) = connection.execute(queries.SOURCE)
-    return Source(system_identifier=system, database=database, schema=schema)
 
 
 def _require_closed(settings: Settings, connection: Connection, day: date) -> None:
@@ -176,8 +174,8 @@ def _sums_or_none(file: Path, manifest: Manifest) -> dict[int, Sum] | None:
         return None
 
 
-def _record(connection: Connection, manifest: Manifest, content: bytes) -> None:
-    given = {"day": manifest.day, "events": manifest.rows, "digest": digest(content)}
+def _record(connection: Connection, manifest: Manifest, content: bytes, archive: UUID) -> None:
+    given = {"day": manifest.day, "events": manifest.rows, "digest": digest(content), "archive": archive}
     if not connection.execute(queries.ARCHIVED, given).fetchall():
         raise NotReadyError(f"{manifest.day} was opened while it was archived: close it, and run this again")
 
@@ -215,7 +213,7 @@ def _write(
             schema_version=VERSION,
             columns=columns,
             tool=f"outbox-pipelines {__version__}",
-            source=_source(connection),
+            source=identity.source_of(connection),
             written_at=now(),
         )
         store.adopt(file, key(day, manifest.file))

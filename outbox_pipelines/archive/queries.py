@@ -12,6 +12,20 @@ from outbox_pipelines.partitions.queries import ATTACHED
 SOURCE: Final = """
 SELECT system_identifier, current_database(), current_schema() FROM pg_control_system()"""
 
+# --- which archive it is --------------------------------------------------------------------------------
+
+# The same for all days; how many there are.
+KNOWN_ARCHIVE: Final = """
+SELECT archive, sum(count(*)) OVER ()::bigint FROM outbox_days WHERE archive IS NOT NULL
+GROUP BY archive ORDER BY max(archived_at) DESC LIMIT 1"""
+ARCHIVED_DAYS: Final = """
+SELECT day, manifest_sha256 FROM outbox_days WHERE manifest_sha256 IS NOT NULL ORDER BY day"""
+ADOPT: Final = "UPDATE outbox_days SET archive = %(archive)s WHERE manifest_sha256 IS NOT NULL"
+LOCK_ARCHIVE: Final = """
+SELECT pg_advisory_xact_lock(hashtextextended('outbox archive', 'outbox'::regclass::oid::bigint))"""
+
+# --- writing --------------------------------------------------------------------------------------------
+
 # The columns that users have added, and whether PostgreSQL computes them.
 ADDED: Final = """
 SELECT attname, format_type(atttypid, atttypmod), attgenerated <> ''
@@ -68,7 +82,7 @@ IS_RESTORED: Final = "SELECT EXISTS (SELECT FROM {leaf} WHERE tx = '3')"
 
 ARCHIVED: Final = """
 UPDATE outbox_days
-SET state = 'archived', events = %(events)s, manifest_sha256 = %(digest)s,
+SET state = 'archived', events = %(events)s, manifest_sha256 = %(digest)s, archive = %(archive)s,
     archived_at = CASE WHEN manifest_sha256 = %(digest)s THEN archived_at ELSE clock_timestamp() END,
     proven_at = CASE WHEN manifest_sha256 = %(digest)s THEN proven_at END
 WHERE day = %(day)s AND state IN ('closed', 'archived')

@@ -19,7 +19,7 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 from psycopg import sql
 
-from outbox_pipelines.archive import proof, queries, sums
+from outbox_pipelines.archive import identity, proof, queries, sums
 from outbox_pipelines.archive.manifest import Manifest
 from outbox_pipelines.archive.store import Store, key, open_store
 from outbox_pipelines.database import Connection
@@ -67,6 +67,7 @@ def restore(
         if loaded := proof.load(store, day):
             manifest, _ = loaded
         else:
+            identity.require(store, connection)
             raise SetupError(f"{store.url} (OUTBOX_ARCHIVE) has no {day}")
         found = proof.verify(store, day, manifest_sha256)
         if not found.equal:

@@ -18,7 +18,7 @@ from datetime import date
 
 import psycopg
 
-from outbox_pipelines.archive import proof
+from outbox_pipelines.archive import identity, proof
 from outbox_pipelines.archive.store import NOWHERE, open_store
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import AwayError, NotReadyError, SetupError
@@ -90,6 +90,8 @@ def drop(settings: Settings, day: date, *, early: bool = True) -> Dropped:
                 f"{day} is within the retention of {settings.retention_days} days (OUTBOX_RETENTION_DAYS): "
                 f"to drop it early, run `outbox partitions drop {day}`"
             )
+        if settings.archive != NOWHERE:
+            identity.require(open_store(settings), connection)
         try:
             place = place_of(connection, day)
             if place == "gone":
