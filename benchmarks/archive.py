@@ -75,7 +75,8 @@ def _export(settings: Settings, way: str, days: int, directory: str) -> list[flo
 def _forget(settings: Settings) -> None:
     with psycopg.connect(settings.dsn, autocommit=True) as connection:
         connection.execute(
-            "UPDATE outbox_days SET state = 'closed', manifest_sha256 = NULL WHERE state = 'archived'"
+            "UPDATE outbox_days SET state = 'closed', manifest_sha256 = NULL, archive = NULL "
+            "WHERE state = 'archived'"
         )
 
 

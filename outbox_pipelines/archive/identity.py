@@ -174,7 +174,7 @@ def _has(store: Store, day: date, manifest_sha256: str) -> bool:
 
 def _others(store: Store, found: Identity) -> SetupError:
     return SetupError(
-        f"{store.url} (OUTBOX_ARCHIVE) is the archive of another outbox, {found.source}: name another place; "
-        "each outbox needs one of its own. If this database was restored from that one, and that one writes no "
-        "more, run `outbox archive adopt --force`"
+        f"{store.url} (OUTBOX_ARCHIVE) is the archive of another outbox, {found.source}: name another "
+        "place; each outbox needs one of its own. If this database was restored from that one, and that one "
+        "writes no more, run `outbox archive adopt --force`"
     )

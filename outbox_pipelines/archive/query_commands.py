@@ -31,6 +31,8 @@ Row = tuple[Any, ...]
 # Of a cell in a table for people; the other forms are whole.
 _WIDTH: Final = 80
 _AT_ONCE: Final = 10_000
+# What EXPLAIN answers: a drawing.
+_PLAN: Final = ["explain_key", "explain_value"]
 _NUMBERS: Final = ("tinyint", "smallint", "integer", "bigint", "hugeint", "float", "double", "decimal")
 
 
@@ -64,7 +66,7 @@ def query(
     limit: int | None,
     beside: tuple[Path, ...],
 ) -> None:
-    """Ask the archive in SQL: one SELECT over the view `events`, in DuckDB's dialect.
+    """Ask the archive in SQL: one SELECT or PIVOT over the view `events`, or EXPLAIN, in DuckDB's dialect.
 
     SQL is the text, or the name of a file that ends in .sql, or - for standard input. Its columns are
     `event_date` (the UTC day) and those of `outbox archive query "DESCRIBE events"`. Name days
@@ -187,6 +189,10 @@ def _write(settings: Settings, asked: duckdb.DuckDBPyRelation, file: Path) -> No
 def _table(archive: Archive, asked: duckdb.DuckDBPyRelation, limit: int) -> None:
     columns, rows = _rows(archive, asked.limit(limit + 1))
     found = list(rows)
+    if columns == _PLAN:
+        for _, plan in found:
+            click.echo("\n".join(map(plain, str(plan).rstrip().split("\n"))))
+        return
     _print(columns, found[:limit], ["right" if kind.id in _NUMBERS else "left" for kind in asked.types])
     if len(found) > limit:
         click.echo(f"outbox: the first {limit} rows: ask for more with --limit, or --csv for all", err=True)

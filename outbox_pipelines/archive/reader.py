@@ -29,6 +29,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs
 import pyarrow.parquet as pq
 
+from outbox_pipelines.archive import question
 from outbox_pipelines.archive.columns import EVENT_DATE, SCHEMA, VERSION, quoted, schema_with
 from outbox_pipelines.archive.files import Files
 from outbox_pipelines.archive.manifest import Column, Manifest, read_manifest
@@ -82,7 +83,8 @@ class Archive:
     def connection(self) -> duckdb.DuckDBPyConnection:
         """A DuckDB of its own, in memory, with the view `events`; register further tables with it.
 
-        A query in it reads the files of the archive and no others, and cannot change that.
+        A query in it opens the files of the archive and no others, and cannot change that. Whose text is not
+        yours goes to `query`, which refuses what could write into them.
         """
         # Payloads may be spilled: to where nobody else may enter, and for as long as the connection lasts.
         spilled = mkdtemp(prefix="outbox-query-")
@@ -110,15 +112,13 @@ class Archive:
         return connection
 
     def query(self, sql: str) -> duckdb.DuckDBPyRelation:
-        """What one SELECT in DuckDB's SQL answers, over the view `events`.
+        """What one SELECT or PIVOT in DuckDB's SQL answers, over the view `events`; or EXPLAIN of one.
 
         Raises:
-            SetupError: it is something else than one SELECT.
+            SetupError: it is something else.
             duckdb.Error: it cannot be answered.
         """
-        statements = duckdb.extract_statements(sql)
-        if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
-            raise SetupError("one SELECT is asked for: the archive is only read")
+        question.require(self.connection, sql)
         return self.connection.sql(sql)
 
     def relation(self, *, columns: Sequence[str] = (), **wanted: Unpack[Wanted]) -> duckdb.DuckDBPyRelation:

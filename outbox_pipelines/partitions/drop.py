@@ -98,6 +98,9 @@ def drop(settings: Settings, day: date, *, early: bool = True) -> Dropped:
                 return _was_gone(settings, connection, day, manifest_sha256)
             if place == "attached":
                 _look_first(settings, connection, day, manifest_sha256)
+            if settings.archive != NOWHERE:
+                # What a run that died has begun to write of it: the day is never written again.
+                open_store(settings).clear(day)
             _detach(connection, day)
             return _prove_and_drop(settings, connection, day, manifest_sha256)
         except psycopg.errors.InsufficientPrivilege as error:

@@ -59,6 +59,17 @@ TRY_DAY: Final = """
 SELECT pg_try_advisory_lock(
     hashtextextended('outbox day ' || %(day)s::date, 'outbox'::regclass::oid::bigint))"""
 
+# When an event was written: a backfilled one has a time of the past, and its id, of version 7, tells when it
+# was drawn. Young rows need no look at their ids.
+WRITTEN_AT: Final[LiteralString] = """
+CASE WHEN created_at < clock_timestamp() - interval '1 hour' THEN coalesce((
+    SELECT drawn FROM (
+        SELECT CASE WHEN substr(id::text, 15, 1) = '7' THEN
+                   to_timestamp(('x' || left(replace(id::text, '-', ''), 12))::bit(48)::bigint / 1000.0) END
+    ) AS id_of (drawn)
+    WHERE drawn BETWEEN created_at + interval '1 hour' AND clock_timestamp()
+), created_at) ELSE created_at END"""
+
 # --- closing --------------------------------------------------------------------------------------------
 
 CLOCK: Final = "SELECT clock_timestamp()"

@@ -7,7 +7,7 @@ Invariants:
 
 from typing import Final, LiteralString
 
-from outbox_pipelines.partitions.queries import AHEAD, DETACHED, LATE
+from outbox_pipelines.partitions.queries import AHEAD, DETACHED, LATE, WRITTEN_AT
 
 # Of this shard, and in days that are open. Closed days have nothing that is not published.
 _HERE: Final[LiteralString] = """
@@ -20,15 +20,15 @@ _HERE: Final[LiteralString] = """
 # range with unknown bounds the planner expects few rows, and takes the index on tx; else it may read all.
 _BACKLOG: Final[LiteralString] = f"""
 SELECT least(count(*), %(cap)s) AS backlog,
-       coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0) AS oldest_seconds
+       coalesce(extract(epoch FROM clock_timestamp() - min({WRITTEN_AT})), 0) AS oldest_seconds
 FROM (
-    (SELECT o.created_at FROM pg_snapshot_xip(s.done) AS late(tx)
+    (SELECT o.id, o.created_at FROM pg_snapshot_xip(s.done) AS late(tx)
      CROSS JOIN LATERAL (
-         SELECT o.created_at FROM outbox o WHERE o.tx >= late.tx AND o.tx <= late.tx AND {_HERE}
+         SELECT o.id, o.created_at FROM outbox o WHERE o.tx >= late.tx AND o.tx <= late.tx AND {_HERE}
          ORDER BY o.tx LIMIT %(cap)s) o
      LIMIT %(cap)s)
     UNION ALL
-    (SELECT o.created_at FROM outbox o
+    (SELECT o.id, o.created_at FROM outbox o
      WHERE o.tx >= pg_snapshot_xmax(s.done) AND o.tx <= pg_snapshot_xmax(pg_current_snapshot()) AND {_HERE}
      ORDER BY o.tx LIMIT %(cap)s)
 ) waiting"""

@@ -2,6 +2,8 @@
 
 from typing import Final, LiteralString, NamedTuple
 
+from outbox_pipelines.partitions.queries import WRITTEN_AT
+
 # Without these, a generic plan walks the seq index for a tick of five rows (seconds beside 5 million),
 # and compiling a plan costs more than running it.
 TUNE: Final = "SET jit = off; SET plan_cache_mode = force_custom_plan; SET TimeZone = 'UTC'"
@@ -254,19 +256,12 @@ SET done = %(done)s, target = %(target)s, last_seq = %(last_seq)s, heartbeat = c
 WHERE ctid = %(ctid)s::tid AND shard = %(shard)s AND epoch = %(epoch)s
 RETURNING ctid::text"""
 SETTLE: Final[LiteralString] = _MOVE
-# A backfilled event has a time of the past; its id, of version 7, tells when it was written.
-_DRAWN: Final[LiteralString] = """
-SELECT CASE WHEN substr(id::text, 15, 1) = '7' THEN
-           to_timestamp(('x' || left(replace(id::text, '-', ''), 12))::bit(48)::bigint / 1000.0) END"""
 # The progress row rides on the settle: no commit of its own.
 SETTLE_WITH_PROGRESS: Final[LiteralString] = f"""
 WITH moved AS ({_MOVE}), written AS (
     INSERT INTO outbox_progress (shard, shards, done, target, last_seq, events, lag)
     SELECT %(shard)s, %(shards)s, %(done)s, %(target)s, %(last_seq)s, %(events)s,
-           (SELECT extract(epoch FROM clock_timestamp() - CASE
-                       WHEN drawn BETWEEN created_at + interval '1 hour' AND clock_timestamp() THEN drawn
-                       ELSE created_at END)
-            FROM outbox CROSS JOIN LATERAL ({_DRAWN}) AS id_of (drawn)
+           (SELECT extract(epoch FROM clock_timestamp() - {WRITTEN_AT}) FROM outbox
             WHERE {OPEN} AND seq = %(newest)s)
     FROM moved
     RETURNING lag

@@ -226,6 +226,9 @@ QUERIES = (
     "SELECT * FROM read_csv('http://127.0.0.1:9/x')",
     "SELECT * FROM sniff_csv('{secret}')",
     "SELECT * FROM parquet_metadata('{secret}')",
+    "EXPLAIN ANALYZE SELECT * FROM read_text('{secret}')",
+    "PIVOT (SELECT * FROM read_csv('{secret}')) ON canary USING count(*)",
+    "PIVOT events ON event_date USING any_value((SELECT content FROM read_text('{secret}')))",
 )
 
 
@@ -243,6 +246,86 @@ def test_a_query_reads_the_archive_alone(root: Path, monkeypatch: pytest.MonkeyP
             assert done.exit_code == 2, query
             assert "hunter2" not in done.output, query
             assert "canary" not in done.stdout, query
+
+
+COPY = "COPY (SELECT 'evil' AS a) TO '{file}' (USE_TMP_FILE false)"
+WRITING = (
+    COPY,
+    f"EXPLAIN ANALYZE {COPY}",
+    f"EXPLAIN (FORMAT json) {COPY}",
+    f"/* */ EXPLAIN ANALYZE {COPY}",
+    f"WITH x AS ({COPY}) SELECT * FROM x",
+    f"EXPLAIN ANALYZE WITH x AS ({COPY}) SELECT * FROM x",
+    f"EXPLAIN (ANALYZE, FORMAT json) WITH x AS ({COPY}) SELECT * FROM x",
+    f"WITH x AS ({COPY}), y AS (SELECT 1 AS a) PIVOT y ON a USING count(*)",
+    f"EXPLAIN WITH x AS ({COPY}), y AS (SELECT 1 AS a) PIVOT y ON a USING count(*)",
+    f"SELECT * FROM (WITH x AS ({COPY}), y AS (SELECT 1 AS a) PIVOT y ON a USING count(*))",
+    "COPY (PIVOT events ON event_type USING count(*)) TO '{file}' (USE_TMP_FILE false)",
+    "CREATE TABLE t AS PIVOT events ON event_type USING count(*)",
+    "SELECT * FROM query('WITH x AS (CO' || 'PY (SELECT 1) TO ''{file}'' (USE_TMP_FILE false)) SELECT 1')",
+    "SELECT * FROM json_execute_serialized_sql('{serialized}')",
+    "SELECT * FROM main.\"JSON_execute_serialized_sql\"('{serialized}')",
+    "SELECT * FROM query('SELECT * FROM json_execute_serial' || 'ized_sql(''{twice}'')')",
+    "SELECT 1; PIVOT events ON event_type USING count(*)",
+)
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--parquet", "out.parquet"]])
+def test_a_query_writes_no_file_of_the_archive(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: list[str]
+) -> None:
+    """Guards against a file of the archive that whoever may ask it can replace: it may be opened."""
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    file = next(path for path in before if path.suffix == ".parquet")
+    with duckdb.connect() as connection:
+        hidden = f"WITH x AS ({COPY.format(file=file)}) SELECT * FROM x"
+        ((text,),) = connection.execute("SELECT json_serialize_sql($1::VARCHAR)", [hidden]).fetchall()
+    serialized = text.replace("'", "''")
+    for query in WRITING:
+        given = query.format(file=file, serialized=serialized, twice=serialized.replace("'", "''"))
+        done = ask(root, given, *form)
+        assert done.exit_code == 2, query
+        assert len(done.stderr.splitlines()) == 1, query
+        assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before, query
+
+
+def test_words_that_could_write_are_only_words(root: Path) -> None:
+    """Guards against a refusal of an honest question about copies and queries."""
+    for sql in (
+        "SELECT count(*) AS copy FROM events WHERE payload ->> 'query' IS NULL",
+        "SELECT * FROM query('SELECT count(*) AS copy FROM events')",
+        "PIVOT events ON event_date IN ('2013-01-01') USING count(*) AS copy",
+    ):
+        done = ask(root, sql)
+        assert done.exit_code == 0, done.output
+    refused = ask(root, "PIVOT (SELECT 1 AS copy) ON copy USING count(*)")
+    assert "list its columns" in refused.stderr
+
+
+def test_a_pivot(root: Path) -> None:
+    """Guards against a question that DuckDB answers and the archive refuses."""
+    pivot = "PIVOT events ON event_date USING count(*) GROUP BY aggregate_type"
+    (row,) = json.loads(ask(root, pivot, "--json").stdout)
+    assert list(row.values())[1:] == [10, 10, 10]
+    assert list(row)[1:] == ["2013-01-01", "2013-01-02", "2013-01-03"]
+    assert "2013-01-02" in ask(root, pivot + ";\n").stdout
+    assert len(list(csv.reader(io.StringIO(ask(root, pivot, "--csv").stdout)))) == 2
+    beneath = f'WITH p AS ({pivot}) SELECT "2013-01-03" AS third FROM p'
+    assert json.loads(ask(root, beneath, "--json").stdout) == [{"third": 10}]
+
+
+def test_a_plan(root: Path) -> None:
+    """Guards against a slow question that nobody can look into."""
+    for explain in ("EXPLAIN", "explain analyze", "EXPLAIN (FORMAT json)", "\n EXPLAIN ANALYZE"):
+        for sql in (COUNTS, "(SELECT 1)", "PIVOT events ON event_date USING count(*)"):
+            done = ask(root, f"{explain} {sql}")
+            assert (done.exit_code, done.stderr) == (0, ""), done.stderr
+    lines = ask(root, f"EXPLAIN ANALYZE {COUNTS}").stdout.splitlines()
+    assert len(lines) > 5
+    assert any("30 rows" in line for line in lines)
+    assert json.loads(ask(root, f"EXPLAIN (FORMAT json) {COUNTS}").stdout)
+    assert json.loads(ask(root, f"EXPLAIN {COUNTS}", "--json").stdout)[0]["explain_key"] == "physical_plan"
 
 
 def test_a_query_cannot_lift_the_lock(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import queries
 from tests.partitions import days
 from tests.schema.servers import Database
@@ -21,3 +22,20 @@ def test_a_backfill_is_no_lag(database: Database) -> None:
     with database.connect() as connection:
         ((_, lag, _),) = connection.execute(queries.SETTLE_WITH_PROGRESS, given).fetchall()
     assert 0 <= lag < 3600
+
+
+def test_a_backfill_is_not_old(database: Database) -> None:
+    """Guards against the same alarm while the backfill waits to be published."""
+    days.fill(database, events=3)
+    found = measurements.read(database.settings)
+    assert found.unpublished == 3
+    assert 0 <= found.oldest_unpublished_seconds < 3600
+    # An id that tells no time: the event is as old as it says.
+    with database.connect(autocommit=False) as connection:
+        connection.execute("SET LOCAL outbox.backfill = on")
+        connection.execute(
+            "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, created_at) "
+            "VALUES (gen_random_uuid(), 'order', '1', 'order.placed', '{}', %s::date)",
+            [days.DAY],
+        )
+    assert measurements.read(database.settings).oldest_unpublished_seconds > 86_400

@@ -86,6 +86,16 @@ def test_a_day_that_differs_stays(database: Database, archived: Settings) -> Non
     assert drop.drop(archived, DAY).now
 
 
+def test_nothing_half_written_stays(database: Database, archived: Settings) -> None:
+    """Guards against files of a run that died, which nobody removes once the day is dropped."""
+    writing = Path(archived.archive) / "_outbox" / "writing"
+    for name in (f"{DAY}-dead", f"{DAY}.json-dead", "2020-01-01-alive"):
+        (writing / name).mkdir(parents=True)
+        (writing / name / "object").write_bytes(b"half")
+    assert drop.drop(archived, DAY).now
+    assert [each.name for each in writing.iterdir()] == ["2020-01-01-alive"]
+
+
 def test_a_file_that_differs_keeps_the_day(database: Database, archived: Settings) -> None:
     """Guards against rows that go while their only copy is damaged."""
     (file,) = Path(archived.archive).rglob("*.parquet")
@@ -271,7 +281,7 @@ def test_a_view_on_the_partition_keeps_the_day(database: Database, archived: Set
 def test_the_archive_goes_away_before(database: Database, archived: Settings) -> None:
     """Guards against a day that is detached although its archive cannot be read."""
     gone = archived.model_copy(update={"archive": "/proc/none"})
-    with pytest.raises(NotReadyError):
+    with pytest.raises(SetupError, match="holds no archive"):
         drop.drop(gone, DAY)
     assert _is_attached(database)
 
