@@ -157,6 +157,8 @@ CREATE TABLE outbox_days (
     -- From when on its partition refuses every insert.
     sealed_at       timestamptz,
     closed_at       timestamptz,
+    -- What was committed when the day was found published: a row that was written later, past the guards, was not.
+    published       pg_snapshot,
     archived_at     timestamptz,
     -- When file and rows were last found equal.
     proven_at       timestamptz,

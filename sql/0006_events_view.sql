@@ -17,10 +17,11 @@ SELECT e.id,
        CASE
            WHEN p.state = 'failed' THEN 'FAILED'
            WHEN p.state = 'discarded' THEN 'DISCARDED'
-           WHEN p.seq IS NULL AND outbox_covers(s.done, s.target, s.last_seq, e.tx, e.seq) THEN 'PROCESSED'
+           WHEN p.seq IS NULL AND late.day IS NULL AND outbox_covers(s.done, s.target, s.last_seq, e.tx, e.seq)
+               THEN 'PROCESSED'
            ELSE 'PENDING'
        END AS status,
-       CASE WHEN p.seq IS NULL THEN coalesce(r.published_at, (
+       CASE WHEN p.seq IS NULL AND late.day IS NULL THEN coalesce(r.published_at, (
            SELECT g.at
            FROM outbox_progress g
            WHERE g.shard = outbox_shard_of(e.aggregate_type, e.aggregate_id, g.shards)
@@ -34,6 +35,9 @@ SELECT e.id,
 FROM outbox e
 JOIN outbox_shards s ON s.shard = outbox_shard_of(e.aggregate_type, e.aggregate_id, s.shards)
 LEFT JOIN outbox_parked p ON p.seq = e.seq
-LEFT JOIN outbox_released r ON r.seq = e.seq;
+LEFT JOIN outbox_released r ON r.seq = e.seq
+-- No relay reads a closed day: what came into it past the guards is not published, whatever the position is.
+LEFT JOIN outbox_days late ON late.day = (e.created_at AT TIME ZONE 'UTC')::date
+    AND NOT pg_visible_in_snapshot(e.tx, late.published);
 
 INSERT INTO outbox_migrations (name) VALUES ('0006_events_view');

@@ -29,7 +29,7 @@ from outbox_pipelines.archive.store import Store, Stored, key, manifest_key, ope
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.partitions import close
-from outbox_pipelines.partitions.calendar import leaf_of, require_day, working_at
+from outbox_pipelines.partitions.calendar import leaf_of, place_of, require_day, working_at
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
@@ -67,6 +67,8 @@ def archive(
     require_schema(settings)
     with working_at(settings, day) as connection:
         _require_closed(settings, connection, day)
+        if place_of(connection, day) != "gone":
+            close.require_published(connection, day)
         place = identity.require_or_make(store, connection)
         before = store.read(manifest_key(day))
         state, _, _, _, known, _ = require_day(connection, day)

@@ -19,7 +19,7 @@ from typing import Final
 import psycopg
 
 from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.errors import AwayError, NotReadyError, SetupError
 from outbox_pipelines.partitions import queries
 from outbox_pipelines.partitions.calendar import leaf_of, require_day, working_at
 from outbox_pipelines.schema import require_schema
@@ -72,7 +72,8 @@ def close(settings: Settings, day: date | None = None) -> list[Closing]:
 def reopen(settings: Settings, day: date) -> None:
     """Takes the seal off a closed day that is not archived yet: a clock that was ahead had closed it.
 
-    Relays start over, since they have stopped looking at the day.
+    Relays start over, since they have stopped looking at the day. What was written into it past the guards is
+    published then.
 
     Raises:
         SetupError: the day is archived or dropped, or was never closed.
@@ -85,17 +86,37 @@ def reopen(settings: Settings, day: date) -> None:
             raise SetupError(f"{day} is {state}: only a closed day that is not archived can be opened again")
         # No writer waits behind it: the day refuses them.
         connection.execute("SET LOCAL lock_timeout = '2s'")
+        connection.execute(queries.DECLARE_REBASE)
+        connection.execute(queries.named(queries.TO_BE_PUBLISHED, leaf_of(day)), {"day": day})
         connection.execute(queries.named(queries.UNSEAL, leaf_of(day)))
         connection.execute(queries.REOPEN, {"day": day})
 
 
+def require_published(connection: Connection, day: date) -> None:
+    """`NotReadyError` where rows came into a closed day past the guards: they are not published."""
+    ((rows, id),) = connection.execute(queries.named(queries.PAST_GUARDS, leaf_of(day)), {"day": day})
+    if not rows:
+        return
+    state, *_ = require_day(connection, day)
+    if state == "closed":
+        mend = f"`outbox partitions reopen {day}` publishes them"
+    else:
+        mend = f"write them again, as new events, and remove them from {leaf_of(day)}: see docs/days.md"
+    raise NotReadyError(
+        f"{day} has {rows} rows that were written past the guards after it was closed, and are not published "
+        f"(event {id}): {mend}"
+    )
+
+
 def _close(connection: Connection, day: date) -> Closing:
     try:
-        why_not = _seal(connection, day) or _unpublished(connection, day)
+        why_not = _seal(connection, day)
+        ((committed,),) = connection.execute(queries.COMMITTED)
+        why_not = why_not or _unpublished(connection, day)
         if not why_not:
             with connection.transaction():
                 connection.execute(queries.LOCK_CALENDAR)
-                connection.execute(queries.CLOSED, {"day": day})
+                connection.execute(queries.CLOSED, {"day": day, "committed": committed})
     except psycopg.errors.UndefinedTable:
         why_not = (
             "its partition is gone, somebody has dropped it by hand: to forget the day, "

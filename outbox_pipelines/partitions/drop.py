@@ -22,7 +22,7 @@ from outbox_pipelines.archive import identity, proof
 from outbox_pipelines.archive.store import NOWHERE, open_store
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import AwayError, NotReadyError, SetupError
-from outbox_pipelines.partitions import attach, queries
+from outbox_pipelines.partitions import attach, close, queries
 from outbox_pipelines.partitions.calendar import leaf_of, place_of, require_day, working_at
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.secret import first_line
@@ -120,6 +120,7 @@ def _look_first(settings: Settings, connection: Connection, day: date, manifest_
         if not found.equal:
             connection.execute(queries.UNPROVEN, {"day": day})
             raise NotProvenError(day, found.differences)
+    close.require_published(connection, day)
     # While transactions are waited for that were there before the detaching, the day is not seen.
     users = {user for (user,) in connection.execute(queries.USERS)}
     deadline = time.monotonic() + attach.SECONDS
@@ -163,6 +164,7 @@ def _prove_and_drop(
                 found = proof.prove(open_store(settings), day, connection, leaf, manifest_sha256)
                 if not found.equal:
                     raise NotProvenError(day, found.differences)
+            close.require_published(connection, day)
             connection.execute(queries.named(queries.DROP, leaf))
             connection.execute(queries.DROPPED, {"day": day, "proven": found is not None})
             return Dropped(day, found.rows if found else None, True)

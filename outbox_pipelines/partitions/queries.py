@@ -135,15 +135,30 @@ WHERE state IN ('waiting', 'retrying', 'replaying')
 # The lock of outbox_ensure_partitions: no day may be made behind the closed ones, where no relay looks.
 LOCK_CALENDAR: Final = """
 SELECT pg_advisory_xact_lock(hashtextextended('outbox_ensure_partitions', 'outbox'::regclass::oid::bigint))"""
+# Taken before the events are looked at: all that it shows is then known to be published.
+COMMITTED: Final = "SELECT pg_current_snapshot()::text"
 CLOSED: Final = """
-UPDATE outbox_days SET state = 'closed', closed_at = clock_timestamp()
+UPDATE outbox_days SET state = 'closed', closed_at = clock_timestamp(), published = %(committed)s
 WHERE day = %(day)s AND state = 'open'"""
+
+# Rows of a closed day that came past the guards; by the index.
+PAST_GUARDS: Final = """
+SELECT count(*), min(o.id::text) FROM {leaf} o, outbox_days d
+WHERE d.day = %(day)s AND o.tx >= pg_snapshot_xmin(d.published)
+  AND NOT pg_visible_in_snapshot(o.tx, d.published)"""
+# The positions have moved past them. With the id of this transaction they are ahead, and relays read them.
+DECLARE_REBASE: Final = "SET LOCAL outbox.rebase = on"
+TO_BE_PUBLISHED: Final = """
+UPDATE {leaf} o SET tx = pg_current_xact_id() FROM outbox_days d
+WHERE d.day = %(day)s AND o.tx >= pg_snapshot_xmin(d.published)
+  AND NOT pg_visible_in_snapshot(o.tx, d.published)"""
 
 UNSEAL: Final = "DROP TRIGGER IF EXISTS outbox_closed ON {leaf}"
 # The epoch makes every relay start over.
 REOPEN: Final = """
 WITH opened AS (
-    UPDATE outbox_days SET state = 'open', sealed_at = NULL, closed_at = NULL WHERE day = %(day)s
+    UPDATE outbox_days SET state = 'open', sealed_at = NULL, closed_at = NULL, published = NULL
+    WHERE day = %(day)s
 )
 UPDATE outbox_shards SET epoch = epoch + 1, owner = NULL, held_since = NULL"""
 

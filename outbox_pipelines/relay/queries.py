@@ -347,8 +347,10 @@ WITH restored AS (
 ), rows AS (
     SELECT o.id, o.created_at, o.tx,
            outbox_covers(r.done, r.target, r.last_seq, o.tx, o.seq)
-           AND NOT (o.tx >= r.at::text::xid8 AND o.tx <= %(own)s::text::xid8) AS published
+           AND NOT (o.tx >= r.at::text::xid8 AND o.tx <= %(own)s::text::xid8)
+           AND coalesce(pg_visible_in_snapshot(o.tx, d.published), true) AS published
     FROM outbox o JOIN restored r ON r.shard = outbox_shard_of(o.aggregate_type, o.aggregate_id, r.shards)
+    LEFT JOIN outbox_days d ON d.day = (o.created_at AT TIME ZONE 'UTC')::date
 ), moved AS (
     UPDATE outbox o SET tx = CASE WHEN rows.published THEN '3' ELSE %(own)s::text END::xid8
     FROM rows
@@ -368,6 +370,9 @@ SET done = %(done)s, target = NULL, last_seq = NULL, tick_id = NULL, epoch = epo
 REBASE_PARKED: Final = """
 UPDATE outbox_parked p SET tx = coalesce((
     SELECT o.tx FROM outbox o WHERE o.seq = p.seq AND o.created_at = p.created_at), '3')"""
+
+# What was published of closed days has ids that this snapshot shows.
+REBASE_DAYS: Final = "UPDATE outbox_days SET published = %(now)s WHERE published IS NOT NULL"
 
 # Its positions speak of the old database.
 FORGET_PROGRESS: Final = "DELETE FROM outbox_progress"

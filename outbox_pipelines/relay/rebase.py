@@ -49,6 +49,7 @@ def rebase(settings: Settings) -> Rebased | None:
             counts = _one(connection.execute(queries.REBASE_ROWS, {"own": own, "now": now}))
             connection.execute(queries.REBASE_PARKED)
             connection.execute(queries.REBASE_SHARDS, {"done": now})
+            connection.execute(queries.REBASE_DAYS, {"now": now})
             connection.execute(queries.FORGET_PROGRESS)
         except psycopg.errors.LockNotAvailable:
             raise SetupError("the outbox is being written: stop the writers, rebase, start them") from None
