@@ -10,6 +10,7 @@ from benchmarks import (
     archive_queries,
     attached,
     commits,
+    compression,
     consumers,
     drains,
     health,
@@ -30,6 +31,7 @@ _PARTS = {
     part.__name__.rpartition(".")[2]: part.measure
     for part in (
         drains,
+        compression,
         peers,
         shards,
         poisoned,

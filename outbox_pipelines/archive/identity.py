@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Literal
 
+import psycopg
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from outbox_pipelines.archive import queries
@@ -23,6 +24,7 @@ from outbox_pipelines.archive.store import IDENTITY, Store, manifest_key, open_s
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.schema import require_schema
+from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 
@@ -128,7 +130,12 @@ def adopt(settings: Settings, force: bool = False) -> Adopted:
             raise _others(store, found)
         if found is None or not is_ours:
             found = _make(store, source)
-        connection.execute(queries.ADOPT, {"archive": found.archive})
+        try:
+            connection.execute(queries.ADOPT, {"archive": found.archive})
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise SetupError(
+                f"{first_line(error)}: an archive is adopted by the owner of the outbox"
+            ) from None
         return Adopted(found.archive, len(archived) - len(missing), missing)
 
 

@@ -94,7 +94,13 @@ def reopen(settings: Settings, day: date) -> None:
 
 def require_published(connection: Connection, day: date) -> None:
     """`NotReadyError` where rows came into a closed day past the guards: they are not published."""
-    ((rows, id),) = connection.execute(queries.named(queries.PAST_GUARDS, leaf_of(day)), {"day": day})
+    try:
+        query = queries.named(queries.PAST_GUARDS, leaf_of(day))
+        ((rows, id),) = connection.execute(query, {"day": day}).fetchall()
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise SetupError(
+            f"{first_line(error)}: days are archived and dropped by the role that owns the outbox"
+        ) from None
     if not rows:
         return
     state, *_ = require_day(connection, day)

@@ -144,6 +144,18 @@ def test_another_outbox_is_refused(database: Database, archived: Settings) -> No
         days.archive(side_by_side, FIRST)
 
 
+def test_a_role_that_is_not_the_owner(database: Database, archived: Settings) -> None:
+    """Guards against a traceback where one word of SQL helps."""
+    role = database.role()
+    database.rows(f"SELECT outbox_grant_operator('{role}')")
+    dsn = f"{database.dsn} user={role}"
+    for arguments in (("archive", "adopt"), ("archive", "day", str(SECOND))):
+        shown = database.outbox(*arguments, OUTBOX_DSN=dsn, OUTBOX_ARCHIVE=archived.archive)
+        assert shown.exit_code == 2, shown.output
+        assert "own" in shown.stderr
+        assert len(shown.stderr.splitlines()) == 1
+
+
 def test_an_identity_that_cannot_be_read(archived: Settings) -> None:
     """Guards against a traceback, and a file that is replaced by whoever comes."""
     path = Path(archived.archive) / IDENTITY

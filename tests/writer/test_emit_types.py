@@ -83,6 +83,44 @@ async def write(asyncpg: Connection, django: Wrapper) -> None:
     now: Emitted = emit(django, "order", 1, "e", {})
     emit(5, "order", 1, "e", {})  # type: ignore[call-overload]
 """
+# Drivers without types of their own: what they give is Any, unless it is annotated.
+UNTYPED = """
+from uuid import UUID
+import asyncpg
+import psycopg2
+from django.db import connection, transaction
+from outbox_pipelines.writer import Emitted, NewEvent, emit, emit_many
+from outbox_pipelines.writer.protocols import Asyncpg, Django, Psycopg2Connection
+
+def django() -> Emitted:
+    with transaction.atomic():
+        emitted: Emitted = emit(connection, "order", 1, "e", {})
+        many: list[Emitted] = emit_many(connection, [NewEvent("order", 1, "e", {})])
+    return many[0] if emitted.duplicate else emitted
+
+async def pooled(pool: asyncpg.Pool) -> Emitted:
+    async with pool.acquire() as acquired, acquired.transaction():
+        emitted: Emitted = await emit(acquired, "order", 1, "e", {})
+        many: list[Emitted] = await emit_many(acquired, [NewEvent("order", 1, "e", {})])
+    return many[0] if emitted.duplicate else emitted
+
+def old(dsn: str) -> Emitted:
+    emitted: Emitted = emit(psycopg2.connect(dsn), "order", 1, "e", {})
+    return emitted
+
+def annotated(now: Django, old: Psycopg2Connection) -> UUID:
+    emit(now, 5, 1, "e", {})  # type: ignore[call-overload]
+    return emit(now, "order", 1, "e", {}).id or emit(old, "order", 1, "e", {}).id
+
+async def annotated_later(later: Asyncpg) -> UUID:
+    emit(later, "order", 1, "e", {}).id  # type: ignore[attr-defined]
+    return (await emit(later, "order", 1, "e", {})).id
+
+async def give(pool: asyncpg.Pool) -> UUID:
+    async with pool.acquire() as acquired:
+        await annotated_later(acquired)
+    return annotated(connection, psycopg2.connect(""))
+"""
 HEAD = """
 import sqlite3
 import psycopg
@@ -114,14 +152,14 @@ WRONG = {
     'NewEvent("order", 1, "e", {}).payload = 1': "misc",
 }
 
-# Two drivers without types of their own; in an application errors within installed packages do not count.
+# Drivers without types of their own; in an application errors within installed packages do not count.
 CONFIG = """
 [mypy]
 strict = true
-[mypy-asyncpg.*,django.*]
+[mypy-asyncpg.*,django.*,psycopg2.*]
 ignore_missing_imports = true
 """
-FILES = ["right.py", "alone.py", "wrong.py"]
+FILES = ["right.py", "alone.py", "untyped.py", "wrong.py"]
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +169,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     (here / "right.py").write_text(RIGHT)
     (here / "mypy.ini").write_text(CONFIG)
     (here / "alone.py").write_text(ALONE)
+    (here / "untyped.py").write_text(UNTYPED)
     (here / "wrong.py").write_text(HEAD + "".join(f"    {call}\n" for call in WRONG))
     cache = request.config.rootpath / ".mypy_cache" / "tests"
     done = subprocess.run(
