@@ -20,7 +20,6 @@ def environment(settings: Settings) -> dict[str, str]:
         "OUTBOX_KAFKA": settings.kafka,
         "OUTBOX_TOPIC": settings.topic,
         "OUTBOX_DELIVERY": settings.delivery,
-        **({"OUTBOX_KAFKA_CONFIG": str(settings.kafka_config)} if settings.kafka_config else {}),
         **({"OUTBOX_TABLE": str(settings.table)} if settings.table else {}),
     }
 
