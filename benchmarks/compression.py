@@ -18,6 +18,7 @@ from outbox_pipelines.settings import Settings
 
 _EVENTS = 20_000
 _ROUNDS = 3
+Event = tuple[bytes, bytes, dict[str, str | bytes | None]]
 _KINDS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
@@ -39,7 +40,7 @@ def measure(servers: Settings) -> list[Row]:
     ]
 
 
-def _event(number: int) -> tuple[bytes, bytes, dict[str, bytes]]:
+def _event(number: int) -> Event:
     """Key, value and headers, as the relay makes them."""
     payload = {
         "customer": number * 7919 % 50_000,
@@ -47,11 +48,15 @@ def _event(number: int) -> tuple[bytes, bytes, dict[str, bytes]]:
         "state": "placed",
         "note": "leave it at the door",
     }
-    headers = {"id": str(uuid4()).encode(), "event-type": b"order.placed", "aggregate-type": b"order"}
+    headers: dict[str, str | bytes | None] = {
+        "id": str(uuid4()).encode(),
+        "event-type": b"order.placed",
+        "aggregate-type": b"order",
+    }
     return str(number % 20_000).encode(), json.dumps(payload).encode(), headers
 
 
-def _publish(kind: str, events: list[tuple[bytes, bytes, dict[str, bytes]]]) -> tuple[float, float]:
+def _publish(kind: str, events: list[Event]) -> tuple[float, float]:
     """Seconds of CPU, and bytes sent."""
     sent = 0
 
