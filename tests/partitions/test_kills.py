@@ -84,5 +84,5 @@ def test_every_statement(database: Database, lives: _Lives, tmp_path: Path) -> N
         assert days.state(database) == "dropped"
         assert _rows_somewhere(database, directory) == 20
         left = sorted(path.name for path in directory.rglob("*") if path.is_file())
-        assert [name.split("-")[0] for name in left] == ["2026", "events"], statement
+        assert [name.split("-")[0] for name in left] == ["2026", "archive.json", "events"], statement
     assert statement > 40
