@@ -42,6 +42,8 @@ class Item:
     event: Event | None = None
     handler: Handler | None = None
     error: str = ""
+    content: uuid.UUID | None = None
+    """What the event says, where its origin may use the id again."""
 
 
 class Attempts:
@@ -62,9 +64,10 @@ class Attempts:
             if handler is None and not event.type:
                 raise UnreadableError(f"{event} names no type: handle it with on_other, or send event-type")
         except UnreadableError as error:
-            place = f"{message.topic()}/{message.partition()}/{message.offset()}"
-            return Item(message, uuid.uuid5(NAMESPACE, place), error=inbox.readable(str(error)))
-        return Item(message, event.identity(by_key=self._plan.by_key), event, handler)
+            return unreadable(message, str(error))
+        by_key = self._plan.by_key
+        message_id = event.identity(self._plan.origins.get(event.topic, event.topic), by_key=by_key)
+        return Item(message, message_id, event, handler, content=event.content(by_key=by_key))
 
     async def _attempt_again(self, waiting: Waiting) -> Waiting | None:
         """Handles a message of the inbox. Returns the next one of its key that is due, where it succeeded."""
@@ -176,6 +179,12 @@ class Attempts:
             pause = min(2 * pause or 0.1, _LONGEST_PAUSE)
             await self._plan.pause(pause)
         raise StoppedError
+
+
+def unreadable(message: Any, error: str) -> Item:
+    """A message that becomes a dead letter by its place: no id counts."""
+    place = f"{message.topic()}/{message.partition()}/{message.offset()}"
+    return Item(message, uuid.uuid5(NAMESPACE, place), error=inbox.readable(error))
 
 
 def told(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from uuid import UUID
 ENVELOPE: Final = frozenset(
     ("event_id", "event_type", "aggregate_type", "aggregate_id", "payload", "timestamp")
 )
-# For ids that are no UUIDs: the same text always gives the same one.
+# For what is no UUID: the same parts always give the same one.
 NAMESPACE: Final = UUID("5d1b7c1e-3a54-5c0e-9b61-0d2f6c1f8a77")
 
 
@@ -64,23 +64,51 @@ class Event:
             return body["payload"]
         return body
 
+    def identity(self, origin: str, *, by_key: bool) -> UUID:
+        """Return what `processed_events` tells the event by.
+
+        That is the id where it is a UUID: there is only one such event. Another id, such as 1, is one of its
+        origin's, and so is an idempotency key: they become a UUID (version 5) of both.
+
+        Args:
+            origin: where the event comes from: the topic, or the name that it has in `origins`.
+            by_key: the idempotency key counts instead of the id, where the event has one.
+        """
+        if by_key and self.idempotency_key is not None:
+            return _named("idempotency-key", origin, self.idempotency_key)
+        return self._uuid or _named("id", origin, self.id)
+
+    def content(self, *, by_key: bool) -> UUID | None:
+        """Return a digest of what the event says, for an id that its origin may use again; otherwise None.
+
+        It is the same in every shape of the value: a repetition after a change of OUTBOX_VALUE is one.
+        """
+        if self._uuid or (by_key and self.idempotency_key is not None):
+            return None
+        about = (self.type, self.aggregate_type, self.aggregate_id)
+        try:
+            return _named("content", *about, self.payload)
+        except (ValueError, RecursionError):
+            # No JSON: the bytes count.
+            return _named("content", *about, (self.value or b"").hex())
+
     @cached_property
-    def uuid(self) -> UUID:
-        """The id as `processed_events` has it: one that is no UUID becomes one (version 5)."""
+    def _uuid(self) -> UUID | None:
+        # 32 decimal digits are a number with leading zeros.
+        if self.id.isdecimal():
+            return None
         try:
             return UUID(self.id)
         except ValueError:
-            return uuid.uuid5(NAMESPACE, self.id)
-
-    def identity(self, *, by_key: bool) -> UUID:
-        """What tells the event from others: its idempotency key where it has one and that is asked for."""
-        if by_key and self.idempotency_key is not None:
-            return uuid.uuid5(NAMESPACE, f"idempotency-key {self.idempotency_key}")
-        return self.uuid
+            return None
 
     def __str__(self) -> str:
         place = f"{self.topic}, partition {self.partition}, offset {self.offset}"
         return f"{self.type or 'event'} {self.id} ({place})"
+
+
+def _named(*parts: object) -> UUID:
+    return uuid.uuid5(NAMESPACE, json.dumps(parts, sort_keys=True))
 
 
 def is_envelope(body: object) -> bool:

@@ -96,10 +96,11 @@ class Arrival:
     event_type: str
     message: Any
     sent_at: datetime
+    content: UUID | None = None
 
     @staticmethod
-    def of(event: Event, message_id: UUID, message: Any) -> Arrival:
-        return Arrival(message_id, key_of(event, message_id), event.type, message, event.timestamp)
+    def of(event: Event, message_id: UUID, message: Any, content: UUID | None = None) -> Arrival:
+        return Arrival(message_id, key_of(event, message_id), event.type, message, event.timestamp, content)
 
     @staticmethod
     def of_no_event(message_id: UUID, message: Any) -> Arrival:
@@ -137,6 +138,7 @@ class Inbox:
             "payloads": [_raw(each.value()) for each in messages],
             "headers": [_headers(each) for each in messages],
             "sent_at": [each.sent_at for each in arrivals],
+            "contents": [text_of(each.content) for each in arrivals],
             "state": "failed" if dead else "waiting",
             "attempts": attempts,
             "seconds": self.seconds(attempts) if attempts else 0.0,
@@ -223,6 +225,11 @@ def key_of(event: Event, message_id: UUID) -> str:
 def readable(text: str) -> str:
     """As PostgreSQL's text can have it."""
     return text if text.isprintable() else ascii(text)
+
+
+def text_of(content: UUID | None) -> str:
+    """In a list of texts, which has no NULL for every driver."""
+    return "" if content is None else str(content)
 
 
 def _headers(message: Any) -> str:

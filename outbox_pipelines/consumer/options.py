@@ -47,6 +47,10 @@ class Options(TypedDict, total=False):
     """Gets a copy of each dead letter, with the reason in its headers."""
     dedupe: Literal["id", "key"]
     """By what events are told apart: their ids, the default, or idempotency keys where they have one."""
+    origins: Mapping[str, str]
+    """Where the events of a topic come from, as `{"orders-v2": "order-events"}`: the topic itself by default.
+    An id that is no UUID, and an idempotency key, count within one origin. Give a topic that has got another
+    name its old one here."""
     handler_seconds: float
     """How long one call of a handler may take: 80 % of max.poll.interval.ms by default, 90 % at most."""
     cache: Cache | None
@@ -87,6 +91,7 @@ class Configured(Handlers):
             by_key=_one_of("dedupe", options.get("dedupe"), "id", "key") == "key",
             copies=DeadLetterTopic(kafka, copies) if copies else None,
             cache=self._cache,
+            origins=_origins(options.get("origins", {})),
         )
 
     @property
@@ -125,6 +130,13 @@ async def _nothing() -> None:
 def require_one_way(*ways: object) -> None:
     if sum(way is not None for way in ways) != 1:
         raise SetupError("give one of dsn, connect and session: the database of the handlers' tables")
+
+
+def _origins(given: Mapping[str, str]) -> Mapping[str, str]:
+    for topic, origin in given.items():
+        if not isinstance(origin, str) or not origin:
+            raise SetupError(f'origins has {origin!r} for {topic}: write for example {{"{topic}": "orders"}}')
+    return given
 
 
 def _one_of(name: str, given: str | None, *allowed: str) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from outbox_pipelines.consumer.copies import DeadLetterTopic
@@ -55,3 +55,4 @@ class Plan:
     """Between two calls of handlers: Kafka hears of us, where it has not for a while."""
     copies: DeadLetterTopic | None = None
     cache: Cache | None = None
+    origins: Mapping[str, str] = field(default_factory=dict)

@@ -22,20 +22,20 @@ def _taken(source: str, topic: str, key: str, before: str = "") -> str:
 # A row comes back if the event is new and its key is free. While another transaction has the same event, it
 # waits for what becomes of that.
 RECORD: Final = f"""
-INSERT INTO processed_events (event_id, source, bucket)
-SELECT CAST(%(id)s AS uuid), %(source)s, processed_bucket(CAST(%(id)s AS uuid))
+INSERT INTO processed_events (event_id, source, bucket, content)
+SELECT CAST(%(id)s AS uuid), %(source)s, processed_bucket(CAST(%(id)s AS uuid)), CAST(%(content)s AS uuid)
 WHERE NOT {_taken("%(source)s", "%(topic)s", "%(key)s")}
 ON CONFLICT DO NOTHING RETURNING true"""
 
 # The same for many: the ids that are new and whose keys are free. In the order of ids, so that two that have
 # the same ones cannot wait for each other.
 RECORD_MANY: Final = f"""
-INSERT INTO processed_events (event_id, source, bucket)
-SELECT id, %(source)s, processed_bucket(id)
-FROM unnest(CAST(%(ids)s AS uuid[]), CAST(%(topics)s AS text[]), CAST(%(keys)s AS text[]))
-    AS it (id, topic, key)
+INSERT INTO processed_events (event_id, source, bucket, content)
+SELECT id, %(source)s, processed_bucket(id), CAST(nullif(content, '') AS uuid)
+FROM unnest(CAST(%(ids)s AS uuid[]), CAST(%(topics)s AS text[]), CAST(%(keys)s AS text[]),
+    CAST(%(contents)s AS text[])) WITH ORDINALITY AS it (id, topic, key, content, nth)
 WHERE NOT {_taken("%(source)s", "it.topic", "it.key")}
-ORDER BY id
+ORDER BY id, nth
 ON CONFLICT DO NOTHING RETURNING CAST(event_id AS text)"""
 
 # Which of these are there: of those that were not recorded just now, or that a cache knows. The buckets are
@@ -45,17 +45,23 @@ SELECT CAST(event_id AS text) FROM processed_events
 WHERE event_id = ANY (CAST(%(ids)s AS uuid[])) AND source = %(source)s
     AND bucket = ANY (CAST(%(buckets)s AS smallint[]))"""
 
+# What the events of these ids said when they were recorded.
+CONTENTS: Final = """
+SELECT CAST(event_id AS text), CAST(content AS text) FROM processed_events
+WHERE event_id = ANY (CAST(%(ids)s AS uuid[])) AND source = %(source)s
+    AND bucket = ANY (CAST(%(buckets)s AS smallint[])) AND content IS NOT NULL"""
+
 # Messages that are new go into the inbox in their order; seq and id of those come back.
 RECEIVE: Final = """
 WITH it AS MATERIALIZED (
     SELECT * FROM unnest(CAST(%(ids)s AS uuid[]), CAST(%(topics)s AS text[]), CAST(%(partitions)s AS int[]),
         CAST(%(offsets)s AS bigint[]), CAST(%(keys)s AS text[]), CAST(%(types)s AS text[]),
         CAST(%(message_keys)s AS bytea[]), CAST(%(payloads)s AS bytea[]), CAST(%(headers)s AS text[]),
-        CAST(%(sent_at)s AS timestamptz[])) WITH ORDINALITY
-    AS it (id, topic, partition, place, key, type, message_key, payload, headers, sent_at, nth)
+        CAST(%(sent_at)s AS timestamptz[]), CAST(%(contents)s AS text[])) WITH ORDINALITY
+    AS it (id, topic, partition, place, key, type, message_key, payload, headers, sent_at, content, nth)
 ), new AS (
-    INSERT INTO processed_events (event_id, source, bucket)
-    SELECT id, %(source)s, processed_bucket(id) FROM it ORDER BY id
+    INSERT INTO processed_events (event_id, source, bucket, content)
+    SELECT id, %(source)s, processed_bucket(id), CAST(nullif(content, '') AS uuid) FROM it ORDER BY id, nth
     ON CONFLICT DO NOTHING RETURNING event_id
 ), once AS (SELECT DISTINCT ON (id) it.* FROM it JOIN new ON event_id = id ORDER BY id, nth)
 INSERT INTO inbox (message_id, source, topic, partition, "offset", key, event_type, message_key, payload,

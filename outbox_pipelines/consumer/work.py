@@ -13,12 +13,12 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
 from outbox_pipelines.consumer import inbox, queries
-from outbox_pipelines.consumer.attempts import Attempts, Item, told
+from outbox_pipelines.consumer.attempts import Attempts, Item, told, unreadable
 from outbox_pipelines.consumer.handlers import Handler, Handlers
 from outbox_pipelines.consumer.inbox import Arrival, Backlog, Waiting
 from outbox_pipelines.consumer.membership import Member, Place
@@ -68,7 +68,7 @@ class Work(Attempts):
             await self._plan.stay()
             group = [each for each in group if member.has(each.message)]
             new = [each for each in group if each.message_id not in known]
-            self.counts.duplicates += len(group) - len(new)
+            await self._count_duplicates([each for each in group if each.message_id in known])
             if new:
                 await self._take_group(new)
             for each in group:
@@ -77,15 +77,15 @@ class Work(Attempts):
     async def receive(self, messages: Sequence[Any], member: Member) -> None:
         """Puts messages at hand into the inbox, to be handled from there."""
         items = [self._item(each) for each in messages]
-        unreadable = [each for each in items if each.error]
+        broken = [each for each in items if each.error]
         wanted = [each for each in items if each.handler]
-        self.counts.ignored += len(items) - len(wanted) - len(unreadable)
-        for each in unreadable:
+        self.counts.ignored += len(items) - len(wanted) - len(broken)
+        for each in broken:
             await self._refuse(each)
         if wanted:
             new = await self._receive(wanted)
             self.counts.received += len(new)
-            self.counts.duplicates += len(wanted) - len(new)
+            await self._count_duplicates(_not_among(wanted, new))
         for each in items:
             member.done(each.message)
 
@@ -142,6 +142,7 @@ class Work(Attempts):
             "topic": event.topic,
             "key": inbox.key_of(event, item.message_id),
             "block": self._plan.blocks,
+            "content": None if item.content is None else str(item.content),
         }
 
         async def attempt() -> tuple[bool, bool]:
@@ -162,13 +163,13 @@ class Work(Attempts):
             self.counts.handled += 1
             self._remember([item])
         elif is_known:
-            self.counts.duplicates += 1
+            await self._count_duplicates([item])
             self._remember([item])
         elif await self._receive([item]):
             # It was not recorded for the sake of one before it.
             self.counts.received += 1
         else:
-            self.counts.duplicates += 1
+            await self._count_duplicates([item])
 
     async def _take_many(self, handler: Handler, items: Sequence[Item]) -> None:
         given = {
@@ -177,6 +178,7 @@ class Work(Attempts):
             "keys": [inbox.key_of(each.event, each.message_id) for each in items if each.event],
             "source": self._plan.source,
             "block": self._plan.blocks,
+            "contents": [inbox.text_of(each.content) for each in items],
         }
 
         async def attempt() -> tuple[list[Item], set[uuid.UUID]]:
@@ -202,7 +204,8 @@ class Work(Attempts):
             return
         left = [each for each in items if each.message_id not in known]
         self.counts.handled += len(new)
-        self.counts.duplicates += len(items) - len(new) - len(left)
+        others = {id(each) for each in (*new, *left)}
+        await self._count_duplicates([each for each in items if id(each) not in others])
         self._remember([each for each in items if each.message_id in known])
         for each in left:
             await self._take(each)
@@ -210,7 +213,7 @@ class Work(Attempts):
     async def _take_cautiously(self, items: Sequence[Item]) -> None:
         """Events that may have ended the process before: their attempts are counted."""
         where = await self._receive(items)
-        self.counts.duplicates += len(items) - len(where)
+        await self._count_duplicates(_not_among(items, where))
         for each in items:
             seq = where.pop(each.message_id, None)
             if seq is not None:
@@ -229,7 +232,7 @@ class Work(Attempts):
         text = told(error)
         dead = self._plan.attempts <= 1 and self._has_copy(item.message, 1, text)
         if not await self._receive([item], attempts=1, error=text, dead=dead):
-            self.counts.duplicates += 1
+            await self._count_duplicates([item])
             return
         self._count_failure(str(item.event), text, 1, dead=dead)
         self.counts.received += 1
@@ -244,7 +247,7 @@ class Work(Attempts):
 
     async def _receive(self, items: Sequence[Item], **more: Any) -> dict[uuid.UUID, int]:
         arrivals = [
-            Arrival.of(each.event, each.message_id, each.message)
+            Arrival.of(each.event, each.message_id, each.message, each.content)
             if each.event
             else Arrival.of_no_event(each.message_id, each.message)
             for each in items
@@ -262,20 +265,52 @@ class Work(Attempts):
 
         return await self._surely(verified) if told else set()
 
+    async def _count_duplicates(self, items: Sequence[Item]) -> None:
+        """Counts events that are recorded; one whose id was another event's becomes a dead letter."""
+        same = items
+        if again := [each for each in items if each.content is not None]:
+            recorded = await self._surely(lambda: self._contents(again))
+            others = [each for each in again if recorded.get(each.message_id) != each.content]
+            same = items if not others else [each for each in items if all(each is not it for it in others)]
+            for each in others:
+                await self._refuse(
+                    unreadable(
+                        each.message,
+                        f"{each.event} is another event than the one that was handled under this id: "
+                        "does its producer use ids again? See origins in docs/consuming.md",
+                    )
+                )
+        self.counts.duplicates += len(same)
+
+    async def _contents(self, items: Sequence[Item]) -> dict[uuid.UUID, uuid.UUID]:
+        ids = [each.message_id for each in items]
+        async with self._database.transaction() as transaction:
+            rows = await self._database.rows(transaction, queries.CONTENTS, self._which(ids))
+        return {uuid.UUID(event_id): uuid.UUID(content) for event_id, content in rows}
+
     async def _recorded(self, transaction: Any, ids: Sequence[uuid.UUID]) -> set[uuid.UUID]:
         """Those that were handled or received before."""
         if not ids:
             return set()
-        given = {
+        rows = await self._database.rows(transaction, queries.KNOWN, self._which(ids))
+        return {uuid.UUID(text) for (text,) in rows}
+
+    def _which(self, ids: Sequence[uuid.UUID]) -> dict[str, Any]:
+        return {
             "ids": [str(each) for each in ids],
             "buckets": list({bucket(each) for each in ids}),
             "source": self._plan.source,
         }
-        return {uuid.UUID(text) for (text,) in await self._database.rows(transaction, queries.KNOWN, given)}
 
     def _remember(self, items: Sequence[Item]) -> None:
         if self._plan.cache is not None:
             self._plan.cache.remember(self._plan.source, [each.message_id for each in items])
+
+
+def _not_among(items: Sequence[Item], where: Mapping[uuid.UUID, int]) -> list[Item]:
+    """Those that were not received: of several with one id the first one was."""
+    first = {each.message_id: id(each) for each in reversed(items) if each.message_id in where}
+    return [each for each in items if first.get(each.message_id) != id(each)]
 
 
 def _place(item: Item) -> Place:

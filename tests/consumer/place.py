@@ -7,16 +7,20 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import confluent_kafka
 import psycopg
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from outbox_pipelines.consumer import Consumer, Counts, Event
+from tests.conftest import wait_until
 
 DAY_MS = 86_400_000
+_NO_LEADER = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
 # Whoever comes next under this name takes over at once, not when the group misses the one that was killed.
 STATIC = {"group.instance.id": "one", "session.timeout.ms": 6000}
 
@@ -87,8 +91,8 @@ class Place:
         }
         kind = more.pop("kind", Consumer)
         database = {} if more.keys() & {"connect", "session"} else {"dsn": self.dsn}
-        more = {"backoff": 0.2, **database, **more}
-        return kind(source=source, topics=[self.topic], kafka=kafka, **more)
+        more = {"backoff": 0.2, "topics": [self.topic], **database, **more}
+        return kind(source=source, kafka=kafka, **more)
 
     def effects(self) -> int:
         return self.value("SELECT count(*) FROM effects")
@@ -101,20 +105,46 @@ class Place:
         query = "SELECT state, count(*)::int FROM inbox WHERE source = %s GROUP BY state"
         return dict(self.rows(query, source))
 
+    def beside(self, name: str) -> Place:
+        """Another topic, and the same database."""
+        topic = f"{self.topic}-{name}"
+        admin = AdminClient({"bootstrap.servers": self.kafka})
+        admin.create_topics([NewTopic(topic, 4, 1)])[topic].result(10)
+        return replace(self, topic=topic)
+
     def uncommitted(self, group: str = "billing") -> int:
         """How many messages of the topic the group would get again, or for the first time."""
-        client = confluent_kafka.Consumer(
-            {"bootstrap.servers": self.kafka, "group.id": f"{self.topic}-{group}"}
-        )
+        return self.left_to(f"{self.topic}-{group}")
+
+    def left_to(self, group: str) -> int:
+        """The same for a group whose name does not begin with the topic's."""
+        client = confluent_kafka.Consumer({"bootstrap.servers": self.kafka, "group.id": group})
         try:
             partitions = client.list_topics(self.topic, timeout=10).topics[self.topic].partitions
             left = 0
             for at in client.committed([TopicPartition(self.topic, n) for n in partitions], timeout=10):
-                first, end = client.get_watermark_offsets(at, timeout=10)
+                first, end = _ends(client, at)
                 left += end - (at.offset if at.offset >= 0 else first)
             return left
         finally:
             client.close()
+
+
+def _ends(client: confluent_kafka.Consumer, at: TopicPartition) -> tuple[int, int]:
+    """Where a partition begins and ends; of a new topic the client may know no leader yet."""
+    found: list[tuple[int, int]] = []
+
+    def are_told() -> bool:
+        try:
+            found.append(client.get_watermark_offsets(at, timeout=10))
+        except KafkaException as error:
+            if error.args[0].code() not in _NO_LEADER:
+                raise
+            client.list_topics(at.topic, timeout=10)
+        return bool(found)
+
+    wait_until(are_told, what="the ends of a partition")
+    return found[0]
 
 
 def effect(event: Event, connection: psycopg.Connection[Any]) -> None:

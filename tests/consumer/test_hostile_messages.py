@@ -96,8 +96,9 @@ def test_10_000_malformed_messages_are_events_or_unreadable() -> None:
             texts = [str(error)]
         else:
             events += 1
-            event.identity(by_key=True)
-            arrival = Arrival.of(event, event.identity(by_key=False), message)
+            event.identity("orders", by_key=True)
+            content = event.content(by_key=False)
+            arrival = Arrival.of(event, event.identity("orders", by_key=False), message, content)
             texts = [event.type, str(event)]
             # Whatever is wrong with the value is the handler's to be told, as the error that is documented.
             with suppress(ValueError):
