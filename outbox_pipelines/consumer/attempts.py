@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from outbox_pipelines.consumer import inbox
+from outbox_pipelines.consumer import inbox, queries
 from outbox_pipelines.consumer.errors import ConsumerError, UnreadableError
 from outbox_pipelines.consumer.event import NAMESPACE, Event
 from outbox_pipelines.consumer.handlers import Handler, Handlers
@@ -22,7 +22,14 @@ from outbox_pipelines.consumer.inbox import Inbox, Stored, Waiting
 from outbox_pipelines.consumer.plan import Counts, Plan, StoppedError
 from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.tracing import surroundings
-from outbox_pipelines.consumer.transactions import Database, is_worth_a_repetition, may_pass
+from outbox_pipelines.consumer.transactions import (
+    ENDED,
+    Database,
+    TransactionError,
+    is_worth_a_repetition,
+    may_pass,
+    passed_over,
+)
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.secret import redacted
 
@@ -31,6 +38,7 @@ _Result = TypeVar("_Result")
 _TRIES: Final = 3
 _LONGEST_PAUSE: Final = 5.0
 _LONGEST_ERROR: Final = 2000
+SPOILT: Final = "the handler committed a part of its work and failed, so that it is not tried again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,8 @@ class Attempts:
         self._handlers = handlers
         self._reader = reader
         self._database = database
+        # The transaction in which a handler is at work: only a handler can have committed it.
+        self._open = ""
         self._inbox = Inbox(database, plan.source, blocks=plan.blocks, backoff=plan.backoff)
 
     def _item(self, message: Any) -> Item:
@@ -84,7 +94,12 @@ class Attempts:
         except SetupError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises
-            await self._miss(waiting.seq, attempts, message, error)
+            if await self._is_spoilt():
+                text = f"{SPOILT}: {told(error)}"
+                await self._surely(lambda: self._inbox.spoilt(waiting.seq, text))
+                self._count_failure(f"the message {waiting.seq} of the inbox", text, attempts, dead=True)
+            else:
+                await self._miss(waiting.seq, attempts, message, error)
             return None
         self.counts.handled += 1
         return await self._surely(lambda: self._inbox.next(waiting.seq))
@@ -96,7 +111,8 @@ class Attempts:
         if item.event is None or item.handler is None:
             raise UnreadableError(f"{item.event} has no handler any more: register one, or discard it")
         async with self._database.transaction() as transaction:
-            is_ours = await self._inbox.finish(transaction, seq)
+            self._open = await self._inbox.finish(transaction, seq)
+            is_ours = bool(self._open)
             if is_ours:
                 await self._call(item.handler, [item.event], transaction)
         return is_ours
@@ -141,6 +157,26 @@ class Attempts:
                 done = handler.function(events if handler.batch else events[0], transaction)
                 if inspect.isawaitable(done):
                     await done
+        try:
+            [(is_ours,)] = await self._database.rows(transaction, queries.RELEASE, {})
+        except Exception as error:
+            raise passed_over(error) or error from error
+        if not is_ours:
+            raise TransactionError(ENDED)
+        self._open = ""
+
+    async def _is_spoilt(self) -> bool:
+        """Whether the handler that has just failed had committed its transaction, against the guard."""
+        if not self._open:
+            return False
+        given, self._open = {"transaction": self._open}, ""
+
+        async def answer() -> bool:
+            async with self._database.transaction() as transaction:
+                [(is_committed,)] = await self._database.rows(transaction, queries.IS_COMMITTED, given)
+            return bool(is_committed)
+
+        return await self._surely(answer)
 
     async def _repeated(self, attempt: Callable[[], Awaitable[_Result]]) -> _Result:
         """At once again, where the database chose another transaction."""

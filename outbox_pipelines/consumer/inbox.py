@@ -183,13 +183,18 @@ class Inbox:
         [(error, *row)] = await self._read(queries.READ, {"seq": seq})
         return _stored(row), error or ENDED
 
-    async def finish(self, transaction: Any, seq: int) -> bool:
+    async def finish(self, transaction: Any, seq: int) -> str:
         """Settles a message in the transaction that its handler is about to work in.
 
         Returns:
-            Whether it is ours to handle.
+            The transaction's number; empty: the message is not ours to handle.
         """
-        return bool(await self._database.rows(transaction, queries.FINISH, {"seq": seq}))
+        rows = await self._database.rows(transaction, queries.FINISH, {"seq": seq})
+        return str(rows[0][0]) if rows else ""
+
+    async def spoilt(self, seq: int, error: str) -> None:
+        """A message is settled, though its handler failed: a dead letter."""
+        await self._read(queries.SPOILT, {"seq": seq, "error": error})
 
     async def missed(self, seq: int, attempts: int, error: str, *, dead: bool) -> None:
         """An attempt failed; there will be another, or the message is a dead letter."""

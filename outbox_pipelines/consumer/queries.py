@@ -19,13 +19,18 @@ def _taken(source: str, topic: str, key: str, before: str = "") -> str:
     return _KEY_IS_TAKEN.format(**named, before=before)
 
 
-# A row comes back if the event is new and its key is free. While another transaction has the same event, it
+# From here on the handler is at work: see handled_guard() in sql/consumer.
+_HANDLING: Final = "(SELECT set_config('outbox.handling', 'on', true)) AS handling"
+_TRANSACTION: Final = "CAST(pg_current_xact_id() AS text)"
+
+# The transaction comes back if the event is new and its key is free. While another one has the same event, it
 # waits for what becomes of that.
 RECORD: Final = f"""
 INSERT INTO processed_events (event_id, source, bucket, content)
 SELECT CAST(%(id)s AS uuid), %(source)s, processed_bucket(CAST(%(id)s AS uuid)), CAST(%(content)s AS uuid)
+FROM {_HANDLING}
 WHERE NOT {_taken("%(source)s", "%(topic)s", "%(key)s")}
-ON CONFLICT DO NOTHING RETURNING true"""
+ON CONFLICT DO NOTHING RETURNING {_TRANSACTION}"""
 
 # The same for many: the ids that are new and whose keys are free. In the order of ids, so that two that have
 # the same ones cannot wait for each other.
@@ -34,9 +39,19 @@ INSERT INTO processed_events (event_id, source, bucket, content)
 SELECT id, %(source)s, processed_bucket(id), CAST(nullif(content, '') AS uuid)
 FROM unnest(CAST(%(ids)s AS uuid[]), CAST(%(topics)s AS text[]), CAST(%(keys)s AS text[]),
     CAST(%(contents)s AS text[])) WITH ORDINALITY AS it (id, topic, key, content, nth)
+    CROSS JOIN {_HANDLING}
 WHERE NOT {_taken("%(source)s", "it.topic", "it.key")}
 ORDER BY id, nth
-ON CONFLICT DO NOTHING RETURNING CAST(event_id AS text)"""
+ON CONFLICT DO NOTHING RETURNING CAST(event_id AS text), {_TRANSACTION}"""
+
+# Behind the handler: nothing comes back where it has ended the transaction that it was given. Now it can be
+# committed.
+RELEASE: Final = """
+SELECT CASE WHEN current_setting('outbox.handling', true) = 'on'
+            THEN set_config('outbox.handling', '', true) = '' END"""
+
+# Whether a transaction is committed that the consumer has not released: its tables lack the guard.
+IS_COMMITTED: Final = "SELECT pg_xact_status(CAST(CAST(%(transaction)s AS text) AS xid8)) = 'committed'"
 
 # Which of these are there: of those that were not recorded just now, or that a cache knows. The buckets are
 # given, so that no more partitions are looked into than have to be.
@@ -115,11 +130,17 @@ WHERE seq = CAST(%(seq)s AS bigint)"""
 
 # Before the handler, in its transaction: one that ends it takes this back too. Nothing comes back where
 # another process has the message or was quicker.
-FINISH: Final = """
+FINISH: Final = f"""
 UPDATE inbox SET state = 'processed', processed_at = now(), last_error = NULL
+FROM {_HANDLING}
 WHERE seq = (
     SELECT seq FROM inbox WHERE seq = CAST(%(seq)s AS bigint) AND state = 'waiting' FOR UPDATE SKIP LOCKED)
-RETURNING true"""
+RETURNING {_TRANSACTION}"""
+
+# Settled by its handler's own commit, and failed behind that.
+SPOILT: Final = """
+UPDATE inbox SET state = 'failed', processed_at = NULL, last_error = %(error)s
+WHERE seq = CAST(%(seq)s AS bigint) AND state = 'processed'"""
 
 # Only while it is waiting: an operator may have discarded it meanwhile.
 MISSED: Final = """
@@ -128,7 +149,9 @@ UPDATE inbox SET state = %(state)s, last_error = %(error)s,
 WHERE seq = CAST(%(seq)s AS bigint) AND state = 'waiting'"""
 
 # Whether all is there before the first event comes.
-TABLES: Final = "SELECT to_regclass('processed_events') IS NOT NULL AND to_regclass('inbox') IS NOT NULL"
+TABLES: Final = """
+SELECT to_regclass('inbox') IS NOT NULL AND EXISTS (
+    SELECT FROM pg_trigger WHERE tgrelid = to_regclass('processed_events') AND tgname = 'handled_guard')"""
 
 # How far a source's inbox is behind; the count ends at a cap, since the age says more from there on.
 STATUS: Final = """

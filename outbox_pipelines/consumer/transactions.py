@@ -30,7 +30,7 @@ Rows = list[tuple[Any, ...]]
 _IDLE: Final = 0
 _ACTIVE: Final = 1
 _IN_TRANSACTION: Final = 2
-_ENDED: Final = "the handler has ended the transaction: leave commit and rollback to the consumer"
+ENDED: Final = "the handler has ended the transaction: leave commit and rollback to the consumer"
 _ABORTED: Final = (
     "a statement of the handler failed and was passed over, so that nothing can be committed: let the error "
     "through, or try the statement in a savepoint"
@@ -39,6 +39,7 @@ _OPEN: Final = "the connection has an open transaction: commit it in `connect`"
 _AUTOCOMMIT: Final = "the engine commits each statement by itself: give one without AUTOCOMMIT"
 _CONNECT_SECONDS: Final = 10
 _CANCEL_SECONDS: Final = 5.0
+_IN_FAILED: Final = "25P02"
 # Serialization failure and deadlock: the same again may well succeed.
 _AGAIN: Final = ("40001", "40P01")
 
@@ -74,13 +75,15 @@ class Connections:
         if connection.info.transaction_status != _IDLE:
             # Ours would be a savepoint of it, and never committed.
             raise SetupError(_OPEN)
+        # Behind a ROLLBACK of the handler's each statement would be committed by itself.
+        connection.autocommit = False
         try:
             with connection.transaction():
                 try:
                     yield connection
                 except psycopg.Rollback:
                     # It would roll back and go on as if all were well.
-                    raise TransactionError(_ENDED) from None
+                    raise TransactionError(ENDED) from None
                 except TimeoutError:
                     _cut(connection)
                     raise
@@ -112,12 +115,13 @@ class AsyncConnections:
         connection = self._connection
         if connection.info.transaction_status != _IDLE:
             raise SetupError(_OPEN)
+        await connection.set_autocommit(False)
         try:
             async with connection.transaction():
                 try:
                     yield connection
                 except psycopg.Rollback:
-                    raise TransactionError(_ENDED) from None
+                    raise TransactionError(ENDED) from None
                 _require_open(connection.info.transaction_status)
         finally:
             if connection.info.transaction_status != _IDLE:
@@ -151,7 +155,7 @@ class Sessions:
                     session.invalidate()
                 raise
             if session.get_transaction() is not transaction or not transaction.is_active:
-                raise TransactionError(_ENDED)
+                raise TransactionError(ENDED)
             session.flush()
             status = _status(_driver(session))
             _require_open(_IN_TRANSACTION if status is None else status)
@@ -177,13 +181,10 @@ class AsyncSessions:
                 raise SetupError(_AUTOCOMMIT)
             yield session
             if session.get_transaction() is not transaction or not transaction.is_active:
-                raise TransactionError(_ENDED)
+                raise TransactionError(ENDED)
             await session.flush()
             status = _status(await session.run_sync(_driver))
-            if status is None:
-                await _require_whole(session)
-            else:
-                _require_open(status)
+            _require_open(_IN_TRANSACTION if status is None else status)
 
     async def rows(self, transaction: AsyncSession, query: str, given: Mapping[str, Any]) -> Rows:
         result: Any = await transaction.execute(_text(query), dict(given))
@@ -232,6 +233,15 @@ def is_worth_a_repetition(error: BaseException) -> bool:
     """Whether the database had to choose between transactions, and chose another one."""
     driver = getattr(error, "orig", None) or error
     return (getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)) in _AGAIN
+
+
+def passed_over(error: BaseException) -> TransactionError | None:
+    """What a statement behind the handler is refused with, where the transaction was aborted by then."""
+    driver = getattr(error, "orig", None) or error
+    names = {each.__name__ for each in type(error).__mro__}
+    state = getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)
+    # SQLAlchemy refuses by itself what comes after a flush that failed.
+    return TransactionError(_ABORTED) if state == _IN_FAILED or "PendingRollbackError" in names else None
 
 
 def _require_dsn(conninfo: str) -> None:
@@ -283,17 +293,7 @@ def _status(driver: Any) -> int | None:
     return getattr(getattr(driver, "info", None), "transaction_status", None)
 
 
-async def _require_whole(session: AsyncSession) -> None:
-    """An aborted transaction refuses every statement."""
-    from sqlalchemy.exc import DBAPIError
-
-    try:
-        await session.execute(_text("SELECT 1"))
-    except DBAPIError as error:
-        raise TransactionError(_ABORTED) from error
-
-
 def _require_open(status: int) -> None:
     """A COMMIT of an aborted transaction is answered like any other, and rolls back."""
     if status != _IN_TRANSACTION:
-        raise TransactionError(_ENDED if status == _IDLE else _ABORTED)
+        raise TransactionError(ENDED if status == _IDLE else _ABORTED)

@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from outbox_pipelines.consumer import inbox, queries
-from outbox_pipelines.consumer.attempts import Attempts, Item, told, unreadable
+from outbox_pipelines.consumer.attempts import SPOILT, Attempts, Item, told, unreadable
 from outbox_pipelines.consumer.handlers import Handler, Handlers
 from outbox_pipelines.consumer.inbox import Arrival, Backlog, Waiting
 from outbox_pipelines.consumer.membership import Member, Place
@@ -147,7 +147,9 @@ class Work(Attempts):
 
         async def attempt() -> tuple[bool, bool]:
             async with self._database.transaction() as transaction:
-                is_new = bool(await self._database.rows(transaction, queries.RECORD, given))
+                rows = await self._database.rows(transaction, queries.RECORD, given)
+                self._open = rows[0][0] if rows else ""
+                is_new = bool(rows)
                 if is_new:
                     await self._call(handler, [event], transaction)
                 return is_new, not is_new and bool(await self._recorded(transaction, [item.message_id]))
@@ -157,7 +159,10 @@ class Work(Attempts):
         except SetupError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises
-            await self._put_aside(item, error)
+            if await self._is_spoilt():
+                await self._refuse_spoilt(item, error)
+            else:
+                await self._put_aside(item, error)
             return
         if is_new:
             self.counts.handled += 1
@@ -181,13 +186,17 @@ class Work(Attempts):
             "contents": [inbox.text_of(each.content) for each in items],
         }
 
+        at_work: list[Item] = []
+
         async def attempt() -> tuple[list[Item], set[uuid.UUID]]:
             async with self._database.transaction() as transaction:
                 rows = await self._database.rows(transaction, queries.RECORD_MANY, given)
-                recorded = {uuid.UUID(text) for (text,) in rows}
+                recorded = {uuid.UUID(text) for text, _ in rows}
+                self._open = rows[0][1] if rows else ""
                 # One of each id, the first.
                 new = [*{each.message_id: each for each in reversed(items)}.values()][::-1]
                 new = [each for each in new if each.message_id in recorded]
+                at_work[:] = new
                 if new:
                     await self._call(handler, [each.event for each in new if each.event], transaction)
                 others = [each.message_id for each in items if each.message_id not in recorded]
@@ -198,9 +207,13 @@ class Work(Attempts):
         except SetupError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises
+            spoilt = {id(each) for each in at_work} if await self._is_spoilt() else set()
             _LOG.warning("%d events failed together and are handled one by one: %s", len(items), told(error))
             for each in items:
-                await self._take(each)
+                if id(each) in spoilt:
+                    await self._refuse_spoilt(each, error)
+                else:
+                    await self._take(each)
             return
         left = [each for each in items if each.message_id not in known]
         self.counts.handled += len(new)
@@ -236,6 +249,10 @@ class Work(Attempts):
             return
         self._count_failure(str(item.event), text, 1, dead=dead)
         self.counts.received += 1
+
+    async def _refuse_spoilt(self, item: Item, error: Exception) -> None:
+        """The event is recorded, so that it would count as a duplicate: a part of its effects is missing."""
+        await self._refuse(unreadable(item.message, f"{item.event}: {SPOILT}: {told(error)}"))
 
     async def _refuse(self, item: Item) -> None:
         """A message that is no event becomes a dead letter at once: no second attempt would change it."""

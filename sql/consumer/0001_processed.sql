@@ -28,6 +28,18 @@ BEGIN
         PRIMARY KEY (event_id, source, bucket)
     ) PARTITION BY LIST (bucket);
 
+    -- While a handler is at work only the consumer can commit: it ends the setting first, as its last statement.
+    -- A handler's own COMMIT, by whatever driver, fails, and with it all that the handler has done.
+    CREATE FUNCTION handled_guard() RETURNS trigger LANGUAGE plpgsql AS $guard$
+    BEGIN
+        IF current_setting('outbox.handling', true) = 'on' THEN
+            RAISE EXCEPTION 'the handler has ended the transaction: leave commit and rollback to the consumer';
+        END IF;
+        RETURN NULL;
+    END $guard$;
+    CREATE CONSTRAINT TRIGGER handled_guard AFTER INSERT ON processed_events DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW WHEN (current_setting('outbox.handling', true) = 'on') EXECUTE FUNCTION handled_guard();
+
     -- Every value that the function can have: no insert ever lacks a partition, and none is made later.
     FOR n IN 0..63 LOOP
         EXECUTE format('CREATE TABLE %I PARTITION OF processed_events FOR VALUES IN (%s)',

@@ -31,6 +31,9 @@ BEGIN
     -- Whether a key is free, and the first message of each key; empty in a consumer whose handlers do well.
     CREATE INDEX inbox_open ON inbox (source, topic, key, seq) WHERE state IN ('waiting', 'failed');
     CREATE INDEX inbox_message ON inbox (message_id);
+    CREATE CONSTRAINT TRIGGER handled_guard AFTER UPDATE ON inbox DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW WHEN (NEW.state = 'processed' AND current_setting('outbox.handling', true) = 'on')
+        EXECUTE FUNCTION handled_guard();
 
     -- Who dealt with a dead letter, when and why.
     CREATE TABLE inbox_audit (
