@@ -27,9 +27,10 @@ from outbox_pipelines.consumer.transactions import (
     Database,
     TransactionError,
     is_worth_a_repetition,
+    left_over,
     may_pass,
-    passed_over,
 )
+from outbox_pipelines.consumer.types import Types
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.secret import redacted
 
@@ -58,7 +59,8 @@ class Attempts:
     """What a consumer can do with one message; to be used by one thread or task."""
 
     def __init__(self, plan: Plan, handlers: Handlers, reader: Reader, database: Database) -> None:
-        self.counts = Counts()
+        self.types = Types(handlers.types)
+        self.counts = Counts(ignored_types=self.types.passed_over)
         self._plan = plan
         self._handlers = handlers
         self._reader = reader
@@ -75,6 +77,8 @@ class Attempts:
                 raise UnreadableError(f"{event} names no type: handle it with on_other, or send event-type")
         except UnreadableError as error:
             return unreadable(message, str(error))
+        if handler is not None:
+            self.types.handled(event.type)
         by_key = self._plan.by_key
         message_id = event.identity(self._plan.origins.get(event.topic, event.topic), by_key=by_key)
         return Item(message, message_id, event, handler, content=event.content(by_key=by_key))
@@ -160,7 +164,7 @@ class Attempts:
         try:
             [(is_ours,)] = await self._database.rows(transaction, queries.RELEASE, {})
         except Exception as error:
-            raise passed_over(error) or error from error
+            raise left_over(error) or error from error
         if not is_ours:
             raise TransactionError(ENDED)
         self._open = ""

@@ -2,6 +2,7 @@
 
 Invariants:
 - A type has one handler; a function that the consumer could not run is refused when it is registered.
+- A consumer without any handler is not started: all events would be passed over, and their offsets committed.
 """
 
 from __future__ import annotations
@@ -79,11 +80,25 @@ class Handlers:
         return self._handlers.get(event_type, self._other)
 
     @property
+    def types(self) -> list[str]:
+        """Those with a handler of their own."""
+        return [*self._handlers]
+
+    def require_any(self) -> None:
+        """Raise SetupError where nothing is handled."""
+        if not self._handlers and self._other is None:
+            raise SetupError(
+                "the consumer has no handler, so that all events would be passed over: register one with "
+                '@consumer.on("order.placed") or @consumer.on_other before it is run'
+            )
+
+    @property
     def at_once(self) -> int:
         """The most events that a handler takes together."""
         return max((each.batch or 1 for each in self._handlers.values()), default=1)
 
     def _require_kind(self, function: Function) -> None:
+        _require_two(function)
         is_asynchronous = inspect.iscoroutinefunction(function)
         if is_asynchronous and not self._is_asynchronous:
             raise SetupError(
@@ -91,3 +106,20 @@ class Handlers:
             )
         if self._is_asynchronous and not is_asynchronous:
             raise SetupError(f"{function.__name__} would hold the event loop up: write it with async")
+
+
+def _require_two(function: Function) -> None:
+    """It is called with the event, or the list of them, and the connection or session."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        # One written in C, which does not tell.
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise SetupError(
+            f"{name}{signature} cannot be called with an event and a connection: write for example "
+            f"def {name}(event, connection)"
+        ) from None

@@ -12,6 +12,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from typing import Any, Final, Literal, TypedDict
 
 from outbox_pipelines.consumer import limits
@@ -19,7 +20,7 @@ from outbox_pipelines.consumer.copies import DeadLetterTopic
 from outbox_pipelines.consumer.handlers import Handlers
 from outbox_pipelines.consumer.inbox import LONGEST_SECONDS
 from outbox_pipelines.consumer.membership import settings
-from outbox_pipelines.consumer.plan import Cache, Plan, StoppedError
+from outbox_pipelines.consumer.plan import Cache, Counts, Plan, StoppedError
 from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.transactions import Database
 from outbox_pipelines.consumer.work import Work
@@ -81,6 +82,7 @@ class Configured(Handlers):
         self._kafka = settings(kafka, source)
         self._reader = Reader(options.get("header_names", {}))
         self._cache = options.get("cache")
+        self._counts = Counts()
         self._seconds = limits.seconds(options.get("handler_seconds"), kafka)
         self._plan = functools.partial(
             Plan,
@@ -100,6 +102,11 @@ class Configured(Handlers):
         return self._source
 
     @property
+    def counts(self) -> Counts:
+        """What became of messages so far in the current run, or in the last one; from any thread."""
+        return replace(self._counts, ignored_types=dict(self._counts.ignored_types))
+
+    @property
     def _at_once(self) -> int:
         return max(self.at_once, _WITH_CACHE if self._cache else 1)
 
@@ -115,11 +122,14 @@ class Configured(Handlers):
         plan = self._plan(limit=limit, pause=pause, is_stopped=is_stopped, stay=stay or _nothing)
         work = Work(plan, self, self._reader, database)
         try:
+            self.require_any()
+            self._counts = work.counts
             await work.begin()
             with contextlib.suppress(StoppedError):
                 yield work
         finally:
             await database.close()
+            work.types.warn()
             _LOG.info("consumer %s stopped: %s", self._source, work.counts)
 
 

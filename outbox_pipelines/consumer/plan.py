@@ -37,6 +37,8 @@ class Counts:
     failures: int = 0
     """Attempts that failed."""
     dead_letters: int = 0
+    ignored_types: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
+    """The types of those that were ignored, and how many of each."""
 
 
 @dataclass(frozen=True, slots=True)

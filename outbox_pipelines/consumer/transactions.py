@@ -235,13 +235,15 @@ def is_worth_a_repetition(error: BaseException) -> bool:
     return (getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)) in _AGAIN
 
 
-def passed_over(error: BaseException) -> TransactionError | None:
-    """What a statement behind the handler is refused with, where the transaction was aborted by then."""
+def left_over(error: BaseException) -> TransactionError | None:
+    """What the handler has done to the transaction, by what the statement behind it was refused with."""
     driver = getattr(error, "orig", None) or error
     names = {each.__name__ for each in type(error).__mro__}
     state = getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)
-    # SQLAlchemy refuses by itself what comes after a flush that failed.
-    return TransactionError(_ABORTED) if state == _IN_FAILED or "PendingRollbackError" in names else None
+    # SQLAlchemy refuses by itself what comes after a flush that failed, or after a commit or rollback.
+    if state == _IN_FAILED or "PendingRollbackError" in names:
+        return TransactionError(_ABORTED)
+    return TransactionError(ENDED) if "InvalidRequestError" in names else None
 
 
 def _require_dsn(conninfo: str) -> None:

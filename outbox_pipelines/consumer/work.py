@@ -79,7 +79,9 @@ class Work(Attempts):
         items = [self._item(each) for each in messages]
         broken = [each for each in items if each.error]
         wanted = [each for each in items if each.handler]
-        self.counts.ignored += len(items) - len(wanted) - len(broken)
+        for each in items:
+            if not each.error and not each.handler:
+                self._pass_over(each)
         for each in broken:
             await self._refuse(each)
         if wanted:
@@ -124,13 +126,18 @@ class Work(Attempts):
         if first.error:
             await self._refuse(first)
         elif first.handler is None:
-            self.counts.ignored += 1
+            self._pass_over(first)
         elif self._cautious and any(_place(each) in self._cautious for each in items):
             await self._take_cautiously(items)
         elif len(items) == 1:
             await self._take(first)
         else:
             await self._take_many(first.handler, items)
+
+    def _pass_over(self, item: Item) -> None:
+        assert item.event is not None
+        self.counts.ignored += 1
+        self.types.pass_over(item.event.type)
 
     async def _take(self, item: Item) -> None:
         assert item.event is not None

@@ -1,0 +1,81 @@
+"""Handlers that would never run: refused when the consumer is set up, or told while it works."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from outbox_pipelines.consumer import AsyncConsumer, Counts
+from outbox_pipelines.errors import SetupError
+from tests.conftest import wait_until
+from tests.consumer.place import Place, running, uuid7
+
+
+@pytest.mark.parametrize("how", ["run", "receive", "drain"])
+def test_a_consumer_without_a_handler_is_not_started(place: Place, how: str) -> None:
+    """Guards against offsets that are committed for events that nobody handles."""
+    place.send(uuid7())
+    with pytest.raises(SetupError, match="the consumer has no handler"):
+        getattr(place.bare(), how)()
+    if how == "run":
+        with pytest.raises(SetupError, match="the consumer has no handler"):
+            asyncio.run(getattr(place.bare(kind=AsyncConsumer), how)())
+    assert place.uncommitted() == 1
+
+
+class Method:
+    def handle(self, event: Any, connection: Any) -> None: ...
+
+
+async def _one(event: Any) -> None: ...
+
+
+@pytest.mark.parametrize("batch", [None, 10])
+def test_a_handler_with_other_arguments_is_refused(batch: int | None) -> None:
+    """Guards against a dead letter of each event, because the function cannot be called."""
+    place = Place("", "broker:9092", "orders")
+    register = place.bare().on("order.placed", batch=batch)
+    for wrong in (lambda event: None, lambda a, b, c: None, lambda event, *, connection: None, Method.handle):
+        with pytest.raises(SetupError, match="cannot be called with an event and a connection"):
+            register(wrong)
+    with pytest.raises(SetupError, match="cannot be called with an event and a connection"):
+        place.bare().on_other(lambda event: None)  # type: ignore[arg-type,misc]
+    with pytest.raises(SetupError, match=r"def _one\(event, connection\)"):
+        place.bare(kind=AsyncConsumer).on("order.placed")(_one)
+    for n, right in enumerate((lambda a, b, c=1: None, lambda *given: None, Method().handle, max)):
+        place.bare().on(f"type-{n}")(right)
+
+
+def test_a_misspelled_type_is_told(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Guards against events that are passed over for a letter."""
+    place.send(*(uuid7() for _ in range(3)))
+    place.send(uuid7(), type="order.seen")
+    consumer = place.bare()
+    consumer.on("order.plcaed")(lambda event, _: None)
+    consumer.on("order.seen")(lambda event, _: None)
+    with running(consumer) as run:
+        wait_until(lambda: place.uncommitted() == 0, what="all offsets")
+        assert consumer.counts == Counts(handled=1, ignored=3)
+        assert consumer.counts.ignored_types == {"order.placed": 3}
+        run.end()
+    warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert warnings == [
+        "events of type 'order.placed' are passed over; the handler of 'order.plcaed' has had no event yet: "
+        "check the name",
+        "no event has come of type 'order.plcaed', while 3 events were passed over: 'order.placed' 3. "
+        "Check the names of types",
+    ]
+
+
+def test_types_that_are_passed_over_rightly_are_not_told(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.send(uuid7())
+    place.send(*(uuid7() for _ in range(120)), type="order.seen")
+    with running(place.consumer()) as run:
+        wait_until(lambda: place.uncommitted() == 0, what="all offsets")
+        assert run.end() == Counts(handled=1, ignored=120)
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
