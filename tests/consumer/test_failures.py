@@ -245,7 +245,7 @@ def test_the_database_away_is_waited_for(place: Place) -> None:
                 wait_until(lambda: place.effects() > halted, seconds=0.5)  # noqa: B023
             assert run.thread.is_alive()
             cut.clear()
-        wait_until(lambda: place.effects() == 2000, what="all effects")
+        wait_until(lambda: place.effects() == 2000, seconds=60, what="all effects")
         wait_until(lambda: place.uncommitted() == 0, what="all offsets")
         counts = run.end()
     assert place.value("SELECT count(DISTINCT event_id) FROM effects") == 2000

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines.consumer import Counts, Event
+from outbox_pipelines.consumer import Counts, Event, queries
 from outbox_pipelines.consumer.driving import drive
 from outbox_pipelines.consumer.inbox import Inbox
 from outbox_pipelines.consumer.transactions import Connections
@@ -121,6 +121,7 @@ def test_two_who_claimed_one_message_do_not_both_handle_it(place: Place, at_once
         async with AsyncExitStack() as stack:
             first = await stack.enter_async_context(connections[0].transaction())
             assert await one.finish(first, head.seq)
+            await connections[0].rows(first, queries.RELEASE, {})
             if not at_once:
                 await stack.aclose()
             async with connections[1].transaction() as second:

@@ -8,7 +8,9 @@ import time
 import uuid
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
 from outbox_pipelines import scripts
@@ -38,7 +40,22 @@ def database(empty: Database) -> Database:
 
 
 def as_given(event_id: uuid.UUID, source: str) -> dict[str, object]:
-    return {"id": event_id, "source": source, "topic": "orders", "key": "1", "block": False}
+    return {
+        "id": event_id,
+        "source": source,
+        "topic": "orders",
+        "key": "1",
+        "block": False,
+        "content": None,
+    }
+
+
+def recorded(connection: psycopg.Connection[Any], event_id: uuid.UUID, source: str) -> int:
+    """As the consumer does it for a handler that does nothing: one, where the event is new."""
+    with connection.transaction():
+        count = connection.execute(queries.RECORD, as_given(event_id, source)).rowcount
+        connection.execute(queries.RELEASE)
+    return count
 
 
 def record(
@@ -46,7 +63,7 @@ def record(
 ) -> bool:
     """Whether the event is new; as the consumer does it, and then the clock goes on."""
     with database.connect() as connection:
-        is_new = connection.execute(queries.RECORD, as_given(event_id, source)).rowcount == 1
+        is_new = recorded(connection, event_id, source) == 1
         if is_new:
             connection.execute(
                 "UPDATE processed_events SET processed_at = now() - %s WHERE event_id = %s",
@@ -72,10 +89,7 @@ def test_no_id_lacks_a_place_and_none_has_two(database: Database) -> None:
     made = [uuid.uuid4(), uuid.uuid1(), uuid.uuid5(uuid.NAMESPACE_URL, "x"), *map(at, range(-70, 70))]
     with database.connect() as connection:
         for event_id in [*extremes, *made]:
-            new = [
-                connection.execute(queries.RECORD, as_given(event_id, source)).rowcount
-                for source in ("a", "a", "b")
-            ]
+            new = [recorded(connection, event_id, source) for source in ("a", "a", "b")]
             assert new == [1, 0, 1]
             row = connection.execute("SELECT processed_bucket(%s)", [event_id]).fetchone()
             assert row == (tables.bucket(event_id),)
@@ -117,8 +131,9 @@ def test_pruning_waits_for_nobody(database: Database) -> None:
     record(database, at(20), handled_days_ago=19)
     record(database, at(21), handled_days_ago=19)
     with database.connect(autocommit=False) as consumer:
-        consumer.execute(queries.RECORD, as_given(straggler, "a"))
-        consumer.execute(queries.RECORD, as_given(at(0), "a"))
+        consumer.execute("SELECT")
+        recorded(consumer, straggler, "a")
+        recorded(consumer, at(0), "a")
         assert pruned(database, 14) == Pruned((leaf(21),), (leaf(20),), 0, 0)
         consumer.commit()
     assert pruned(database, 14) == Pruned((), (), 0, 0)
