@@ -85,7 +85,7 @@ def _sensor(settings: Settings) -> list[Row]:
 
 
 def _tick(instance: dg.DagsterInstance, resource: OutboxResource) -> list[dg.AssetObservation]:
-    with dg.build_sensor_context(instance=instance, resources={"outbox": resource}) as context:
+    with dg.build_sensor_context(instance=instance, resources={"outbox_pipelines": resource}) as context:
         result = health_sensor(context)
     assert isinstance(result, dg.SensorResult)
     return list(result.asset_events)  # type: ignore[arg-type]

@@ -70,7 +70,7 @@ def measure(settings: Settings) -> list[Row]:
             runs = instance.get_runs_count()
             started = time.monotonic()
             result = purge_history.execute_in_process(
-                instance=instance, resources={"outbox": OutboxResource()}, tags=_TAGS
+                instance=instance, resources={"outbox_pipelines": OutboxResource()}, tags=_TAGS
             )
             seconds = time.monotonic() - started
             assert result.success

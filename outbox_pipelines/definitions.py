@@ -1,11 +1,16 @@
-"""What Dagster loads: everything in `defs/`."""
+"""A code location that has an outbox and nothing else.
 
-from pathlib import Path
+Beside definitions of your own, call `outbox_pipelines.defs.outbox_definitions` and merge what it returns.
+"""
 
 import dagster as dg
 
+from outbox_pipelines.defs import outbox_definitions
 
-@dg.definitions
-def defs() -> dg.Definitions:
-    """Finds `defs/` by the [tool.dg] of the pyproject.toml above it; a wheel carries a copy for that."""
-    return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)
+# An object, not a function with Dagster's decorator: in a module that imports such a function, Dagster loads
+# that one and ignores the module's own definitions without an error. Two objects are an error.
+defs = dg.Definitions.merge(
+    outbox_definitions(),
+    # Of runs of chosen assets, which are no job's. A code location of a user's has its own.
+    dg.Definitions(executor=dg.in_process_executor),
+)

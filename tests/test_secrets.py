@@ -232,7 +232,7 @@ def test_no_part_of_a_consumer_shows_a_secret(dsn: str) -> None:
     assert not leaks(repr(refused.value) + str(refused.value))
 
 
-REPOSITORY = defs().get_repository_def()
+REPOSITORY = defs.get_repository_def()
 
 
 @pytest.mark.parametrize("dsn", [DSNS[0], DSNS[1], DSNS[2], DSNS[14]])
@@ -249,7 +249,7 @@ def test_dagster_stores_no_secret(clean: pytest.MonkeyPatch, tmp_path: Path, dsn
         assert not done.success
         for sensor in REPOSITORY.sensor_defs:
             with dg.build_sensor_context(
-                instance=instance, repository_def=REPOSITORY, resources={"outbox": OutboxResource()}
+                instance=instance, repository_def=REPOSITORY, resources={"outbox_pipelines": OutboxResource()}
             ) as context:
                 try:
                     told = repr(sensor.evaluate_tick(context))

@@ -43,13 +43,13 @@ has the same rules (deploy/prometheus), and also tells when Dagster itself is do
 """,
 )
 def alerts_sensor(
-    context: dg.SensorEvaluationContext, outbox: OutboxResource
+    context: dg.SensorEvaluationContext, outbox_pipelines: OutboxResource
 ) -> dg.SensorResult | dg.SkipReason:
     # Here, because definitions are to load without the drivers.
     from outbox_pipelines.errors import SetupError
     from outbox_pipelines.quality import alerts
 
-    settings = outbox.settings()
+    settings = outbox_pipelines.settings()
     if not settings.alerts:
         return dg.SkipReason("nobody is to be told: set OUTBOX_ALERTS")
     now = time.time()

@@ -35,14 +35,14 @@ database refuses. Nothing that counts was written: run it again. To replace a fi
 `outbox archive day DAY --again` on a command line.
 """,
 )
-def archive(context: dg.AssetExecutionContext, outbox: OutboxResource) -> dg.MaterializeResult[Any]:
+def archive(context: dg.AssetExecutionContext, outbox_pipelines: OutboxResource) -> dg.MaterializeResult[Any]:
     started = time.monotonic()
     with one_line():
         # Here, because definitions are to load without the drivers.
         from outbox_pipelines.archive import day as days
 
         done = days.archive(
-            outbox.settings(),
+            outbox_pipelines.settings(),
             date.fromisoformat(context.partition_key),
             progress=lambda rows: context.log.info(f"{rows:,} rows written"),
         )
@@ -76,14 +76,14 @@ not proven equal is never dropped.
 """,
 )
 def archive_equals_table(
-    context: dg.AssetCheckExecutionContext, outbox: OutboxResource
+    context: dg.AssetCheckExecutionContext, outbox_pipelines: OutboxResource
 ) -> dg.AssetCheckResult:
     started = time.monotonic()
     day = date.fromisoformat(context.partition_key)
     with one_line():
         from outbox_pipelines.archive import day as days
 
-        proof = days.verify(outbox.settings(), day)
+        proof = days.verify(outbox_pipelines.settings(), day)
     for difference in proof.differences:
         context.log.error(f"{day}: {difference}")
     return dg.AssetCheckResult(
@@ -132,12 +132,12 @@ stay in the table until they are archived.
 """,
 )
 def archive_days(
-    context: dg.ScheduleEvaluationContext, outbox: OutboxResource
+    context: dg.ScheduleEvaluationContext, outbox_pipelines: OutboxResource
 ) -> list[dg.RunRequest] | dg.SkipReason:
     """A tick. `SetupError` is left to fail it, as in `relay_supervisor`."""
     from outbox_pipelines.partitions import calendar
 
-    settings = outbox.settings()
+    settings = outbox_pipelines.settings()
     if not settings.archives:
         return dg.SkipReason("no archive is named: set OUTBOX_ARCHIVE to have closed days archived")
     return requests(context, calendar.waiting(settings), nothing="every day that is closed is archived")

@@ -26,12 +26,12 @@ When it fails: the metadata has the types with their counts and times. Document 
 its writer; `outbox catalog check` shows the same on a command line.
 """,
 )
-def event_types_documented(outbox: OutboxResource) -> dg.AssetCheckResult:
+def event_types_documented(outbox_pipelines: OutboxResource) -> dg.AssetCheckResult:
     with one_line():
         # Here, because definitions are to load without the drivers.
         from outbox_pipelines.catalog.comparison import compare
 
-        compared = compare(outbox.settings())
+        compared = compare(outbox_pipelines.settings())
     wrong = [each for each in compared if each.is_wrong]
     never_seen = [each.event_type for each in compared if each.verdict == "never seen"]
     return dg.AssetCheckResult(
@@ -102,8 +102,8 @@ When a tick fails: its error says in one line which setting is wrong. When a run
 what is wrong in the catalogue.
 """,
 )
-def check_catalog_schedule(outbox: OutboxResource) -> dg.RunRequest | dg.SkipReason:
+def check_catalog_schedule(outbox_pipelines: OutboxResource) -> dg.RunRequest | dg.SkipReason:
     """A tick. `SetupError` is left to fail it, as in `relay_supervisor`."""
-    if outbox.settings().catalog is None:
+    if outbox_pipelines.settings().catalog is None:
         return dg.SkipReason("no catalogue is named: set OUTBOX_CATALOG to have event types checked")
     return dg.RunRequest()

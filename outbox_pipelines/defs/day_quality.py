@@ -38,7 +38,9 @@ are written (docs/catalog.md). After an error find out who went past the outbox'
 there: `outbox migrate --check`.
 """,
 )
-def events_as_expected(context: dg.AssetCheckExecutionContext, outbox: OutboxResource) -> dg.AssetCheckResult:
+def events_as_expected(
+    context: dg.AssetCheckExecutionContext, outbox_pipelines: OutboxResource
+) -> dg.AssetCheckResult:
     started = time.monotonic()
     day = date.fromisoformat(context.partition_key)
     with one_line():
@@ -46,7 +48,7 @@ def events_as_expected(context: dg.AssetCheckExecutionContext, outbox: OutboxRes
         from outbox_pipelines.quality import day_rules, days
         from outbox_pipelines.quality.rules import State
 
-        facts = days.measure(outbox.settings(), day)
+        facts = days.measure(outbox_pipelines.settings(), day)
     if facts is None:
         return dg.AssetCheckResult(passed=True, description=f"{day} is dropped: its rows are gone")
     counted = time.monotonic()

@@ -46,14 +46,16 @@ once you know who has changed what.
 """,
 )
 def dropped(
-    context: dg.AssetExecutionContext, config: DropConfig, outbox: OutboxResource
+    context: dg.AssetExecutionContext, config: DropConfig, outbox_pipelines: OutboxResource
 ) -> dg.MaterializeResult[Any]:
     started = time.monotonic()
     with one_line():
         # Here, because definitions are to load without the drivers.
         from outbox_pipelines.partitions import drop
 
-        done = drop.drop(outbox.settings(), date.fromisoformat(context.partition_key), early=config.early)
+        done = drop.drop(
+            outbox_pipelines.settings(), date.fromisoformat(context.partition_key), early=config.early
+        )
     return dg.MaterializeResult(
         metadata={
             "dropped_before": not done.now,
@@ -94,12 +96,12 @@ stay in the table until they are dropped.
 """,
 )
 def drop_days(
-    context: dg.ScheduleEvaluationContext, outbox: OutboxResource
+    context: dg.ScheduleEvaluationContext, outbox_pipelines: OutboxResource
 ) -> list[dg.RunRequest] | dg.SkipReason:
     """A tick. `SetupError` is left to fail it, as in `relay_supervisor`."""
     from outbox_pipelines.partitions import drop
 
-    settings = outbox.settings()
+    settings = outbox_pipelines.settings()
     if not settings.archive:
         return dg.SkipReason("no archive is named: set OUTBOX_ARCHIVE to have days archived and dropped")
     return requests(context, drop.due(settings), nothing="no day that is archived is past the retention")

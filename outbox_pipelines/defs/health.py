@@ -55,11 +55,11 @@ OUTBOX_ERROR_AT change the limits.
         )
     ],
 )
-def health(outbox: OutboxResource) -> Iterator[dg.ObserveResult]:
+def health(outbox_pipelines: OutboxResource) -> Iterator[dg.ObserveResult]:
     with one_line():
         from outbox_pipelines.quality import measurements
 
-        found = measurements.read(outbox.settings())
+        found = measurements.read(outbox_pipelines.settings())
     yield dg.ObserveResult(asset_key=_KEY, metadata=_numbers(found))
 
 
@@ -95,9 +95,11 @@ _NAMES = {spec.name for spec in _SPECS}
 
 
 @dg.multi_asset_check(specs=_SPECS, name="check_health_now", can_subset=True)
-def checks(context: dg.AssetCheckExecutionContext, outbox: OutboxResource) -> Iterable[dg.AssetCheckResult]:
+def checks(
+    context: dg.AssetCheckExecutionContext, outbox_pipelines: OutboxResource
+) -> Iterable[dg.AssetCheckResult]:
     wanted = {key.name for key in context.selected_asset_check_keys}
-    _, evaluations = _evaluate(outbox)
+    _, evaluations = _evaluate(outbox_pipelines)
     for name, verdict in evaluations.items():
         if name in wanted:
             context.log.info(f"{name}: {verdict['description']}")
@@ -133,10 +135,10 @@ When a tick fails: its error says what to mend in the settings. A database that 
 check `database`.
 """,
 )
-def health_sensor(context: dg.SensorEvaluationContext, outbox: OutboxResource) -> dg.SensorResult:
+def health_sensor(context: dg.SensorEvaluationContext, outbox_pipelines: OutboxResource) -> dg.SensorResult:
     now = time.time()
     before: dict[str, Any] = json.loads(context.cursor) if context.cursor else {"checks": {}, "observed": 0.0}
-    found, evaluations = _evaluate(outbox)
+    found, evaluations = _evaluate(outbox_pipelines)
     # State and time of the last report, by name; of a rule that is gone nothing is kept.
     told = {name: before["checks"].get(name, [None, 0.0]) for name in _NAMES}
     reported: list[Any] = []

@@ -17,14 +17,14 @@ _LOG_EVERY = 100
 
 
 @dg.op
-def delete_old_history(context: dg.OpExecutionContext, outbox: OutboxResource) -> None:
+def delete_old_history(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> None:
     """Deletes runs that ended long ago, then events that have no run."""
     # Here, because definitions are to load fast.
     from sqlalchemy.exc import SQLAlchemyError
 
     started = time.monotonic()
     try:
-        days = outbox.settings().history_days
+        days = outbox_pipelines.settings().history_days
         before = datetime.now(UTC) - timedelta(days=days)
         context.log.info(f"removing what ended before {before:%Y-%m-%d %H:%M} UTC ({days} days)")
         runs, kept = _delete_runs(context, before)

@@ -41,11 +41,11 @@ list` say what fails (docs/consuming.md).
     config_schema={"consumer": dg.Field(str, description="module:name, as in OUTBOX_DRAIN")},
     description="Handles what is due in a consumer's inbox.",
 )
-def drain(context: dg.OpExecutionContext, outbox: OutboxResource) -> None:
+def drain(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> None:
     from outbox_pipelines.consumer import loading
 
     name = context.op_config["consumer"]
-    seconds = outbox.settings().session_seconds
+    seconds = outbox_pipelines.settings().session_seconds
     context.log.info(f"{name}: until nothing is due, {seconds:.0f} s at most")
     counts = loading.drain(loading.load(name), until_empty=True, seconds=seconds)
     context.log.info(f"{name}: {counts}")
@@ -82,8 +82,8 @@ When it fails: `outbox consumer dead-letters list` says why events were not hand
 consumer dead-letters replay`. When it warns: see the runs of `drain_inbox`, or start more of them.
 """,
 )
-def handled(outbox: OutboxResource) -> dg.AssetCheckResult:
-    looks = _looks(outbox.settings().drain.split())
+def handled(outbox_pipelines: OutboxResource) -> dg.AssetCheckResult:
+    looks = _looks(outbox_pipelines.settings().drain.split())
     return dg.AssetCheckResult(**_verdict([backlog for backlog, _ in looks.values()]))
 
 
@@ -102,9 +102,9 @@ again.
 """,
 )
 def inbox_sensor(
-    context: dg.SensorEvaluationContext, outbox: OutboxResource
+    context: dg.SensorEvaluationContext, outbox_pipelines: OutboxResource
 ) -> dg.SensorResult | dg.SkipReason:
-    names = outbox.settings().drain.split()
+    names = outbox_pipelines.settings().drain.split()
     if not names:
         return dg.SkipReason("no consumer is to be drained from here: OUTBOX_DRAIN names none")
     looks = _looks(names)

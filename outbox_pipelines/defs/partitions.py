@@ -15,23 +15,23 @@ _DAYS_SHOWN = 60
 
 
 @dg.op
-def make_partitions(context: dg.OpExecutionContext, outbox: OutboxResource) -> None:
+def make_partitions(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> None:
     """Makes what is missing."""
     with one_line():
         from outbox_pipelines.partitions import ahead
 
-        ensured = ahead.ensure(outbox.settings())
+        ensured = ahead.ensure(outbox_pipelines.settings())
     context.log.info(f"made {ensured.made} partitions; {ensured.ahead} days ahead have one")
     context.add_output_metadata({"made": ensured.made, "days_ahead": ensured.ahead})
 
 
 @dg.op
-def close_days(context: dg.OpExecutionContext, outbox: OutboxResource) -> None:
+def close_days(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> None:
     """Closes the days that are over, and says of the others why they stay open."""
     with one_line():
         from outbox_pipelines.partitions import close
 
-        closings = close.close(outbox.settings())
+        closings = close.close(outbox_pipelines.settings())
     closed = [str(each.day) for each in closings if each.closed]
     still_open = {str(each.day): each.why_not for each in closings if not each.closed}
     if closed:
@@ -42,22 +42,22 @@ def close_days(context: dg.OpExecutionContext, outbox: OutboxResource) -> None:
 
 
 @dg.op
-def purge_rows(context: dg.OpExecutionContext, outbox: OutboxResource) -> None:
+def purge_rows(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> None:
     """Removes old idempotency keys, and what tells of days that are long archived."""
     with one_line():
         from outbox_pipelines.partitions import purge
 
-        purged = purge.purge(outbox.settings())
+        purged = purge.purge(outbox_pipelines.settings())
     context.add_output_metadata(dataclasses.asdict(purged))
 
 
 @dg.op
-def show_days(context: dg.OpExecutionContext, outbox: OutboxResource) -> None:
+def show_days(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> None:
     """Observes `outbox/events` with a table of the days, as `outbox partitions list` shows them."""
     with one_line():
         from outbox_pipelines.partitions import calendar
 
-        days = calendar.read(outbox.settings())
+        days = calendar.read(outbox_pipelines.settings())
     records = [
         dg.TableRecord(
             {

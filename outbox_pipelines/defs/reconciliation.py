@@ -64,7 +64,7 @@ failure: see the check.
 """,
 )
 def reconciliation(
-    context: dg.AssetExecutionContext, outbox: OutboxResource
+    context: dg.AssetExecutionContext, outbox_pipelines: OutboxResource
 ) -> Iterator[dg.MaterializeResult[Any]]:
     with one_line():
         # Here, because definitions are to load without the drivers.
@@ -72,7 +72,7 @@ def reconciliation(
         from outbox_pipelines.reconciliation import day as days
 
         report = days.reconcile(
-            outbox.settings(), date.fromisoformat(context.partition_key), progress=context.log.info
+            outbox_pipelines.settings(), date.fromisoformat(context.partition_key), progress=context.log.info
         )
     for line in report.lines():
         context.log.info(line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Final
 
 import dagster as dg
 from pydantic import Field
@@ -12,6 +12,9 @@ from pydantic import Field
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.secret import has_password
 from outbox_pipelines.settings import Settings, load_settings
+
+# What every job and sensor here asks for by a parameter of this name. A user's own resource may be `outbox`.
+KEY: Final = "outbox_pipelines"
 
 _resolving: ContextVar[bool] = ContextVar("_resolving", default=False)
 
@@ -69,13 +72,3 @@ class OutboxResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             SetupError: a value does not fit; the message names the setting.
         """
         return load_settings(**self.model_dump())
-
-
-@dg.definitions
-def shared() -> dg.Definitions:
-    """What every job and sensor here gets."""
-    return dg.Definitions(
-        resources={"outbox": OutboxResource()},
-        # A process for each step costs twice the CPU of a run, and no job here gains by it.
-        executor=dg.in_process_executor,
-    )

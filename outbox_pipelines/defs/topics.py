@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import dagster as dg
 
+from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.settings import load_settings
 
 if TYPE_CHECKING:
     from outbox_pipelines.catalog.document import EventType
@@ -31,23 +31,20 @@ def topic_key(name: str) -> dg.AssetKey:
     return dg.AssetKey([_PREFIX, name])
 
 
-@dg.definitions
-def topics() -> dg.Definitions:
+def topics(resource: OutboxResource) -> list[dg.AssetSpec]:
     """An external asset for each topic that is known when the definitions load."""
-    documented = _documented()
-    return dg.Definitions(
-        assets=[_topic(name, documented.get(name, {})) for name in sorted(documented.keys() | _seen())]
-    )
+    documented = _documented(resource)
+    return [_topic(name, documented.get(name, {})) for name in sorted(documented.keys() | _seen())]
 
 
-def _documented() -> dict[str, dict[str, EventType]]:
+def _documented(resource: OutboxResource) -> dict[str, dict[str, EventType]]:
     """The event types of each topic that the catalogue names."""
     found: dict[str, dict[str, EventType]] = {}
     # Checking all settings takes drivers that definitions are to load without.
-    if not os.environ.keys() & {"OUTBOX_CATALOG", "OUTBOX_SETTINGS"}:
+    if not (resource.catalog or os.environ.keys() & {"OUTBOX_CATALOG", "OUTBOX_SETTINGS"}):
         return found
     try:
-        settings = load_settings()
+        settings = resource.process_config_and_initialize().settings()
         if settings.catalog is not None:
             from outbox_pipelines.catalog.document import require_catalog
 

@@ -75,7 +75,7 @@ def jobs(resource: OutboxResource) -> dg.Definitions:
     return dg.Definitions(
         assets=[relay],
         jobs=[relay_session, relay_once],
-        resources={"outbox": resource},
+        resources={"outbox_pipelines": resource},
         executor=dg.in_process_executor,
     )
 

@@ -46,7 +46,7 @@ class Ticks:
         with dg.build_sensor_context(
             instance=self._instance,
             cursor=self._cursor,
-            resources={"outbox": resource},
+            resources={"outbox_pipelines": resource},
             repository_def=REPOSITORY,
         ) as context:
             result = alerts_sensor(context)
@@ -72,7 +72,7 @@ def some_job() -> None:
 
 
 # With a job that can be made to fail.
-REPOSITORY = dg.Definitions.merge(defs(), dg.Definitions(jobs=[some_job])).get_repository_def()
+REPOSITORY = dg.Definitions.merge(defs, dg.Definitions(jobs=[some_job])).get_repository_def()
 
 
 def _run(instance: dg.DagsterInstance, *, fails: bool, day: str) -> str:
@@ -194,7 +194,7 @@ def test_without_addresses_it_does_nothing(
     instance: dg.DagsterInstance, resource: OutboxResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OUTBOX_ALERTS", raising=False)
-    with dg.build_sensor_context(instance=instance, resources={"outbox": resource}) as context:
+    with dg.build_sensor_context(instance=instance, resources={"outbox_pipelines": resource}) as context:
         found = alerts_sensor(context)
     assert isinstance(found, dg.SkipReason)
     assert "OUTBOX_ALERTS" in str(found.skip_message)

@@ -43,7 +43,7 @@ class Dagster:
             assets=[events, archive],
             asset_checks=[archive_equals_table, events_as_expected],
             jobs=[archive_day],
-            resources={"outbox": resource},
+            resources={"outbox_pipelines": resource},
             executor=dg.in_process_executor,
         )
 
@@ -247,7 +247,7 @@ def tick(
     with dg.build_schedule_context(
         dagster.instance,
         at,
-        resources={"outbox": resource},
+        resources={"outbox_pipelines": resource},
         repository_def=dagster.definitions.get_repository_def(),
     ) as context:
         found = archive_days.evaluate_tick(context)

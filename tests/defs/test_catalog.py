@@ -36,7 +36,7 @@ def run(instance: dg.DagsterInstance, resource: OutboxResource) -> dg.ExecuteInP
         assets=[events],
         asset_checks=[event_types_documented],
         jobs=[check_catalog],
-        resources={"outbox": resource},
+        resources={"outbox_pipelines": resource},
         executor=dg.in_process_executor,
     )
     job = definitions.resolve_job_def("check_catalog")
@@ -87,7 +87,7 @@ def test_the_schedule_skips_without_a_catalogue(instance: dg.DagsterInstance, tm
     assert check_catalog_schedule.default_status is dg.DefaultScheduleStatus.RUNNING
 
     def tick(resource: OutboxResource) -> dg.RunRequest | dg.SkipReason:
-        context = dg.build_schedule_context(instance=instance, resources={"outbox": resource})
+        context = dg.build_schedule_context(instance=instance, resources={"outbox_pipelines": resource})
         found = check_catalog_schedule(context)
         assert isinstance(found, dg.RunRequest | dg.SkipReason)
         return found

@@ -26,7 +26,7 @@ def letter(outbox: Outbox) -> str:
 def _run(outbox: Outbox, instance: dg.DagsterInstance, **config: Any) -> dg.ExecuteInProcessResult:
     return dead_letters_job.execute_in_process(
         run_config={"ops": {"act_on_dead_letters": {"config": config}}},
-        resources={"outbox": resource_of(outbox)},
+        resources={"outbox_pipelines": resource_of(outbox)},
         instance=instance,
         raise_on_error=False,
     )

@@ -19,7 +19,7 @@ EVENTS, TABLES = dg.AssetKey(["outbox", "events"]), dg.AssetKey(["application", 
 
 @pytest.fixture(scope="module")
 def loaded() -> dg.Definitions:
-    return defs()
+    return defs
 
 
 def test_everything_is_there(loaded: dg.Definitions) -> None:
@@ -91,7 +91,7 @@ def test_loading_is_light() -> None:
         *("psycopg", "confluent_kafka"),
     )
     script = (
-        "import sys; from outbox_pipelines.definitions import defs; defs(); "
+        "import sys; from outbox_pipelines import definitions; "
         f"print(*[name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)

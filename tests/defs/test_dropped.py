@@ -38,7 +38,7 @@ def _run(
     definitions = dg.Definitions(
         assets=[events, archive, dropped],
         jobs=[drop_day],
-        resources={"outbox": resource},
+        resources={"outbox_pipelines": resource},
         executor=dg.in_process_executor,
     )
     return definitions.resolve_job_def("drop_day").execute_in_process(
@@ -99,7 +99,7 @@ def test_a_day_that_is_not_proven(
 def _tick(instance: dg.DagsterInstance, resource: OutboxResource) -> list[dg.RunRequest] | dg.SkipReason:
     at = datetime(2026, 11, 21, 12, 52, tzinfo=UTC)
     # Left to the garbage collector, it would take the instance of a later test with it.
-    with dg.build_schedule_context(instance, at, resources={"outbox": resource}) as context:
+    with dg.build_schedule_context(instance, at, resources={"outbox_pipelines": resource}) as context:
         return drop_days(context)
 
 

@@ -22,7 +22,9 @@ def _tick(
     instance: dg.DagsterInstance, resource: OutboxResource, cursor: str | None = None
 ) -> tuple[dict[str, dg.AssetCheckEvaluation], list[dg.AssetObservation], dg.SensorResult]:
     """A tick: what it reports of the checks, of the asset, and all of it."""
-    with dg.build_sensor_context(instance=instance, cursor=cursor, resources={"outbox": resource}) as context:
+    with dg.build_sensor_context(
+        instance=instance, cursor=cursor, resources={"outbox_pipelines": resource}
+    ) as context:
         result = health_sensor(context)
     assert isinstance(result, dg.SensorResult)
     found = list(result.asset_events)
@@ -118,7 +120,7 @@ def test_the_job_reports_the_same(
         assets=[health],
         asset_checks=[checks],
         jobs=[module.check_health],
-        resources={"outbox": resource},
+        resources={"outbox_pipelines": resource},
         executor=dg.in_process_executor,
     )
     result = definitions.resolve_job_def("check_health").execute_in_process(instance=instance)
@@ -136,7 +138,7 @@ def test_the_job_reports_the_same(
 
 
 def test_every_check_says_what_to_do() -> None:
-    specs = {spec.name: spec for each in defs().asset_checks or () for spec in each.check_specs}
+    specs = {spec.name: spec for each in defs.asset_checks or () for spec in each.check_specs}
     for name in NAMES:
         description: Any = specs[name].description
         assert "When it fails: " in description
@@ -144,10 +146,10 @@ def test_every_check_says_what_to_do() -> None:
 
 
 def test_observing_measures_now(resource: OutboxResource) -> None:
-    (observed,) = health(outbox=resource)
+    (observed,) = health(outbox_pipelines=resource)
     assert observed.metadata["unpublished"] == 0
     with pytest.raises(dg.Failure, match="no entry to the database"):
-        list(health(outbox=OutboxResource(dsn="postgresql://nobody@127.0.0.1:1/nowhere")))
+        list(health(outbox_pipelines=OutboxResource(dsn="postgresql://nobody@127.0.0.1:1/nowhere")))
 
 
 def test_a_warning_is_no_error(

@@ -156,7 +156,7 @@ def purge(instance: dg.DagsterInstance, **tags: str) -> dict[str, Any]:
     """What the job says of itself, and under "log" its lines."""
     result = purge_history.execute_in_process(
         instance=instance,
-        resources={"outbox": OutboxResource()},
+        resources={"outbox_pipelines": OutboxResource()},
         tags=tags or {LOCATION: OURS},
         raise_on_error=False,
     )
@@ -300,7 +300,7 @@ def test_a_run_of_chosen_assets_is_ours_where_all_are(
 
 def test_all_that_is_here_is_known_as_ours() -> None:
     """Guards against a new job, asset or check whose history is never removed."""
-    found = defs()
+    found = defs
     repository = found.get_repository_def()
     jobs = {name for name in repository.job_names if not name.startswith("__")}
     assert {name for name in jobs if ours.TAGS.items() <= repository.get_job(name).run_tags.items()} == jobs

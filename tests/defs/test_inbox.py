@@ -54,7 +54,7 @@ def named(
 
 def look(instance: dg.DagsterInstance, names: str, cursor: str | None = None) -> dg.SensorExecutionData:
     context = dg.build_sensor_context(
-        instance=instance, cursor=cursor, resources={"outbox": OutboxResource(drain=names)}
+        instance=instance, cursor=cursor, resources={"outbox_pipelines": OutboxResource(drain=names)}
     )
     return inbox_sensor.evaluate_tick(context)
 
@@ -70,7 +70,7 @@ def test_what_is_due_is_handled_by_a_run(
         run_config=request.run_config,
         tags=request.tags,
         instance=instance,
-        resources={"outbox": OutboxResource()},
+        resources={"outbox_pipelines": OutboxResource()},
     )
     assert done.success
     with psycopg.connect(database.dsn) as connection:
@@ -126,7 +126,7 @@ def test_one_run_at_a_time_and_the_backlog_is_observed(
 def test_the_check_by_hand(database: Database, named: str, change: str, passed: bool, says: str) -> None:
     with database.connect() as connection:
         connection.execute(change.encode())
-    verdict = handled(outbox=OutboxResource(drain=named))
+    verdict = handled(outbox_pipelines=OutboxResource(drain=named))
     assert isinstance(verdict, dg.AssetCheckResult)
     assert verdict.passed is passed
     assert re.search(says, str(verdict.description))

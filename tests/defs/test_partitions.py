@@ -105,6 +105,6 @@ def test_days_are_made_where_none_can_be_closed(outbox: Outbox, instance: dg.Dag
 
 def test_it_runs_by_itself() -> None:
     """Guards against a schedule that somebody must find and switch on."""
-    schedule = defs().resolve_schedule_def("maintain_partitions")
+    schedule = defs.resolve_schedule_def("maintain_partitions")
     assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
     assert schedule.job_name == "maintain_partitions"

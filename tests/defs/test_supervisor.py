@@ -64,7 +64,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Later:
 
 
 def evaluate(instance: dg.DagsterInstance, resource: OutboxResource) -> dg.SensorResult:
-    context = dg.build_sensor_context(instance=instance, resources={"outbox": resource})
+    context = dg.build_sensor_context(instance=instance, resources={"outbox_pipelines": resource})
     result = relay_supervisor(context)
     assert isinstance(result, dg.SensorResult)
     return result

@@ -116,7 +116,7 @@ def test_what_is_pasted_into_the_launchpad_fits() -> None:
 
     from outbox_pipelines.definitions import defs
 
-    repository = defs().get_repository_def()
+    repository = defs.get_repository_def()
     samples = [text for language, text in _FENCE.findall(TEXT) if language == "yaml"]
     for job, sample in zip(("drop_day", "dead_letters"), samples, strict=True):
         dg.validate_run_config(repository.get_job(job), yaml.safe_load(sample))

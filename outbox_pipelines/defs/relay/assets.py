@@ -54,7 +54,7 @@ session goes on where this one ended. An event that Kafka refuses does not end a
 """,
 )
 def relay(
-    context: dg.AssetExecutionContext, config: RelayConfig, outbox: OutboxResource
+    context: dg.AssetExecutionContext, config: RelayConfig, outbox_pipelines: OutboxResource
 ) -> Iterator[dg.MaterializeResult[Any]]:
     # Here, because definitions are to load without the drivers.
     from outbox_pipelines.relay.service import ShardHeldError, default_owner
@@ -63,7 +63,7 @@ def relay(
     interrupted: BaseException | None = None
     progress: Progress | None = None
     try:
-        settings = outbox.settings()
+        settings = outbox_pipelines.settings()
         session = Session(
             settings,
             shard=config.shard,

@@ -32,14 +32,14 @@ class DeadLettersConfig(dg.Config):
 
 @dg.op
 def act_on_dead_letters(
-    context: dg.OpExecutionContext, config: DeadLettersConfig, outbox: OutboxResource
+    context: dg.OpExecutionContext, config: DeadLettersConfig, outbox_pipelines: OutboxResource
 ) -> None:
     """Lists those that are meant, then does what is asked."""
     # Here, because definitions are to load without the drivers.
     from outbox_pipelines.errors import SetupError
     from outbox_pipelines.relay import dead_letters
 
-    settings = outbox.settings()
+    settings = outbox_pipelines.settings()
     try:
         which = dead_letters.Filter(
             ids=tuple(UUID(one) for one in config.ids),

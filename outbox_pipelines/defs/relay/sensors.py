@@ -35,13 +35,15 @@ schema). The session that runs goes on meanwhile. When sessions fail one after t
 tries wait for 10 s, 20 s, and so on up to 5 minutes: the failed run says what to mend.
 """,
 )
-def relay_supervisor(context: dg.SensorEvaluationContext, outbox: OutboxResource) -> dg.SensorResult:
+def relay_supervisor(
+    context: dg.SensorEvaluationContext, outbox_pipelines: OutboxResource
+) -> dg.SensorResult:
     """A tick. `SetupError` is left to fail it: red is what an operator should see of a database that is away,
     and a skipped tick would look like all is well."""
     # Here, because definitions are to load without the drivers.
     from outbox_pipelines.quality import measurements
 
-    settings = outbox.settings()
+    settings = outbox_pipelines.settings()
     settings.require_kafka()
     requests, reasons = [], []
     for shard in measurements.read(settings).shards:
