@@ -2,6 +2,7 @@
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from dagster._core.storage.asset_check_execution_record import (
     COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES as _JUDGED,
 )
 
+from outbox_pipelines.defs import ours, places
 from outbox_pipelines.defs.resources import OutboxResource
 
 if TYPE_CHECKING:
@@ -19,9 +21,11 @@ if TYPE_CHECKING:
     from outbox_pipelines.settings import Settings
 
 _DAY = "dagster/partition"
-_SHARD = "outbox/shard"
 _HEALTH = dg.AssetKey(["outbox", "health"])
 _AT_ONCE = 100
+# Dagster's own words about a process that is gone, and where it knows nothing more.
+_KILLED = re.compile("was terminated by signal|unexpectedly exited")
+_OUTSIDE = "This run has been marked as failed from outside"
 # What failed and was never tried again is forgotten then.
 _FORGET_SECONDS = 7 * 86_400.0
 
@@ -59,10 +63,16 @@ def alerts_sensor(
         kept = json.loads(context.cursor)
     failures, forgotten = _failures(context, kept, now)
     known = {key: one for key, one in alerts.from_json(kept["known"]).items() if key not in forgotten}
+    of_the_outbox, relayed = _of_the_outbox(settings, known)
+    # Not only when a session ends, after ten minutes: the next one relays within seconds.
+    for what in [what for what, one in failures.items() if one.get("shard") in relayed]:
+        failures.pop(what)
+        kept["runs"].pop(what, None)
     messages, known = alerts.news(
         known,
         [
-            *_of_the_outbox(settings, known),
+            *of_the_outbox,
+            *_of_the_instance(context, now),
             *(_of_a_run(settings, what, one) for what, one in failures.items()),
         ],
         now=now,
@@ -85,7 +95,8 @@ def alerts_sensor(
     )
 
 
-def _of_the_outbox(settings: "Settings", known: Mapping[str, "Known"]) -> list["Problem"]:
+def _of_the_outbox(settings: "Settings", known: Mapping[str, "Known"]) -> tuple[list["Problem"], set[str]]:
+    """What is wrong with the outbox, and the shards that are relayed."""
     import psycopg
 
     from outbox_pipelines.errors import SetupError
@@ -98,11 +109,20 @@ def _of_the_outbox(settings: "Settings", known: Mapping[str, "Known"]) -> list["
     unseen = [Problem(rule.name, known[rule.name].text, rule.help) for rule in RULES if rule.name in known]
     remedy = "`outbox status` says it again; nothing is relayed meanwhile (docs/operating.md#database)"
     try:
-        return of_verdicts(settings, judge(settings, measurements.read(settings)))
+        found = measurements.read(settings)
     except SetupError as error:
-        return [Problem("database", str(error), remedy), *unseen]
+        return [Problem("database", str(error), remedy), *unseen], set()
     except psycopg.Error as error:
-        return [Problem("database", f"the database refuses: {first_line(error)}", remedy), *unseen]
+        return [Problem("database", f"the database refuses: {first_line(error)}", remedy), *unseen], set()
+    relayed = {str(each.shard) for each in found.shards if each.owner is not None}
+    return of_verdicts(settings, judge(settings, found)), relayed
+
+
+def _of_the_instance(context: dg.SensorEvaluationContext, now: float) -> list["Problem"]:
+    from outbox_pipelines.quality.alerts import Problem
+
+    clash = places.clash(context, now)
+    return [Problem("code locations", clash, "see the sensor `health`")] if clash else []
 
 
 def _of_a_run(settings: "Settings", what: str, failure: dict[str, Any]) -> "Problem":
@@ -151,15 +171,15 @@ def _ended_runs(
         kept["after"] = max(kept["after"], record.update_timestamp.timestamp())
         if _is_ours(context, run):
             is_failed = run.status is dg.DagsterRunStatus.FAILURE
-            failure = {"run": run.run_id, "why": _why(context.instance, run.run_id)} if is_failed else None
-            yield _what(run), failure
+            failure = {"run": run.run_id, "why": _why(context.instance, run.run_id), "shard": _shard(run)}
+            yield _what(run), failure if is_failed else None
 
 
 def _failed_checks(context: dg.SensorEvaluationContext, since: float) -> Iterator[tuple[str, dict[str, Any]]]:
     """The checks whose newest verdict of a day is an error; those of `outbox/health` are measured anew."""
     graph = context.repository_def.asset_graph if context.repository_def else None
     for key in graph.asset_check_keys if graph else ():
-        if key.asset_key.path[0] != "outbox" or key.asset_key == _HEALTH:
+        if key not in ours.CHECKS or key.asset_key == _HEALTH:
             continue
         seen = set()
         records = context.instance.event_log_storage.get_asset_check_execution_history(key, limit=_AT_ONCE)
@@ -179,18 +199,21 @@ def _failed_checks(context: dg.SensorEvaluationContext, since: float) -> Iterato
 
 
 def _is_ours(context: dg.SensorEvaluationContext, run: dg.DagsterRun) -> bool:
-    """Whether it is of this code location; runs of assets chosen by hand have one name in all of them."""
-    if run.asset_selection:
-        return any(key.path[0] == "outbox" for key in run.asset_selection)
-    repository = context.repository_def
-    return repository is None or run.job_name in repository.job_names
+    """Whether it is of a job or an asset of this package, in this code location."""
+    is_of_package = ours.is_ours(run) or any(key in ours.ASSETS for key in run.asset_selection or ())
+    return is_of_package and places.is_here(context, run)
 
 
 def _what(run: dg.DagsterRun) -> str:
     names = [key.to_user_string() for key in sorted(run.asset_selection or ())]
     job = ", ".join(names) if run.job_name.startswith("__") and names else run.job_name
-    of = [f"shard {run.tags[_SHARD]}"] if _SHARD in run.tags else []
+    shard = _shard(run)
+    of = [] if shard is None else [f"shard {shard}"]
     return " ".join([f"failed run of {job}", *of, *([run.tags[_DAY]] if _DAY in run.tags else [])])
+
+
+def _shard(run: dg.DagsterRun) -> str | None:
+    return run.tags[places.SHARD].rpartition(":")[2] if places.SHARD in run.tags else None
 
 
 def _why(instance: dg.DagsterInstance, run_id: str) -> str:
@@ -202,4 +225,17 @@ def _why(instance: dg.DagsterInstance, run_id: str) -> str:
             return data.user_failure_data.description
         if data.error:
             return data.error.message.strip().splitlines()[0]
-    return "it ended without saying why: see its log"
+    # A process that was killed says nothing: what watched it does, and then the end of the run.
+    said = ""
+    watched = {dg.DagsterEventType.ENGINE_EVENT, dg.DagsterEventType.RUN_FAILURE}
+    for entry in instance.all_logs(run_id, of_type=watched):
+        line = _line(entry.dagster_event)
+        is_end = entry.dagster_event_type is dg.DagsterEventType.RUN_FAILURE
+        if _KILLED.search(line) or (is_end and not line.startswith(_OUTSIDE)):
+            said = line
+    return said or "it ended without saying why: see its log"
+
+
+def _line(event: dg.DagsterEvent | None) -> str:
+    lines = (event.message or "").strip().splitlines() if event else []
+    return lines[0] if lines else ""

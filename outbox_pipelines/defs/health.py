@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from outbox_pipelines.defs import ours
+from outbox_pipelines.defs import ours, places
 from outbox_pipelines.defs.events import OWNERS, events
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.rules import RULES, Rule, State
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ When it fails: the run says in one line what to mend.
 
 @dg.sensor(
     name="health",
+    target=check_health,
     minimum_interval_seconds=30,
     default_status=dg.DefaultSensorStatus.RUNNING,
     description="""Measures the outbox, and reports the checks of `outbox/health`, without a run.
@@ -131,12 +133,15 @@ Use: leave it on. A tick is one statement in the database and a validation by Gr
 skipped, with what it found. A verdict that changes is reported at once, one that fails every five minutes,
 the others every half hour: they take room in Dagster's storage.
 
-When a tick fails: its error says what to mend in the settings. A database that is away fails no tick, but the
-check `database`.
+When a tick fails: its error says what to mend in the settings, or that another code location of this Dagster
+instance has an outbox: their checks have equal keys. A database that is away fails no tick, but the check
+`database`.
 """,
 )
 def health_sensor(context: dg.SensorEvaluationContext, outbox_pipelines: OutboxResource) -> dg.SensorResult:
     now = time.time()
+    if clash := places.clash(context, now):
+        raise SetupError(clash)
     before: dict[str, Any] = json.loads(context.cursor) if context.cursor else {"checks": {}, "observed": 0.0}
     found, evaluations = _evaluate(outbox_pipelines)
     # State and time of the last report, by name; of a rule that is gone nothing is kept.
@@ -165,7 +170,6 @@ def _evaluate(outbox: OutboxResource) -> tuple["Measurements | None", dict[str, 
     # Here, because definitions are to load without the drivers.
     import psycopg
 
-    from outbox_pipelines.errors import SetupError
     from outbox_pipelines.quality.health import evaluate
     from outbox_pipelines.secret import first_line
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from outbox_pipelines.defs import ours
+from outbox_pipelines.defs import ours, places
 from outbox_pipelines.defs.events import OWNERS
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.defs.runs import IN_FLIGHT
@@ -89,7 +89,7 @@ def handled(outbox_pipelines: OutboxResource) -> dg.AssetCheckResult:
 
 @dg.sensor(
     name="inbox",
-    job=drain_inbox,
+    target=drain_inbox,
     minimum_interval_seconds=15,
     default_status=dg.DefaultSensorStatus.RUNNING,
     description="""Starts `drain_inbox` for each consumer that OUTBOX_DRAIN names and that has something due
@@ -111,7 +111,7 @@ def inbox_sensor(
     requests = [
         dg.RunRequest(run_config={"ops": {"drain": {"config": {"consumer": name}}}}, tags={_CONSUMER: name})
         for name, (_, is_due) in looks.items()
-        if is_due and not _is_at_work(context.instance, name)
+        if is_due and not _is_at_work(context, name)
     ]
     backlogs = [backlog for backlog, _ in looks.values()]
     verdict = _verdict(backlogs)
@@ -163,6 +163,6 @@ def _numbers(backlogs: list["Backlog"]) -> dict[str, Any]:
     return numbers
 
 
-def _is_at_work(instance: dg.DagsterInstance, name: str) -> bool:
+def _is_at_work(context: dg.SensorEvaluationContext, name: str) -> bool:
     in_flight = dg.RunsFilter(statuses=IN_FLIGHT, tags={_CONSUMER: name})
-    return bool(instance.get_run_records(in_flight, limit=1))
+    return any(places.is_here(context, run) for run in context.instance.get_runs(in_flight))

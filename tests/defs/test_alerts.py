@@ -1,17 +1,28 @@
 """The sensor `alerts`: what it tells, over ticks and restarts."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+import time
 from collections.abc import Iterator
 from uuid import uuid4
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.run_request import InstigatorType
+from dagster._core.remote_origin import (
+    RegisteredCodeLocationOrigin,
+    RemoteInstigatorOrigin,
+    RemoteRepositoryOrigin,
+)
+from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, SensorInstigatorData
 
 from outbox_pipelines.definitions import defs
 from outbox_pipelines.defs import alerts as module
+from outbox_pipelines.defs import ours, places
 from outbox_pipelines.defs.alerts import alerts_sensor
+from outbox_pipelines.defs.health import health_sensor
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay.shards import Shard
 from tests.defs.test_health import lose_a_letter
 from tests.quality.receivers import Webhook, webhook
 from tests.schema.servers import Database
@@ -66,13 +77,19 @@ def work(context: dg.OpExecutionContext) -> None:
         raise dg.Failure("the archive is full")
 
 
-@dg.job
+@dg.job(tags=ours.TAGS)
 def some_job() -> None:
     work()
 
 
+@dg.job
+def nightly() -> None:
+    """The user's."""
+    work()
+
+
 # With a job that can be made to fail.
-REPOSITORY = dg.Definitions.merge(defs, dg.Definitions(jobs=[some_job])).get_repository_def()
+REPOSITORY = dg.Definitions.merge(defs, dg.Definitions(jobs=[some_job, nightly])).get_repository_def()
 
 
 def _run(instance: dg.DagsterInstance, *, fails: bool, day: str) -> str:
@@ -111,6 +128,49 @@ def test_a_database_that_is_away_is_told(ticks: Ticks, resource: OutboxResource,
     assert ticks.tick(resource) + ticks.tick(resource) == ["dead_letters is over"]
 
 
+def test_what_is_of_others_is_not_told(
+    ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against the user's own failures, and another outbox's, in the outbox's messages."""
+    ticks.tick(resource)
+    fails = {"ops": {"work": {"config": {"fails": True}}}}
+    nightly.execute_in_process(instance=instance, run_config=fails, raise_on_error=False)
+    assert ticks.tick(resource) == []
+    monkeypatch.setattr(places, "of_tick", lambda context: "another outbox")
+    _run(instance, fails=True, day="2026-01-01")
+    assert ticks.tick(resource) == []
+
+
+def test_a_second_outbox_is_told(
+    ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against one outbox's green over another's red."""
+    ticked(instance, "billing", "relay_supervisor", "health")
+    # One sensor of that name may be anybody's; and a code location that is gone ticks no more.
+    ticked(instance, "shop", "health")
+    ticked(instance, "gone", "relay_supervisor", "health", at=time.time() - 600)
+    monkeypatch.setattr(places, "of_tick", lambda context: "orders")
+    assert ticks.tick(resource) == ["code locations"]
+    with (
+        dg.build_sensor_context(instance=instance, resources={"outbox_pipelines": resource}) as context,
+        pytest.raises(SetupError, match="code locations billing, orders of this Dagster instance"),
+    ):
+        health_sensor(context)
+    monkeypatch.setattr(places, "of_tick", lambda context: "billing")
+    assert places.clash(context, time.time()) is None
+
+
+def ticked(instance: dg.DagsterInstance, place: str, *sensors: str, at: float | None = None) -> None:
+    """Sensors of a code location as the daemon remembers them."""
+    repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(place), "__repository__")
+    for name in sensors:
+        data = SensorInstigatorData(last_tick_timestamp=at or time.time())
+        origin = RemoteInstigatorOrigin(repository, name)
+        instance.add_instigator_state(
+            InstigatorState(origin, InstigatorType.SENSOR, InstigatorStatus.DECLARED_IN_CODE, data)
+        )
+
+
 def test_a_run_that_fails_is_told_until_one_succeeds(
     ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, hook: Webhook
 ) -> None:
@@ -125,6 +185,47 @@ def test_a_run_that_fails_is_told_until_one_succeeds(
     assert ticks.tick(resource) + ticks.tick(resource) == []
     _run(instance, fails=False, day="2026-01-01")
     assert ticks.tick(resource) + ticks.tick(resource) == ["failed run of some_job 2026-01-01 is over"]
+
+
+def killed(instance: dg.DagsterInstance, shard: int) -> None:
+    """A session whose process was killed, as Dagster leaves it."""
+    job = REPOSITORY.get_job("relay_session")
+    session = instance.create_run_for_job(
+        job,
+        run_config={"ops": {"outbox__relay": {"config": {"shard": shard}}}},
+        status=dg.DagsterRunStatus.STARTED,
+        tags={**ours.TAGS, places.SHARD: f"outbox:{shard}"},
+    )
+    instance.report_engine_event("Executing steps in process (pid: 4711)", session)
+    instance.report_engine_event(f"{_PROCESS} was terminated by signal 9 (SIGKILL).", session)
+    instance.report_run_failed(session)
+
+
+_PROCESS = "Run execution process for 12345678"
+
+
+def test_a_session_that_was_replaced_is_not_told(
+    ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, hook: Webhook, database: Database
+) -> None:
+    """Guards against a message for each killed process, long after the next one relays; and against one that
+    does not say what Dagster knows."""
+    ticks.tick(resource)
+    killed(instance, 0)
+    assert ticks.tick(resource) == ["failed run of relay_session shard 0"]
+    assert f"{_PROCESS} was terminated by signal 9 (SIGKILL)." in hook.bodies[-1]["message"]
+    # At once, not when the next session ends.
+    # It is a copy of a template.
+    database.rows(
+        "UPDATE outbox_shards SET database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
+    successor = Shard(resource.settings(), 0, "dagster run 87654321 on host")
+    assert successor.try_take()
+    try:
+        assert ticks.tick(resource) + ticks.tick(resource) == ["failed run of relay_session shard 0 is over"]
+        killed(instance, 0)
+        assert ticks.tick(resource) == []
+    finally:
+        successor.release()
 
 
 def test_runs_before_the_first_tick_are_not_told(

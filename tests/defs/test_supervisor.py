@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import dagster as dg
@@ -15,8 +16,9 @@ from dagster._core.remote_origin import (
 )
 
 from outbox_pipelines import schema
+from outbox_pipelines.defs import places
+from outbox_pipelines.defs.places import SHARD
 from outbox_pipelines.defs.relay import sensors
-from outbox_pipelines.defs.relay.jobs import SHARD
 from outbox_pipelines.defs.relay.owner import owner_of
 from outbox_pipelines.defs.relay.sensors import relay_supervisor
 from outbox_pipelines.defs.resources import OutboxResource
@@ -132,6 +134,40 @@ def test_started_run_without_process_blocks_nothing(
     assert ended.status is dg.DagsterRunStatus.FAILURE
 
 
+def test_run_that_starts_slowly_is_waited_for(tick: Tick, later: Later, instance: dg.DagsterInstance) -> None:
+    """Guards against pods that never relay, because each takes longer to start than a process does."""
+    run = launched(instance, tick(), dg.DagsterRunStatus.STARTING)
+
+    def status() -> dg.DagsterRunStatus:
+        found = instance.get_run_by_id(run.run_id)
+        assert found is not None
+        return found.status
+
+    for seconds in (61, 170):
+        later(seconds)
+        # Another one does no harm: the first may be dead.
+        assert tick().run_requests
+        assert status() is dg.DagsterRunStatus.STARTING
+    later(181)
+    tick()
+    assert status() is dg.DagsterRunStatus.FAILURE
+
+
+def test_too_few_places_are_named(outbox: Outbox, tmp_path: Path, hold: Hold) -> None:
+    """Guards against sessions that take the only place for ever, each the first in the queue again."""
+    overrides = {"concurrency": {"runs": {"max_concurrent_runs": 1}}, "telemetry": {"enabled": False}}
+    with dg.DagsterInstance.local_temp(str(tmp_path), overrides=overrides) as instance:
+        [request] = evaluate(instance, resource_of(outbox)).run_requests or []
+        assert "dagster/priority" not in request.tags
+        hold(owner_of("a-session", "host:1"))
+        assert "max_concurrent_runs is 1" in reason(evaluate(instance, resource_of(outbox)))
+
+
+def test_a_session_is_first_in_the_queue(tick: Tick) -> None:
+    [request] = tick().run_requests or []
+    assert request.tags["dagster/priority"] == "10"
+
+
 def test_session_that_relays_is_left_alone(
     outbox: Outbox, tick: Tick, later: Later, instance: dg.DagsterInstance, hold: Hold
 ) -> None:
@@ -227,10 +263,12 @@ def test_runs_of_another_outbox_are_not_ours(
     outbox: Outbox, later: Later, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against two outboxes in one Dagster that end each other's sessions."""
-    monkeypatch.setattr(sensors, "_location", lambda context: "another outbox")
+    monkeypatch.setattr(places, "of_tick", lambda context: "another outbox")
     resource = resource_of(outbox)
     theirs = launched(instance, evaluate(instance, resource))
     assert evaluate(instance, resource).run_requests
+    # As one value of the tag, two outboxes would have two places in the queue between them.
+    assert theirs.tags[SHARD] == "another outbox:0"
     later(3600)
     assert evaluate(instance, resource).run_requests
     assert instance.get_run_by_id(theirs.run_id).status is STARTED  # type: ignore[union-attr]

@@ -9,8 +9,8 @@ import dagster as dg
 from outbox_pipelines.defs import ours
 from outbox_pipelines.defs.relay.assets import relay
 
-# Dagster counts the runs in flight by this tag (see `dagster.yaml`).
-SHARD = "outbox/shard"
+# First in the queue: whatever else waits, waits for events.
+PRIORITY = {"dagster/priority": "10"}
 
 
 def config(**values: Any) -> dict[str, Any]:
@@ -21,8 +21,8 @@ def config(**values: Any) -> dict[str, Any]:
 relay_session = dg.define_asset_job(
     "relay_session",
     selection=[relay],
-    # First in the queue: whatever else waits, waits for events.
-    tags={**ours.TAGS, SHARD: "0", "dagster/priority": "10"},
+    # Which shard, and of which code location, the supervisor's request says.
+    tags=ours.TAGS,
     executor_def=ours.EXECUTOR,
     description="""Relays for about OUTBOX_SESSION_SECONDS (ten minutes), then hands over to its successor.
 

@@ -5,7 +5,9 @@ import time
 
 import dagster as dg
 
-from outbox_pipelines.defs.relay.jobs import SHARD, config
+from outbox_pipelines.defs import places
+from outbox_pipelines.defs.relay import queue
+from outbox_pipelines.defs.relay.jobs import PRIORITY, config, relay_session
 from outbox_pipelines.defs.relay.supervision import RUNS_TO_LOOK_BACK, Verdict, judge
 from outbox_pipelines.defs.resources import OutboxResource
 
@@ -19,7 +21,7 @@ _FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.Dagste
 
 
 @dg.sensor(
-    job_name="relay_session",
+    target=relay_session,
     # The daemon looks at its sensors every five seconds, and then takes those whose interval is over: with 5,
     # every third tick or so comes a moment too early and is left out.
     minimum_interval_seconds=1,
@@ -46,20 +48,32 @@ def relay_supervisor(
     settings = outbox_pipelines.settings()
     settings.require_kafka()
     requests, reasons = [], []
-    for shard in measurements.read(settings).shards:
+    place = places.of_tick(context)
+    shards = measurements.read(settings).shards
+    few = queue.too_few(context.instance, len(shards))
+    if few:
+        context.log.warning(few)
+        reasons.append(few)
+    for shard in shards:
         verdict = judge(
             shard,
             _runs(context, shard.shard, _UNFINISHED),
             _runs(context, shard.shard, _FINISHED, limit=RUNS_TO_LOOK_BACK),
             session_seconds=settings.session_seconds,
             now=time.time(),
+            # Pods start slowly; Dagster itself ends a run that takes longer.
+            start_seconds=float(context.instance.run_monitoring_start_timeout_seconds),
         )
         _end_lost(context, verdict)
         reasons.append(verdict.reason)
         if verdict.launch:
             context.log.info(verdict.reason)
             requests.append(
-                dg.RunRequest(run_config=config(shard=shard.shard), tags={SHARD: str(shard.shard)})
+                dg.RunRequest(
+                    run_config=config(shard=shard.shard),
+                    # Where places are few, sessions take turns with what else waits.
+                    tags=places.shard_tag(place, shard.shard) | ({} if few else PRIORITY),
+                )
             )
     return dg.SensorResult(run_requests=requests, skip_reason=None if requests else "; ".join(reasons))
 
@@ -72,18 +86,9 @@ def _runs(
 ) -> list[dg.RunRecord]:
     """The shard's runs, the newest first; of this code location: others may relay other outboxes."""
     records = context.instance.get_run_records(
-        dg.RunsFilter(statuses=statuses, tags={SHARD: str(shard)}), limit=limit
+        dg.RunsFilter(statuses=statuses, tags=places.shard_tag(places.of_tick(context), shard)), limit=limit
     )
-    return [record for record in records if _location(context) in (None, _location_of(record.dagster_run))]
-
-
-def _location(context: dg.SensorEvaluationContext) -> str | None:
-    return context.code_location_origin.location_name if context.code_location_origin else None
-
-
-def _location_of(run: dg.DagsterRun) -> str | None:
-    origin = run.remote_job_origin
-    return origin.repository_origin.code_location_origin.location_name if origin else None
+    return [record for record in records if places.is_here(context, record.dagster_run)]
 
 
 def _end_lost(context: dg.SensorEvaluationContext, verdict: Verdict) -> None:

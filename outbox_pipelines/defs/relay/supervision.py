@@ -3,7 +3,8 @@
 Invariants:
 - Who serves a shard is read from the database (its lock, its heartbeat), never from a run's status: a run
   that was killed together with its code server stays STARTED for ever.
-- A status counts for one thing: a run that changed it within the last minute may still be on its way.
+- A status counts for two things: a run that changed it within the last minute may still be on its way, and
+  one that is starting is not declared dead before the instance's own limit (`start_timeout_seconds`).
 - To launch one too many does no harm (it finds its place taken, and ends); to launch none does.
 """
 
@@ -51,6 +52,7 @@ def judge(
     *,
     session_seconds: float,
     now: float,
+    start_seconds: float = START_SECONDS,
 ) -> Verdict:
     """Judges a shard by its state and its runs.
 
@@ -58,10 +60,12 @@ def judge(
         unfinished: the shard's runs that are queued, starting or started.
         finished: those that ended last, the newest first.
         session_seconds: when the holder is to be relieved.
+        start_seconds: how long the instance lets a run be starting before it has a process.
     """
     others = [record for record in unfinished if not is_run(shard.owner, record.dagster_run.run_id)]
     coming = [record.dagster_run for record in others if _is_coming(record, now)]
-    lost = [] if _may_have_a_place(shard) else [r.dagster_run for r in others if not _is_coming(r, now)]
+    gone = [each.dagster_run for each in others if not _may_come(each, now, start_seconds)]
+    lost = [] if _may_have_a_place(shard) else gone
     wanted, reason = _want(shard, session_seconds)
     if wanted and coming:
         wanted, reason = False, f"{reason}; run {coming[0].run_id[:8]} is on its way"
@@ -92,6 +96,13 @@ def _is_coming(record: dg.RunRecord, now: float) -> bool:
         record.dagster_run.status is dg.DagsterRunStatus.QUEUED
         or now - record.update_timestamp.timestamp() < START_SECONDS
     )
+
+
+def _may_come(record: dg.RunRecord, now: float, start_seconds: float) -> bool:
+    """Whether it may still come, even if another one is launched rather than to wait for it."""
+    is_starting = record.dagster_run.status in (dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING)
+    since = now - record.update_timestamp.timestamp()
+    return _is_coming(record, now) or (is_starting and since < start_seconds)
 
 
 def _may_have_a_place(shard: ShardStatus) -> bool:

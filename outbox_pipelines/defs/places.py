@@ -1,0 +1,70 @@
+"""Code locations of a Dagster instance: which one a tick or a run is of, and which others have an outbox.
+
+Invariants:
+- The instance is shared: what counts or looks up runs by a tag has the code location in it, or compares it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Final
+
+import dagster as dg
+
+# Of a run that relays; `dagster.yaml` limits how many of one value there are.
+SHARD: Final = "outbox/shard"
+
+# One of them alone may be a sensor of the user's.
+_SENSORS: Final = {"relay_supervisor", "health"}
+_ALIVE_SECONDS: Final = 120.0
+
+
+def of_tick(context: dg.SensorEvaluationContext) -> str | None:
+    """The code location's name; None where nothing tells, in a test for example."""
+    return context.code_location_origin.location_name if context.code_location_origin else None
+
+
+def of_run(run: dg.DagsterRun) -> str | None:
+    """The name of the code location that a run is of."""
+    origin = run.remote_job_origin
+    return origin.repository_origin.code_location_origin.location_name if origin else None
+
+
+def is_here(context: dg.SensorEvaluationContext, run: dg.DagsterRun) -> bool:
+    """Whether a run is of the tick's code location: others may have another outbox."""
+    here = of_tick(context)
+    return here is None or of_run(run) == here
+
+
+def shard_tag(place: str | None, shard: int) -> dict[str, str]:
+    """The tag of a session: without the name, the shards of two outboxes would be counted as one."""
+    return {SHARD: f"{place}:{shard}" if place else str(shard)}
+
+
+def clash(context: dg.SensorEvaluationContext, now: float) -> str | None:
+    """What is wrong if another code location of this instance has an outbox; else None."""
+    here = of_tick(context)
+    others = [name for name in _outboxes(context.instance, now) if name != here] if here else []
+    if not others:
+        return None
+    return (
+        f"code locations {', '.join(sorted([here or '', *others]))} of this Dagster instance each have an "
+        "outbox, with equal keys of assets and checks: a result of one hides the other's. Events are relayed "
+        "all the same. Give each outbox an instance of its own (DAGSTER_HOME and its storage)"
+    )
+
+
+def _outboxes(instance: dg.DagsterInstance, now: float) -> list[str]:
+    """The code locations whose sensors are those of this package, and tick."""
+    # Here: it is no public name of Dagster's.
+    from dagster._core.definitions.run_request import InstigatorType
+
+    names: dict[str, set[str]] = defaultdict(set)
+    last: dict[str, float] = defaultdict(float)
+    for state in instance.all_instigator_state(instigator_type=InstigatorType.SENSOR):
+        if state.instigator_name in _SENSORS:
+            place = state.origin.repository_origin.code_location_origin.location_name
+            names[place].add(state.instigator_name)
+            ticked = getattr(state.instigator_data, "last_tick_timestamp", None) or 0.0
+            last[place] = max(last[place], ticked)
+    return [place for place in names if names[place] == _SENSORS and now - last[place] < _ALIVE_SECONDS]
