@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dagster as dg
 
-# The days of an outbox, today's included; UTC, as the table's partitions are. No outbox is older than the
-# first release.
-DAYS = dg.DailyPartitionsDefinition(start_date="2026-01-01", timezone="UTC", end_offset=1)
+from outbox_pipelines.defs.first_day import first_day
+
+# The days of an outbox that are over; UTC, as the table's partitions are. Others would show as missing, and a
+# run of one would fail.
+DAYS = dg.DailyPartitionsDefinition(start_date=str(first_day()), timezone="UTC")
 
 # A name to search for, and to fork with your own.
 OWNERS = ["team:outbox"]
@@ -34,7 +36,8 @@ events = dg.AssetSpec(
     partitions_def=DAYS,
     description="""The outbox: what applications write in the transactions of their business.
 
-Append-only, a partition a UTC day. Applications fill it, so there is nothing to materialize here.
+Append-only, a partition a UTC day; shown are those that are over, from the outbox's first one as of when the
+code location was loaded. Applications fill it, so there is nothing to materialize here.
 
 When inserts fail for want of a partition: run the job `maintain_partitions`, which makes the
 days ahead.

@@ -56,8 +56,8 @@ within a fixed amount of memory. Nothing is changed, and no consumer notices: no
 joined.
 
 Use: the job `reconcile_day` with a day, after an incident, or when somebody asks whether anything was lost;
-`outbox reconcile DAY` says the same on a command line. Today can be asked for too, as it stands. Choose days
-that the topics still keep.
+`outbox reconcile DAY` says the same on a command line, of today as well, as it stands. Choose days that the
+topics still keep.
 
 When it fails: the error says in one line which database, topic or setting does not answer. A difference is no
 failure: see the check.

@@ -53,6 +53,19 @@ def read(settings: Settings) -> list[Day]:
         return [Day(*row) for row in connection.execute(queries.DAYS)]
 
 
+def first(settings: Settings) -> date | None:
+    """The first day that the outbox knows of; None before `outbox migrate`.
+
+    Raises:
+        SetupError: the database does not answer.
+    """
+    with connect(settings, name="outbox partitions") as connection:
+        if connection.execute("SELECT to_regclass('outbox_days')").fetchone() == (None,):
+            return None
+        row = connection.execute(queries.FIRST).fetchone()
+        return row[0] if row else None
+
+
 def waiting(settings: Settings) -> list[date]:
     """The days that are closed and not archived, in order.
 

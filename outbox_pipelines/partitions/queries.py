@@ -20,6 +20,8 @@ FROM outbox_days d
 LEFT JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMDD'))
 ORDER BY d.day"""
 
+FIRST: Final[LiteralString] = "SELECT min(day) FROM outbox_days"
+
 # By the database's clock, and from tomorrow: an open day without a partition takes nothing.
 AHEAD: Final[LiteralString] = f"""
 SELECT count(*) FROM outbox_days d

@@ -10,6 +10,7 @@ import pytest
 from dagster._core.event_api import PartitionKeyFilter
 
 from outbox_pipelines.archive import export
+from outbox_pipelines.defs import ours
 from outbox_pipelines.defs.archive import archive, archive_day, archive_days, archive_equals_table
 from outbox_pipelines.defs.day_quality import events_as_expected
 from outbox_pipelines.defs.events import DAYS, events
@@ -203,13 +204,14 @@ def test_a_refusal_is_one_line(
     """Guards against a stack trace for a day that is not ready, and for a set-up that is not right."""
     given = {"dsn": database.dsn, "archive": resource.archive} | setting
     wrong = Dagster(dagster.instance, OutboxResource(**given))
-    day = DAY if setting else datetime.now(UTC).date()
+    # Today is no partition: no day that can be chosen is not over.
+    day = DAY if setting else date(2026, 1, 2)
     result = wrong.run(day)
     assert not result.success
     reason = wrong.reason(result)
     assert len(reason.splitlines()) == 1
     assert reason.startswith(
-        f"{day} is not closed: it ends at midnight UTC"
+        f"{day} is no day of the outbox"
         if not setting
         else "the archive /proc/archive (OUTBOX_ARCHIVE) refuses"
         if "archive" in setting
@@ -277,7 +279,9 @@ def test_a_day_at_work_is_left_alone(dagster: Dagster, database: Database, resou
     """Guards against a second run each hour of a day that takes longer; one that failed is tried again."""
     close.close(resource.settings(), DAY)
     job = dagster.definitions.resolve_job_def("archive_day")
-    run = dagster.instance.create_run_for_job(job, tags={"dagster/partition": str(DAY)})
+    dagster.instance.create_run_for_job(job, tags={"dagster/partition": str(NEXT)})
+    tags = {**ours.TAGS, "dagster/partition": str(DAY)}
+    run = dagster.instance.create_run_for_job(job, tags=tags)
     assert tick(dagster, resource) == ([], f"runs are at work on {DAY}")
     close.close(resource.settings(), NEXT)
     assert [day for day, _ in tick(dagster, resource)[0]] == [str(NEXT)]

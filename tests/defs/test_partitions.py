@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
 from typing import Any
 
 import dagster as dg
+import pytest
 
 from outbox_pipelines.definitions import defs
+from outbox_pipelines.defs.first_day import first_day
 from outbox_pipelines.defs.partitions import maintain_partitions
 from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.runs import requests
 from tests.archive.days import days_ago, make_days, publish, write
 from tests.conftest import Outbox
 from tests.defs.conftest import resource_of
@@ -35,11 +39,34 @@ def _reasons(result: dg.ExecuteInProcessResult) -> dict[str, str]:
     }
 
 
+def test_days_begin_with_the_outbox(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against months of days on the pages that the outbox never had, and against none where the
+    database does not answer when the definitions load."""
+    monkeypatch.delenv("OUTBOX_SETTINGS", raising=False)
+    monkeypatch.setenv("OUTBOX_DSN", database.dsn)
+    [(begun,)] = database.rows("SELECT min(day) FROM outbox_days")
+    assert first_day() == begun
+    database.rows("DROP TABLE outbox_days CASCADE")
+    assert first_day() == datetime.now(UTC).date()
+    monkeypatch.setenv("OUTBOX_DSN", "postgresql://nobody@127.0.0.1:1/nowhere")
+    assert first_day() == date(2026, 1, 1)
+
+
+def test_a_day_that_is_not_known_stops_no_other(instance: dg.DagsterInstance) -> None:
+    """Guards against a schedule that fails for a day that was filled after the definitions were loaded."""
+    known, unknown = days_ago(2), date(2025, 12, 24)
+    with dg.build_schedule_context(instance, datetime.now(UTC)) as context:
+        found = requests(context, [unknown, known], nothing="")
+        assert [each.partition_key for each in found] == [str(known)]  # type: ignore[union-attr]
+        skipped = requests(context, [unknown], nothing="")
+    assert "reload this code location" in str(skipped.skip_message)  # type: ignore[union-attr]
+
+
 def test_the_job_makes_days(outbox: Outbox, instance: dg.DagsterInstance) -> None:
     """Guards against an insert that fails for want of a partition."""
     with outbox.connect() as connection:
         connection.execute(DAYS_GO_BY.format(days=10).encode())
-    resources = {"outbox": resource_of(outbox)}
+    resources = {"outbox_pipelines": resource_of(outbox)}
     result = maintain_partitions.execute_in_process(instance=instance, resources=resources)
     metadata = _output(result, "make_partitions")
     assert (metadata["made"].value, metadata["days_ahead"].value) == (10, 14)
@@ -47,7 +74,7 @@ def test_the_job_makes_days(outbox: Outbox, instance: dg.DagsterInstance) -> Non
 
 def test_the_days_are_shown(outbox: Outbox, instance: dg.DagsterInstance) -> None:
     """Guards against an operator who needs a shell to see which days there are."""
-    resources = {"outbox": resource_of(outbox)}
+    resources = {"outbox_pipelines": resource_of(outbox)}
     result = maintain_partitions.execute_in_process(instance=instance, resources=resources)
     (observation,) = result.asset_observations_for_node("show_days")
     days = [record.data for record in observation.metadata["days"].value.records]
@@ -58,7 +85,7 @@ def test_the_days_are_shown(outbox: Outbox, instance: dg.DagsterInstance) -> Non
 
 def test_a_failure_says_what_to_mend(outbox: Outbox, instance: dg.DagsterInstance) -> None:
     """Guards against a run whose error is a stack trace."""
-    resources = {"outbox": resource_of(outbox, db_schema="elsewhere")}
+    resources = {"outbox_pipelines": resource_of(outbox, db_schema="elsewhere")}
     result = maintain_partitions.execute_in_process(
         instance=instance, resources=resources, raise_on_error=False
     )
@@ -78,7 +105,7 @@ def test_the_job_closes_days_and_says_why_others_stay_open(
     write(database, published)
     publish(database)
     write(database, unpublished)
-    resources = {"outbox": OutboxResource(dsn=database.dsn)}
+    resources = {"outbox_pipelines": OutboxResource(dsn=database.dsn)}
     result = maintain_partitions.execute_in_process(instance=instance, resources=resources)
     assert result.success
     metadata = _output(result, "close_days")
@@ -97,7 +124,7 @@ def test_days_are_made_where_none_can_be_closed(outbox: Outbox, instance: dg.Dag
         connection.execute(DAYS_GO_BY.format(days=10).encode())
         # As after a database that was restored half.
         connection.execute("INSERT INTO outbox_days (day) VALUES ('2026-01-01')")
-    resources = {"outbox": resource_of(outbox)}
+    resources = {"outbox_pipelines": resource_of(outbox)}
     result = maintain_partitions.execute_in_process(instance=instance, resources=resources)
     assert _output(result, "make_partitions")["made"].value == 10
     assert "gone" in _output(result, "close_days")["stay_open"].value["2026-01-01"]
