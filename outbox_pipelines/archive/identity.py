@@ -169,6 +169,7 @@ def _read(store: Store) -> Identity | None:
 
 
 def _make(store: Store, source: Source) -> Identity:
+    store.clear(IDENTITY.rsplit("/", 1)[-1])
     made = Identity(archive=uuid.uuid4(), source=source, made_at=now())
     store.write(IDENTITY, made.to_bytes(), store.read(IDENTITY))
     return made

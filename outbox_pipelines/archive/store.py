@@ -214,12 +214,12 @@ class Store:
                 obstore.rename(self._bucket, name, target)
         return target
 
-    def clear(self, day: date) -> None:
-        """Removes what crashes left of files of this day. Only for who alone works at the day."""
+    def clear(self, what: date | str) -> None:
+        """Removes what crashes left of files of a day, or of this name. Only for who alone writes them."""
         if self.root is None:
             return
         for name in self._names(_WRITING):
-            if name.startswith(str(day)):
+            if name.startswith(str(what)):
                 with self._errors():
                     shutil.rmtree(self.root / _WRITING / name)
 

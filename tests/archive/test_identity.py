@@ -169,6 +169,15 @@ def test_an_identity_that_cannot_be_read(archived: Settings) -> None:
     assert days.archive(archived, SECOND).written
 
 
+def test_what_a_death_left_of_an_identity_is_removed(database: Database, settings: Settings) -> None:
+    """Guards against half of a file that nobody ever removes."""
+    left = Path(settings.archive) / "_outbox/writing/archive.json-dead"
+    left.mkdir(parents=True)
+    (left / "object").write_bytes(b"half")
+    days.archive(settings, past_day(database))
+    assert not left.exists()
+
+
 def test_days_without_an_identity_are_not_taken_over(database: Database, settings: Settings) -> None:
     """Guards against another outbox's days, copied without the file that says whose they are."""
     day = past_day(database)
