@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from outbox_pipelines.consumer.asynchronous import AsyncConsumer
     from outbox_pipelines.consumer.cache import RedisCache
     from outbox_pipelines.consumer.consumer import Consumer
-    from outbox_pipelines.consumer.errors import ConsumerError
+    from outbox_pipelines.consumer.errors import ConsumerError, OutageError, RefusedError
     from outbox_pipelines.consumer.event import Event
     from outbox_pipelines.consumer.plan import Counts
     from outbox_pipelines.consumer.tables import Pruned, migrate, prune
@@ -35,6 +35,8 @@ _PLACES = {
     "ConsumerError": "errors",
     "Counts": "plan",
     "Event": "event",
+    "OutageError": "errors",
+    "RefusedError": "errors",
     "Pruned": "tables",
     "RedisCache": "cache",
     "migrate": "tables",
@@ -46,8 +48,10 @@ __all__ = [
     "ConsumerError",
     "Counts",
     "Event",
+    "OutageError",
     "Pruned",
     "RedisCache",
+    "RefusedError",
     "migrate",
     "prune",
 ]

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from outbox_pipelines.consumer import inbox, queries
+from outbox_pipelines.consumer.breaker import Breaker, Policy, policy_of
 from outbox_pipelines.consumer.errors import ConsumerError, UnreadableError
 from outbox_pipelines.consumer.event import NAMESPACE, Event
 from outbox_pipelines.consumer.handlers import Handler, Handlers
-from outbox_pipelines.consumer.inbox import Inbox, Stored, Waiting
+from outbox_pipelines.consumer.inbox import Inbox, Waiting
 from outbox_pipelines.consumer.plan import Counts, Plan, StoppedError
 from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.tracing import surroundings
@@ -67,6 +69,7 @@ class Attempts:
         self._database = database
         # The transaction in which a handler is at work: only a handler can have committed it.
         self._open = ""
+        self._breakers: dict[int, Breaker] = {}
         self._inbox = Inbox(database, plan.source, blocks=plan.blocks, backoff=plan.backoff)
 
     def _item(self, message: Any) -> Item:
@@ -88,12 +91,15 @@ class Attempts:
         if waiting.attempts >= self._plan.attempts:
             await self._give_up(waiting)
             return None
+        if self._is_held(self._handlers.handler(waiting.event_type)):
+            return None
         message = await self._surely(lambda: self._inbox.claim(waiting))
         if message is None:
             return None
         attempts = waiting.attempts + 1
+        item = self._item(message)
         try:
-            if not await self._repeated(lambda: self._handle_stored(waiting.seq, message)):
+            if not await self._repeated(lambda: self._handle_stored(waiting.seq, item)):
                 return None
         except SetupError:
             raise
@@ -103,13 +109,13 @@ class Attempts:
                 await self._surely(lambda: self._inbox.spoilt(waiting.seq, text))
                 self._count_failure(f"the message {waiting.seq} of the inbox", text, attempts, dead=True)
             else:
-                await self._miss(waiting.seq, attempts, message, error)
+                await self._miss(waiting.seq, attempts, item, error)
             return None
+        await self._works(item.handler)
         self.counts.handled += 1
         return await self._surely(lambda: self._inbox.next(waiting.seq))
 
-    async def _handle_stored(self, seq: int, message: Stored) -> bool:
-        item = self._item(message)
+    async def _handle_stored(self, seq: int, item: Item) -> bool:
         if item.error:
             raise UnreadableError(item.error)
         if item.event is None or item.handler is None:
@@ -121,12 +127,67 @@ class Attempts:
                 await self._call(item.handler, [item.event], transaction)
         return is_ours
 
-    async def _miss(self, seq: int, attempts: int, message: Stored, error: Exception) -> None:
+    async def _miss(self, seq: int, attempts: int, item: Item, error: Exception) -> None:
         text = told(error)
-        last = attempts >= self._plan.attempts or isinstance(error, UnreadableError)
-        dead = last and self._has_copy(message, attempts, text)
-        await self._surely(lambda: self._inbox.missed(seq, attempts, text, dead=dead))
+        policy = await self._judge(item, error, seq)
+        last = attempts >= self._plan.attempts or policy == "dead_letter"
+        dead = last and policy != "outage" and self._has_copy(item.message, attempts, text)
+        counts = policy != "outage"
+        await self._surely(lambda: self._inbox.missed(seq, attempts, text, dead=dead, counts=counts))
         self._count_failure(f"the message {seq} of the inbox", text, attempts, dead=dead)
+
+    def _breaker(self, handler: Handler) -> Breaker:
+        # Handlers stand in a dictionary of the consumer for as long as it works.
+        return self._breakers.setdefault(id(handler), Breaker(self._plan.outage_after))
+
+    def _is_held(self, handler: Handler | None) -> bool:
+        """Whether a handler is left alone, since what it needs is away."""
+        if handler is None or not self._breakers:
+            return False
+        return not self._breaker(handler).may_call(time.monotonic())
+
+    async def _judge(self, item: Item, error: Exception, seq: int | None = None) -> Policy:
+        """What a failure means for the event.
+
+        Args:
+            seq: where it lies in the inbox.
+        """
+        policy = policy_of(error, self._plan.on_error)
+        if item.handler is None:
+            return policy
+        if policy == "dead_letter":
+            await self._works(item.handler)
+            return policy
+        breaker = self._breaker(item.handler)
+        before = [each for each in breaker.blamed.values() if each is not None and each != seq]
+        is_new = breaker.failed(item.message_id, time.monotonic(), outage=policy == "outage")
+        if seq is not None:
+            breaker.blamed[item.message_id] = seq
+        if is_new:
+            self.counts.outages += 1
+            _LOG.error(
+                "the handler of %s is left alone, and its events wait in the inbox: %d in a row failed, "
+                "the last with %s. One is tried after %g s, then less often",
+                item.event and item.event.type,
+                len(breaker.blamed),
+                told(error),
+                breaker.pause,
+            )
+            if before:
+                await self._surely(lambda: self._inbox.take_back(before))
+        return "outage" if breaker.is_open else policy
+
+    async def _works(self, handler: Handler | None) -> None:
+        """The handler has done its work."""
+        if handler is None or not self._breakers:
+            return
+        breaker = self._breaker(handler)
+        seqs = [each for each in breaker.blamed.values() if each is not None]
+        was_open = breaker.is_open
+        breaker.works()
+        if was_open:
+            _LOG.warning("a handler that was left alone does its work again")
+            await self._surely(lambda: self._inbox.hurry(seqs))
 
     async def _give_up(self, waiting: Waiting) -> None:
         """All attempts have begun and none has told its end, or the topic of dead letters was away."""

@@ -1,4 +1,4 @@
-"""What ends a consumer."""
+"""What ends a consumer, and what a handler can say about its failure."""
 
 from __future__ import annotations
 
@@ -11,3 +11,11 @@ class ConsumerError(OperatorError):
 
 class UnreadableError(ValueError):
     """A message is no event, or one that nobody handles any more; it becomes a dead letter."""
+
+
+class RefusedError(Exception):
+    """Raised by a handler: this event will never be handled. It becomes a dead letter at once."""
+
+
+class OutageError(Exception):
+    """Raised by a handler: what it needs is away. The event is tried again later, and no attempt counts."""

@@ -93,6 +93,11 @@ class Handlers:
             )
 
     @property
+    def other(self) -> Handler | None:
+        """The handler of all other types."""
+        return self._other
+
+    @property
     def at_once(self) -> int:
         """The most events that a handler takes together."""
         return max((each.batch or 1 for each in self._handlers.values()), default=1)

@@ -50,6 +50,7 @@ class Waiting:
     seq: int
     attempts: int
     """Begun so far."""
+    event_type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +149,18 @@ class Inbox:
             rows = await self._database.rows(transaction, queries.RECEIVE, given)
         return {UUID(message_id): seq for seq, message_id in rows}
 
-    async def heads(self) -> list[Waiting]:
-        """Messages that are due, one of each key, the oldest first."""
-        given = {**self._same, "limit": HEADS_AT_ONCE}
+    async def heads(
+        self, held: Sequence[str] = (), named: Sequence[str] = (), *, other_held: bool = False
+    ) -> list[Waiting]:
+        """Messages that are due, one of each key, the oldest first.
+
+        Args:
+            held: not of these types.
+            named: types that have a handler of their own.
+            other_held: none of all other types either.
+        """
+        given = {**self._same, "limit": HEADS_AT_ONCE, "other_held": other_held}
+        given |= {"held": [readable(each) for each in held], "named": [readable(each) for each in named]}
         return [Waiting(*row) for row in await self._read(queries.HEADS, given)]
 
     async def backlog(self) -> Backlog:
@@ -196,13 +206,26 @@ class Inbox:
         """A message is settled, though its handler failed: a dead letter."""
         await self._read(queries.SPOILT, {"seq": seq, "error": error})
 
-    async def missed(self, seq: int, attempts: int, error: str, *, dead: bool) -> None:
-        """An attempt failed; there will be another, or the message is a dead letter."""
+    async def take_back(self, seqs: Sequence[int]) -> None:
+        """What was counted against messages was nobody's failure."""
+        await self._read(queries.TAKE_BACK, {"seqs": list(seqs)})
+
+    async def hurry(self, seqs: Sequence[int]) -> None:
+        """Messages can be tried at once."""
+        await self._read(queries.HURRY, {"seqs": list(seqs)})
+
+    async def missed(self, seq: int, attempts: int, error: str, *, dead: bool, counts: bool = True) -> None:
+        """An attempt failed; there will be another, or the message is a dead letter.
+
+        Args:
+            counts: otherwise it was nobody's failure, and others are tried before this one comes again.
+        """
         given = {
+            "back": 0 if counts else 1,
             "seq": seq,
             "state": "failed" if dead else "waiting",
             "error": error,
-            "seconds": self.seconds(attempts),
+            "seconds": self.seconds(attempts) if counts else LONGEST_SECONDS,
         }
         await self._read(queries.MISSED, given)
 

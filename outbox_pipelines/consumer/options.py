@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, Final, Literal, TypedDict
 
 from outbox_pipelines.consumer import limits
+from outbox_pipelines.consumer.breaker import Policy
 from outbox_pipelines.consumer.copies import DeadLetterTopic
 from outbox_pipelines.consumer.handlers import Handlers
 from outbox_pipelines.consumer.inbox import LONGEST_SECONDS
@@ -48,6 +49,11 @@ class Options(TypedDict, total=False):
     """Gets a copy of each dead letter, with the reason in its headers."""
     dedupe: Literal["id", "key"]
     """By what events are told apart: their ids, the default, or idempotency keys where they have one."""
+    on_error: Mapping[type[BaseException], Policy]
+    """What an exception of a handler means, as `{ConnectionError: "outage", KeyError: "dead_letter"}`.
+    "retry", the default, counts an attempt. The nearest class decides."""
+    outage_after: int
+    """So many different events that fail in a row are an outage of what the handler needs: 20; 0: never."""
     origins: Mapping[str, str]
     """Where the events of a topic come from, as `{"orders-v2": "order-events"}`: the topic itself by default.
     An id that is no UUID, and an idempotency key, count within one origin. Give a topic that has got another
@@ -93,6 +99,8 @@ class Configured(Handlers):
             by_key=_one_of("dedupe", options.get("dedupe"), "id", "key") == "key",
             copies=DeadLetterTopic(kafka, copies) if copies else None,
             cache=self._cache,
+            on_error=_policies(options.get("on_error", {})),
+            outage_after=_at_least_0("outage_after", options.get("outage_after", 20)),
             origins=_origins(options.get("origins", {})),
         )
 
@@ -140,6 +148,20 @@ async def _nothing() -> None:
 def require_one_way(*ways: object) -> None:
     if sum(way is not None for way in ways) != 1:
         raise SetupError("give one of dsn, connect and session: the database of the handlers' tables")
+
+
+def _policies(given: Mapping[type[BaseException], Policy]) -> Mapping[type[BaseException], Policy]:
+    for error, policy in given.items():
+        if not (isinstance(error, type) and issubclass(error, BaseException)):
+            raise SetupError(f"on_error has {error!r}: give classes of exceptions, such as ConnectionError")
+        _one_of(f"on_error of {error.__name__}", policy, "retry", "dead_letter", "outage")
+    return given
+
+
+def _at_least_0(name: str, given: int) -> int:
+    if given < 0:
+        raise SetupError(f"{name} is {given}: give 0 or more")
+    return given
 
 
 def _origins(given: Mapping[str, str]) -> Mapping[str, str]:

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from outbox_pipelines.consumer.breaker import Policy
 from outbox_pipelines.consumer.copies import DeadLetterTopic
 
 
@@ -37,6 +38,8 @@ class Counts:
     failures: int = 0
     """Attempts that failed."""
     dead_letters: int = 0
+    outages: int = 0
+    """How often a handler was left alone, because what it needs was away."""
     ignored_types: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
     """The types of those that were ignored, and how many of each."""
 
@@ -58,3 +61,5 @@ class Plan:
     copies: DeadLetterTopic | None = None
     cache: Cache | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
+    on_error: Mapping[type[BaseException], Policy] = field(default_factory=dict)
+    outage_after: int = 0

@@ -88,22 +88,24 @@ SELECT id, %(source)s, topic, partition, place, key, type, message_key, payload,
 FROM once ORDER BY nth
 RETURNING seq, CAST(message_id AS text)"""
 
-# The first message of each key, where it is due, oldest first. The keys behind them are read from the index
-# alone; what is behind a message that waits is not looked at.
+# The first message of each key, where it is due and its handler is not left alone, oldest first. The keys
+# behind them are read from the index alone; what is behind a message that waits is not looked at.
 HEADS: Final = """
-SELECT seq, attempts FROM inbox
+SELECT seq, attempts, event_type FROM inbox
 WHERE seq IN (
         SELECT min(seq) FROM inbox
         WHERE state IN ('waiting', 'failed') AND (state = 'waiting' OR CAST(%(block)s AS bool))
             AND source = %(source)s
         GROUP BY topic, key)
     AND state = 'waiting' AND next_attempt_at <= now()
+    AND event_type <> ALL (CAST(%(held)s AS text[]))
+    AND (event_type = ANY (CAST(%(named)s AS text[])) OR NOT CAST(%(other_held)s AS bool))
 ORDER BY seq LIMIT CAST(%(limit)s AS int)"""
 
 # The one behind it, so that a key's messages need no look at all keys each.
 NEXT: Final = """
-SELECT seq, attempts FROM (
-    SELECT later.seq, later.attempts, later.next_attempt_at FROM inbox AS it
+SELECT seq, attempts, event_type FROM (
+    SELECT later.seq, later.attempts, later.event_type, later.next_attempt_at FROM inbox AS it
     JOIN inbox AS later ON later.source = it.source AND later.topic = it.topic AND later.key = it.key
         AND later.state IN ('waiting', 'failed') AND later.state = 'waiting'
     WHERE it.seq = CAST(%(seq)s AS bigint)
@@ -137,6 +139,16 @@ WHERE seq = (
     SELECT seq FROM inbox WHERE seq = CAST(%(seq)s AS bigint) AND state = 'waiting' FOR UPDATE SKIP LOCKED)
 RETURNING {_TRANSACTION}"""
 
+# Nobody's failure after all: what was counted against these since their handler last did its work.
+TAKE_BACK: Final = """
+UPDATE inbox SET attempts = greatest(attempts - 1, 0)
+WHERE seq = ANY (CAST(%(seqs)s AS bigint[])) AND state = 'waiting'"""
+
+# Their handler does its work again.
+HURRY: Final = """
+UPDATE inbox SET next_attempt_at = now()
+WHERE seq = ANY (CAST(%(seqs)s AS bigint[])) AND state = 'waiting'"""
+
 # Settled by its handler's own commit, and failed behind that.
 SPOILT: Final = """
 UPDATE inbox SET state = 'failed', processed_at = NULL, last_error = %(error)s
@@ -144,7 +156,7 @@ WHERE seq = CAST(%(seq)s AS bigint) AND state = 'processed'"""
 
 # Only while it is waiting: an operator may have discarded it meanwhile.
 MISSED: Final = """
-UPDATE inbox SET state = %(state)s, last_error = %(error)s,
+UPDATE inbox SET state = %(state)s, last_error = %(error)s, attempts = attempts - CAST(%(back)s AS int),
     next_attempt_at = now() + make_interval(secs => CAST(%(seconds)s AS float8))
 WHERE seq = CAST(%(seq)s AS bigint) AND state = 'waiting'"""
 

@@ -101,13 +101,27 @@ class Work(Attempts):
             return False
         until = time.monotonic() + _DRAIN_SECONDS
         before = self.counts.handled, self.counts.failures
-        for head in await self._surely(self._inbox.heads):
+        for head in await self._surely(self._heads):
             due: Waiting | None = head
             while due and not self._plan.is_stopped() and time.monotonic() < until:
                 due = await self._attempt_again(due)
         is_idle = (self.counts.handled, self.counts.failures) == before
         self._look_at = time.monotonic() + every if is_idle else 0.0
         return not is_idle
+
+    async def _heads(self) -> list[Waiting]:
+        if not self._breakers:
+            return await self._inbox.heads()
+        named = self._handlers.types
+        held = [each for each in named if self._is_held(self._handlers.handler(each))]
+        heads = await self._inbox.heads(held, named, other_held=self._is_held(self._handlers.other))
+        there = {id(self._handlers.handler(each.event_type)) for each in heads}
+        now = time.monotonic()
+        for of, breaker in self._breakers.items():
+            if breaker.is_open and breaker.may_call(now) and of not in there:
+                # Each of its events has been tried: begin with the first one again.
+                await self._inbox.hurry([each for each in breaker.blamed.values() if each is not None])
+        return heads
 
     async def backlog(self) -> tuple[Backlog, bool]:
         """How far the inbox is behind, and whether something is due in it."""
@@ -127,6 +141,8 @@ class Work(Attempts):
             await self._refuse(first)
         elif first.handler is None:
             self._pass_over(first)
+        elif self._is_held(first.handler):
+            await self._hold(items)
         elif self._cautious and any(_place(each) in self._cautious for each in items):
             await self._take_cautiously(items)
         elif len(items) == 1:
@@ -139,9 +155,18 @@ class Work(Attempts):
         self.counts.ignored += 1
         self.types.pass_over(item.event.type)
 
+    async def _hold(self, items: Sequence[Item]) -> None:
+        """Into the inbox, to be handled when the handler does its work again."""
+        where = await self._receive(items)
+        self.counts.received += len(where)
+        await self._count_duplicates(_not_among(items, where))
+
     async def _take(self, item: Item) -> None:
         assert item.event is not None
         assert item.handler is not None
+        if self._is_held(item.handler):
+            await self._hold([item])
+            return
         event, handler = item.event, item.handler
         given = {
             "id": str(item.message_id),
@@ -172,6 +197,7 @@ class Work(Attempts):
                 await self._put_aside(item, error)
             return
         if is_new:
+            await self._works(item.handler)
             self.counts.handled += 1
             self._remember([item])
         elif is_known:
@@ -222,6 +248,8 @@ class Work(Attempts):
                 else:
                     await self._take(each)
             return
+        if new:
+            await self._works(handler)
         left = [each for each in items if each.message_id not in known]
         self.counts.handled += len(new)
         others = {id(each) for each in (*new, *left)}
@@ -239,7 +267,8 @@ class Work(Attempts):
             if seq is not None:
                 self._be_less_cautious(_place(each))
                 before = self.counts.handled
-                await self._attempt_again(Waiting(seq, 0))
+                assert each.event is not None
+                await self._attempt_again(Waiting(seq, 0, inbox.readable(each.event.type)))
                 self.counts.received += self.counts.handled == before
 
     def _be_less_cautious(self, place: Place) -> None:
@@ -250,10 +279,15 @@ class Work(Attempts):
     async def _put_aside(self, item: Item, error: Exception) -> None:
         """The event's first attempt failed. It may have been handled all the same: the answer was lost."""
         text = told(error)
-        dead = self._plan.attempts <= 1 and self._has_copy(item.message, 1, text)
-        if not await self._receive([item], attempts=1, error=text, dead=dead):
+        policy = await self._judge(item, error)
+        last = policy == "dead_letter" or (policy == "retry" and self._plan.attempts <= 1)
+        dead = last and self._has_copy(item.message, 1, text)
+        where = await self._receive([item], attempts=0 if policy == "outage" else 1, error=text, dead=dead)
+        if not where:
             await self._count_duplicates([item])
             return
+        if policy != "dead_letter" and item.handler is not None:
+            self._breaker(item.handler).blamed[item.message_id] = where[item.message_id]
         self._count_failure(str(item.event), text, 1, dead=dead)
         self.counts.received += 1
 

@@ -24,7 +24,7 @@ BLOCKS = dict(re.findall(r"^```python\n# (\w+)\n(.*?)^```", TEXT, re.MULTILINE |
 
 
 def test_the_examples_are_those_tested_here() -> None:
-    assert set(BLOCKS) == {"migrate", "consume", "connect", "session", "batch", "async", "cache"}
+    assert set(BLOCKS) == {"migrate", "consume", "connect", "session", "batch", "async", "cache", "errors"}
     assert len(BLOCKS) == TEXT.count("```python")
 
 
@@ -74,10 +74,11 @@ def test_the_asynchronous_one_can_be_made(monkeypatch: pytest.MonkeyPatch) -> No
     assert ran == [None]
 
 
-@pytest.mark.parametrize("block", ["connect", "session", "cache"])
+@pytest.mark.parametrize("block", ["connect", "session", "cache", "errors"])
 def test_other_ways_to_the_database(block: str) -> None:
     names = {
         "Consumer": Consumer,
+        "Event": Event,
         "psycopg": psycopg,
         "sessionmaker": orm.sessionmaker,
         "engine": sqlalchemy.create_engine("postgresql+psycopg://"),

@@ -1,0 +1,216 @@
+"""What a handler needs is away: no event is to blame, and none becomes a dead letter for it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox_pipelines.consumer import Event, OutageError, RefusedError, breaker
+from outbox_pipelines.consumer.breaker import Breaker, policy_of
+from outbox_pipelines.errors import SetupError
+from tests.conftest import wait_until
+from tests.consumer import test_async
+from tests.consumer.place import Place, effect, running, uuid7
+
+Connection = psycopg.Connection[Any]
+
+
+class AwayError(Exception):
+    """As a client of some service has it."""
+
+
+class Dependent:
+    """A handler whose service is away until it is healed; it refuses some events also then."""
+
+    def __init__(self, *refused: int, error: type[Exception] = AwayError) -> None:
+        self.healed = False
+        self.refused = refused
+        self.error = error
+        self.tried: list[int] = []
+
+    def __call__(self, event: Event, connection: Connection) -> None:
+        self.tried.append(event.payload["n"])
+        if not self.healed or event.payload["n"] in self.refused:
+            raise self.error("503")
+        effect(event, connection)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(breaker, "_FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(breaker, "_LONGEST_PAUSE", 0.1)
+
+
+def ordered(place: Place) -> bool:
+    rows = place.rows("SELECT array_agg(n ORDER BY seq) FROM effects GROUP BY key")
+    return all(numbers == sorted(numbers) for (numbers,) in rows)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("batch", [None, 20])
+def test_an_outage_makes_no_dead_letters(place: Place, batch: int | None) -> None:
+    """Guards against a backlog that is dead after an evening without some service."""
+    place.load(30, keys=15)
+    # Of another key: it would wait behind the events of its own.
+    place.put('{"n": 0}', key="other", id=str(uuid7()), event_type="order.seen", aggregate_type="order")
+    handler = Dependent()
+    seen: list[Event] = []
+    consumer = place.bare(attempts=2, backoff=0.05, outage_after=5)
+
+    @consumer.on("order.placed", batch=batch)
+    def handle(events: Any, connection: Connection) -> None:
+        for event in events if batch else [events]:
+            handler(event, connection)
+
+    consumer.on("order.seen")(lambda event, _: seen.append(event))
+    with running(consumer) as run:
+        wait_until(lambda: place.uncommitted() == 0 and seen, seconds=60, what="other events")
+        before = len(handler.tried)
+        wait_until(lambda: len(set(handler.tried[before:])) >= 6, seconds=60, what="tries of others")
+        assert place.inbox() == {"waiting": 30} | {
+            state: count for state, count in place.inbox().items() if state == "processed"
+        }
+        assert place.value("SELECT max(attempts) FROM inbox WHERE state = 'waiting'") <= 1
+        handler.healed = True
+        wait_until(lambda: place.effects() == 30, seconds=60, what="all effects")
+        counts = run.end()
+    assert (counts.dead_letters, counts.outages) == (0, 1)
+    assert ordered(place)
+    assert "waiting" not in place.inbox()
+
+
+def test_without_the_breaker_they_are_dead(place: Place) -> None:
+    place.load(30, keys=30)
+    consumer = place.bare(attempts=2, backoff=0.05, outage_after=0)
+    consumer.on("order.placed")(Dependent())
+    with running(consumer) as run:
+        wait_until(lambda: place.inbox() == {"failed": 30}, seconds=60, what="dead letters")
+        assert run.end().outages == 0
+
+
+@pytest.mark.usefixtures("quick")
+def test_events_that_are_to_blame_do_not_hold_the_others(place: Place) -> None:
+    """Guards against a few refused events in a row that stop their handler for good."""
+    place.load(40, keys=40)
+    handler = Dependent(*range(5))
+    handler.healed = True
+    consumer = place.bare(attempts=2, backoff=0.05, outage_after=5)
+    consumer.on("order.placed")(handler)
+    with running(consumer) as run:
+        wait_until(lambda: place.effects() == 35, seconds=60, what="the others")
+        run.end()
+    inbox = place.inbox()
+    assert inbox.get("waiting", 0) + inbox.get("failed", 0) == 5
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("how", ["said", "by its class"])
+def test_an_outage_that_is_told(place: Place, how: str) -> None:
+    place.load(3, keys=3)
+    handler = Dependent(error=OutageError if how == "said" else ConnectionResetError)
+    consumer = place.bare(attempts=1, on_error={ConnectionError: "outage"})
+    consumer.on("order.placed")(handler)
+    with running(consumer) as run:
+        wait_until(lambda: place.uncommitted() == 0 and len(handler.tried) >= 4, what="some tries")
+        assert place.inbox() == {"waiting": 3}
+        handler.healed = True
+        wait_until(lambda: place.effects() == 3, what="all effects")
+        assert run.end().dead_letters == 0
+
+
+def test_what_is_not_worth_another_attempt_is_dead_at_once(place: Place) -> None:
+    place.load(4, keys=4)
+    errors: list[Exception] = [RefusedError("no"), KeyError("customer"), ValueError("later")]
+    consumer = place.bare(backoff=300, on_error={LookupError: "dead_letter"})
+
+    @consumer.on("order.placed")
+    def handle(event: Event, connection: Connection) -> None:
+        if event.payload["n"] < 3:
+            raise errors[event.payload["n"]]
+        effect(event, connection)
+
+    with running(consumer) as run:
+        wait_until(lambda: place.uncommitted() == 0, what="all offsets")
+        assert run.end().dead_letters == 2
+    assert place.rows(
+        "SELECT state, attempts, last_error FROM inbox WHERE state <> 'processed' ORDER BY 3"
+    ) == [
+        ("failed", 1, "KeyError: 'customer'"),
+        ("failed", 1, "RefusedError: no"),
+        ("waiting", 1, "ValueError: later"),
+    ]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("driver", test_async.DRIVERS)
+def test_the_same_with_each_driver(place: Place, driver: str) -> None:
+    place.load(10, keys=10)
+    away: list[int] = [1]
+    tried: list[str] = []
+
+    async def handle(event: Event, transaction: Any) -> None:
+        tried.append(event.id)
+        if away:
+            raise AwayError("503")
+        await test_async.effect(event, transaction)
+
+    async def scenario() -> None:
+        consumer = test_async.consumer(place, driver, handle, attempts=1, outage_after=3)
+        async with test_async.running(consumer.run) as counts:
+            await test_async.until(lambda: len(tried) >= 6, "some tries")
+            away.clear()
+            await test_async.until(lambda: place.effects() >= 8, "all effects")
+        # With one attempt each, those before the third were dead by then.
+        assert (counts[0].handled, counts[0].dead_letters, counts[0].outages) == (8, 2, 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_breaker() -> None:
+    """The states, without a clock."""
+    first, second, third = (uuid.uuid4() for _ in range(3))
+    it = Breaker(2)
+    assert not it.failed(first, 0, outage=False)
+    assert not it.failed(first, 0, outage=False)
+    it.works()
+    assert not it.failed(second, 0, outage=False)
+    assert it.may_call(0)
+    assert it.failed(third, 0, outage=False)
+    assert (it.may_call(0.9), it.may_call(1)) == (False, True)
+    assert not it.failed(first, 1, outage=False)
+    assert (it.may_call(2.9), it.may_call(3)) == (False, True)
+    it.works()
+    assert it.may_call(0)
+    assert it.failed(first, 10, outage=True)
+    assert not it.may_call(10.5)
+    never = Breaker(0)
+    assert not any(never.failed(uuid.uuid4(), 0, outage=False) for _ in range(100))
+
+
+def test_policies() -> None:
+    given: Any = {OSError: "outage", FileNotFoundError: "dead_letter", OutageError: "retry"}
+    found = [
+        policy_of(error(), given) for error in (ConnectionError, FileNotFoundError, OutageError, KeyError)
+    ]
+    assert found == ["outage", "dead_letter", "retry", "retry"]
+    assert policy_of(RefusedError(), {}) == "dead_letter"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"on_error": {"ConnectionError": "outage"}}, "on_error has 'ConnectionError': give classes"),
+        (
+            {"on_error": {KeyError: "skip"}},
+            "on_error of KeyError is 'skip': give retry or dead_letter or out",
+        ),
+        ({"outage_after": -1}, "outage_after is -1"),
+    ],
+)
+def test_policies_that_do_not_fit_are_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(SetupError, match=says):
+        Place("", "broker:9092", "orders").bare(**given)
