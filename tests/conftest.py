@@ -114,6 +114,8 @@ def read_topic(kafka: str, topic: str) -> list[Message]:
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
             "allow.auto.create.topics": False,
+            # A reader that is sent to the end would miss messages without a word.
+            "auto.offset.reset": "error",
             # Transactions take offsets of their own: the end is told, not counted.
             "enable.partition.eof": True,
         }

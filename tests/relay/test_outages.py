@@ -31,9 +31,10 @@ def _wait_until_relayed(outbox: Outbox) -> None:
 
 def _assert_all_arrived(outbox: Outbox, events: int) -> None:
     _wait_until_relayed(outbox)
+    # A broker that has just started may not know its topics for a moment: their events wait, and count nothing.
+    print("PARKED", [(r[0], r[2], r[3]) for r in parked_rows(outbox)])
+    wait_until(lambda: parked_rows(outbox) == [], seconds=60, what="nothing parked")
     assert len({message.headers["id"] for message in outbox.messages()}) == events
-    with outbox.connect() as connection:
-        assert connection.execute("SELECT count(*) FROM outbox_parked").fetchone() == (0,)
 
 
 def test_kafka_goes_away_and_comes_back(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
@@ -44,7 +45,7 @@ def test_kafka_goes_away_and_comes_back(own_servers: tuple[Postgres, Kafka, Outb
         _wait_until_relayed(outbox)
         kafka.kill()
         outbox.fill(60_000)
-        wait_until(lambda: _breaker(outbox) == "open", what="the breaker to open")
+        wait_until(lambda: _breaker(outbox) == "open", seconds=60, what="the breaker to open")
         cpu, rss = _cpu_seconds(relay.pid), _rss_mb(relay.pid)
         at = time.monotonic()
         wait_until(lambda: time.monotonic() - at > 4)
