@@ -83,11 +83,13 @@ def create_topic(settings: Settings, name: str, shards: int) -> None:
     admin = AdminClient(client.config(settings), logger=client.LOG)
     topic = NewTopic(name, shards, settings.topic_replication, config={"cleanup.policy": "compact"})
     try:
-        if _was_made(admin.create_topics([topic], request_timeout=_SECONDS)[name]):
+        made = admin.create_topics([topic], request_timeout=_SECONDS)
+        if _was_made(made[name], KafkaError.TOPIC_ALREADY_EXISTS):
             return
         if len(admin.list_topics(name, timeout=_SECONDS).topics[name].partitions) < shards:
-            more = NewPartitions(name, shards)
-            admin.create_partitions([more], request_timeout=_SECONDS)[name].result(_SECONDS + _GRACE_SECONDS)
+            more = admin.create_partitions([NewPartitions(name, shards)], request_timeout=_SECONDS)
+            # The relays of all shards ask for them at once: one is first, and that is enough.
+            _was_made(more[name], KafkaError.INVALID_PARTITIONS)
     except TimeoutError:
         raise AwayError(f"the progress topic {name} cannot be made: Kafka's client gives no answer") from None
     except KafkaException as error:
@@ -100,12 +102,12 @@ def create_topic(settings: Settings, name: str, shards: int) -> None:
         ) from None
 
 
-def _was_made(answer: Future[None]) -> bool:
-    """False where it was there before."""
+def _was_made(answer: Future[None], was_there: int) -> bool:
+    """False where Kafka says that it was there before, which is the code `was_there`."""
     try:
         answer.result(_SECONDS + _GRACE_SECONDS)
     except KafkaException as error:
-        if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+        if error.args[0].code() == was_there:
             return False
         raise
     return True

@@ -6,7 +6,9 @@ import json
 import os
 import random
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
@@ -243,6 +245,18 @@ def test_the_database_restarts_between_kafkas_commit_and_the_settle(
         wait_until_relayed(outbox)
         assert relay.poll() is None
     assert verdict(outbox, calm=True).wrong == []
+
+
+def test_all_relays_ask_for_the_same_partitions(outbox: Outbox) -> None:
+    """Guards against a change of the number of shards that is given up since another relay was first."""
+    for _ in range(3):
+        name = outbox.topic(uuid4().hex)
+        progress.create_topic(outbox.settings, name, 1)
+        with ThreadPoolExecutor(8) as relays_of_all_shards:
+            asked = [
+                relays_of_all_shards.submit(progress.create_topic, outbox.settings, name, 8) for _ in range(8)
+            ]
+        assert [each.exception() for each in asked] == [None] * 8
 
 
 def test_a_broker_that_stands_still_at_the_start(
