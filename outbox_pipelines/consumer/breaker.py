@@ -1,7 +1,7 @@
 """A circuit breaker for each handler: what it needs is away, and no event is to blame.
 
 Invariants:
-- Pure: told the time and what happened, it says whether the handler may be called.
+- Pure: given the time and what happened, it says whether the handler may be called.
 - closed → open when different events fail in a row, or one says that something is away; then one event is
   tried after each pause; open → closed when the handler does its work.
 """
@@ -36,7 +36,7 @@ class Breaker:
     """The state of one handler.
 
     Args:
-        limit: as many different events that fail in a row open it; 0: only an outage that is told does.
+        limit: as many different events that fail in a row open it; 0: only an `OutageError` does.
     """
 
     def __init__(self, limit: int) -> None:

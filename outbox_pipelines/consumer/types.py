@@ -1,7 +1,7 @@
 """Which types of events come, and which handlers never get one.
 
 Invariants:
-- A misspelled type is told: its events are passed over otherwise, and their offsets committed.
+- A misspelled type is reported: otherwise its events are passed over, and their offsets committed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Types:
 
     def __init__(self, wanted: Iterable[str]) -> None:
         self.passed_over: Counter[str] = Counter()
-        """How many of each type nobody asked for; of the first 1,000 types."""
+        """How many of each type have no handler; of the first 1,000 types."""
         self.unseen = set(wanted)
         """Types with a handler, of which no event has come."""
         self._total = 0

@@ -133,9 +133,9 @@ Use: leave it on. A tick is one statement in the database and a validation by Gr
 skipped, with what it found. A verdict that changes is reported at once, one that fails every five minutes,
 the others every half hour: they take room in Dagster's storage.
 
-When a tick fails: its error says what to mend in the settings, or that another code location of this Dagster
-instance has an outbox: their checks have equal keys. A database that is away fails no tick, but the check
-`database`.
+When a tick fails: its error says what to correct in the settings, or that another code location of this
+Dagster instance has an outbox: their checks have equal keys. A database that is away fails no tick, but the
+check `database`.
 """,
 )
 def health_sensor(context: dg.SensorEvaluationContext, outbox_pipelines: OutboxResource) -> dg.SensorResult:

@@ -105,12 +105,12 @@ def require_published(connection: Connection, day: date) -> None:
         return
     state, *_ = require_day(connection, day)
     if state == "closed":
-        mend = f"`outbox partitions reopen {day}` publishes them"
+        remedy = f"`outbox partitions reopen {day}` publishes them"
     else:
-        mend = f"write them again, as new events, and remove them from {leaf_of(day)}: see docs/days.md"
+        remedy = f"write them again, as new events, and remove them from {leaf_of(day)}: see docs/days.md"
     raise NotReadyError(
         f"{day} has {rows} rows that were written past the guards after it was closed, and are not published "
-        f"(event {id}): {mend}"
+        f"(event {id}): {remedy}"
     )
 
 
