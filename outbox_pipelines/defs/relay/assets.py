@@ -2,6 +2,7 @@
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import dagster as dg
 from pydantic import Field
 
 from outbox_pipelines.defs.events import OWNERS, events
+from outbox_pipelines.defs.relay import queue
 from outbox_pipelines.defs.relay.owner import owner_of
 from outbox_pipelines.defs.relay.session import Progress, Session
 from outbox_pipelines.defs.resources import OutboxResource
@@ -73,7 +75,7 @@ def relay(
         )
         try:
             with session:
-                _report(context, session)
+                _attend(context, session, config, settings.session_seconds)
         except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt) as error:
             # The session has ended in order all the same.
             interrupted = error
@@ -100,15 +102,23 @@ def _is_cancelled(context: dg.AssetExecutionContext) -> bool:
     return run is not None and run.status is dg.DagsterRunStatus.CANCELING
 
 
-def _report(context: dg.AssetExecutionContext, session: Session) -> None:
-    """Observes what a session does, for as long as it lasts."""
+def _attend(
+    context: dg.AssetExecutionContext, session: Session, config: RelayConfig, session_seconds: float
+) -> None:
+    """Observes what a session does, until it ends or other runs need its slot."""
     before: Progress | None = None
-    pause = _FIRST_REPORTS
-    while not session.wait(pause):
+    report_at = 0.0
+    while not session.wait(_FIRST_REPORTS):
         now = session.progress()
-        if now is None or now.events == (before.events if before else 0):
+        if now is None:
             continue
-        pause = _FIRST_REPORTS if now.seconds < _LATER_REPORTS else _LATER_REPORTS
+        overdue = now.seconds - session_seconds
+        if not config.until_empty and _gives_turn(context, config.shard, overdue, session_seconds):
+            return
+        if time.monotonic() < report_at or now.events == (before.events if before else 0):
+            continue
+        # A little less: the next look is to be the next report.
+        report_at = time.monotonic() + (0.0 if now.seconds < _LATER_REPORTS else 0.9 * _LATER_REPORTS)
         metadata = _metadata(now, since=before)
         _observe(
             context,
@@ -118,6 +128,30 @@ def _report(context: dg.AssetExecutionContext, session: Session) -> None:
         )
         _observe_topics(context, now.topics - (before.topics if before else frozenset()), now)
         before = now
+
+
+def _gives_turn(
+    context: dg.AssetExecutionContext, shard: int, overdue: float, session_seconds: float
+) -> bool:
+    """Whether the session has to end although its successor is still queued."""
+    if overdue < 0:
+        return False
+    try:
+        turn = queue.turn(
+            context.instance,
+            context.run,
+            shard,
+            overdue=overdue,
+            session_seconds=session_seconds,
+            now=time.time(),
+        )
+        if turn is not None:
+            turn.give(context.instance)
+            context.log.info(turn.reason)
+        return turn is not None
+    except Exception as error:  # noqa: BLE001 - whatever its storage raises
+        _LOG.warning("the run queue was not read: %s", error)
+        return False
 
 
 def _observe_topics(context: dg.AssetExecutionContext, topics: frozenset[str], progress: Progress) -> None:

@@ -7,10 +7,8 @@ from typing import Any
 import dagster as dg
 
 from outbox_pipelines.defs import ours
+from outbox_pipelines.defs.relay import queue
 from outbox_pipelines.defs.relay.assets import relay
-
-# First in the queue: whatever else waits, waits for events.
-PRIORITY = {"dagster/priority": "10"}
 
 
 def config(**values: Any) -> dict[str, Any]:
@@ -19,7 +17,7 @@ def config(**values: Any) -> dict[str, Any]:
 
 
 relay_session = dg.define_asset_job(
-    "relay_session",
+    queue.SESSION,
     selection=[relay],
     # Which shard, and of which code location, the supervisor's request says.
     tags=ours.TAGS,
@@ -28,7 +26,8 @@ relay_session = dg.define_asset_job(
 
 While another relay holds the shard, it waits as the warm successor: the hand-over takes milliseconds. Where
 one waits already it ends at once, in success. Past its time it goes on until a successor waits, so a daemon
-that is dead does not stop the relay.
+that is dead does not stop the relay. If sessions have every slot (`max_concurrent_runs`) and other runs are
+queued, it ends before its successor starts: one of those runs goes first, then the successor.
 
 Use: the sensor `relay_supervisor` launches it; by hand while the sensor is off. To end it, terminate the run:
 what is in flight is published and settled first.

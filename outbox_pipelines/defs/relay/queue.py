@@ -1,19 +1,175 @@
-"""Whether Dagster's queue of runs has places for the sessions and for all other runs."""
+"""The slots of Dagster's run queue: whether there are enough, and how sessions and other runs take turns.
+
+Invariants:
+- A session ends early only if nothing else can free a slot: sessions have all of them, and the daemon that
+  starts queued runs is alive. Of several sessions, one ends.
+- Its successor then stands behind the runs that are queued. As soon as one of those has started, the
+  successor is first again: no run waits for more than one turn of each session, no shard for more than one
+  run of each free slot.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
 import dagster as dg
+
+from outbox_pipelines.defs import ours, places
+
+_KEY: Final = "dagster/priority"
+_HIGHEST: Final = 10
+# First in the queue: whatever else waits, waits for events.
+PRIORITY: Final = {_KEY: str(_HIGHEST)}
+
+SESSION: Final = "relay_session"
+# How long a session that is past its time waits for its successor while other runs are queued, at most; and
+# how long if none is: every session that ends without a successor costs seconds without a relay.
+_PATIENCE: Final = 30.0
+_PATIENCE_ALONE: Final = 3600.0
+_IN_PROGRESS: Final = [
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
+_QUEUED: Final = [dg.DagsterRunStatus.QUEUED]
+# A backfill queues thousands; the oldest say enough.
+_LOOK_AT: Final = 100
+_DAEMON: Final = "QUEUED_RUN_COORDINATOR"
+# It beats every 30 s.
+_DAEMON_SECONDS: Final = 120.0
 
 
 def too_few(instance: dg.DagsterInstance, shards: int) -> str | None:
-    """What is wrong if sessions alone take every place of the instance; else None."""
-    queue = instance.get_concurrency_config().run_queue_config
-    allowed = queue.max_concurrent_runs if queue else -1
+    """Return what is wrong if sessions alone take every slot of the instance; else None."""
+    slots = _slots(instance)
     # One more than sessions: successors and all other jobs take turns in it.
     needed = shards + 1
-    if allowed is None or allowed < 0 or allowed >= needed:
+    if slots is None or slots >= needed:
         return None
     return (
-        f"max_concurrent_runs is {allowed} in dagster.yaml; with {shards} shards set at least {needed}: "
-        "until then sessions take every place, no successor starts, and no other run does"
+        f"max_concurrent_runs is {slots} in dagster.yaml; with {shards} shards set at least {needed}: until "
+        "then a session ends before its successor starts whenever another run is queued, and events wait for "
+        "as long as that run takes"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Why a session ends before its successor starts."""
+
+    reason: str
+    successor: str
+    """The id of its run."""
+    priority: int
+    """Below that of all other queued runs."""
+
+    def give(self, instance: dg.DagsterInstance) -> None:
+        """Put the successor behind the runs that are queued."""
+        instance.add_run_tags(self.successor, {_KEY: str(self.priority)})
+
+
+def turn(
+    instance: dg.DagsterInstance,
+    run: dg.DagsterRun,
+    shard: int,
+    *,
+    overdue: float,
+    session_seconds: float,
+    now: float,
+) -> Turn | None:
+    """Return why a session has to end although its successor has no slot; None if it goes on.
+
+    Args:
+        run: the session's.
+        overdue: seconds since it was to hand over.
+        now: Unix time.
+    """
+    slots = _slots(instance)
+    if slots is None:
+        return None
+    working = instance.get_run_records(dg.RunsFilter(statuses=_IN_PROGRESS))
+    if len(working) < slots or not all(is_session(r.dagster_run) or _is(r, run) for r in working):
+        # Another run will free its slot, and the successor is first in the queue.
+        return None
+    place = places.of_run(run)
+    tag = places.shard_tag(place, shard)
+    served = {
+        # By hand a session is started without a tag.
+        tag[places.SHARD] if _is(r, run) else r.dagster_run.tags.get(places.SHARD, r.dagster_run.run_id)
+        for r in working
+    }
+    if len(served) < len(working):
+        # Of two sessions of a shard one is about to end.
+        return None
+    successors = [
+        record
+        for record in instance.get_run_records(dg.RunsFilter(statuses=_QUEUED, tags=tag), ascending=True)
+        if place is None or places.of_run(record.dagster_run) == place
+    ]
+    if not successors or not _starts_runs(instance, now):
+        # Without one nobody would relay.
+        return None
+    queued = instance.get_runs(dg.RunsFilter(statuses=_QUEUED), limit=_LOOK_AT, ascending=True)
+    # The successors of other sessions may wait as long as those do.
+    others = [each for each in queued if not (is_session(each) and each.tags.get(places.SHARD) in served)]
+    patience = min(_PATIENCE, session_seconds / 10) if others else _PATIENCE_ALONE
+    # The longest at work goes first; the next one sees that.
+    mine = [record for record in working if _is(record, run)]
+    before = sum(record.create_timestamp < each.create_timestamp for each in mine for record in working)
+    waited = min(overdue, now - successors[0].create_timestamp.timestamp())
+    if waited < patience * (1 + before):
+        return None
+    successor = successors[0].dagster_run.run_id
+    lowest = min((_priority(each) for each in others), default=0)
+    return Turn(
+        f"sessions have all slots (max_concurrent_runs is {slots}), {len(others)} other runs are queued, and "
+        f"so is the successor, run {successor[:8]}: this session ends first",
+        successor,
+        min(lowest - 1, _HIGHEST),
+    )
+
+
+def put_first(instance: dg.DagsterInstance, sessions: Sequence[dg.DagsterRun]) -> None:
+    """Put queued sessions of a shard without a relay first again, once another run has had its turn."""
+    behind = [
+        run
+        for run in sessions
+        if run.status is dg.DagsterRunStatus.QUEUED and is_session(run) and _priority(run) < _HIGHEST
+    ]
+    if not behind:
+        return
+    working = instance.get_runs(dg.RunsFilter(statuses=_IN_PROGRESS))
+    if any(not is_session(run) for run in working):
+        for run in behind:
+            instance.add_run_tags(run.run_id, PRIORITY)
+
+
+def is_session(run: dg.DagsterRun) -> bool:
+    """Return whether a run is a relay session, of this code location or another."""
+    return run.job_name == SESSION and ours.TAGS.items() <= run.tags.items()
+
+
+def _is(record: dg.RunRecord, run: dg.DagsterRun) -> bool:
+    return record.dagster_run.run_id == run.run_id
+
+
+def _slots(instance: dg.DagsterInstance) -> int | None:
+    """How many runs may be in progress; None if nothing limits them."""
+    queue = instance.get_concurrency_config().run_queue_config
+    allowed = queue.max_concurrent_runs if queue else None
+    return None if allowed is None or allowed < 0 else allowed
+
+
+def _starts_runs(instance: dg.DagsterInstance, now: float) -> bool:
+    beat = instance.get_daemon_heartbeats().get(_DAEMON)
+    return beat is not None and now - beat.timestamp < _DAEMON_SECONDS
+
+
+def _priority(run: dg.DagsterRun) -> int:
+    try:
+        return int(run.tags.get(_KEY, 0))
+    except ValueError:
+        # As Dagster takes it.
+        return 0

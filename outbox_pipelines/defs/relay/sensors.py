@@ -7,7 +7,7 @@ import dagster as dg
 
 from outbox_pipelines.defs import places
 from outbox_pipelines.defs.relay import queue
-from outbox_pipelines.defs.relay.jobs import PRIORITY, config, relay_session
+from outbox_pipelines.defs.relay.jobs import config, relay_session
 from outbox_pipelines.defs.relay.supervision import RUNS_TO_LOOK_BACK, Verdict, judge
 from outbox_pipelines.defs.resources import OutboxResource
 
@@ -55,9 +55,12 @@ def relay_supervisor(
         context.log.warning(few)
         reasons.append(few)
     for shard in shards:
+        unfinished = _runs(context, shard.shard, _UNFINISHED)
+        if shard.owner is None:
+            queue.put_first(context.instance, [record.dagster_run for record in unfinished])
         verdict = judge(
             shard,
-            _runs(context, shard.shard, _UNFINISHED),
+            unfinished,
             _runs(context, shard.shard, _FINISHED, limit=RUNS_TO_LOOK_BACK),
             session_seconds=settings.session_seconds,
             now=time.time(),
@@ -71,8 +74,7 @@ def relay_supervisor(
             requests.append(
                 dg.RunRequest(
                     run_config=config(shard=shard.shard),
-                    # Where places are few, sessions take turns with what else waits.
-                    tags=places.shard_tag(place, shard.shard) | ({} if few else PRIORITY),
+                    tags=places.shard_tag(place, shard.shard) | queue.PRIORITY,
                 )
             )
     return dg.SensorResult(run_requests=requests, skip_reason=None if requests else "; ".join(reasons))
