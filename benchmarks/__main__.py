@@ -22,6 +22,7 @@ from benchmarks import (
     pruning,
     reconciliation,
     shards,
+    starts,
     writers,
 )
 from benchmarks.servers import servers
@@ -39,6 +40,7 @@ _PARTS = {
         commits,
         writers,
         consumers,
+        starts,
         archive,
         archive_queries,
         maintenance,

@@ -155,7 +155,7 @@ class _Place:
         admin = AdminClient({"bootstrap.servers": self.settings.kafka})
         admin.create_topics([NewTopic(run.topic, 1, 1)])[run.topic].result(30)
         producer = confluent_kafka.Producer({"bootstrap.servers": self.settings.kafka})
-        # A consumer goes through the first events of a partition with caution.
+        # The first ones are not timed: connections and plans are made there.
         marked = [(uuid.uuid4(), _PLACED) for _ in range(_AT_ONCE)]
         marked += [(uuid.uuid4(), _FIRST), *((each, _PLACED) for each in self.ids), (uuid.uuid4(), _LAST)]
         for n, (event_id, event_type) in enumerate(marked):

@@ -101,6 +101,7 @@ class Member:
         self._kept: list[Message] = []
         self._gone: set[Place] = set()
         self._new: set[Place] = set()
+        self._left: set[Place] = set()
 
     @property
     def is_silent(self) -> bool:
@@ -133,10 +134,13 @@ class Member:
         """Whether the partition of a message at hand is still ours."""
         return not self._gone or _place(message) not in self._gone
 
-    def take_news(self) -> set[Place]:
-        """The partitions that have come since the last call."""
+    def changes(self) -> tuple[set[Place], set[Place]]:
+        """The partitions that have gone since the last call, and those that have come; some did both."""
+        if not self._left and not self._new:
+            return self._left, self._new
+        left, self._left = self._left, set()
         new, self._new = self._new, set()
-        return new
+        return left, new
 
     def wait(self, seconds: float) -> None:
         """Stays in the group for so long, and takes no messages."""
@@ -172,16 +176,22 @@ class Member:
         self._gone -= come
 
     def _revoked(self, _client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
-        self._gone |= {(each.topic, each.partition) for each in partitions}
+        self._leave(partitions)
         self._commit()
         _LOG.info("partitions given up: %s", _named(partitions))
 
     def _lost(self, _client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
-        self._gone |= {(each.topic, each.partition) for each in partitions}
+        self._leave(partitions)
         _LOG.warning(
             "partitions lost: %s; events handled since the last commit are duplicates elsewhere",
             _named(partitions),
         )
+
+    def _leave(self, partitions: list[TopicPartition]) -> None:
+        gone = {(each.topic, each.partition) for each in partitions}
+        self._gone |= gone
+        self._left |= gone
+        self._new -= gone
 
     def _commit(self) -> None:
         """Waits for it. What cannot be committed comes again, as a duplicate."""

@@ -6,6 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import logging
@@ -93,6 +94,7 @@ class Configured(Handlers):
         self._plan = functools.partial(
             Plan,
             source=source,
+            group=str(self._kafka["group.id"]),
             attempts=attempts,
             backoff=backoff,
             blocks=_one_of("on_dead_letter", options.get("on_dead_letter"), "continue", "block") == "block",
@@ -135,10 +137,24 @@ class Configured(Handlers):
             await work.begin()
             with contextlib.suppress(StoppedError):
                 yield work
+                await work.end()
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                await work.end()
+            raise
         finally:
             await database.close()
             work.types.warn()
             _LOG.info("consumer %s stopped: %s", self._source, work.counts)
+
+
+def _is_cancelled() -> bool:
+    """Whether the task is cancelled from outside; a handler's own CancelledError is its event's doing."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 async def _nothing() -> None:

@@ -49,6 +49,7 @@ class Plan:
     """How a consumer works; see `Consumer` for what the fields mean."""
 
     source: str
+    group: str
     attempts: int
     backoff: float
     blocks: bool

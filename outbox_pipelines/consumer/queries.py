@@ -160,9 +160,31 @@ UPDATE inbox SET state = %(state)s, last_error = %(error)s, attempts = attempts 
     next_attempt_at = now() + make_interval(secs => CAST(%(seconds)s AS float8))
 WHERE seq = CAST(%(seq)s AS bigint) AND state = 'waiting'"""
 
+_PLACES: Final = """
+unnest(CAST(%(topics)s AS text[]), CAST(%(partitions)s AS int[])) AS it (topic, partition)"""
+_NEW_OWNER: Final = f"""
+INSERT INTO partition_owners (source, consumer_group, topic, partition, owner)
+SELECT CAST(%(source)s AS text), CAST(%(group)s AS text), topic, partition, CAST(%(owner)s AS uuid)
+FROM {_PLACES} ORDER BY topic, partition
+ON CONFLICT (source, consumer_group, topic, partition)"""
+
+# Partitions without an owner become ours; those that another process left come back. Again: the same answer.
+OWN_FREE: Final = f"""
+WITH ours AS ({_NEW_OWNER} DO NOTHING)
+SELECT topic, partition FROM partition_owners JOIN {_PLACES} USING (topic, partition)
+WHERE source = %(source)s AND consumer_group = %(group)s AND owner <> CAST(%(owner)s AS uuid)"""
+
+# From the process that left it: none of the events that it had at hand ends the process.
+OWN: Final = f"{_NEW_OWNER} DO UPDATE SET owner = excluded.owner, owned_since = now()"
+
+DISOWN: Final = f"""
+DELETE FROM partition_owners USING {_PLACES}
+WHERE source = %(source)s AND consumer_group = %(group)s AND owner = CAST(%(owner)s AS uuid)
+    AND partition_owners.topic = it.topic AND partition_owners.partition = it.partition"""
+
 # Whether all is there before the first event comes.
 TABLES: Final = """
-SELECT to_regclass('inbox') IS NOT NULL AND EXISTS (
+SELECT to_regclass('inbox') IS NOT NULL AND to_regclass('partition_owners') IS NOT NULL AND EXISTS (
     SELECT FROM pg_trigger WHERE tgrelid = to_regclass('processed_events') AND tgname = 'handled_guard')"""
 
 # How far a source's inbox is behind; the count ends at a cap, since the age says more from there on.

@@ -3,9 +3,8 @@
 Invariants:
 - The event is recorded first, then handled; then the database commits; only then may the offset be committed.
 - A failed event lies in the inbox before the next one is looked at, and the next ones of its key come behind.
-- Of each partition that comes, as many events as may have been at hand when a process died go through the
-  inbox, where attempts are counted before they begin: one that ends the process is found, and no other costs
-  a commit more.
+- Of a partition that a process left when it died, as many events as may have been at hand go through the
+  inbox, where attempts are counted before they begin: one that ends the process is found; see `crash_guard`.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Any, Final
 
 from outbox_pipelines.consumer import inbox, queries
 from outbox_pipelines.consumer.attempts import SPOILT, Attempts, Item, told, unreadable
+from outbox_pipelines.consumer.crash_guard import CrashGuard
 from outbox_pipelines.consumer.handlers import Handler, Handlers
 from outbox_pipelines.consumer.inbox import Arrival, Backlog, Waiting
 from outbox_pipelines.consumer.membership import Member, Place
@@ -39,8 +39,7 @@ class Work(Attempts):
 
     def __init__(self, plan: Plan, handlers: Handlers, reader: Reader, database: Database) -> None:
         super().__init__(plan, handlers, reader, database)
-        # How many more events of a partition go through the inbox.
-        self._cautious: dict[Place, int] = {}
+        self._guard = CrashGuard(database, plan.source, plan.group)
         self._look_at = 0.0
 
     async def begin(self) -> None:
@@ -58,14 +57,14 @@ class Work(Attempts):
 
     async def take(self, messages: Sequence[Any], member: Member) -> None:
         """Handles messages at hand in their order; those of a partition that goes meanwhile are left."""
-        for place in member.take_news():
-            self._cautious[place] = self._handlers.at_once
+        await self._follow(member)
         items = [self._item(each) for each in messages]
         known = await self._known(items) if self._plan.cache else set()
         for group in self._groups(items):
             if self._plan.is_stopped():
                 return
             await self._plan.stay()
+            await self._follow(member)
             group = [each for each in group if member.has(each.message)]
             new = [each for each in group if each.message_id not in known]
             await self._count_duplicates([each for each in group if each.message_id in known])
@@ -73,6 +72,18 @@ class Work(Attempts):
                 await self._take_group(new)
             for each in group:
                 member.done(each.message)
+
+    async def _follow(self, member: Member) -> None:
+        """Gives up partitions that have gone, and owns those that have come."""
+        gone, come = member.changes()
+        if gone:
+            await self._surely(lambda: self._guard.give_up(gone))
+        if come:
+            await self._surely(lambda: self._guard.assigned(come, self._handlers.at_once))
+
+    async def end(self) -> None:
+        """Nothing is at hand any more: the next owner of the partitions need not be careful."""
+        await self._guard.end()
 
     async def receive(self, messages: Sequence[Any], member: Member) -> None:
         """Puts messages at hand into the inbox, to be handled from there."""
@@ -143,8 +154,11 @@ class Work(Attempts):
             self._pass_over(first)
         elif self._is_held(first.handler):
             await self._hold(items)
-        elif self._cautious and any(_place(each) in self._cautious for each in items):
-            await self._take_cautiously(items)
+        elif (suspects := self._guard.suspects) and any(_place(each) in suspects for each in items):
+            others = [each for each in items if _place(each) not in suspects]
+            await self._take_cautiously([each for each in items if _place(each) in suspects])
+            if others:
+                await self._take_group(others)
         elif len(items) == 1:
             await self._take(first)
         else:
@@ -259,22 +273,21 @@ class Work(Attempts):
             await self._take(each)
 
     async def _take_cautiously(self, items: Sequence[Item]) -> None:
-        """Events that may have ended the process before: their attempts are counted."""
+        """Handles events one at a time that may have ended the process: their attempts are counted."""
         where = await self._receive(items)
         await self._count_duplicates(_not_among(items, where))
         for each in items:
             seq = where.pop(each.message_id, None)
             if seq is not None:
-                self._be_less_cautious(_place(each))
                 before = self.counts.handled
                 assert each.event is not None
                 await self._attempt_again(Waiting(seq, 0, inbox.readable(each.event.type)))
                 self.counts.received += self.counts.handled == before
+                await self._pass(_place(each))
 
-    def _be_less_cautious(self, place: Place) -> None:
-        left = self._cautious.pop(place, 0) - 1
-        if left > 0:
-            self._cautious[place] = left
+    async def _pass(self, place: Place) -> None:
+        if self._guard.passed(place):
+            await self._surely(lambda: self._guard.own(place))
 
     async def _put_aside(self, item: Item, error: Exception) -> None:
         """The event's first attempt failed. It may have been handled all the same: the answer was lost."""

@@ -21,6 +21,11 @@ from tests.conftest import wait_until
 
 DAY_MS = 86_400_000
 _NO_LEADER = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
+_NO_COORDINATOR = (
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+)
 # Whoever comes next under this name takes over at once, not when the group misses the one that was killed.
 STATIC = {"group.instance.id": "one", "session.timeout.ms": 6000}
 
@@ -122,12 +127,28 @@ class Place:
         try:
             partitions = client.list_topics(self.topic, timeout=10).topics[self.topic].partitions
             left = 0
-            for at in client.committed([TopicPartition(self.topic, n) for n in partitions], timeout=10):
+            for at in _committed(client, [TopicPartition(self.topic, n) for n in partitions]):
                 first, end = _ends(client, at)
                 left += end - (at.offset if at.offset >= 0 else first)
             return left
         finally:
             client.close()
+
+
+def _committed(client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
+    """A group's offsets; the client may know no coordinator of a new one yet."""
+    found: list[TopicPartition] = []
+
+    def are_told() -> bool:
+        try:
+            found.extend(client.committed(partitions, timeout=10))
+        except KafkaException as error:
+            if error.args[0].code() not in _NO_COORDINATOR:
+                raise
+        return bool(found)
+
+    wait_until(are_told, what="the offsets of a group")
+    return found
 
 
 def _ends(client: confluent_kafka.Consumer, at: TopicPartition) -> tuple[int, int]:

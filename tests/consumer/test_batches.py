@@ -60,7 +60,6 @@ def test_many_events_are_one_transaction(place: Place) -> None:
 
 def test_the_same_event_twice_in_a_batch_is_handled_once(place: Place) -> None:
     """Guards against a duplicate that no record stands between."""
-    # The first 50 are handled one by one, as after every start.
     twice = [str(uuid7()) for _ in range(120)]
     place.send(*(each for each in twice for _ in range(2)), keys=1)
     assert run_through(place, Batches(), 120) == Counts(handled=120, duplicates=120)
@@ -73,7 +72,7 @@ def test_one_of_a_batch_fails_and_the_others_are_handled(place: Place) -> None:
     counts = run_through(place, batches, 400 - 7)
     assert (counts.handled, counts.received, counts.failures) == (393, 7, 1)
     assert place.inbox()["waiting"] == 7
-    # Batches that come later do not overtake it, when the caution of a start is over.
+    # Batches that come later do not overtake it.
     place.load(800, first=400, keys=10)
     counts = run_through(place, Batches(), 393 + 720)
     assert (counts.handled, counts.received) == (720, 80)

@@ -95,6 +95,7 @@ def test_other_ways_to_the_database(block: str) -> None:
         *re.findall(r"\]\(([^)]+)\)", TEXT),
         "../sql/consumer/0001_processed.sql",
         "../sql/consumer/0002_inbox.sql",
+        "../sql/consumer/0003_partition_owners.sql",
     ],
 )
 def test_links(link: str) -> None:

@@ -1,0 +1,95 @@
+"""Protection against an event that ends the process: which partitions were left by a process that died.
+
+Invariants:
+- While the row of a partition in `partition_owners` is not ours, its new events go through the inbox, where
+  attempts are counted before they begin. The row becomes ours if there is none, or after as many events as
+  may have been at hand when its owner died.
+- A clean end and a partition that is given up remove our rows. A row that is lost costs one death more, never
+  an event; one that stays costs time.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Collection
+from typing import Any, Final
+
+from outbox_pipelines.consumer import queries
+from outbox_pipelines.consumer.membership import Place
+from outbox_pipelines.consumer.transactions import Database, Rows
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class CrashGuard:
+    """The partitions of one run of a consumer; to be used by one thread or task."""
+
+    def __init__(self, database: Database, source: str, group: str) -> None:
+        self._database = database
+        self._same = {"source": source, "group": group, "owner": str(uuid.uuid4())}
+        self._owned: set[Place] = set()
+        # How many more events of a partition go through the inbox.
+        self._suspect: dict[Place, int] = {}
+
+    @property
+    def suspects(self) -> Collection[Place]:
+        """Partitions whose events may end the process."""
+        return self._suspect.keys()
+
+    async def assigned(self, places: Collection[Place], events: int) -> None:
+        """Own partitions, except those that another process left.
+
+        Args:
+            events: as many may have been at hand when it died.
+        """
+        left = {(topic, partition) for topic, partition in await self._run(queries.OWN_FREE, places)}
+        for place in sorted(left):
+            _LOG.info(
+                "%s %d: its last owner did not end cleanly; up to %d events are handled one at a time",
+                *place,
+                events,
+            )
+        self._suspect |= dict.fromkeys(left, events)
+        self._owned |= set(places) - left
+
+    def passed(self, place: Place) -> bool:
+        """A new event of a suspect partition has gone through the inbox.
+
+        Returns:
+            Whether it was the last one: own the partition now.
+        """
+        if place in self._suspect:
+            self._suspect[place] -= 1
+        return self._suspect.get(place) == 0
+
+    async def own(self, place: Place) -> None:
+        """Own a partition that is suspect no longer."""
+        await self._run(queries.OWN, [place])
+        self._owned.add(place)
+        self._suspect.pop(place, None)
+
+    async def give_up(self, places: Collection[Place]) -> None:
+        """Remove our rows of partitions that go to another member."""
+        if ours := self._owned.intersection(places):
+            await self._run(queries.DISOWN, ours)
+        self._owned -= ours
+        for place in places:
+            self._suspect.pop(place, None)
+
+    async def end(self) -> None:
+        """Remove all our rows, if the database lets us: another process is not started for this."""
+        try:
+            await self.give_up(self._owned)
+        except Exception as error:  # noqa: BLE001 - by any driver
+            _LOG.info("the next owner handles its first events one at a time: %s", type(error).__name__)
+
+    async def _run(self, query: str, places: Collection[Place]) -> Rows:
+        ordered = sorted(places)
+        given: dict[str, Any] = {
+            **self._same,
+            "topics": [topic for topic, _ in ordered],
+            "partitions": [partition for _, partition in ordered],
+        }
+        async with self._database.transaction() as transaction:
+            return await self._database.rows(transaction, query, given)

@@ -1,0 +1,20 @@
+-- Which process handles the events of a partition. A process removes its rows when it ends or gives the partition
+-- up; a row that another process left means that it died, perhaps of an event: see crash_guard.py. One statement;
+-- again: changes nothing.
+DO $owners$
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtext('outbox consumer migrate'));
+    IF to_regclass('partition_owners') IS NOT NULL THEN
+        RETURN;
+    END IF;
+
+    CREATE TABLE partition_owners (
+        source text NOT NULL,
+        consumer_group text NOT NULL,
+        topic text NOT NULL,
+        partition int NOT NULL,
+        owner uuid NOT NULL, -- one run of one process
+        owned_since timestamptz NOT NULL DEFAULT now(),
+        PRIMARY KEY (source, consumer_group, topic, partition)
+    );
+END $owners$;
