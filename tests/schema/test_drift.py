@@ -60,8 +60,8 @@ DRIFTS = {
         "missing: trigger outbox.outbox_checked CREATE",
     ),
     "trigger for replicas only": Drift(
-        "ALTER TABLE outbox ENABLE REPLICA TRIGGER outbox_size_limit",
-        "missing: trigger outbox.outbox_size_limit CREATE",
+        "ALTER TABLE outbox ENABLE REPLICA TRIGGER outbox_unique_key",
+        "missing: trigger outbox.outbox_unique_key CREATE",
     ),
     "replaced function body": Drift(
         "CREATE OR REPLACE FUNCTION outbox_refuse_change() RETURNS trigger LANGUAGE plpgsql "
