@@ -3,7 +3,6 @@
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import time
 from datetime import date
-from typing import Any
 
 import dagster as dg
 from pydantic import Field
@@ -24,8 +23,9 @@ class DropConfig(dg.Config):
     )
 
 
-@dg.asset(
-    key=["outbox", "dropped"],
+# Nothing to materialize: "Materialize all" on a page would drop days.
+dropped = dg.AssetSpec(
+    ["outbox", "dropped"],
     partitions_def=DAYS,
     deps=[archive],
     group_name="outbox",
@@ -36,48 +36,60 @@ class DropConfig(dg.Config):
 A partition is a UTC day. It is detached, which no writer waits for; its rows and its file are compared once
 more, under a lock, and dropped in the same transaction. Dead letters stay. Nothing skips the proof.
 
-Use: let the schedule `drop_days` do it. By hand: the job `drop_day`; with `early: true` in the launchpad a
-day goes before its time.
+Use: let the schedule `drop_days` do it. By hand: the job `drop_day`, alone; "Materialize all" drops nothing.
 
-When it fails: the error says in one line why the day stays: not archived (run `archive_day`), within the
-retention, in use by a long transaction (run it again), or rows and file differ: then the error names the
-events, the day is a part of the outbox as before, and `outbox archive day DAY --again` writes the file anew,
-once you know who has changed what.
+When a day is missing here: the run of `drop_day` of that day says in one line why it stays: not archived (run
+`archive_day`), within the retention, in use by a long transaction (run it again), or rows and file differ:
+then the error names the events, the day is a part of the outbox as before, and `outbox archive day DAY
+--again` writes the file again, once you know who has changed what.
 """,
 )
-def dropped(
-    context: dg.AssetExecutionContext, config: DropConfig, outbox_pipelines: OutboxResource
-) -> dg.MaterializeResult[Any]:
+
+
+@dg.op
+def drop(context: dg.OpExecutionContext, config: DropConfig, outbox_pipelines: OutboxResource) -> None:
+    """Proves and drops the day of the run's partition."""
     started = time.monotonic()
+    day = date.fromisoformat(context.partition_key)
     with one_line():
         # Here, because definitions are to load without the drivers.
-        from outbox_pipelines.partitions import drop
+        from outbox_pipelines.partitions import drop as days
 
-        done = drop.drop(
-            outbox_pipelines.settings(), date.fromisoformat(context.partition_key), early=config.early
+        try:
+            done = days.drop(outbox_pipelines.settings(), day, early=config.early)
+        except days.WithinRetentionError as error:
+            raise dg.Failure(
+                f"{error.why}: to drop it early, launch drop_day for it with `early: true`",
+                allow_retries=False,
+            ) from None
+    context.log_event(
+        dg.AssetMaterialization(
+            dropped.key,
+            partition=context.partition_key,
+            metadata={
+                "dropped_before": not done.now,
+                **({} if done.rows is None else {"rows": done.rows}),
+                "seconds": round(time.monotonic() - started, 3),
+            },
         )
-    return dg.MaterializeResult(
-        metadata={
-            "dropped_before": not done.now,
-            **({} if done.rows is None else {"rows": done.rows}),
-            "seconds": round(time.monotonic() - started, 3),
-        }
     )
 
 
-drop_day = dg.define_asset_job(
-    "drop_day",
-    selection=dg.AssetSelection.assets(dropped),
+@dg.job(
     tags=ours.TAGS,
     executor_def=ours.EXECUTOR,
-    description="""Drops a day that is archived, once it is proven again: the asset `outbox/dropped`.
+    partitions_def=DAYS,
+    description="""Drops a day that is archived, once it is proven again, and reports it to `outbox/dropped`.
 
 Use: the schedule `drop_days` launches it for each day that is past the retention. By hand: choose a day or a
-range of days in the launchpad. Safe for a day that is dropped already.
+range of days in the launchpad; with `ops: {drop: {config: {early: true}}}` a day is dropped within the
+retention, too. Safe for a day that is dropped already.
 
 When it fails: the run says in one line why the day stays, and what helps; run it again afterwards.
 """,
 )
+def drop_day() -> None:
+    drop()
 
 
 @dg.schedule(

@@ -42,6 +42,14 @@ class NotProvenError(NotReadyError):
         self.differences = differences
 
 
+class WithinRetentionError(NotReadyError):
+    """A day is too young to be dropped, and nobody has asked for that."""
+
+    def __init__(self, day: date, retention_days: int) -> None:
+        self.why = f"{day} is within the retention of {retention_days} days (OUTBOX_RETENTION_DAYS)"
+        super().__init__(f"{self.why}: to drop it early, run `outbox partitions drop {day}`")
+
+
 @dataclass(frozen=True, slots=True)
 class Dropped:
     """What came of it."""
@@ -86,10 +94,7 @@ def drop(settings: Settings, day: date, *, early: bool = True) -> Dropped:
         if settings.archive != NOWHERE and manifest_sha256 is None:
             raise NotReadyError(f"{day} is not archived: run `outbox archive day {day}`")
         if not early and day not in due(settings):
-            raise NotReadyError(
-                f"{day} is within the retention of {settings.retention_days} days (OUTBOX_RETENTION_DAYS): "
-                f"to drop it early, run `outbox partitions drop {day}`"
-            )
+            raise WithinRetentionError(day, settings.retention_days)
         if settings.archive != NOWHERE:
             identity.require(open_store(settings), connection)
         try:

@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -26,6 +27,8 @@ from outbox_pipelines.settings import Settings
 
 # More than the payload of an event that the database takes.
 _MOST_SHOWN: Final = 2_000_000
+
+_POLL_SECONDS: Final = 0.25
 
 Action = Literal["replay", "discard"]
 
@@ -144,6 +147,46 @@ def act(settings: Settings, action: Action, which: Filter, *, actor: str, reason
     Raises:
         SetupError: no reason is given, or this role may not.
     """
+    _, done = _act(settings, action, which, actor, reason)
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What became of events that were replayed."""
+
+    done: int
+    """How many were replayed."""
+    again: list[DeadLetterRow]
+    """Those that are dead letters again."""
+    untried: int
+    """Those that no relay has tried yet."""
+
+
+def replay(settings: Settings, which: Filter, *, actor: str, reason: str, seconds: float) -> Replayed:
+    """Replay those that are meant, and wait until a relay has tried each.
+
+    Args:
+        actor, reason: as for `act`.
+        seconds: how long to wait, at most.
+
+    Raises:
+        SetupError: as `act`.
+    """
+    seqs, done = _act(settings, "replay", which, actor, reason)
+    deadline = time.monotonic() + seconds
+    with connect(settings, name="outbox dead-letters replay") as connection:
+        while True:
+            found = connection.execute(parked_queries.AFTER_REPLAY, {"seqs": seqs}).fetchall()
+            rows = [DeadLetterRow(*row) for row in found]
+            again = [row for row in rows if row.state == "failed"]
+            if len(again) == len(rows) or time.monotonic() >= deadline:
+                return Replayed(done, again, len(rows) - len(again))
+            time.sleep(_POLL_SECONDS)
+
+
+def _act(settings: Settings, action: Action, which: Filter, actor: str, reason: str) -> tuple[list[int], int]:
+    """The `seq` of each that was meant, and how many were acted on."""
     if not reason.strip():
         raise SetupError("say why, with --reason: it stands in the audit")
     with connect(settings, name=f"outbox dead-letters {action}") as connection:
@@ -158,4 +201,4 @@ def act(settings: Settings, action: Action, which: Filter, *, actor: str, reason
                 "on_behalf_of": actor,
             },
         ).fetchone()
-    return int(done[0]) if done else 0
+    return seqs, int(done[0]) if done else 0

@@ -180,6 +180,12 @@ FROM (SELECT CASE WHEN pg_column_size(payload) <= %(most)s THEN payload::text EN
              headers IS NOT NULL AS has_headers
       FROM outbox_parked WHERE seq = %(seq)s OFFSET 0) AS content"""
 
+# What has become of those that were replayed; a published one is no longer there.
+AFTER_REPLAY: Final[LiteralString] = """
+SELECT id::text, seq, left(aggregate_type, 999), left(aggregate_id, 999), left(event_type, 999), state,
+       attempts, failed_at, created_at, coalesce(last_error, '')
+FROM outbox_parked WHERE seq = ANY (%(seqs)s::bigint[]) AND state <> 'discarded' ORDER BY seq"""
+
 MEANT: Final[LiteralString] = f"SELECT seq FROM outbox_parked WHERE state = 'failed' AND {_MEANT}"
 # With an entry in the audit. A function: operators may not write into the tables.
 ACT: Final = """

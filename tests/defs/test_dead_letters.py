@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import dagster as dg
@@ -64,7 +65,7 @@ def test_it_replays_and_discards_and_leaves_a_trace(
     outbox: Outbox, instance: dg.DagsterInstance, letter: str
 ) -> None:
     """Guards against an action that nobody can trace to its run."""
-    replayed = _run(outbox, instance, action="replay", ids=[letter], reason="mended")
+    replayed = _run(outbox, instance, action="replay", ids=[letter], reason="mended", wait_seconds=0)
     assert replayed.success
     assert _state(outbox) == "replaying"
     service.relay(outbox.settings.model_copy(update={"max_attempts": 1}), until_empty=True)
@@ -80,6 +81,49 @@ def test_it_replays_and_discards_and_leaves_a_trace(
         (f"Dagster run {replayed.run_id[:8]}", "replay", "mended"),
         (f"Dagster run {discarded.run_id[:8]}", "discard", "nobody needs it"),
     ]
+
+
+def test_a_replay_that_is_refused_fails(outbox: Outbox, instance: dg.DagsterInstance, letter: str) -> None:
+    """Guards against a green run after which the events are dead letters as before."""
+    with outbox.connect(autocommit=False) as connection:
+        fine = str(emit(connection, "order", 2, "order.placed", {}).id)
+        connection.execute(
+            "INSERT INTO outbox_parked (id, seq, tx, aggregate_type, aggregate_id, event_type, payload, "
+            "created_at, state, last_error, failed_at) SELECT id, -seq, '3', aggregate_type, aggregate_id, "
+            "event_type, payload, created_at, 'failed', 'too large', now() FROM outbox WHERE id = %s",
+            [fine],
+        )
+    stop = threading.Event()
+    settings = outbox.settings.model_copy(update={"max_attempts": 1})
+    relay = threading.Thread(target=service.relay, args=[settings], kwargs={"stop": stop})
+    relay.start()
+    try:
+        result = _run(outbox, instance, action="replay", everything=True, reason="x", wait_seconds=300)
+    finally:
+        stop.set()
+        relay.join()
+    assert not result.success
+    reason = _failure(result)
+    assert "1 of 2 replayed events are dead letters again" in reason
+    assert letter in reason
+    assert fine not in reason
+    assert "\n" not in reason
+
+
+def test_a_list_says_what_it_lists(outbox: Outbox, instance: dg.DagsterInstance, letter: str) -> None:
+    result = _run(outbox, instance)
+    [said] = [
+        entry.user_message
+        for entry in instance.all_logs(result.run_id)
+        if "dead letters" in entry.user_message
+    ]
+    assert said == "dead letters found: 1; shown in the table: 1"
+
+
+def test_a_database_that_is_away_is_one_line(outbox: Outbox, instance: dg.DagsterInstance) -> None:
+    """Guards against a stack trace where the operator needs a sentence."""
+    away = outbox.settings.model_copy(update={"dsn": "host=127.0.0.1 port=1"})
+    assert "\n" not in _failure(_run(Outbox(away), instance))
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def _run(
     return definitions.resolve_job_def("drop_day").execute_in_process(
         instance=instance,
         partition_key=str(day),
-        run_config={"ops": {"outbox__dropped": {"config": config}}},
+        run_config={"ops": {"drop": {"config": config}}},
         raise_on_error=False,
     )
 
@@ -64,7 +64,8 @@ def test_a_day_is_dropped(instance: dg.DagsterInstance, resource: OutboxResource
     result = _run(instance, resource)
     assert result.success
     assert not _is_there(database)
-    (made,) = result.asset_materializations_for_node("outbox__dropped")
+    (made,) = result.asset_materializations_for_node("drop")
+    assert instance.get_materialized_partitions(dropped.key) == {str(DAY)}
     assert metadata_of(made)["rows"] == rows
     assert _run(instance, resource).success
 
@@ -77,7 +78,11 @@ def test_within_the_retention(
 ) -> None:
     """Guards against days that go because somebody has materialized everything."""
     monkeypatch.setenv("OUTBOX_RETENTION_DAYS", "30")
-    assert "within the retention of 30 days" in _reason(_run(instance, resource))
+    reason = _reason(_run(instance, resource))
+    assert "within the retention of 30 days" in reason
+    # What this page has, not a command line.
+    assert "`early: true`" in reason
+    assert "outbox partitions" not in reason
     assert _is_there(database)
     assert _run(instance, resource, early=True).success
     assert not _is_there(database)

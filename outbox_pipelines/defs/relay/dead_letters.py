@@ -9,10 +9,14 @@ import dagster as dg
 from pydantic import Field
 
 from outbox_pipelines.defs import ours
+from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
 
 if TYPE_CHECKING:
-    from outbox_pipelines.relay.dead_letters import DeadLetterRow
+    from outbox_pipelines.relay.dead_letters import DeadLetterRow, Replayed
+
+# In a message; the table has all.
+_NAMED = 10
 
 
 class DeadLettersConfig(dg.Config):
@@ -28,6 +32,9 @@ class DeadLettersConfig(dg.Config):
     everything: bool = Field(
         default=False, description="all of them, where neither ids nor a filter are given"
     )
+    wait_seconds: float = Field(
+        default=60.0, ge=0, description="how long a replay waits for a relay to try the events"
+    )
 
 
 @dg.op
@@ -36,10 +43,8 @@ def act_on_dead_letters(
 ) -> None:
     """Lists those that are meant, then does what is asked."""
     # Here, because definitions are to load without the drivers.
-    from outbox_pipelines.errors import SetupError
     from outbox_pipelines.relay import dead_letters
 
-    settings = outbox_pipelines.settings()
     try:
         which = dead_letters.Filter(
             ids=tuple(UUID(one) for one in config.ids),
@@ -54,23 +59,55 @@ def act_on_dead_letters(
         raise dg.Failure(
             "name ids, or give a filter, or set everything (and nothing else)", allow_retries=False
         )
-    found = dead_letters.find(settings, which)
+    if config.action != "list" and not config.reason.strip():
+        raise dg.Failure("say why, with reason: it stands in the audit", allow_retries=False)
+    actor = f"Dagster run {context.run_id[:8]}"
     done = 0
-    if config.action != "list":
-        try:
-            done = dead_letters.act(
-                settings,
-                config.action,
-                which,
-                actor=f"Dagster run {context.run_id[:8]}",
-                reason=config.reason,
+    replayed = None
+    with one_line():
+        settings = outbox_pipelines.settings()
+        found = dead_letters.find(settings, which)
+        if config.action == "replay":
+            replayed = dead_letters.replay(
+                settings, which, actor=actor, reason=config.reason, seconds=config.wait_seconds
             )
-        except SetupError as error:
-            raise dg.Failure(str(error).replace("--reason", "reason"), allow_retries=False) from None
-    context.log.info(f"{found.total} dead letters are meant; {done} {config.action}ed")
+            done = replayed.done
+        elif config.action == "discard":
+            done = dead_letters.act(settings, "discard", which, actor=actor, reason=config.reason)
     context.add_output_metadata(
         {"found": found.total, "done": done, "by_reason": found.by_error, "dead_letters": _table(found.rows)}
     )
+    if replayed is not None:
+        _tell_replayed(context, replayed, config.wait_seconds)
+    elif config.action == "discard":
+        context.log.info(f"discarded: {done:,} of {found.total:,}")
+    else:
+        context.log.info(f"dead letters found: {found.total:,}; shown in the table: {len(found.rows):,}")
+
+
+def _tell_replayed(context: dg.OpExecutionContext, replayed: "Replayed", seconds: float) -> None:
+    """Says what became of them.
+
+    Raises:
+        Failure: some are dead letters again.
+    """
+    published = replayed.done - len(replayed.again) - replayed.untried
+    context.log.info(f"replayed: {replayed.done:,}; published: {published:,}")
+    if replayed.untried:
+        context.log.warning(
+            f"{replayed.untried:,} were not tried within {seconds:.0f} s: `outbox status` says whether a "
+            "relay is active and Kafka available; a relay tries them once both are"
+        )
+    if replayed.again:
+        first = "; ".join(f"{row.id} ({row.error})" for row in replayed.again[:_NAMED])
+        more = len(replayed.again) - _NAMED
+        raise dg.Failure(
+            f"{len(replayed.again):,} of {replayed.done:,} replayed events are dead letters again: {first}"
+            + (f"; and {more:,} more" if more > 0 else "")
+            + ". Correct the cause, then replay them",
+            metadata={"dead_again": _table(replayed.again), "published": published},
+            allow_retries=False,
+        )
 
 
 def _table(rows: Iterable["DeadLetterRow"]) -> dg.MetadataValue[Any]:
@@ -101,10 +138,11 @@ def _table(rows: Iterable["DeadLetterRow"]) -> dg.MetadataValue[Any]:
 
 Use: launch it as it is to list them (the step's output has a table). Then launch it again with `action`
 replay or discard, a `reason`, and which ones: `ids`, or a filter, or `everything`. A replayed event is tried
-once, at once; refused again, it is a dead letter again, with the new reason. Each action leaves a row in
-`outbox_audit`: the run, the time, the reason, the events.
+once, at once; refused again, it is a dead letter again, with the new reason, and the run fails. Each action
+leaves a row in `outbox_audit`: the run, the time, the reason, the events.
 
-When it fails: the run says in one line what to change in its configuration; nothing was done.
+When it fails: the run says in one line what to change in its configuration, and nothing was done; or which
+events are dead letters again, and why: correct that, then replay them.
 """,
 )
 def dead_letters_job() -> None:
