@@ -30,7 +30,7 @@ _DAYS = 7
 _SESSIONS, _HOURLY, _CHECKS, _EVALUATIONS, _TICKS = 144, 24, 12, 288, 17_280
 # Six at first, one a minute afterwards.
 _OBSERVATIONS = 15
-_NUMBERS = ("events", "duration_seconds", "events_per_second", "waited_seconds", "lag_ms", "greatest_lag_ms")
+_NUMBERS = ("events", "events_per_second", "lag_ms", "greatest_lag_ms")
 _TAGS = {LOCATION: "__repository__@outbox"}
 # Copies of verdicts were stored in the order of their events.
 _LINK = """

@@ -73,6 +73,16 @@ def live(settings: Settings) -> Past:
     return Past(place, events, archived, size, dropped, aircraft, history(settings, "aircraft", aircraft))
 
 
+def write_a_few(settings: Settings) -> None:
+    """Write what the outbox has once more, as if on days that are over."""
+    days = _past_days()
+    ahead.ensure(settings, since=days[0])
+    with connect(settings, name="outbox demo: past") as connection, connection.transaction():
+        connection.execute(queries.DECLARE_BACKFILL)
+        for day in days:
+            connection.execute(queries.WRITE_AGAIN_AS_OF, {"day": day, "since": days[-1] + timedelta(1)})
+
+
 def told(past: Past) -> dict[str, str]:
     """For the summary."""
     of_archive = sum(event.place == "archive" for event in past.movements)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import socket
 import tempfile
 import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from outbox_pipelines.database import connect
-from outbox_pipelines.demo import report
+from outbox_pipelines.demo import past, report
 from outbox_pipelines.demo.desks import Desks
-from outbox_pipelines.demo.flights import IN_A_YEAR, operations
+from outbox_pipelines.demo.flights import IN_A_YEAR, Operation, operations
 from outbox_pipelines.demo.pages import HOST, serving
 from outbox_pipelines.demo.place import prepared
 from outbox_pipelines.demo.report import Progress, say
@@ -23,7 +25,7 @@ from outbox_pipelines.demo.run import relayed
 from outbox_pipelines.demo.sessions import environment, make_home
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import stack
-from outbox_pipelines.settings import load_settings
+from outbox_pipelines.settings import Settings, load_settings
 
 SCHEMA: Final = "outbox_ui"
 
@@ -31,6 +33,8 @@ _PER_SECOND: Final = 5.0
 # Short, so that who watches sees a hand-over.
 _SESSION_SECONDS: Final = 120.0
 _TICK_SECONDS: Final = 0.2
+# Of which the days that are over have their events.
+_PAST_OPERATIONS: Final = 100
 
 
 def run(port: int, seed: int) -> int:
@@ -51,6 +55,8 @@ def run(port: int, seed: int) -> int:
         ) as settings,
         connect(settings, name="outbox demo: progress") as connection,
     ):
+        flights = operations(IN_A_YEAR)
+        _write_past(settings, islice(flights, _PAST_OPERATIONS), seed)
         say("Starting Dagster …")
         make_home(Path(home))
         shown = settings.model_copy(
@@ -59,7 +65,7 @@ def run(port: int, seed: int) -> int:
                 "catalog": settings.catalog or Path(__file__).parent / "catalog.yaml",
             }
         )
-        desks = Desks(settings, operations(IN_A_YEAR), seed=seed, per_second=_PER_SECOND)
+        desks = Desks(settings, flights, seed=seed, per_second=_PER_SECOND)
         progress = Progress()
         with serving(environment(shown, Path(home), _SESSION_SECONDS), Path(home), port) as pages:
             pages.wait_until_ready()
@@ -78,6 +84,18 @@ def run(port: int, seed: int) -> int:
     return 0
 
 
+def _write_past(settings: Settings, stream: Iterator[Operation], seed: int) -> None:
+    """Days that are over, for what the pages do with days: before Dagster reads which there are."""
+    desks = Desks(settings, stream, seed=seed)
+    desks.start()
+    try:
+        while desks.working():
+            time.sleep(_TICK_SECONDS)
+    finally:
+        desks.stop()
+    past.write_a_few(settings)
+
+
 def _welcome(port: int) -> str:
     address = f"http://{HOST}:{port}"
     return f"""
@@ -85,6 +103,7 @@ Dagster: {address}
   the outbox and what is made of it   {address}/locations/outbox/asset-groups/outbox/lineage
   what the relay publishes, as plots  {address}/assets/outbox/relay
   its sessions, {_SESSION_SECONDS:.0f} s each           {address}/runs
+  days to archive                     {address}/assets/outbox/archive?view=partitions
 {_PER_SECOND:.0f} flights a second are planned, leave, arrive or are cancelled. Ctrl-C ends everything.
 """
 

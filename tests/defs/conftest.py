@@ -85,7 +85,7 @@ def run(
 ) -> tuple[dg.ExecuteInProcessResult, dict[str, Any] | None]:
     """A run to its end, and the metadata of what it materialized."""
     result = jobs(resource).resolve_job_def(job).execute_in_process(instance=instance, raise_on_error=False)
-    materialized = result.asset_materializations_for_node("outbox__relay")
+    materialized = result.asset_materializations_for_node("relay_shard")
     return result, metadata_of(materialized[0]) if materialized else None
 
 

@@ -192,7 +192,7 @@ def killed(instance: dg.DagsterInstance, shard: int) -> None:
     job = REPOSITORY.get_job("relay_session")
     session = instance.create_run_for_job(
         job,
-        run_config={"ops": {"outbox__relay": {"config": {"shard": shard}}}},
+        run_config={"ops": {"relay_shard": {"config": {"shard": shard}}}},
         status=dg.DagsterRunStatus.STARTED,
         tags={**ours.TAGS, places.SHARD: f"outbox:{shard}"},
     )

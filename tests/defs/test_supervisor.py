@@ -107,7 +107,7 @@ def test_one_session_is_asked_for(tick: Tick, instance: dg.DagsterInstance) -> N
     asked = tick()
     [request] = asked.run_requests or []
     assert request.tags[SHARD] == "0"
-    assert request.run_config == {"ops": {"outbox__relay": {"config": {"shard": 0}}}}
+    assert request.run_config == {"ops": {"relay_shard": {"config": {"shard": 0}}}}
     run = launched(instance, asked, QUEUED)
     assert run.run_id[:8] in reason(tick())
     launched(instance, asked, STARTED)
@@ -296,8 +296,9 @@ def test_every_shard_is_served(outbox: Outbox, tick: Tick, instance: dg.DagsterI
             hold(owner_of("a-session", "host:1"))
             requests = tick().run_requests or []
             assert [request.tags[SHARD] for request in requests] == ["1", "2"]
-            assert [
-                request.run_config["ops"]["outbox__relay"]["config"]["shard"] for request in requests
-            ] == [1, 2]
+            assert [request.run_config["ops"]["relay_shard"]["config"]["shard"] for request in requests] == [
+                1,
+                2,
+            ]
         finally:
             connection.execute("DELETE FROM outbox_shards WHERE shard > 0")

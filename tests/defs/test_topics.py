@@ -79,7 +79,7 @@ def test_a_session_reports_the_topics_it_sends_to(
     result, _ = run("relay_once", instance, resource)
     [observation] = observed(instance, result.run_id, topics=True)
     assert observation.asset_key == topic_key(outbox.topic("order"))
-    assert metadata_of(observation) == {"events": 2}
+    assert metadata_of(observation) == {"session_events": 2}
     assert instance.get_asset_keys(prefix=["topic"]) == [observation.asset_key]
 
 

@@ -29,6 +29,13 @@ def test_shows_the_relay_live_and_leaves_nothing(database: dict[str, str], tmp_p
                 row = connection.execute(PUBLISHED).fetchone()
                 return int(row[0]) if row else 0
 
+            # Days that are over, for what the pages do with days.
+            past = connection.execute(
+                "SELECT count(DISTINCT (created_at AT TIME ZONE 'UTC')::date) FROM outbox_ui.outbox "
+                "WHERE created_at < now() - interval '1 day'"
+            ).fetchone()
+            assert past == (4,)
+
             # The supervisor's sensor has started a session, by itself.
             wait_until(lambda: published() > 0, seconds=90, what="a published event")
         assert len(ui.descendants()) > 3

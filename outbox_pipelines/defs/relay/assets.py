@@ -3,7 +3,6 @@
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import logging
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
@@ -35,29 +34,35 @@ class RelayConfig(dg.Config):
     )
 
 
-@dg.asset(
-    key=["outbox", "relay"],
+# Nothing to materialize: a session that was killed would show as "Failed" while the next one relays, and
+# "Materialize all" on a page would start another.
+relay = dg.AssetSpec(
+    ["outbox", "relay"],
     deps=[events],
     group_name="outbox",
     owners=OWNERS,
     kinds={"postgres", "kafka"},
-    # Nothing is materialized by a run that finds its shard held.
-    output_required=False,
     description="""The committed events, published to Kafka in order.
 
-One materialization for each session: how many events, how fast, how late. While it runs, a session observes
-the asset: every ten seconds at first, later every minute, if something was published. The plots show both.
-Each topic that it sends to is observed too, once when it is first seen and once at the end.
+While it runs, a session observes the asset: every ten seconds at first, later every minute, if something was
+published: how many events since the last report, how fast, how late. At its end a materialization has the
+session's own numbers, whose names begin with `session_`. The plots show both. Each topic that it sends to is
+observed too, once when it is first seen and once at the end.
 
 Use: let the sensor `relay_supervisor` start the sessions. By hand: the job `relay_session`, or `relay_once`.
 
-When it fails: the error says in one line what to mend (database, schema, broker). Nothing is lost: the next
-session goes on where this one ended. An event that Kafka refuses does not end a session: it is parked.
+When a session fails: its run says in one line what to correct (database, schema, broker). Nothing is lost:
+the next session goes on where this one ended. An event that Kafka refuses ends no session: it is parked.
+The check `shards_relayed` of `outbox/health` says whether a relay is active now.
 """,
 )
-def relay(
-    context: dg.AssetExecutionContext, config: RelayConfig, outbox_pipelines: OutboxResource
-) -> Iterator[dg.MaterializeResult[Any]]:
+
+
+@dg.op
+def relay_shard(
+    context: dg.OpExecutionContext, config: RelayConfig, outbox_pipelines: OutboxResource
+) -> None:
+    """Publishes the events of a shard, until its time is over or, if asked, until there are none."""
     # Here, because definitions are to load without the drivers.
     from outbox_pipelines.relay.service import ShardHeldError, default_owner
     from outbox_pipelines.relay.shards import ShardLostError
@@ -85,25 +90,25 @@ def relay(
         session.result()
     except ShardHeldError as error:
         context.log_event(
-            dg.AssetObservation(context.asset_key, description=str(error), metadata={"held": str(error)})
+            dg.AssetObservation(relay.key, description=str(error), metadata={"held": str(error)})
         )
     except (SetupError, ShardLostError) as error:
-        metadata = _metadata(progress) if progress else {}
+        metadata = _of_session(progress) if progress else {}
         raise dg.Failure(str(error), metadata=metadata, allow_retries=False) from None
     if progress is not None:
-        yield dg.MaterializeResult(metadata=_metadata(progress))
+        context.log_event(dg.AssetMaterialization(relay.key, metadata=_of_session(progress)))
     if interrupted is not None and (config.until_empty or _is_cancelled(context)):
         raise interrupted
 
 
-def _is_cancelled(context: dg.AssetExecutionContext) -> bool:
+def _is_cancelled(context: dg.OpExecutionContext) -> bool:
     """Whether a person ended the run: a session that a deployment or Ctrl-C ends is short, not failed."""
     run = context.instance.get_run_by_id(context.run.run_id)
     return run is not None and run.status is dg.DagsterRunStatus.CANCELING
 
 
 def _attend(
-    context: dg.AssetExecutionContext, session: Session, config: RelayConfig, session_seconds: float
+    context: dg.OpExecutionContext, session: Session, config: RelayConfig, session_seconds: float
 ) -> None:
     """Observes what a session does, until it ends or other runs need its slot."""
     before: Progress | None = None
@@ -119,20 +124,19 @@ def _attend(
             continue
         # A little less: the next look is to be the next report.
         report_at = time.monotonic() + (0.0 if now.seconds < _LATER_REPORTS else 0.9 * _LATER_REPORTS)
-        metadata = _metadata(now, since=before)
+        metadata = _since(now, before, session.take_greatest_lag())
         _observe(
             context,
-            context.asset_key,
-            f"{now.events:,} events, {metadata['events_per_second']:,.0f} a second",
+            relay.key,
+            f"{metadata['events']:,} events, {metadata['events_per_second']:,.0f} a second; "
+            f"{now.events:,} in this session",
             metadata,
         )
-        _observe_topics(context, now.topics - (before.topics if before else frozenset()), now)
+        _observe_topics(context, now.topics - (before.topics if before else frozenset()))
         before = now
 
 
-def _gives_turn(
-    context: dg.AssetExecutionContext, shard: int, overdue: float, session_seconds: float
-) -> bool:
+def _gives_turn(context: dg.OpExecutionContext, shard: int, overdue: float, session_seconds: float) -> bool:
     """Whether the session has to end although its successor is still queued."""
     if overdue < 0:
         return False
@@ -154,16 +158,18 @@ def _gives_turn(
         return False
 
 
-def _observe_topics(context: dg.AssetExecutionContext, topics: frozenset[str], progress: Progress) -> None:
-    """Says that the session sends to these: its whole count where that is of one topic alone."""
+def _observe_topics(
+    context: dg.OpExecutionContext, topics: frozenset[str], ended: Progress | None = None
+) -> None:
+    """Says that the session sends to these: at its end with its count, where that is of one topic alone."""
     # A count for each topic would take the relay a look at each event.
-    metadata = {"events": progress.events} if len(progress.topics) == 1 else {}
+    metadata = {"session_events": ended.events} if ended and len(ended.topics) == 1 else {}
     for topic in sorted(topics):
         _observe(context, topic_key(topic), "a relay session sends events to it", metadata)
 
 
 def _observe(
-    context: dg.AssetExecutionContext, key: dg.AssetKey, description: str, metadata: dict[str, Any]
+    context: dg.OpExecutionContext, key: dg.AssetKey, description: str, metadata: dict[str, Any]
 ) -> None:
     # Dagster's storage may be away for a moment, or locked: no reason to end a relay.
     try:
@@ -173,17 +179,27 @@ def _observe(
         _LOG.warning("an observation was not stored: %s", error)
 
 
-def _metadata(progress: Progress, since: Progress | None = None) -> dict[str, float]:
-    """Numbers under the same names in observations and materializations, so that each name is one plot."""
-    events = progress.events - (since.events if since else 0)
-    seconds = progress.seconds - (since.seconds if since else 0.0)
-    metadata = {
-        "events": progress.events,
-        "duration_seconds": round(progress.seconds, 3),
+# Each name is one plot: it is used in observations or in materializations, never in both.
+def _since(now: Progress, before: Progress | None, greatest_lag: float | None) -> dict[str, float]:
+    """What was done since the last report."""
+    events = now.events - (before.events if before else 0)
+    seconds = now.seconds - (before.seconds if before else 0.0)
+    return {
+        "events": events,
         "events_per_second": round(events / seconds, 1) if seconds else 0.0,
-        "waited_seconds": round(progress.waited, 3),
+        **({} if now.lag is None else {"lag_ms": round(now.lag * 1000, 1)}),
+        **({} if greatest_lag is None else {"greatest_lag_ms": round(greatest_lag * 1000, 1)}),
     }
-    if progress.lag is not None and progress.greatest_lag is not None:
-        metadata["lag_ms"] = round(progress.lag * 1000, 1)
-        metadata["greatest_lag_ms"] = round(progress.greatest_lag * 1000, 1)
-    return metadata
+
+
+def _of_session(ended: Progress) -> dict[str, float]:
+    """What a session has done in all."""
+    rate = ended.events / ended.seconds if ended.seconds else 0.0
+    greatest = ended.greatest_lag
+    return {
+        "session_events": ended.events,
+        "session_seconds": round(ended.seconds, 3),
+        "session_events_per_second": round(rate, 1),
+        "session_waited_seconds": round(ended.waited, 3),
+        **({} if greatest is None else {"session_greatest_lag_ms": round(greatest * 1000, 1)}),
+    }

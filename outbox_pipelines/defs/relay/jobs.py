@@ -1,24 +1,22 @@
 """The two ways to run the relay."""
 
-from __future__ import annotations
-
+# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 from typing import Any
 
 import dagster as dg
 
 from outbox_pipelines.defs import ours
 from outbox_pipelines.defs.relay import queue
-from outbox_pipelines.defs.relay.assets import relay
+from outbox_pipelines.defs.relay.assets import relay_shard
 
 
 def config(**values: Any) -> dict[str, Any]:
     """The run configuration of a relay."""
-    return {"ops": {relay.op.name: {"config": values}}}
+    return {"ops": {relay_shard.name: {"config": values}}}
 
 
-relay_session = dg.define_asset_job(
-    queue.SESSION,
-    selection=[relay],
+@dg.job(
+    name=queue.SESSION,
     # Which shard, and of which code location, the supervisor's request says.
     tags=ours.TAGS,
     executor_def=ours.EXECUTOR,
@@ -35,10 +33,11 @@ what is in flight is published and settled first.
 When it fails: the run says in one line what to mend. The supervisor tries again by itself, ever more slowly.
 """,
 )
+def relay_session() -> None:
+    relay_shard()
 
-relay_once = dg.define_asset_job(
-    "relay_once",
-    selection=[relay],
+
+@dg.job(
     tags=ours.TAGS,
     executor_def=ours.EXECUTOR,
     config=config(until_empty=True),
@@ -50,3 +49,5 @@ drain. While a relay holds the shard it says who, and ends in success: that rela
 When it fails: the run says in one line what to mend; run it again afterwards. Nothing is lost.
 """,
 )
+def relay_once() -> None:
+    relay_shard()

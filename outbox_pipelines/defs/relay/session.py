@@ -56,6 +56,7 @@ class Session:
         self._events = 0
         self._lag: float | None = None
         self._greatest_lag: float | None = None
+        self._lag_peak: float | None = None
         self._topics: frozenset[str] = frozenset()
 
     def __enter__(self) -> Session:
@@ -79,6 +80,11 @@ class Session:
         seconds = (self._finished or time.monotonic()) - self._taken
         waited = self._taken - self._started
         return Progress(self._events, seconds, waited, self._lag, self._greatest_lag, self._topics)
+
+    def take_greatest_lag(self) -> float | None:
+        """Return the greatest age of an event when it was settled, in seconds, since the last call."""
+        peak, self._lag_peak = self._lag_peak, None
+        return peak
 
     def result(self) -> Progress | None:
         """What was done in all, or the error that ended it; to be asked after the block."""
@@ -118,3 +124,4 @@ class Session:
         if settled.lag is not None:
             self._lag = settled.lag
             self._greatest_lag = max(settled.lag, self._greatest_lag or 0.0)
+            self._lag_peak = max(settled.lag, self._lag_peak or 0.0)
