@@ -30,6 +30,13 @@ def outbox_definitions(*, resource: "OutboxResource | None" = None) -> "dg.Defin
     # Here, because every module of this package imports this one first.
     import dagster as dg
 
+    from outbox_pipelines.defs import first_day
+    from outbox_pipelines.defs.resources import KEY, OutboxResource
+
+    resource = resource or OutboxResource()
+    # Before the modules below are imported: their days begin with the first day of this outbox.
+    first_day.read_from(resource)
+
     from outbox_pipelines.defs import (
         alerts,
         archive,
@@ -45,9 +52,7 @@ def outbox_definitions(*, resource: "OutboxResource | None" = None) -> "dg.Defin
         topics,
     )
     from outbox_pipelines.defs.relay import assets, dead_letters, jobs, sensors
-    from outbox_pipelines.defs.resources import KEY, OutboxResource
 
-    resource = resource or OutboxResource()
     return dg.Definitions(
         assets=[
             events.application_tables,

@@ -2,6 +2,7 @@
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import json
+import re
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -21,10 +22,13 @@ if TYPE_CHECKING:
     from outbox_pipelines.quality.rules import Verdict
 
 # A verdict takes 1.4 KB of Dagster's storage in PostgreSQL, 4 KB in SQLite: the numbers for the plots, and
-# what is wrong, are told every five minutes; that all is still well, seldom.
+# what is wrong, are told every five minutes; that all is still well, seldom. Of what is wrong, other words
+# (another reason) are reported at once, other numbers (an age that grows) once a minute.
 _REPORT_SECONDS = 300.0
+_NUMBERS_SECONDS = 60.0
 _STILL_WELL_SECONDS = 1800.0
 _DATABASE = "database"
+_NUMBER = re.compile(r"[\d.,]+")
 
 # Every process that loads the definitions would print it.
 warnings.filterwarnings(
@@ -45,9 +49,9 @@ _KEY = dg.AssetKey(["outbox", "health"])
             kinds={"postgres", "greatexpectations"},
             description="""How the outbox is doing: backlog, lag, parked events, dead letters, days, Kafka.
 
-The sensor `health` measures twice a minute and reports the checks here: a verdict that changes at once, one
-that fails every five minutes, the others every half hour; its numbers, as plots, every five minutes. `outbox
-status` says the same on a command line.
+The sensor `health` measures twice a minute and reports the checks here: a result that changes at once, one
+that fails every minute while its numbers change, the others every half hour; its numbers, as plots, every
+five minutes. `outbox status` says the same on a command line.
 
 Use: look at the Checks; Observe measures now, and the job `check_health` judges now. When a check fails: its
 description says what it means, and what helps; docs/operating.md has a chapter for each. OUTBOX_WARN_AT and
@@ -130,8 +134,9 @@ When it fails: the run says in one line what to mend.
     description="""Measures the outbox, and reports the checks of `outbox/health`, without a run.
 
 Use: leave it on. A tick is one statement in the database and a validation by Great Expectations; it shows as
-skipped, with what it found. A verdict that changes is reported at once, one that fails every five minutes,
-the others every half hour: they take room in Dagster's storage.
+skipped, with what it found. A result that changes is reported at once, one that fails every minute while its
+numbers change and every five minutes otherwise, the others every half hour: they take room in Dagster's
+storage.
 
 When a tick fails: its error says what to correct in the settings, or that another code location of this
 Dagster instance has an outbox: their checks have equal keys. A database that is away fails no tick, but the
@@ -144,14 +149,13 @@ def health_sensor(context: dg.SensorEvaluationContext, outbox_pipelines: OutboxR
         raise SetupError(clash)
     before: dict[str, Any] = json.loads(context.cursor) if context.cursor else {"checks": {}, "observed": 0.0}
     found, evaluations = _evaluate(outbox_pipelines)
-    # State and time of the last report, by name; of a rule that is gone nothing is kept.
-    told = {name: before["checks"].get(name, [None, 0.0]) for name in _NAMES}
+    # State, time and text of the last report, by name; of a rule that is gone nothing is kept.
+    told = {name: before["checks"].get(name, [None, 0.0, ""]) for name in _NAMES}
     reported: list[Any] = []
     for name, evaluation in evaluations.items():
-        state = _state(evaluation)
-        last_state, last_at = told[name]
-        if state != last_state or now - last_at >= (_REPORT_SECONDS if state else _STILL_WELL_SECONDS):
-            told[name] = [state, now]
+        state, text = _state(evaluation), evaluation["description"]
+        if _is_due(state, text, told[name], now):
+            told[name] = [state, now, text]
             reported.append(dg.AssetCheckEvaluation(asset_key=_KEY, check_name=name, **evaluation))
     observed = before["observed"]
     if found is not None and (reported or now - observed >= _REPORT_SECONDS):
@@ -163,6 +167,23 @@ def health_sensor(context: dg.SensorEvaluationContext, outbox_pipelines: OutboxR
         skip_reason=dg.SkipReason("; ".join(wrong) or "all is as it should be"),
         cursor=json.dumps({"checks": told, "observed": observed}),
     )
+
+
+def _is_due(state: int, text: str, last: list[Any], now: float) -> bool:
+    """Whether a check is to be reported again."""
+    last_state, last_at, last_text = last
+    if state != last_state:
+        return True
+    since = now - last_at
+    if state is State.OK:
+        return since >= _STILL_WELL_SECONDS
+    if _words(text) != _words(last_text):
+        return True
+    return since >= (_NUMBERS_SECONDS if text != last_text else _REPORT_SECONDS)
+
+
+def _words(text: str) -> str:
+    return _NUMBER.sub("", text)
 
 
 def _evaluate(outbox: OutboxResource) -> tuple["Measurements | None", dict[str, dict[str, Any]]]:

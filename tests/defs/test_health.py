@@ -88,6 +88,29 @@ def test_only_what_changes_is_reported_at_once(
     assert set(evaluations) == NAMES
 
 
+def test_a_text_is_not_old(
+    instance: dg.DagsterInstance,
+    resource: OutboxResource,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guards against an error whose page names the reason of five minutes ago."""
+    lose_a_letter(database)
+    _, _, first = _tick(instance, resource)
+    database.rows("UPDATE outbox_parked SET last_error = 'not authorized'")
+    evaluations, _, second = _tick(instance, resource, first.cursor)
+    assert evaluations["dead_letters"].description == "1 events were given up (1 × not authorized)"
+    database.rows("UPDATE outbox_parked SET seq = 2")
+    lose_a_letter(database)
+    database.rows("UPDATE outbox_parked SET last_error = 'not authorized'")
+    evaluations, _, _ = _tick(instance, resource, second.cursor)
+    assert evaluations == {}
+    monkeypatch.setattr(module, "_NUMBERS_SECONDS", 0.0)
+    evaluations, _, _ = _tick(instance, resource, second.cursor)
+    assert evaluations["dead_letters"].description == "2 events were given up (2 × not authorized)"
+    assert set(evaluations) == {"dead_letters"}
+
+
 def test_a_database_that_is_away_is_a_verdict(instance: dg.DagsterInstance, resource: OutboxResource) -> None:
     """Guards against a sensor that falls silent when it matters."""
     _, _, first = _tick(instance, resource)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -9,12 +11,13 @@ import dagster as dg
 import pytest
 
 from outbox_pipelines.definitions import defs
+from outbox_pipelines.defs import first_day as module
 from outbox_pipelines.defs.first_day import first_day
 from outbox_pipelines.defs.partitions import maintain_partitions
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.defs.runs import requests
 from tests.archive.days import days_ago, make_days, publish, write
-from tests.conftest import Outbox
+from tests.conftest import Outbox, clean_environment
 from tests.defs.conftest import resource_of
 from tests.partitions.test_partitions import DAYS_GO_BY
 from tests.schema.servers import Database
@@ -44,12 +47,35 @@ def test_days_begin_with_the_outbox(database: Database, monkeypatch: pytest.Monk
     database does not answer when the definitions load."""
     monkeypatch.delenv("OUTBOX_SETTINGS", raising=False)
     monkeypatch.setenv("OUTBOX_DSN", database.dsn)
+    monkeypatch.setattr(module, "_given", None)
     [(begun,)] = database.rows("SELECT min(day) FROM outbox_days")
     assert first_day() == begun
     database.rows("DROP TABLE outbox_days CASCADE")
     assert first_day() == datetime.now(UTC).date()
     monkeypatch.setenv("OUTBOX_DSN", "postgresql://nobody@127.0.0.1:1/nowhere")
     assert first_day() == date(2026, 1, 1)
+
+
+def test_days_begin_with_the_outbox_that_is_given(database: Database) -> None:
+    """Guards against days since 2026-01-01 where the settings are in the definitions alone."""
+    [(begun,)] = database.rows("SELECT min(day) FROM outbox_days")
+    script = (
+        "import dagster as dg; from outbox_pipelines.defs import outbox_definitions as of;"
+        "from outbox_pipelines.defs.resources import OutboxResource;"
+        "found = of(resource=OutboxResource(dsn=dg.EnvVar('SHOP_DSN')));"
+        "[spec] = [s for s in found.resolve_all_asset_specs() if s.key.path[-1] == 'archive'];"
+        "print(spec.partitions_def.start.date()); of(resource=OutboxResource(dsn='dbname=other'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=clean_environment() | {"SHOP_DSN": database.dsn},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.split() == [str(begun)], done.stderr
+    # Modules are imported once in a process.
+    assert "once in a process" in done.stderr
 
 
 def test_a_day_that_is_not_known_stops_no_other(instance: dg.DagsterInstance) -> None:
