@@ -174,7 +174,7 @@ def _is_due(state: int, text: str, last: list[Any], now: float) -> bool:
     last_state, last_at, last_text = last
     if state != last_state:
         return True
-    since = now - last_at
+    since: float = now - last_at
     if state is State.OK:
         return since >= _STILL_WELL_SECONDS
     if _words(text) != _words(last_text):
