@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from outbox_pipelines.defs import ours
+from outbox_pipelines.defs import ours, places
 from outbox_pipelines.defs.day_quality import events_as_expected
 from outbox_pipelines.defs.events import DAYS, OWNERS, events
 from outbox_pipelines.defs.failures import one_line
@@ -94,6 +94,7 @@ def archive_equals_table(
             "rows": proof.rows,
             "differences": dg.MetadataValue.md("\n".join(f"- {line}" for line in proof.differences)),
             "seconds": round(time.monotonic() - started, 3),
+            **places.mark(context),
         },
     )
 

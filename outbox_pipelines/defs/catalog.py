@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from outbox_pipelines.defs import ours
+from outbox_pipelines.defs import ours, places
 from outbox_pipelines.defs.events import events
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
@@ -26,7 +26,9 @@ When it fails: the metadata has the types with their counts and times. Document 
 its writer; `outbox catalog check` shows the same on a command line.
 """,
 )
-def event_types_documented(outbox_pipelines: OutboxResource) -> dg.AssetCheckResult:
+def event_types_documented(
+    context: dg.AssetCheckExecutionContext, outbox_pipelines: OutboxResource
+) -> dg.AssetCheckResult:
     with one_line():
         # Here, because definitions are to load without the drivers.
         from outbox_pipelines.catalog.comparison import compare
@@ -44,6 +46,7 @@ def event_types_documented(outbox_pipelines: OutboxResource) -> dg.AssetCheckRes
             "offending_events": sum(each.seen.events for each in wrong if each.seen),
             "never_seen": never_seen,
             "offending": _table(wrong),
+            **places.mark(context),
         },
     )
 

@@ -7,6 +7,7 @@ from datetime import date
 
 import dagster as dg
 
+from outbox_pipelines.defs import places
 from outbox_pipelines.defs.events import DAYS, events
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
@@ -66,5 +67,6 @@ def events_as_expected(
             "unknown_by_type": facts.unknown_by_type,
             "seconds_to_count": round(counted - started, 3),
             "seconds_to_judge": round(time.monotonic() - counted, 3),
+            **places.mark(context),
         },
     )

@@ -28,6 +28,8 @@ _REPORT_SECONDS = 300.0
 _NUMBERS_SECONDS = 60.0
 _STILL_WELL_SECONDS = 1800.0
 _DATABASE = "database"
+# State, time and text of a report that was never made.
+_NOTHING: list[Any] = [None, 0.0, ""]
 _NUMBER = re.compile(r"[\d.,]+")
 
 # Every process that loads the definitions would print it.
@@ -90,7 +92,8 @@ _SPECS = [
 Without it nothing is relayed, and nothing else here is known: the other checks keep their last verdicts.
 
 When it fails: its text says what is wrong, in one line: the database is away, refuses the credentials of
-OUTBOX_DSN, or has no outbox (`outbox migrate`). More: docs/operating.md, database.
+OUTBOX_DSN, or has no outbox (`outbox migrate`); or another code location of this Dagster instance has one,
+too. More: docs/operating.md, database.
 """,
     ),
 ]
@@ -105,9 +108,13 @@ def checks(
 ) -> Iterable[dg.AssetCheckResult]:
     wanted = {key.name for key in context.selected_asset_check_keys}
     _, evaluations = _evaluate(outbox_pipelines)
+    mark = places.mark(context)
+    if places.OTHERS in mark:
+        evaluations[_DATABASE] = _answers(mark[places.OTHERS])
     for name, verdict in evaluations.items():
         if name in wanted:
             context.log.info(f"{name}: {verdict['description']}")
+            verdict["metadata"] |= mark
             yield dg.AssetCheckResult(check_name=name, asset_key=_KEY, **verdict)
 
 
@@ -138,19 +145,21 @@ skipped, with what it found. A result that changes is reported at once, one that
 numbers change and every five minutes otherwise, the others every half hour: they take room in Dagster's
 storage.
 
-When a tick fails: its error says what to correct in the settings, or that another code location of this
-Dagster instance has an outbox: their checks have equal keys. A database that is away fails no tick, but the
-check `database`.
+When a tick fails: its error says what to correct in the settings. A database that is unavailable fails no
+tick, but the check `database`; so does another code location of this Dagster instance that has an outbox,
+since their checks have equal keys: until then the other checks keep their last results.
 """,
 )
 def health_sensor(context: dg.SensorEvaluationContext, outbox_pipelines: OutboxResource) -> dg.SensorResult:
     now = time.time()
-    if clash := places.clash(context, now):
-        raise SetupError(clash)
     before: dict[str, Any] = json.loads(context.cursor) if context.cursor else {"checks": {}, "observed": 0.0}
-    found, evaluations = _evaluate(outbox_pipelines)
-    # State, time and text of the last report, by name; of a rule that is gone nothing is kept.
-    told = {name: before["checks"].get(name, [None, 0.0, ""]) for name in _NAMES}
+    clash = places.clash(context, now)
+    # What is measured of one outbox would replace what is known of the other; red is true of both.
+    found, evaluations = (None, {_DATABASE: _answers(clash)}) if clash else _evaluate(outbox_pipelines)
+    # State, time and text of the last report, by name; nothing of a rule that is gone, and of those that
+    # another outbox may have reported since.
+    kept = {_DATABASE} if clash else _NAMES
+    told = {name: before["checks"].get(name, _NOTHING) if name in kept else _NOTHING for name in _NAMES}
     reported: list[Any] = []
     for name, evaluation in evaluations.items():
         state, text = _state(evaluation), evaluation["description"]

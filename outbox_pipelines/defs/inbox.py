@@ -115,6 +115,7 @@ def inbox_sensor(
     ]
     backlogs = [backlog for backlog, _ in looks.values()]
     verdict = _verdict(backlogs)
+    verdict["metadata"] |= places.mark(context)
     state = [verdict["passed"], any(each.waiting for each in backlogs)]
     kept: dict[str, Any] = json.loads(context.cursor or '{"state": null, "at": 0.0}')
     is_news = state != kept["state"] or time.time() - kept["at"] >= _REPORT_SECONDS

@@ -6,6 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from typing import Final
 
@@ -13,6 +14,9 @@ import dagster as dg
 
 # Of a run that relays; `dagster.yaml` limits how many of one value there are.
 SHARD: Final = "outbox/shard"
+
+# In the metadata of a check's result.
+OTHERS: Final = "other_outboxes"
 
 # One of them alone may be a sensor of the user's.
 _SENSORS: Final = {"relay_supervisor", "health"}
@@ -42,9 +46,23 @@ def shard_tag(place: str | None, shard: int) -> dict[str, str]:
 
 
 def clash(context: dg.SensorEvaluationContext, now: float) -> str | None:
-    """What is wrong if another code location of this instance has an outbox; else None."""
-    here = of_tick(context)
-    others = [name for name in _outboxes(context.instance, now) if name != here] if here else []
+    """Return what is wrong if another code location of this instance has an outbox; else None."""
+    return _clash(context.instance, of_tick(context), now)
+
+
+def mark(
+    context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext | dg.SensorEvaluationContext,
+) -> dict[str, str]:
+    """Return the metadata that says whose result a check has, and that another outbox has the same check."""
+    here = of_tick(context) if isinstance(context, dg.SensorEvaluationContext) else of_run(context.run)
+    wrong = _clash(context.instance, here, time.time())
+    if wrong:
+        context.log.warning(wrong)
+    return ({"code_location": here} if here else {}) | ({OTHERS: wrong} if wrong else {})
+
+
+def _clash(instance: dg.DagsterInstance, here: str | None, now: float) -> str | None:
+    others = [name for name in _outboxes(instance, now) if name != here] if here else []
     if not others:
         return None
     return (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from outbox_pipelines.defs import ours
+from outbox_pipelines.defs import ours, places
 from outbox_pipelines.defs.events import DAYS, OWNERS, events
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
@@ -90,7 +90,7 @@ def reconciliation(
                 passed=report.equal,
                 severity=dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
                 description=report.summary,
-                metadata=_metadata(report),
+                metadata=_metadata(report) | places.mark(context),
             )
         ],
     )

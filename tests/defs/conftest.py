@@ -39,8 +39,10 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInst
 
 @pytest.fixture
 def instance(storage: dg.DagsterInstance) -> dg.DagsterInstance:
-    """An instance without runs."""
+    """An instance without runs, in which no sensor has ticked."""
     storage.wipe()
+    assert storage.schedule_storage is not None
+    storage.schedule_storage.wipe()
     return storage
 
 

@@ -151,13 +151,68 @@ def test_a_second_outbox_is_told(
     ticked(instance, "gone", "relay_supervisor", "health", at=time.time() - 600)
     monkeypatch.setattr(places, "of_tick", lambda context: "orders")
     assert ticks.tick(resource) == ["code locations"]
-    with (
-        dg.build_sensor_context(instance=instance, resources={"outbox_pipelines": resource}) as context,
-        pytest.raises(SetupError, match="code locations billing, orders of this Dagster instance"),
-    ):
-        health_sensor(context)
     monkeypatch.setattr(places, "of_tick", lambda context: "billing")
-    assert places.clash(context, time.time()) is None
+    with dg.build_sensor_context(instance=instance) as context:
+        assert places.clash(context, time.time()) is None
+
+
+def test_two_outboxes_hide_nothing_of_each_other(
+    ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against one outbox's green over another's red, while both are in an instance and afterwards."""
+    away = OutboxResource(dsn="postgresql://nobody@127.0.0.1:1/nowhere")
+    cursors: dict[str, str | None] = {}
+
+    def look(place: str, outbox: OutboxResource) -> dict[str, bool]:
+        """What a tick of a code location stores; the page's newest result of each check afterwards."""
+        monkeypatch.setattr(places, "of_tick", lambda context: place)
+        with dg.build_sensor_context(
+            instance=instance, cursor=cursors.get(place), resources={"outbox_pipelines": outbox}
+        ) as context:
+            result = health_sensor(context)
+        assert isinstance(result, dg.SensorResult)
+        cursors[place] = result.cursor
+        for event in result.asset_events:
+            instance.report_runless_asset_event(event)
+        keys = [key for key in ours.CHECKS if key.asset_key.path[-1] == "health"]
+        found = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
+        return {
+            key.name: bool(record.evaluation and record.evaluation.passed) for key, record in found.items()
+        }
+
+    ticked(instance, "orders", "relay_supervisor", "health")
+    assert look("orders", resource)["database"]
+    ticked(instance, "billing", "relay_supervisor", "health")
+    # Neither reports that all is well, since that would be of one alone.
+    assert not look("billing", resource)["database"]
+    assert not look("orders", resource)["database"]
+    assert not look("billing", resource)["database"]
+    [entry] = instance.event_log_storage.get_asset_check_execution_history(
+        dg.AssetCheckKey(dg.AssetKey(["outbox", "health"]), "database"), limit=1
+    )
+    assert entry.evaluation is not None
+    assert "code locations billing, orders of this" in str(entry.evaluation.description)
+    # The other one is gone: what is known of this one is reported again.
+    monkeypatch.setattr(places, "_ALIVE_SECONDS", 0.0)
+    assert look("orders", resource)["database"]
+    assert not look("orders", away)["database"]
+
+
+def test_a_result_says_whose_it_is(
+    resource: OutboxResource, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a day that is green for another outbox's sake without a word."""
+    monkeypatch.setattr(places, "of_run", lambda run: "orders")
+    job = REPOSITORY.get_job("check_health")
+    result = job.execute_in_process(instance=instance, resources={"outbox_pipelines": resource})
+    marks = [each.metadata["code_location"].value for each in result.get_asset_check_evaluations()]
+    assert set(marks) == {"orders"}
+    ticked(instance, "billing", "relay_supervisor", "health")
+    result = job.execute_in_process(instance=instance, resources={"outbox_pipelines": resource})
+    for each in result.get_asset_check_evaluations():
+        assert "billing, orders" in str(each.metadata["other_outboxes"].value)
+        # What a slow machine makes of the others is not meant.
+        assert each.check_name != "database" or not each.passed
 
 
 def ticked(instance: dg.DagsterInstance, place: str, *sensors: str, at: float | None = None) -> None:
