@@ -11,7 +11,7 @@ from datetime import date
 import pytest
 from click.testing import CliRunner
 
-from outbox_pipelines import log, schema
+from outbox_pipelines import log, metrics_server, schema
 from outbox_pipelines.catalog.document import Catalog
 from outbox_pipelines.catalog.page import page
 from outbox_pipelines.catalog.yaml_file import parse
@@ -105,8 +105,8 @@ def test_the_catalog_page_asks_nobody() -> None:
 
 def test_idle_connections_take_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a relay that runs out of threads, because somebody connects to its metrics."""
-    monkeypatch.setattr(prometheus, "CONNECTIONS", 4)
-    monkeypatch.setattr(prometheus._Handler, "timeout", 1.0)
+    monkeypatch.setattr(metrics_server, "CONNECTIONS", 4)
+    monkeypatch.setattr(metrics_server._Handler, "timeout", 1.0)
     settings = load_settings(dsn="postgresql://a@127.0.0.1:9/b", kafka="127.0.0.1:9")
     with prometheus.serving(settings, 0) as (_, url):
         port = int(url.rsplit(":", 1)[1].split("/")[0])

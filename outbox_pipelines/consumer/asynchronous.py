@@ -90,6 +90,7 @@ class AsyncConsumer(Configured):
         with _loop_signals_set(stop):
             async with self._at_work(self._database(), self._limit, pause, stop.is_set) as work:
                 while not stop.is_set():
+                    await work.measure()
                     if not await work.look(every=0):
                         if until_empty:
                             break
@@ -131,9 +132,11 @@ class AsyncConsumer(Configured):
     async def _handle(self, work: Work, member: Member) -> None:
         await work.take(await _polled(member, self._at_once), member)
         await work.look()
+        await work.measure()
 
     async def _receive(self, work: Work, member: Member) -> None:
         await work.receive(await _polled(member, RECEIVED_AT_ONCE), member)
+        await work.measure()
 
     def _limit(self) -> AbstractAsyncContextManager[object]:
         return limits.deadline(self._seconds)

@@ -11,7 +11,7 @@ import inspect
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -19,6 +19,7 @@ from outbox_pipelines.consumer import inbox, queries
 from outbox_pipelines.consumer.breaker import Breaker, Policy, policy_of
 from outbox_pipelines.consumer.errors import ConsumerError, UnreadableError
 from outbox_pipelines.consumer.event import NAMESPACE, Event
+from outbox_pipelines.consumer.figures import Figures
 from outbox_pipelines.consumer.handlers import Handler, Handlers
 from outbox_pipelines.consumer.inbox import Inbox, Waiting
 from outbox_pipelines.consumer.plan import Counts, Plan, StoppedError
@@ -46,7 +47,7 @@ SPOILT: Final = "the handler committed a part of its work and failed, so that it
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A message at hand, and what handles it; one that is no event has an error instead."""
+    """A message at hand, and what handles it; one that is no event, or does not fit, has an error."""
 
     message: Any
     message_id: uuid.UUID
@@ -55,6 +56,8 @@ class Item:
     error: str = ""
     content: uuid.UUID | None = None
     """What the event says, where its origin may use the id again."""
+    given: Any = None
+    """What the handler is called with: the event, its payload, or both."""
 
 
 class Attempts:
@@ -63,6 +66,7 @@ class Attempts:
     def __init__(self, plan: Plan, handlers: Handlers, reader: Reader, database: Database) -> None:
         self.types = Types(handlers.types)
         self.counts = Counts(ignored_types=self.types.passed_over)
+        self.figures = Figures(unseen=self.types.unseen)
         self._plan = plan
         self._handlers = handlers
         self._reader = reader
@@ -84,7 +88,14 @@ class Attempts:
             self.types.handled(event.type)
         by_key = self._plan.by_key
         message_id = event.identity(self._plan.origins.get(event.topic, event.topic), by_key=by_key)
-        return Item(message, message_id, event, handler, content=event.content(by_key=by_key))
+        given, misfit = None, ""
+        if handler is not None:
+            try:
+                given = handler.give(event)
+            except UnreadableError as error:
+                misfit = inbox.readable(str(error))
+        content = event.content(by_key=by_key)
+        return Item(message, message_id, event, handler, misfit, content, given)
 
     async def _attempt_again(self, waiting: Waiting) -> Waiting | None:
         """Handles a message of the inbox. Returns the next one of its key that is due, where it succeeded."""
@@ -124,7 +135,7 @@ class Attempts:
             self._open = await self._inbox.finish(transaction, seq)
             is_ours = bool(self._open)
             if is_ours:
-                await self._call(item.handler, [item.event], transaction)
+                await self._call(item.handler, [item], transaction)
         return is_ours
 
     async def _miss(self, seq: int, attempts: int, item: Item, error: Exception) -> None:
@@ -153,7 +164,7 @@ class Attempts:
             seq: where it lies in the inbox.
         """
         policy = policy_of(error, self._plan.on_error)
-        if item.handler is None:
+        if item.handler is None or item.error:
             return policy
         if policy == "dead_letter":
             await self._works(item.handler)
@@ -165,6 +176,7 @@ class Attempts:
             breaker.blamed[item.message_id] = seq
         if is_new:
             self.counts.outages += 1
+            self.figures.breakers[item.handler.name] = True
             _LOG.error(
                 "the handler of %s is left alone, and its events wait in the inbox: %d in a row failed, "
                 "the last with %s. One is tried after %g s, then less often",
@@ -186,6 +198,7 @@ class Attempts:
         was_open = breaker.is_open
         breaker.works()
         if was_open:
+            self.figures.breakers[handler.name] = False
             _LOG.warning("a handler that was left alone does its work again")
             await self._surely(lambda: self._inbox.hurry(seqs))
 
@@ -216,12 +229,17 @@ class Attempts:
         else:
             _LOG.warning("%s was not handled in attempt %d: %s", what, attempts, error)
 
-    async def _call(self, handler: Handler, events: list[Event], transaction: Any) -> None:
-        with surroundings(events, self._plan.source):
-            async with self._plan.limit():
-                done = handler.function(events if handler.batch else events[0], transaction)
-                if inspect.isawaitable(done):
-                    await done
+    async def _call(self, handler: Handler, items: Sequence[Item], transaction: Any) -> None:
+        given = [each.given for each in items]
+        began = time.monotonic()
+        try:
+            with surroundings([each.event for each in items if each.event], self._plan.source):
+                async with self._plan.limit():
+                    done = handler.function(given if handler.batch else given[0], transaction)
+                    if inspect.isawaitable(done):
+                        await done
+        finally:
+            self.figures.called(handler.name, time.monotonic() - began)
         try:
             [(is_ours,)] = await self._database.rows(transaction, queries.RELEASE, {})
         except Exception as error:

@@ -8,15 +8,20 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import click
 
+from outbox_pipelines import log
 from outbox_pipelines.dead_letter_options import Command, Option, Time, act, actions, actor, wrapped
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.text import plain, to_json
+
+if TYPE_CHECKING:
+    from outbox_pipelines.consumer.inbox import Backlog
+    from outbox_pipelines.consumer.loading import AnyConsumer
 
 
 @click.group()
@@ -64,50 +69,128 @@ def prune_rows(settings: Settings, days: int, as_json: bool) -> None:
 
 
 @consumer.command()
+@click.argument("name", metavar="[MODULE:NAME]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
-def status(settings: Settings, as_json: bool) -> None:
-    """Tell how far the inboxes are behind, and how many dead letters they have."""
+def status(settings: Settings, name: str | None, as_json: bool) -> None:
+    """Show how far the inboxes are behind, and how many dead letters they have.
+
+    With MODULE:NAME the inbox of this consumer in its own database, how far it is behind in Kafka, and which
+    types the newest messages have. A warning names types with a handler of which there is none.
+    """
     from outbox_pipelines.consumer.dead_letters import backlogs
 
+    if name is not None:
+        _show_one(name, as_json)
+        return
     with _connected(settings) as connection:
         found = backlogs(connection)
     if as_json:
         click.echo(json.dumps({"inboxes": [dataclasses.asdict(each) for each in found]}))
         return
     for each in found:
-        age = "" if each.oldest_seconds is None else f", the oldest for {each.oldest_seconds:,.0f} s"
-        click.echo(plain(f"{each.source}: {each.waiting:,} waiting{age}; {each.dead_letters:,} dead letters"))
+        _show_inbox(each)
     if not found:
         click.echo("nothing waits in an inbox, and there are no dead letters")
 
 
+def _show_one(name: str, as_json: bool) -> None:
+    from outbox_pipelines.consumer import loading
+    from outbox_pipelines.consumer.inspection import inspect
+
+    consumer = loading.load(name)
+    backlog, _ = loading.backlog(consumer)
+    found = inspect(consumer)
+    if as_json:
+        one = {"inboxes": [dataclasses.asdict(backlog)], "kafka": dataclasses.asdict(found)}
+        click.echo(json.dumps(one))
+        return
+    _show_inbox(backlog)
+    for topic, behind in found.behind.items():
+        click.echo(plain(f"{topic}: {behind:,} messages behind"))
+    if not found.behind:
+        click.echo("warning: there is no such topic")
+    click.echo(f"types of the newest {found.sampled:,} messages:")
+    for event_type, count in found.types.items():
+        passed_over = ", no handler" if event_type in found.passed_over else ""
+        click.echo(plain(f"{count:>8,} × {event_type or '(no event)'}{passed_over}"))
+    for event_type, alike in found.unmatched.items():
+        advice = f"; {alike!r} has no handler: check the name" if alike else ""
+        click.echo(plain(f"warning: none is of type {event_type!r}, which has a handler{advice}"))
+
+
+def _show_inbox(backlog: Backlog) -> None:
+    age = "" if backlog.oldest_seconds is None else f", the oldest for {backlog.oldest_seconds:,.0f} s"
+    click.echo(
+        plain(f"{backlog.source}: {backlog.waiting:,} waiting{age}; {backlog.dead_letters:,} dead letters")
+    )
+
+
+def _at_work(command: Command) -> Command:
+    """The consumer, and where its metrics are served."""
+    command = click.option(
+        "--metrics-address",
+        envvar="OUTBOX_METRICS_ADDRESS",
+        default="127.0.0.1",
+        show_default=True,
+        help="Address of that port; anyone who reaches it may read.",
+    )(command)
+    command = click.option(
+        "--metrics-port",
+        envvar="OUTBOX_METRICS_PORT",
+        type=click.IntRange(0, 65535),
+        help="Serve Prometheus metrics here (with prometheus-client); 0: any free port.",
+    )(command)
+    return click.argument("name", metavar="MODULE:NAME")(command)
+
+
+@contextmanager
+def _measured(name: str, metrics_port: int | None, metrics_address: str) -> Iterator[AnyConsumer]:
+    """The consumer of that name, with its metrics served if a port is named."""
+    from outbox_pipelines.consumer import loading
+
+    found = loading.load(name)
+    if metrics_port is None:
+        yield found
+        return
+    try:
+        from outbox_pipelines.consumer import prometheus
+    except ModuleNotFoundError as error:
+        raise SetupError(f"--metrics-port needs {error.name}: pip install prometheus-client") from None
+    with prometheus.serving(found, metrics_port, metrics_address) as url:
+        log.say(f"metrics at {url}", url=url)
+        yield found
+
+
 @consumer.command()
-@click.argument("name", metavar="MODULE:NAME")
-def run(name: str) -> None:
+@_at_work
+def run(**given: Any) -> None:
     """Run a consumer until SIGTERM or SIGINT; it brings its own database and Kafka."""
     from outbox_pipelines.consumer import loading
 
-    click.echo(loading.run(loading.load(name), "run"))
+    with _measured(**given) as found:
+        click.echo(loading.run(found, "run"))
 
 
 @consumer.command()
-@click.argument("name", metavar="MODULE:NAME")
-def receive(name: str) -> None:
+@_at_work
+def receive(**given: Any) -> None:
     """Put a consumer's events into its inbox, until SIGTERM or SIGINT."""
     from outbox_pipelines.consumer import loading
 
-    click.echo(loading.run(loading.load(name), "receive"))
+    with _measured(**given) as found:
+        click.echo(loading.run(found, "receive"))
 
 
 @consumer.command()
-@click.argument("name", metavar="MODULE:NAME")
+@_at_work
 @click.option("--until-empty", is_flag=True, help="End when nothing is due.")
-def drain(name: str, until_empty: bool) -> None:
+def drain(until_empty: bool, **given: Any) -> None:
     """Handle what is in a consumer's inbox, until SIGTERM or SIGINT; any number can do so side by side."""
     from outbox_pipelines.consumer import loading
 
-    click.echo(loading.drain(loading.load(name), until_empty=until_empty))
+    with _measured(**given) as found:
+        click.echo(loading.drain(found, until_empty=until_empty))
 
 
 @consumer.group("dead-letters")

@@ -108,6 +108,7 @@ class Consumer(Configured):
         async def drained(alarm: AbstractAsyncContextManager[object]) -> Counts:
             async with self._at_work(self._database(), lambda: alarm, pause, stop.is_set) as work:
                 while not stop.is_set():
+                    await work.measure()
                     if not await work.look(every=0):
                         if until_empty:
                             break
@@ -161,9 +162,11 @@ class Consumer(Configured):
     async def _handle(self, work: Work, member: Member) -> None:
         await work.take(member.poll(self._at_once), member)
         await work.look()
+        await work.measure()
 
     async def _receive(self, work: Work, member: Member) -> None:
         await work.receive(member.poll(RECEIVED_AT_ONCE), member)
+        await work.measure()
 
     def _database(self) -> Database:
         if self._session is not None:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, cast
 from uuid import UUID
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    # `Event` alone is `Event[Any]`.
+    Payload = TypeVar("Payload", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    Payload = TypeVar("Payload", covariant=True)
 
 ENVELOPE: Final = frozenset(
     ("event_id", "event_type", "aggregate_type", "aggregate_id", "payload", "timestamp")
@@ -19,8 +30,11 @@ NAMESPACE: Final = UUID("5d1b7c1e-3a54-5c0e-9b61-0d2f6c1f8a77")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
-    """One message of a topic of events."""
+class Event(Generic[Payload]):
+    """One message of a topic of events.
+
+    A handler whose first parameter is annotated with `Event[OrderPlaced]` gets an `OrderPlaced` as payload.
+    """
 
     id: str
     type: str
@@ -44,7 +58,7 @@ class Event:
     """When it came to Kafka, UTC."""
 
     @cached_property
-    def payload(self) -> Any:
+    def payload(self) -> Payload:
         """The body, parsed when it is first asked for and taken out of an envelope or CloudEvent.
 
         None for a tombstone. In the shape `flat` it has the members that the relay adds.
@@ -52,6 +66,9 @@ class Event:
         Raises:
             ValueError: the value is not JSON, or JSON that is nested too deeply for Python.
         """
+        return cast(Payload, self._parsed())
+
+    def _parsed(self) -> Any:
         if self.value is None:
             return None
         try:
@@ -63,6 +80,13 @@ class Event:
         if is_envelope(body) and body["event_id"] == self.id:
             return body["payload"]
         return body
+
+    def with_payload(self, payload: object) -> Event[Any]:
+        """Return the same event with another payload."""
+        other = copy.copy(self)
+        # Where the cached property keeps it.
+        other.__dict__["payload"] = payload
+        return other
 
     def identity(self, origin: str, *, by_key: bool) -> UUID:
         """Return what `processed_events` tells the event by.

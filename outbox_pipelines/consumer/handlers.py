@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from outbox_pipelines.consumer.annotations import Give, giver
 from outbox_pipelines.errors import SetupError
 
 Function = Callable[[Any, Any], object]
@@ -24,7 +25,14 @@ class Handler:
     """A function of an event, or of a list of up to `batch` of them, and the connection or session."""
 
     function: Function
+    give: Give
+    """What makes an event into what the function is called with."""
     batch: int | None = None
+
+    @property
+    def name(self) -> str:
+        """For logs and metrics."""
+        return str(getattr(self.function, "__name__", type(self.function).__name__))
 
 
 class Handlers:
@@ -38,6 +46,9 @@ class Handlers:
 
     def on(self, *types: str, batch: int | None = None) -> Callable[[_Function], _Function]:
         """Decorates the handler of these event types: a function of the event and the connection or session.
+
+        In place of the event it gets the payload as a dataclass, a model of pydantic or a dict, if its first
+        parameter is annotated with one; see `annotations`. An event that does not fit is a dead letter.
 
         What it does there is committed together with the record of the event, or not at all. It neither
         commits nor rolls back. If it raises, the event is tried again later: see docs/consuming.md.
@@ -58,7 +69,8 @@ class Handlers:
             self._require_kind(function)
             if taken := self._handlers.keys() & set(types):
                 raise SetupError(f"{min(taken)} has a handler already: keep one")
-            self._handlers.update(dict.fromkeys(types, Handler(function, batch)))
+            handler = Handler(function, giver(function, batch), batch)
+            self._handlers.update(dict.fromkeys(types, handler))
             return function
 
         return register
@@ -72,7 +84,7 @@ class Handlers:
         self._require_kind(function)
         if self._other is not None:
             raise SetupError("on_other has a handler already: keep one")
-        self._other = Handler(function)
+        self._other = Handler(function, giver(function, None))
         return function
 
     def handler(self, event_type: str) -> Handler | None:

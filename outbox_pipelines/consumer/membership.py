@@ -28,6 +28,7 @@ _CLIENT_LOG: Final = logging.getLogger("outbox_pipelines.librdkafka")
 Place = tuple[str, int]
 _POLL_SECONDS: Final = 0.2
 _COMMIT_SECONDS: Final = 1.0
+_LAG_SECONDS: Final = 1.0
 
 _FIXED: Final[dict[str, Any]] = {
     # Offsets follow the database.
@@ -102,6 +103,9 @@ class Member:
         self._gone: set[Place] = set()
         self._new: set[Place] = set()
         self._left: set[Place] = set()
+        self._lag_at = 0.0
+        self.lag: dict[Place, int] = {}
+        """How many messages of each partition are to come, as far as the client knows."""
 
     @property
     def is_silent(self) -> bool:
@@ -128,7 +132,23 @@ class Member:
             # Only what is here: it would wait for the full number.
             messages += self._client.consume(at_once - len(messages), 0)
         self._polled_at = time.monotonic()
+        if self._polled_at >= self._lag_at:
+            self._lag_at = self._polled_at + _LAG_SECONDS
+            self.lag = self._measured()
         return [each for each in messages if _is_message(each) and self.has(each)]
+
+    def _measured(self) -> dict[Place, int]:
+        """From what the client remembers; nothing is asked of a broker."""
+        lag = {}
+        try:
+            for at in self._client.position(self._client.assignment()):
+                _, end = self._client.get_watermark_offsets(at, cached=True)
+                if at.offset >= 0 and end >= 0:
+                    lag[at.topic, at.partition] = max(0, end - at.offset)
+        except KafkaException as error:
+            # Of a partition that is just going. A measurement ends no consumer.
+            _LOG.debug("the lag is not known: %s", error.args[0].str())
+        return lag
 
     def has(self, message: Message) -> bool:
         """Whether the partition of a message at hand is still ours."""

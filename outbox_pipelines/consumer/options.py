@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, TypedDict
 from outbox_pipelines.consumer import limits
 from outbox_pipelines.consumer.breaker import Policy
 from outbox_pipelines.consumer.copies import DeadLetterTopic
+from outbox_pipelines.consumer.figures import Figures
 from outbox_pipelines.consumer.handlers import Handlers
 from outbox_pipelines.consumer.inbox import LONGEST_SECONDS
 from outbox_pipelines.consumer.membership import settings
@@ -90,6 +91,8 @@ class Configured(Handlers):
         self._reader = Reader(options.get("header_names", {}))
         self._cache = options.get("cache")
         self._counts = Counts()
+        self._figures = Figures(is_running=False)
+        self._measures = False
         self._seconds = limits.seconds(options.get("handler_seconds"), kafka)
         self._plan = functools.partial(
             Plan,
@@ -116,6 +119,15 @@ class Configured(Handlers):
         """What became of messages so far in the current run, or in the last one; from any thread."""
         return replace(self._counts, ignored_types=dict(self._counts.ignored_types))
 
+    def measure(self) -> None:
+        """Let the next run look at the inbox for its metrics."""
+        self._measures = True
+
+    @property
+    def figures(self) -> Figures:
+        """What is measured in the current run, or was in the last one; see `prometheus`."""
+        return self._figures
+
     @property
     def _at_once(self) -> int:
         return max(self.at_once, _WITH_CACHE if self._cache else 1)
@@ -129,11 +141,13 @@ class Configured(Handlers):
         is_stopped: Callable[[], bool],
         stay: Callable[[], Awaitable[None]] | None = None,
     ) -> AsyncIterator[Work]:
-        plan = self._plan(limit=limit, pause=pause, is_stopped=is_stopped, stay=stay or _nothing)
+        plan = self._plan(
+            limit=limit, pause=pause, is_stopped=is_stopped, stay=stay or _nothing, measures=self._measures
+        )
         work = Work(plan, self, self._reader, database)
         try:
             self.require_any()
-            self._counts = work.counts
+            self._counts, self._figures = work.counts, work.figures
             await work.begin()
             with contextlib.suppress(StoppedError):
                 yield work
@@ -143,6 +157,7 @@ class Configured(Handlers):
                 await work.end()
             raise
         finally:
+            work.figures.is_running = False
             await database.close()
             work.types.warn()
             _LOG.info("consumer %s stopped: %s", self._source, work.counts)

@@ -64,3 +64,5 @@ class Plan:
     origins: Mapping[str, str] = field(default_factory=dict)
     on_error: Mapping[type[BaseException], Policy] = field(default_factory=dict)
     outage_after: int = 0
+    measures: bool = False
+    """Whether metrics are read: only then the inbox is measured."""

@@ -32,6 +32,8 @@ _LOG: Final = logging.getLogger(__name__)
 # How often the inbox is looked at while nothing in it is due, and how long it may keep us from Kafka.
 _LOOK_SECONDS: Final = 1.0
 _DRAIN_SECONDS: Final = 1.0
+# How old the metrics of the inbox may be.
+_MEASURE_SECONDS: Final = 10.0
 
 
 class Work(Attempts):
@@ -41,6 +43,7 @@ class Work(Attempts):
         super().__init__(plan, handlers, reader, database)
         self._guard = CrashGuard(database, plan.source, plan.group)
         self._look_at = 0.0
+        self._measure_at = 0.0
 
     async def begin(self) -> None:
         """Asks for the tables.
@@ -72,6 +75,9 @@ class Work(Attempts):
                 await self._take_group(new)
             for each in group:
                 member.done(each.message)
+            self.figures.progress()
+        self.figures.lag = member.lag
+        self.figures.progress()
 
     async def _follow(self, member: Member) -> None:
         """Gives up partitions that have gone, and owns those that have come."""
@@ -89,7 +95,7 @@ class Work(Attempts):
         """Puts messages at hand into the inbox, to be handled from there."""
         items = [self._item(each) for each in messages]
         broken = [each for each in items if each.error]
-        wanted = [each for each in items if each.handler]
+        wanted = [each for each in items if each.handler and not each.error]
         for each in items:
             if not each.error and not each.handler:
                 self._pass_over(each)
@@ -101,6 +107,14 @@ class Work(Attempts):
             await self._count_duplicates(_not_among(wanted, new))
         for each in items:
             member.done(each.message)
+        self.figures.lag = member.lag
+        self.figures.progress()
+
+    async def measure(self) -> None:
+        """Looks at the inbox, so that its metrics are at most so old."""
+        if self._plan.measures and time.monotonic() >= self._measure_at:
+            self.figures.backlog = await self._surely(self._inbox.backlog)
+            self._measure_at = time.monotonic() + _MEASURE_SECONDS
 
     async def look(self, every: float = _LOOK_SECONDS) -> bool:
         """Handles what is due in the inbox; so many seconds after nothing was, it looks again.
@@ -116,8 +130,10 @@ class Work(Attempts):
             due: Waiting | None = head
             while due and not self._plan.is_stopped() and time.monotonic() < until:
                 due = await self._attempt_again(due)
+                self.figures.progress()
         is_idle = (self.counts.handled, self.counts.failures) == before
         self._look_at = time.monotonic() + every if is_idle else 0.0
+        self.figures.progress()
         return not is_idle
 
     async def _heads(self) -> list[Waiting]:
@@ -140,7 +156,7 @@ class Work(Attempts):
 
     def _groups(self, items: Sequence[Item]) -> Iterator[list[Item]]:
         """Items that are handled together: neighbours with one handler that takes many."""
-        for handler, neighbours in groupby(items, lambda each: each.handler):
+        for handler, neighbours in groupby(items, lambda each: None if each.error else each.handler):
             size = handler.batch or 1 if handler else 1
             same = list(neighbours)
             for start in range(0, len(same), size):
@@ -197,7 +213,7 @@ class Work(Attempts):
                 self._open = rows[0][0] if rows else ""
                 is_new = bool(rows)
                 if is_new:
-                    await self._call(handler, [event], transaction)
+                    await self._call(handler, [item], transaction)
                 return is_new, not is_new and bool(await self._recorded(transaction, [item.message_id]))
 
         try:
@@ -245,7 +261,7 @@ class Work(Attempts):
                 new = [each for each in new if each.message_id in recorded]
                 at_work[:] = new
                 if new:
-                    await self._call(handler, [each.event for each in new if each.event], transaction)
+                    await self._call(handler, new, transaction)
                 others = [each.message_id for each in items if each.message_id not in recorded]
                 return new, recorded | await self._recorded(transaction, others)
 
@@ -309,12 +325,14 @@ class Work(Attempts):
         await self._refuse(unreadable(item.message, f"{item.event}: {SPOILT}: {told(error)}"))
 
     async def _refuse(self, item: Item) -> None:
-        """A message that is no event becomes a dead letter at once: no second attempt would change it."""
+        """What is no event, or does not fit, becomes a dead letter at once: no second attempt changes it."""
         dead = self._has_copy(item.message, 0, item.error)
         if await self._receive([item], error=item.error, dead=dead):
             self._count_failure("a message", item.error, 0, dead=dead)
-        else:
+        elif item.event is None:
             self.counts.duplicates += 1
+        else:
+            await self._count_duplicates([item])
 
     async def _receive(self, items: Sequence[Item], **more: Any) -> dict[uuid.UUID, int]:
         arrivals = [

@@ -4,21 +4,17 @@ Invariants:
 - A registry of our own: what else the process counts is not in it.
 - A scrape succeeds whatever the database does, and waits `PATIENCE` for it at most; what cannot be read is
   absent, never old.
-- No client holds more than one of `CONNECTIONS` threads, and none for longer than it takes to ask.
 - Names, types and meanings are those of the table in docs/metrics.md.
 """
 
 from __future__ import annotations
 
 import math
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from socketserver import ThreadingMixIn
-from typing import Any, Final
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from typing import Final
 
 import psycopg
 from prometheus_client import (
@@ -26,13 +22,12 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
-    disable_created_metrics,
-    make_wsgi_app,
 )
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from outbox_pipelines import metrics_server
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import measurements, rules
 from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus
@@ -46,9 +41,6 @@ from outbox_pipelines.settings import Settings
 FRESH: Final = 2.0
 # Prometheus gives a scrape ten seconds.
 PATIENCE: Final = 3.0
-# A client that says nothing for so long is not heard.
-SILENT: Final = 5.0
-CONNECTIONS: Final = 32
 _STATES: Final = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 _EVENTS: Final = (1, 10, 100, 500, 1_000, 2_500, 5_000, 10_000, 20_000)
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -275,43 +267,6 @@ def _families(settings: Settings, found: Measurements | None) -> list[Metric]:
     return [*families, late, states]
 
 
-class _Handler(WSGIRequestHandler):
-    """Answers one request, and waits for it `SILENT` at most."""
-
-    timeout = SILENT
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        """A scrape is no news."""
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    """Has at most `CONNECTIONS` at once: whoever reaches the port must not take the relay's threads."""
-
-    daemon_threads = True
-    # Whoever hangs at the end is left.
-    block_on_close = False
-
-    def __init__(self, place: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
-        self._free = threading.BoundedSemaphore(CONNECTIONS)
-        super().__init__(place, handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is no error of ours."""
-
-
 @contextmanager
 def serving(settings: Settings, port: int) -> Iterator[tuple[Metrics, str]]:
     """Metrics that are served as long as the block, and their URL.
@@ -322,29 +277,8 @@ def serving(settings: Settings, port: int) -> Iterator[tuple[Metrics, str]]:
     Raises:
         SetupError: the port cannot be had.
     """
-    # Else each counter has a twin that tells when it was made.
-    disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     metrics = Registered(registry)
     registry.register(Database(settings))
-    address = settings.metrics_address
-    try:
-        server = _Server((address, port), _Handler)
-    except OSError as error:
-        raise SetupError(
-            f"OUTBOX_METRICS_PORT={port}: {address} cannot be listened at ({error.strerror}): "
-            "name a free port, and in OUTBOX_METRICS_ADDRESS an address of this machine"
-        ) from None
-    server.set_app(make_wsgi_app(registry))
-    thread = threading.Thread(target=server.serve_forever, name="outbox-metrics-port", daemon=True)
-    thread.start()
-    try:
-        yield metrics, f"http://{_host(address)}:{server.server_port}/metrics"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def _host(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
+    with metrics_server.serving(registry, settings.metrics_address, port) as url:
+        yield metrics, url

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -15,6 +16,7 @@ from sqlalchemy import orm
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from outbox_pipelines.consumer import Consumer, Event
+from outbox_pipelines.consumer.testing import handle, make_event
 from tests.conftest import clean_environment, wait_until
 from tests.consumer.place import Place, running, uuid7
 
@@ -24,7 +26,8 @@ BLOCKS = dict(re.findall(r"^```python\n# (\w+)\n(.*?)^```", TEXT, re.MULTILINE |
 
 
 def test_the_examples_are_those_tested_here() -> None:
-    assert set(BLOCKS) == {"migrate", "consume", "connect", "session", "batch", "async", "cache", "errors"}
+    ways = {"migrate", "consume", "connect", "session", "batch", "async", "cache", "errors"}
+    assert set(BLOCKS) == ways | {"typed", "testing"}
     assert len(BLOCKS) == TEXT.count("```python")
 
 
@@ -63,6 +66,32 @@ def test_the_batch_works_as_it_stands_there(place: Place) -> None:
     exec(BLOCKS["batch"], {"consumer": consumer, "psycopg": psycopg, "Event": Event})
     with running(consumer):
         wait_until(lambda: place.rows("SELECT order_id, total FROM invoices") == [("42", 5)])
+
+
+def test_typed_payloads_and_their_tests_work_as_they_stand_there(place: Place) -> None:
+    place.rows("CREATE TABLE invoices (order_id text PRIMARY KEY, total numeric)")
+    place.rows("CREATE TABLE totals (total numeric)")
+    names: dict[str, Any] = {"consumer": place.bare(), "psycopg": psycopg, "Event": Event}
+    # Not with this module's annotations as text: there is no module that they could be looked up in.
+    exec(compile(BLOCKS["typed"], "typed", "exec", dont_inherit=True), names)
+    with psycopg.connect(place.dsn) as connection:
+        connection.execute("INSERT INTO invoices VALUES (42, 0)")
+        placed = make_event("order.placed", {"total": 5})
+        changed = make_event("order.changed", {"total": 6}, aggregate_id=42)
+        assert handle(names["consumer"], placed, changed, using=connection) == ["handled", "handled"]
+        assert connection.execute("SELECT total FROM totals").fetchall() == [(5,)]
+        assert connection.execute("SELECT order_id, total FROM invoices").fetchall() == [("42", 6)]
+        connection.rollback()
+
+    names["consumer"] = place.bare(on_error={KeyError: "dead_letter"})
+    exec(BLOCKS["batch"], names)
+    exec(BLOCKS["testing"], names)
+    tests = [each for name, each in names.items() if name.startswith("test_")]
+    assert len(tests) == 2
+    for test in tests:
+        with psycopg.connect(place.dsn) as connection:
+            test(connection)
+            connection.rollback()
 
 
 def test_the_asynchronous_one_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,109 @@
+"""What a handler is called with, by the annotation of its first parameter.
+
+    def placed(event: Event, connection)                the event; so without an annotation
+    def placed(event: Event[OrderPlaced], connection)   the event, whose payload is an OrderPlaced
+    def placed(order: OrderPlaced, connection)          the payload alone
+    def placed(orders: list[OrderPlaced], connection)   with batch=…; `list[Event]` and so on
+
+Invariants:
+- What cannot be given is refused when the handler is registered.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import functools
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, Final
+
+from outbox_pipelines.consumer.errors import UnreadableError
+from outbox_pipelines.consumer.event import Event
+from outbox_pipelines.consumer.payloads import MisfitError, converter
+from outbox_pipelines.errors import SetupError
+
+# An event, as what its handler is called with.
+Give = Callable[[Event], Any]
+_LISTS: Final = (list, collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable)
+# Imported for the type checker alone.
+_EVENTS: Final = re.compile(r"([\w.]+\[)?([\w.]+\.)?Event\]?")
+
+
+def giver(function: Callable[..., object], batch: int | None) -> Give:
+    """Return what makes an event into what the function asks for, or raises `UnreadableError`.
+
+    Raises:
+        SetupError: it asks for something that cannot be given.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    kind = _first(function, name)
+    if kind in (Any, object, Event, inspect.Parameter.empty):
+        return _event
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if batch is not None:
+        if (origin or kind) not in _LISTS:
+            raise SetupError(
+                f"{name} has batch={batch} and is called with a list: annotate for example list[Event]"
+            )
+        kind = arguments[0] if arguments else Event
+        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    elif (origin or kind) in _LISTS:
+        raise SetupError(f"{name} asks for a list: register it with batch=…, or annotate one event")
+    if kind in (Any, object, Event):
+        return _event
+    has_event = origin is Event
+    try:
+        convert = converter(arguments[0] if has_event else kind)
+    except SetupError as error:
+        raise SetupError(f"{name}: {error}") from None
+
+    def give(event: Event) -> Any:
+        try:
+            payload = convert(event.payload)
+        except MisfitError as error:
+            raise UnreadableError(f"{event} is refused: {error}") from None
+        except ValueError:
+            raise UnreadableError(f"{event} is refused: its value is no JSON") from None
+        return event.with_payload(payload) if has_event else payload
+
+    return give
+
+
+def _event(event: Event) -> Event:
+    return event
+
+
+def _first(function: Callable[..., object], name: str) -> Any:
+    """The annotation of the first parameter, resolved; that of the connection may not be."""
+    try:
+        parameters = [*inspect.signature(function).parameters.values()]
+    except ValueError:
+        # One written in C.
+        return Event
+    annotation = parameters[0].annotation
+    if annotation is inspect.Parameter.empty:
+        return Event
+    holder = types.SimpleNamespace(__annotations__={"it": annotation})
+    try:
+        return typing.get_type_hints(holder, globalns=_globals(function))["it"]
+    except (NameError, AttributeError, TypeError) as error:
+        if isinstance(annotation, str) and _EVENTS.fullmatch(annotation):
+            return list[Event] if "[" in annotation else Event
+        raise SetupError(
+            f"the annotation {annotation!r} of {name} cannot be resolved ({error}): import the class outside "
+            "of TYPE_CHECKING, and define it in the module"
+        ) from None
+
+
+def _globals(function: Any) -> dict[str, Any]:
+    """Those of the module in which the function is defined."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    if not hasattr(function, "__globals__"):
+        function = getattr(function, "__func__", None) or type(function).__call__
+    found: dict[str, Any] = getattr(function, "__globals__", {})
+    return found

@@ -1,0 +1,103 @@
+"""How far a consumer is behind, and which types its topics have, from outside of its processes.
+
+Invariants:
+- Its group is not joined and no offset is committed: the consumer at work notices nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from outbox_pipelines.consumer.errors import UnreadableError
+from outbox_pipelines.consumer.loading import AnyConsumer
+from outbox_pipelines.errors import SetupError
+
+SAMPLE: Final = 1000
+_SECONDS: Final = 10.0
+_ALIKE: Final = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What Kafka has for a consumer."""
+
+    behind: dict[str, int] = field(default_factory=dict)
+    """Messages of each topic whose offset is not committed."""
+    sampled: int = 0
+    """So many of the newest messages were looked at."""
+    types: dict[str, int] = field(default_factory=dict)
+    """How many of them are of each type."""
+    passed_over: list[str] = field(default_factory=list)
+    """Those types that have no handler."""
+    unmatched: dict[str, str | None] = field(default_factory=dict)
+    """Types with a handler of which there is no message, and a type without a handler that is alike."""
+
+
+def inspect(consumer: AnyConsumer) -> Inspection:
+    """Ask Kafka.
+
+    Raises:
+        SetupError: Kafka cannot be reached, or denies access.
+    """
+    settings = {name: value for name, value in consumer._kafka.items() if name != "group.instance.id"}
+    try:
+        with closing(confluent_kafka.Consumer({**settings, "enable.partition.eof": True})) as client:
+            return _inspected(consumer, client)
+    except KafkaException as error:
+        brokers = settings["bootstrap.servers"]
+        raise SetupError(f"Kafka ({brokers}) does not answer: {error.args[0].str()}") from None
+
+
+def _inspected(consumer: AnyConsumer, client: confluent_kafka.Consumer) -> Inspection:
+    known = client.list_topics(timeout=_SECONDS).topics
+    places = [
+        TopicPartition(name, partition)
+        for name, topic in sorted(known.items())
+        if any(re.match(each, name) if each.startswith("^") else each == name for each in consumer._topics)
+        for partition in topic.partitions
+    ]
+    behind: Counter[str] = Counter()
+    starts = []
+    for at in client.committed(places, timeout=_SECONDS) if places else []:
+        low, high = client.get_watermark_offsets(at, timeout=_SECONDS)
+        behind[at.topic] += max(0, high - (at.offset if at.offset >= 0 else low))
+        if high > low:
+            starts.append(TopicPartition(at.topic, at.partition, max(low, high - SAMPLE // len(places) - 1)))
+    types: Counter[str] = Counter(_types(consumer, client, starts))
+    passed_over = [each for each in types if consumer.handler(each) is None]
+    unmatched = {
+        each: next(iter(difflib.get_close_matches(each, passed_over, 1, _ALIKE)), None)
+        for each in consumer.types
+        if types and each not in types
+    }
+    return Inspection(dict(behind), types.total(), dict(types.most_common()), passed_over, unmatched)
+
+
+def _types(
+    consumer: AnyConsumer, client: confluent_kafka.Consumer, starts: list[TopicPartition]
+) -> Iterator[str]:
+    """Those of the messages from there to the ends, for some seconds at most."""
+    client.assign(starts)
+    open_ends = len(starts)
+    deadline = time.monotonic() + _SECONDS
+    while open_ends and time.monotonic() < deadline:
+        found: list[Any] = client.consume(SAMPLE, 0.2)
+        for message in found:
+            if (error := message.error()) is None:
+                with contextlib.suppress(UnreadableError):
+                    yield consumer._reader.read(message).type
+            elif error.code() == KafkaError._PARTITION_EOF:
+                open_ends -= 1
+            else:
+                raise KafkaException(error)

@@ -1,0 +1,242 @@
+"""A payload as what a handler asks for: a pydantic model, a dataclass, or the JSON as it is.
+
+Invariants:
+- pydantic is used where the application has loaded it, and never imported.
+- A type that cannot be read is refused when the handler is registered.
+- What does not fit is refused with the path of the member and without its value. Members that a type does not
+  have are passed over: a producer may add some.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import json
+import sys
+import types
+import typing
+from collections.abc import Callable
+from datetime import date, datetime, time
+from decimal import Decimal, InvalidOperation
+from enum import Enum
+from typing import Any, Final
+from uuid import UUID
+
+from outbox_pipelines.errors import SetupError
+
+# A value and its path, as the value that is meant.
+Convert = Callable[[Any, str], Any]
+_MOST_ERRORS: Final = 5
+_LISTS: Final[dict[Any, Callable[[list[Any]], Any]]] = {
+    list: list,
+    collections.abc.Sequence: list,
+    tuple: tuple,
+    set: set,
+    frozenset: frozenset,
+}
+_FROM_TEXT: Final[dict[Any, Callable[[str], Any]]] = {
+    datetime: datetime.fromisoformat,
+    date: date.fromisoformat,
+    time: time.fromisoformat,
+    UUID: UUID,
+}
+
+
+class MisfitError(ValueError):
+    """A payload is not what the handler asks for; the message names the member."""
+
+
+def converter(kind: Any) -> Callable[[Any], Any]:
+    """Return what makes a payload of this type, or raises `MisfitError`.
+
+    Raises:
+        SetupError: there is no way to make one.
+    """
+    convert = _convert(kind, {})
+    name = _name(kind)
+
+    def converted(payload: Any) -> Any:
+        try:
+            return convert(payload, "")
+        except MisfitError as error:
+            raise MisfitError(f"its payload is no {name}: {error}") from None
+
+    return converted
+
+
+def _convert(kind: Any, known: dict[Any, Convert]) -> Convert:
+    kind = getattr(kind, "__supertype__", kind)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any or kind is object:
+        return lambda value, path: value
+    if kind in (bool, int, float, str, Decimal, type(None)):
+        return _plain(kind)
+    if origin is typing.Literal:
+        return _literal(arguments)
+    if origin in (typing.Union, types.UnionType):
+        return _one_of([_convert(each, known) for each in arguments], _name(kind))
+    if (origin or kind) in (dict, collections.abc.Mapping):
+        return _mapping(_convert(arguments[1] if arguments else Any, known))
+    if (origin or kind) in _LISTS and (origin is not tuple or arguments[1:] == (...,)):
+        return _list(_LISTS[origin or kind], _convert(arguments[0] if arguments else Any, known))
+    if kind in _FROM_TEXT:
+        return _text(kind)
+    if isinstance(kind, type):
+        if issubclass(kind, Enum):
+            return _enum(kind)
+        if (by_pydantic := _pydantic(kind)) is not None:
+            return by_pydantic
+        if dataclasses.is_dataclass(kind):
+            return _dataclass(kind, known)
+    raise SetupError(
+        f"a payload cannot be read as {_name(kind)}: annotate a dataclass, a model of pydantic 2, or dict"
+    )
+
+
+def _pydantic(kind: type) -> Convert | None:
+    pydantic: Any = sys.modules.get("pydantic")
+    if pydantic is None or not (
+        issubclass(kind, pydantic.BaseModel) or hasattr(kind, "__pydantic_validator__")
+    ):
+        return None
+    if not hasattr(pydantic, "TypeAdapter"):
+        raise SetupError(f"{kind.__name__} is a model of pydantic 1: pydantic 2 is needed")
+    adapter = pydantic.TypeAdapter(kind)
+
+    def convert(value: Any, path: str) -> Any:
+        try:
+            # As JSON: a strict model takes text for a time there.
+            return adapter.validate_json(json.dumps(value))
+        except pydantic.ValidationError as error:
+            found = error.errors(include_url=False, include_context=False, include_input=False)
+            named = [f"{_joined(path, each['loc']) or 'it'}: {each['msg']}" for each in found[:_MOST_ERRORS]]
+            raise MisfitError("; ".join(named)) from None
+
+    return convert
+
+
+def _dataclass(kind: Any, known: dict[Any, Convert]) -> Convert:
+    if kind in known:
+        return known[kind]
+    fields: list[tuple[str, bool, Convert]] = []
+
+    def convert(value: Any, path: str) -> Any:
+        _require(isinstance(value, dict), path, "no object")
+        given = {}
+        for name, is_required, convert_field in fields:
+            there = f"{path}.{name}" if path else name
+            if name in value:
+                given[name] = convert_field(value[name], there)
+            elif is_required:
+                raise MisfitError(f"{there}: missing")
+        try:
+            return kind(**given)
+        except (TypeError, ValueError) as error:
+            raise MisfitError(f"{path or 'it'}: {error}") from None
+
+    # Before its fields: one may be of the same class.
+    known[kind] = convert
+    try:
+        hints = typing.get_type_hints(kind)
+    except NameError as error:
+        raise SetupError(f"{kind.__name__} has a field of an unknown type: {error}") from None
+    for field in dataclasses.fields(kind):
+        if field.init:
+            has_default = (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
+            fields.append((field.name, not has_default, _convert(hints[field.name], known)))
+    return convert
+
+
+def _plain(kind: Any) -> Convert:
+    takes: Any = {float: int | float, Decimal: int | float | str}.get(kind, kind)
+
+    def convert(value: Any, path: str) -> Any:
+        is_other = isinstance(value, bool) and kind is not bool
+        _require(isinstance(value, takes) and not is_other, path, f"no {_name(kind)}")
+        try:
+            return Decimal(str(value)) if kind is Decimal else float(value) if kind is float else value
+        except (InvalidOperation, OverflowError):
+            raise MisfitError(f"{path or 'it'}: no {_name(kind)}") from None
+
+    return convert
+
+
+def _text(kind: Any) -> Convert:
+    def convert(value: Any, path: str) -> Any:
+        _require(isinstance(value, str), path, f"no {_name(kind)}")
+        try:
+            return _FROM_TEXT[kind](value)
+        except ValueError:
+            raise MisfitError(f"{path or 'it'}: no {_name(kind)}") from None
+
+    return convert
+
+
+def _enum(kind: type[Enum]) -> Convert:
+    def convert(value: Any, path: str) -> Any:
+        try:
+            return kind(value)
+        except (ValueError, TypeError):
+            raise MisfitError(f"{path or 'it'}: no {kind.__name__}") from None
+
+    return convert
+
+
+def _literal(allowed: tuple[Any, ...]) -> Convert:
+    def convert(value: Any, path: str) -> Any:
+        is_one = any(type(value) is type(each) and value == each for each in allowed)
+        _require(is_one, path, f"none of {', '.join(map(repr, allowed))}")
+        return value
+
+    return convert
+
+
+def _one_of(ways: list[Convert], name: str) -> Convert:
+    def convert(value: Any, path: str) -> Any:
+        errors = []
+        for way in ways:
+            try:
+                return way(value, path)
+            except MisfitError as error:
+                errors.append(str(error))
+        # The deepest says most: `lines[2].price: no int`, where the other one is `lines: no None`.
+        inside = [each for each in errors if each.partition(":")[0] != (path or "it")]
+        raise MisfitError(inside[0] if inside else f"{path or 'it'}: no {name}")
+
+    return convert
+
+
+def _mapping(convert_value: Convert) -> Convert:
+    def convert(value: Any, path: str) -> Any:
+        _require(isinstance(value, dict), path, "no object")
+        return {key: convert_value(each, f"{path}.{key}" if path else key) for key, each in value.items()}
+
+    return convert
+
+
+def _list(make: Callable[[list[Any]], Any], convert_item: Convert) -> Convert:
+    def convert(value: Any, path: str) -> Any:
+        _require(isinstance(value, list), path, "no list")
+        items = [convert_item(each, f"{path}[{n}]") for n, each in enumerate(value)]
+        try:
+            return make(items)
+        except TypeError as error:
+            raise MisfitError(f"{path or 'it'}: {error}") from None
+
+    return convert
+
+
+def _require(fits: bool, path: str, otherwise: str) -> None:
+    if not fits:
+        raise MisfitError(f"{path or 'it'}: {otherwise}")
+
+
+def _joined(path: str, location: tuple[int | str, ...]) -> str:
+    """As `lines[2].price`."""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def _name(kind: Any) -> str:
+    return "None" if kind is type(None) else kind.__name__ if isinstance(kind, type) else str(kind)

@@ -1,0 +1,151 @@
+"""The metrics of a consumer for Prometheus: in a registry of the application's, or on a port of their own.
+
+    prometheus_client.REGISTRY.register(ConsumerCollector(consumer))    # beside the application's own
+
+    with serving(consumer, 9188):                                       # without a server of its own
+        consumer.run()
+
+Invariants:
+- A scrape reads what the consumer has written down: it asks neither Kafka nor the database, and never waits.
+- Names, types and meanings are those of the table in docs/metrics.md. Labels are bounded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from outbox_pipelines import metrics_server
+from outbox_pipelines.consumer.figures import BOUNDS, Figures
+from outbox_pipelines.consumer.options import Configured
+from outbox_pipelines.consumer.plan import Counts
+
+MOST_TYPES: Final = 20
+OTHER: Final = "(other)"
+_LONGEST_TYPE: Final = 100
+_PLAIN: Final = ("handled", "duplicates", "received", "failures", "dead_letters", "outages")
+_RENAMED: Final = {"dead_letters": "dead_lettered"}
+# The meaning, and the labels beside `source`.
+_COUNTERS: Final = {
+    "handled": ["Events whose handler has done its work"],
+    "duplicates": ["Events that were handled or received before"],
+    "ignored": ["Events of types without a handler; of the first 20 types, and all others", "event_type"],
+    "received": ["Events put into the inbox: failed, behind one that failed, or by receive()"],
+    "failures": ["Attempts that failed"],
+    "dead_lettered": ["Events that became dead letters"],
+    "outages": ["How often a handler was left alone, because what it needs was unavailable"],
+}
+_GAUGES: Final = {
+    "running": ["1 while the consumer runs"],
+    "progress_age_seconds": ["Since the consumer last asked for messages, or was done with one"],
+    "breaker_open": ["1 while a handler is left alone, because what it needs is unavailable", "handler"],
+    "unmatched_type": ["1 for a type with a handler of which no event has come in this run", "event_type"],
+    "lag_messages": ["Messages of a partition of this process that are to come", "topic", "partition"],
+    "inbox_waiting_count": ["Events that wait in the inbox, counted up to 100000"],
+    "inbox_oldest_age_seconds": ["Age of the oldest of them, 0 without any"],
+    "dead_letters_count": ["Dead letters that are not dealt with"],
+}
+
+
+class ConsumerCollector(Collector):
+    """What consumers of this process do; those of one registry have one collector, and a `source` each."""
+
+    def __init__(self, *consumers: Configured) -> None:
+        self._consumers = consumers
+        for each in consumers:
+            each.measure()
+
+    def describe(self) -> Iterable[Metric]:
+        # Otherwise all is collected once at the registration.
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        families = _families()
+        for each in self._consumers:
+            _count(families, each.source, each.counts)
+            _measure(families, each.source, each.figures)
+        return families.values()
+
+
+@contextmanager
+def serving(consumer: Configured, port: int, address: str = "127.0.0.1") -> Iterator[str]:
+    """Serve a consumer's metrics as long as the block, and yield their URL.
+
+    Args:
+        port: 0 for any that is free.
+        address: anyone who reaches it may read.
+
+    Raises:
+        SetupError: the port cannot be had.
+    """
+    registry = CollectorRegistry()
+    registry.register(ConsumerCollector(consumer))
+    with metrics_server.serving(registry, address, port) as url:
+        yield url
+
+
+def _families() -> dict[str, Any]:
+    """Empty ones, by the rest of their names."""
+    made: dict[str, Any] = {
+        name: CounterMetricFamily(f"outbox_consumer_{name}_total", meaning, labels=["source", *labels])
+        for name, (meaning, *labels) in _COUNTERS.items()
+    }
+    made["handler_seconds"] = HistogramMetricFamily(
+        "outbox_consumer_handler_seconds", "Duration of a handler's calls", labels=["source", "handler"]
+    )
+    made |= {
+        name: GaugeMetricFamily(f"outbox_consumer_{name}", meaning, labels=["source", *labels])
+        for name, (meaning, *labels) in _GAUGES.items()
+    }
+    return made
+
+
+def _count(families: Mapping[str, Any], source: str, counts: Counts) -> None:
+    for name in _PLAIN:
+        families[_RENAMED.get(name, name)].add_metric([source], getattr(counts, name))
+    for event_type, count in _few(counts.ignored_types, counts.ignored).items():
+        families["ignored"].add_metric([source, event_type], count)
+
+
+def _measure(families: Mapping[str, Any], source: str, figures: Figures) -> None:
+    families["running"].add_metric([source], int(figures.is_running))
+    for handler, calls in list(figures.calls.items()):
+        bounds = [*map(str, BOUNDS), "+Inf"]
+        counts = [*map(float, accumulate(calls.counts))]
+        families["handler_seconds"].add_metric(
+            [source, handler], [*zip(bounds, counts, strict=True)], calls.seconds
+        )
+    if not figures.is_running:
+        # Another process knows better, or none.
+        return
+    families["progress_age_seconds"].add_metric([source], time.monotonic() - figures.progress_at)
+    for handler, is_open in list(figures.breakers.items()):
+        families["breaker_open"].add_metric([source, handler], int(is_open))
+    for event_type in sorted(figures.unseen)[:MOST_TYPES]:
+        families["unmatched_type"].add_metric([source, event_type], 1)
+    for (topic, partition), behind in figures.lag.items():
+        families["lag_messages"].add_metric([source, topic, str(partition)], behind)
+    if (backlog := figures.backlog) is not None:
+        families["inbox_waiting_count"].add_metric([source], backlog.waiting)
+        families["inbox_oldest_age_seconds"].add_metric([source], backlog.oldest_seconds or 0)
+        families["dead_letters_count"].add_metric([source], backlog.dead_letters)
+
+
+def _few(types: Mapping[str, int], total: int) -> dict[str, int]:
+    """The first types that came, and all others together."""
+    few: dict[str, int] = {}
+    for event_type, count in types.items():
+        name = event_type[:_LONGEST_TYPE].encode(errors="replace").decode()
+        if len(few) < MOST_TYPES or name in few:
+            few[name] = few.get(name, 0) + count
+    if rest := total - sum(few.values()):
+        few[OTHER] = few.get(OTHER, 0) + rest
+    return few

@@ -1,0 +1,337 @@
+"""For an application's own tests: call a consumer with events, without Kafka.
+
+    from outbox_pipelines.consumer.testing import handle, make_event
+
+    placed = make_event("order.placed", {"total": 5}, aggregate_id=42)
+    assert handle(consumer, placed, using=connection) == ["handled"]
+    assert handle(consumer, placed, using=connection) == ["duplicate"]
+
+Invariants:
+- The code that records and handles an event is that of a consumer at work. Each event, or batch, is a
+  savepoint of the test's own transaction: nothing is committed, and nothing reaches Kafka, the inbox or a
+  cache.
+- What a handler raises is raised, unless the test asks for the verdict on it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
+
+import psycopg
+
+from outbox_pipelines.consumer import queries
+from outbox_pipelines.consumer.asynchronous import AsyncConsumer
+from outbox_pipelines.consumer.attempts import Item
+from outbox_pipelines.consumer.breaker import policy_of
+from outbox_pipelines.consumer.consumer import Consumer
+from outbox_pipelines.consumer.driving import drive
+from outbox_pipelines.consumer.errors import RefusedError
+from outbox_pipelines.consumer.event import Event
+from outbox_pipelines.consumer.handlers import Handler
+from outbox_pipelines.consumer.membership import Member
+from outbox_pipelines.consumer.options import Configured
+from outbox_pipelines.consumer.reading import Reader
+from outbox_pipelines.consumer.transactions import (
+    AsyncConnections,
+    AsyncSessions,
+    Connections,
+    Database,
+    Rows,
+    Sessions,
+)
+from outbox_pipelines.consumer.work import Work
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.writer.encoding import to_json
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.orm import Session
+
+Verdict = Literal["handled", "duplicate", "ignored", "retry", "dead_letter", "outage", "waiting"]
+"""What becomes of an event. `waiting`: one of its key waits in the inbox."""
+_Result = TypeVar("_Result")
+_IDLE: Final = 0
+
+
+def make_event(
+    type: str,
+    payload: object = None,
+    *,
+    id: str | uuid.UUID | None = None,
+    aggregate_type: str = "aggregate",
+    aggregate_id: object = 1,
+    value: bytes | None = None,
+    headers: Mapping[str, str | None] | None = None,
+    idempotency_key: str | None = None,
+    correlation_id: str | None = None,
+    causation_id: str | None = None,
+    traceparent: str | None = None,
+    version: int | None = None,
+    topic: str = "events",
+    partition: int = 0,
+    offset: int = 0,
+    timestamp: datetime | None = None,
+) -> Event:
+    """Return an event as a handler gets it.
+
+    Args:
+        payload: what `emit` takes; it is read back from JSON, as a consumer reads it. None: a tombstone.
+        id: a new one by default.
+        value: the bytes in Kafka, in place of `payload`.
+    """
+    if value is None and payload is not None:
+        value = to_json("payload", payload).encode()
+    return Event(
+        id=str(id or uuid.uuid4()),
+        type=type,
+        aggregate_type=aggregate_type,
+        aggregate_id=None if aggregate_id is None else str(aggregate_id),
+        value=value,
+        headers=dict(headers or {}),
+        idempotency_key=idempotency_key,
+        correlation_id=correlation_id,
+        causation_id=causation_id,
+        traceparent=traceparent,
+        version=version,
+        topic=topic,
+        partition=partition,
+        offset=offset,
+        timestamp=timestamp or datetime.now(UTC),
+    )
+
+
+def handle(consumer: Consumer, *events: Event, using: object, raises: bool = True) -> list[Verdict]:
+    """Handle events, and return what becomes of each.
+
+    Args:
+        consumer: the application's own; its Kafka and its database are not connected to.
+        events: what is there at once: a handler with `batch` gets them together.
+        using: what handlers get. A connection of psycopg or a session of SQLAlchemy: the events are recorded
+            there, in the test's own transaction. Anything else, such as None, is passed to the handlers, and
+            nothing is recorded.
+        raises: raise what a handler raises; otherwise its verdict is returned, as `on_error` has it.
+
+    Raises:
+        RefusedError: a payload does not fit the handler's annotation.
+        SetupError: the consumer has no handlers, or its tables are not there.
+    """
+    if not isinstance(consumer, Consumer):
+        raise SetupError("handle_async() is for an AsyncConsumer, handle() for a Consumer")
+    return drive(_handled(consumer, events, _database(using, _OwnConnection, _OwnSession), raises))
+
+
+async def handle_async(
+    consumer: AsyncConsumer, *events: Event, using: object, raises: bool = True
+) -> list[Verdict]:
+    """As `handle`, with an asynchronous connection of psycopg or session of SQLAlchemy."""
+    if not isinstance(consumer, AsyncConsumer):
+        raise SetupError("handle_async() is for an AsyncConsumer, handle() for a Consumer")
+    return await _handled(consumer, events, _database(using, _OwnAsyncConnection, _OwnAsyncSession), raises)
+
+
+async def _handled(
+    consumer: Configured, events: Sequence[Event], database: Database, raises: bool
+) -> list[Verdict]:
+    consumer.require_any()
+    work = _Tested(consumer, database)
+    await work.begin()
+    messages = [_Message(each) for each in events]
+    await work.take(messages, cast(Member, _Alone()))
+    if raises and work.errors:
+        raise work.errors[0]
+    return [work.verdicts.get(id(each), "handled") for each in messages]
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    event: Event
+
+    def topic(self) -> str:
+        return self.event.topic
+
+    def partition(self) -> int:
+        return self.event.partition
+
+    def offset(self) -> int:
+        return self.event.offset
+
+
+class _Read:
+    """Events are made, not read."""
+
+    def read(self, message: _Message) -> Event:
+        return message.event
+
+
+class _Alone:
+    """A member that keeps its partitions."""
+
+    lag: Final[Mapping[Any, int]] = {}
+
+    def changes(self) -> tuple[set[Any], set[Any]]:
+        return set(), set()
+
+    def has(self, message: object) -> bool:
+        return True
+
+    def done(self, message: object) -> None:
+        """No offset is kept."""
+
+
+class _Tested(Work):
+    """Records and handles as a consumer at work; what fails is told to the test, in place of the inbox."""
+
+    def __init__(self, consumer: Configured, database: Database) -> None:
+        plan = consumer._plan(
+            limit=nullcontext, pause=_no_pause, is_stopped=lambda: False, stay=_nothing_to_do
+        )
+        plan = replace(plan, cache=None, copies=None)
+        super().__init__(plan, consumer, cast(Reader, _Read()), database)
+        self.errors: list[BaseException] = []
+        self.verdicts: dict[int, Verdict] = {}
+
+    async def _call(self, handler: Handler, items: Sequence[Item], transaction: Any) -> None:
+        try:
+            await super()._call(handler, items, transaction)
+        except Exception as error:
+            self.errors.append(error)
+            raise
+
+    async def _put_aside(self, item: Item, error: Exception) -> None:
+        if error not in self.errors:
+            self.errors.append(error)
+        self._say(item, policy_of(error, self._plan.on_error))
+
+    async def _refuse_spoilt(self, item: Item, error: Exception) -> None:
+        self._say(item, "dead_letter")
+
+    async def _refuse(self, item: Item) -> None:
+        self.errors.append(RefusedError(item.error))
+        self._say(item, "dead_letter")
+
+    async def _receive(self, items: Sequence[Item], **more: Any) -> dict[uuid.UUID, int]:
+        for each in items:
+            self._say(each, "waiting")
+        return {each.message_id: 0 for each in items}
+
+    async def _count_duplicates(self, items: Sequence[Item]) -> None:
+        for each in items:
+            self._say(each, "duplicate")
+        await super()._count_duplicates(items)
+
+    def _pass_over(self, item: Item) -> None:
+        super()._pass_over(item)
+        self._say(item, "ignored")
+
+    async def _is_spoilt(self) -> bool:
+        return False
+
+    async def _surely(self, do: Callable[[], Awaitable[_Result]]) -> _Result:
+        return await do()
+
+    def _say(self, item: Item, verdict: Verdict) -> None:
+        self.verdicts[id(item.message)] = verdict
+
+
+def _database(
+    using: object, of_connection: Callable[..., Database], of_session: Callable[..., Database]
+) -> Database:
+    kinds = {(each.__module__.partition(".")[0], each.__name__) for each in type(using).__mro__}
+    ours = "Async" if of_session is _OwnAsyncSession else ""
+    if ("psycopg", f"{ours}Connection") in kinds:
+        return of_connection(using)
+    if ("sqlalchemy", f"{ours}Session") in kinds:
+        return of_session(using)
+    if wrong := {module for module, _ in kinds} & {"psycopg", "psycopg2", "asyncpg", "sqlalchemy"}:
+        raise SetupError(
+            f"using is a {type(using).__name__} of {min(wrong)}: give what the handlers get, "
+            f"{ours}Connection of psycopg or {ours}Session of SQLAlchemy"
+        )
+    return _NoDatabase(using)
+
+
+class _OwnConnection(Connections):
+    """Savepoints in the transaction of a test; with autocommit a transaction for each."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        super().__init__(lambda: connection)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[psycopg.Connection[Any]]:
+        connection = self._connection
+        if connection.info.transaction_status == _IDLE and not connection.autocommit:
+            # Otherwise the savepoint would be a transaction, and be committed.
+            connection.execute("SELECT")
+        with connection.transaction():
+            yield connection
+
+
+class _OwnAsyncConnection(AsyncConnections):
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        super().__init__(_no_other)
+        self._own = connection
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        connection = self._own
+        if connection.info.transaction_status == _IDLE and not connection.autocommit:
+            await connection.execute("SELECT")
+        async with connection.transaction():
+            yield connection
+
+
+class _OwnSession(Sessions):
+    def __init__(self, session: Session) -> None:
+        super().__init__(lambda: session)
+        self._own = session
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Session]:
+        with self._own.begin_nested():
+            yield self._own
+
+
+class _OwnAsyncSession(AsyncSessions):
+    def __init__(self, session: AsyncSession) -> None:
+        super().__init__(lambda: session)
+        self._own = session
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncSession]:
+        async with self._own.begin_nested():
+            yield self._own
+
+
+class _NoDatabase:
+    """Every event is new, and nothing is recorded."""
+
+    def __init__(self, using: object) -> None:
+        self._using = using
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[object]:
+        yield self._using
+
+    async def rows(self, transaction: object, query: str, given: Mapping[str, Any]) -> Rows:
+        if query == queries.RECORD_MANY:
+            return [(each, "") for each in given["ids"]]
+        if query == queries.RECORD:
+            return [("",)]
+        return [(True,)] if query in (queries.TABLES, queries.RELEASE) else []
+
+    async def close(self) -> None: ...
+
+
+async def _no_other() -> Any:
+    raise AssertionError("a test has one connection")
+
+
+async def _no_pause(seconds: float) -> None: ...
+
+
+async def _nothing_to_do() -> None: ...
