@@ -1,0 +1,79 @@
+"""`outbox consumer status MODULE:NAME`: a consumer as seen from outside of its processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outbox_pipelines.consumer.inspection import inspect
+from outbox_pipelines.errors import SetupError
+from tests.conftest import clean_environment, wait_until
+from tests.consumer.place import Place, effect, running, uuid7
+
+MODULE = """
+from tests.consumer.place import Place, effect
+consumer = Place({place}).bare({more})
+consumer.on("order.placed", "order.cancled")(effect)
+"""
+
+
+def status(place: Place, folder: Path, *more: str) -> str:
+    (folder / "billing.py").write_text(
+        MODULE.format(place=f"{place.dsn!r}, {place.kafka!r}, {place.topic!r}", more="")
+    )
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-m", "outbox_pipelines", "consumer", "status", "billing:consumer", *more],
+        env=clean_environment() | {"PYTHONPATH": os.pathsep.join((root, str(folder)))},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_status_of_one_consumer(place: Place, tmp_path: Path) -> None:
+    """Guards against a misspelled type that nothing shows, and a look that moves offsets."""
+    place.load(20)
+    with running(place.consumer()) as run:
+        wait_until(lambda: place.uncommitted() == 0, what="all offsets")
+        run.end()
+    place.send(*(uuid7() for _ in range(3)), type="order.canceled")
+    place.put("no event")
+    lines = status(place, tmp_path).splitlines()
+    assert lines == [
+        "billing: 0 waiting; 0 dead letters",
+        f"{place.topic}: 4 messages behind",
+        "types of the newest 23 messages:",
+        "      20 × order.placed",
+        "       3 × order.canceled, no handler",
+        "warning: none is of type 'order.cancled', which has a handler; 'order.canceled' has no handler: "
+        "check the name",
+    ]
+    told = json.loads(status(place, tmp_path, "--json"))
+    assert told["inboxes"][0]["source"] == "billing"
+    assert told["kafka"]["behind"] == {place.topic: 4}
+    assert told["kafka"]["unmatched"] == {"order.cancled": "order.canceled"}
+    assert place.uncommitted() == 4
+
+
+def test_a_topic_that_is_not_there(place: Place) -> None:
+    consumer = place.bare(topics=["^no-such-topic-.*"])
+    consumer.on("order.placed")(effect)
+    found = inspect(consumer)
+    assert (found.behind, found.sampled, found.unmatched) == ({}, 0, {})
+
+
+def test_kafka_that_does_not_answer() -> None:
+    place = Place("", "127.0.0.1:9", "t")
+    consumer = place.bare()
+    consumer.on("order.placed")(effect)
+    with pytest.raises(SetupError, match=r"Kafka \(127.0.0.1:9\) does not answer"):
+        inspect(consumer)
