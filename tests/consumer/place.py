@@ -68,17 +68,17 @@ class Place:
         producer = confluent_kafka.Producer({"bootstrap.servers": self.kafka, "linger.ms": 0})
         named = [(name.replace("_", "-"), text) for name, text in headers.items()]
         producer.produce(self.topic, value, key=key, headers=named)
-        assert producer.flush(20) == 0
+        assert producer.flush(60) == 0
 
     def load(self, events: int, *, first: int = 0, keys: int = 20) -> None:
         """Many events at once, payload {"n": 0 …}, or counted from `first`."""
-        producer = confluent_kafka.Producer(
-            {"bootstrap.servers": self.kafka, "partitioner": "murmur2_random"}
-        )
+        # Without idempotence a request that is repeated comes behind those that followed it.
+        order = {"enable.idempotence": True, "partitioner": "murmur2_random"}
+        producer = confluent_kafka.Producer({"bootstrap.servers": self.kafka, **order})
         for n in range(first, first + events):
             headers = [("id", str(uuid7())), ("event-type", "order.placed"), ("aggregate-type", "order")]
             producer.produce(self.topic, f'{{"n": {n}}}', key=str(n % keys), headers=headers)
-        assert producer.flush(20) == 0
+        assert producer.flush(60) == 0
 
     def consumer(self, source: str = "billing", group: str | None = None, **more: Any) -> Consumer:
         """One whose handler of order.placed writes a row of `effects`, twice if called twice."""
@@ -125,7 +125,7 @@ class Place:
         """The same for a group whose name does not begin with the topic's."""
         client = confluent_kafka.Consumer({"bootstrap.servers": self.kafka, "group.id": group})
         try:
-            partitions = client.list_topics(self.topic, timeout=10).topics[self.topic].partitions
+            partitions = client.list_topics(self.topic, timeout=60).topics[self.topic].partitions
             left = 0
             for at in _committed(client, [TopicPartition(self.topic, n) for n in partitions]):
                 first, end = _ends(client, at)
