@@ -53,7 +53,8 @@ def weigh(events: Iterable[Event]) -> int:
     )
 
 
-_LARGE: Final = 16_000_000
+LARGE: Final = 16_000_000
+"""Bytes in memory from which events are read, published and settled before the next such is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class Piece:
     @property
     def is_large(self) -> bool:
         """Whether it is published and settled before anything else is read, for the sake of memory."""
-        return self.size > _LARGE
+        return self.size > LARGE
 
     @property
     def is_whole(self) -> bool:

@@ -1,20 +1,22 @@
 """Reads the content of single rows, and finds those that cannot be read.
 
 Invariants:
-- One row at a time is in memory, and no row of more than `MOST`.
+- One row at a time is in memory, and no row of more than `MOST`; one of more than `USUAL` only with the right
+  to read it, which one thread has at a time.
 - A row at which the database fails is found by bisection; the rows beside it are read as usual. An error that
   is not about a row (a lost session, a missing right) is raised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from typing import Any, Final, LiteralString
 
 import psycopg
 
 from outbox_pipelines.database import Connection
+from outbox_pipelines.event import LARGE
 from outbox_pipelines.relay import queries
 from outbox_pipelines.secret import first_line
 
@@ -24,6 +26,8 @@ NOTHING: Final = -1
 """No content at all: rows are listed."""
 MOST: Final = 8_000_000
 """Bytes of the largest row that is read at all. One wide character makes Python take four times as many."""
+USUAL: Final = LARGE // 4
+"""Bytes of the largest row that never takes more than `LARGE` of memory."""
 
 _TOO_LARGE: Final = (
     f"its text has more than {MOST:,} bytes, or its headers more than {queries.MOST_METADATA:,}, "
@@ -49,6 +53,7 @@ def read(
     query: LiteralString | bytes,
     parameters: Mapping[str, Any],
     seqs: Sequence[int],
+    may_take_large: Callable[[], bool] = lambda: True,
 ) -> Generator[tuple[int, tuple[Any, ...] | str]]:
     """Yield each seq with its row, or with the reason why it cannot be read; nothing for a row that is gone.
 
@@ -56,16 +61,23 @@ def read(
         connection: nothing else may use it until the iterator is exhausted or closed.
         query: takes `seqs` and `most`, returns the columns of `Event` first, in order of seq.
         seqs: in ascending order.
+        may_take_large: asked before a row of more than `USUAL` bytes is read; without it, the rows end here.
     """
-    parts = [list(seqs)]
+    parts = [(list(seqs), USUAL)]
     while parts:
-        part = parts.pop()
+        part, most = parts.pop()
         if not part:
             continue
+        large: int | None = None
         try:
-            for row in _stream(connection, query, {**parameters, "seqs": part, "most": MOST}):
-                part = [seq for seq in part if seq > row[_SEQ]] if part[0] != row[_SEQ] else part[1:]
-                yield row[_SEQ], _TOO_LARGE if row[_PAYLOAD] is None else row
+            with closing(_stream(connection, query, {**parameters, "seqs": part, "most": most})) as rows:
+                for row in rows:
+                    seq, is_left_out = row[_SEQ], row[_PAYLOAD] is None
+                    part = [other for other in part if other > seq] if part[0] != seq else part[1:]
+                    if is_left_out and most < MOST:
+                        large = seq
+                        break
+                    yield seq, _TOO_LARGE if is_left_out else row
         except psycopg.Error as error:
             if not is_about_a_row(error):
                 raise
@@ -74,12 +86,16 @@ def read(
             elif len(part) > 1:
                 # Rows come in order, so it is mostly the first of those that are left.
                 half = len(part) // 2 + 1
-                parts += [part[half:], part[1:half], part[:1]]
+                parts += [(part[half:], most), (part[1:half], most), (part[:1], most)]
+        if large is not None:
+            if not may_take_large():
+                return
+            parts += [(part, USUAL), ([large], MOST)]
 
 
 def _stream(
     connection: Connection, query: LiteralString | bytes, parameters: Mapping[str, Any]
-) -> Iterator[tuple[Any, ...]]:
+) -> Generator[tuple[Any, ...]]:
     in_transaction = connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
     # A savepoint: what the transaction has locked stays locked.
     with connection.transaction() if in_transaction else nullcontext(), connection.cursor() as cursor:

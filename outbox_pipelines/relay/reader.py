@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +23,7 @@ from outbox_pipelines.partitions.ahead import top_up
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.caution import Caution
 from outbox_pipelines.relay.encoding import needs_time
+from outbox_pipelines.relay.memory import EndingError, LargeEvents
 from outbox_pipelines.relay.pieces import Pieces
 from outbox_pipelines.relay.position import Snapshot
 from outbox_pipelines.relay.resharding import Change
@@ -69,6 +71,7 @@ class Reader:
         settings: Settings,
         shard: Shard,
         caution: Caution,
+        large: LargeEvents,
         *,
         ending: Callable[[], bool],
         end: threading.Event,
@@ -79,6 +82,7 @@ class Reader:
         self._shard = shard
         self._caution = caution
         self._ending = ending
+        self._large = large.owner(ending)
         self._end = end
         self._prepare = prepare
         self._until_empty = until_empty
@@ -87,6 +91,11 @@ class Reader:
 
     def run(self) -> None:
         """Reads until the end, or until there is nothing more; raises whatever goes wrong."""
+        with suppress(EndingError):
+            self._read()
+        self._put(None)
+
+    def _read(self) -> None:
         with self._shard.connect("reader") as connection:
             source = SnapshotSource(
                 connection,
@@ -97,6 +106,7 @@ class Reader:
                 shard=self._shard.shard,
                 shards=self._shard.shards,
                 guard=self._caution,
+                may_take_large=self._large.take,
             )
             change = Change(connection, self._shard.key)
             now = source.now()
@@ -127,7 +137,6 @@ class Reader:
                 elif self._until_empty:
                     break
                 self._end.wait(pause.next())
-        self._put(None)
 
     def _take_part(self, change: Change, source: SnapshotSource) -> None:
         """In a change of the number of shards: settles all that was read, meets the others at the barrier."""
@@ -165,11 +174,14 @@ class Reader:
 
     def _put(self, piece: Piece | None) -> None:
         is_awaited = piece is not None and (self._caution.is_needed or piece.is_large)
+        if piece is not None and not piece.is_large:
+            self._large.give_back()
         while not self._end.is_set() and not self.pieces.put(piece, 0.1):
             pass
         # Nothing else is read meanwhile: a death would not tell at what, or the memory is full.
         while is_awaited and not self._end.is_set() and not self._caution.wait_until_passed(0.1):
             pass
+        self._large.give_back()
 
 
 class _Pause:

@@ -20,10 +20,11 @@ from typing import Any, Final
 
 import psycopg
 
-from outbox_pipelines.event import Event, Released, weigh
+from outbox_pipelines.event import LARGE, Event, Released, weigh
 from outbox_pipelines.relay import parked_queries
 from outbox_pipelines.relay.dead_letter_runs import DeadLetterRuns, describe
 from outbox_pipelines.relay.delivery import Complete
+from outbox_pipelines.relay.memory import LargeEvents
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.parking import Aggregate, ParkingLot
 from outbox_pipelines.relay.prober import Attempt, Prober, Tried, Verdict
@@ -82,6 +83,7 @@ class Retries:
         settings: Settings,
         shard: Shard,
         lot: ParkingLot,
+        large: LargeEvents,
         *,
         topics: Topics,
         on_dead_letter: Callable[[DeadLetter], None],
@@ -90,6 +92,9 @@ class Retries:
         self._settings = settings
         self._shard = shard
         self._lot = lot
+        self._large = large.owner()
+        self._has_large = False
+        """Whether something large is tried or released."""
         rehearses = settings.delivery == "exactly_once"
         name = f"{place(settings, shard).transactional_id}-prober" if rehearses else None
         self._prober = Prober(settings, topics, name)
@@ -190,6 +195,7 @@ class Retries:
         self.published += len(published)
         self._metrics.published(len(published))
         del self._flying[id(complete.piece)]
+        self._is_dealt_with(complete.piece.events)
         for aggregate in aggregates:
             self._lot.look_again(aggregate)
 
@@ -309,7 +315,7 @@ class Retries:
         if not chosen:
             return
         by_seq = {row[0]: row for row in chosen}
-        events = self._read(by_seq)
+        events, _ = self._read(by_seq)
         most = self._settings.max_attempts
         attempts = []
         for seq, row in by_seq.items():
@@ -328,24 +334,26 @@ class Retries:
         if not aggregates:
             return
         events: dict[int, Event] = {}
+        size = 0
         if len(self._flying) < _MOST_RELEASES:
             limit = {"limit": max(1, _RELEASE // len(aggregates)), "blocking": self._blocking}
             rows = self._shard.execute(parked_queries.FREE, _names(aggregates) | limit)
-            events = self._read({row[0]: row for row in rows}, is_run=True)
+            events, size = self._read({row[0]: row for row in rows}, is_run=True)
         found = {(event.aggregate_type, event.aggregate_id) for event in events.values()}
         for aggregate in aggregates:
             if aggregate not in found:
                 self._lot.look_again(aggregate, _ATTENTION_SECONDS)
         if events:
-            run = list(events.values())
-            released = Released(run, weigh(run))
+            released = Released(list(events.values()), size)
             self._flying[id(released)] = _Run(released, _firsts(events))
             self.released.append(released)
 
-    def _read(self, rows: dict[int, tuple[Any, ...]], *, is_run: bool = False) -> dict[int, Event]:
+    def _read(
+        self, rows: dict[int, tuple[Any, ...]], *, is_run: bool = False
+    ) -> tuple[dict[int, Event], int]:
         """Marks events as being tried, then reads their content: by seq, as many as fit into a piece.
 
-        What cannot be read becomes a dead letter.
+        What cannot be read becomes a dead letter. Returns the events and their size, as `weigh` counts.
 
         Args:
             rows: by seq, the names of each.
@@ -359,7 +367,7 @@ class Retries:
         unreadable: dict[int, str] = {}
         ended: set[tuple[str, str]] = set()
         size = 0
-        with closing(self._shard.read_parked(list(rows))) as found:
+        with closing(self._shard.read_parked(list(rows), self._may_take_large)) as found:
             for seq, content in found:
                 aggregate = rows[seq][2:4]
                 if isinstance(content, str):
@@ -368,9 +376,13 @@ class Retries:
                     ended.add(aggregate)
                 elif not (is_run and aggregate in ended):
                     events[seq] = Event._make(content)
-                    size += weigh([events[seq]])
+                    weight = weigh([events[seq]])
+                    self._has_large |= weight > LARGE
+                    size += weight
                 if size > self._settings.piece_bytes:
                     break
+        if not self._has_large:
+            self._large.give_back()
         if left := [seq for seq in marked if seq not in events]:
             self._shard.execute(parked_queries.INNOCENT, {"seqs": left})
         if unreadable:
@@ -378,7 +390,16 @@ class Retries:
             for seq, attempts in self._shard.execute(parked_queries.UNREADABLE, given):
                 event = Event._make(rows[seq][:_EVENT])
                 self._on_dead_letter(DeadLetter(event, attempts, unreadable[seq]))
-        return events
+        return events, size
+
+    def _may_take_large(self) -> bool:
+        return not self._has_large and self._large.take()
+
+    def _is_dealt_with(self, events: Iterable[Event]) -> None:
+        """Lets others read a large event, if it was among these."""
+        if self._has_large and any(weigh([event]) > LARGE for event in events):
+            self._has_large = False
+            self._large.give_back()
 
     def _replay(self, now: float) -> None:
         rows = self._shard.execute(parked_queries.REPLAYS, {"limit": _AT_ONCE})
@@ -417,6 +438,7 @@ class Retries:
                 self._lot.wake(aggregate)
             else:
                 self._lot.look_again(aggregate)
+        self._is_dealt_with(one.attempt.event for one in tried)
         events = {t.attempt.event.seq: t for t in refused}
         for seq, state, attempts in rows:
             if state == "failed":

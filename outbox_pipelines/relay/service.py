@@ -27,6 +27,7 @@ from outbox_pipelines.relay import hooks, queries, transactions
 from outbox_pipelines.relay.claims.holder import Holder
 from outbox_pipelines.relay.claims.worker import ClaimWorker
 from outbox_pipelines.relay.heartbeats import beating
+from outbox_pipelines.relay.memory import return_large_blocks
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.publisher import Publisher
@@ -92,6 +93,7 @@ def relay(
         SetupError: database, schema or broker are not as they must be.
         ShardHeldError: another relay holds the shard (or waits for it), and `standby` says not to wait.
     """
+    return_large_blocks()
     stop = stop or threading.Event()
     metrics = metrics or Metrics()
     owner = owner or default_owner()

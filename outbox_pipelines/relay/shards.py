@@ -14,7 +14,7 @@ import hashlib
 import math
 import random
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, LiteralString
@@ -293,10 +293,13 @@ class Shard:
         except psycopg.OperationalError as error:
             raise self._lost(error) from error
 
-    def read_parked(self, seqs: Sequence[int]) -> Generator[tuple[int, tuple[Any, ...] | str]]:
+    def read_parked(
+        self, seqs: Sequence[int], may_take_large: Callable[[], bool]
+    ) -> Generator[tuple[int, tuple[Any, ...] | str]]:
         """The content of parked events, one after the other, or why it cannot be read: see `bodies.read`."""
         try:
-            with closing(bodies.read(self._connection, parked_queries.BODIES, {}, seqs)) as found:
+            read = bodies.read(self._connection, parked_queries.BODIES, {}, seqs, may_take_large)
+            with closing(read) as found:
                 yield from found
         except psycopg.OperationalError as error:
             raise self._lost(error) from error

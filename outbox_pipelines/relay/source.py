@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from itertools import islice
 from typing import Any, Final, LiteralString, NamedTuple, Protocol
@@ -77,11 +77,13 @@ class SnapshotSource:
         shard: int = 0,
         shards: int = 1,
         guard: Guard | None = None,
+        may_take_large: Callable[[], bool] = lambda: True,
     ) -> None:
         """
         Args:
             with_time: each event's metadata has its time, as `created-at`.
             shard: events of this shard, of so many.
+            may_take_large: asked before a large row is read; waits until it may be.
         """
         self._connection = connection
         self._done = position.done
@@ -90,6 +92,7 @@ class SnapshotSource:
         self._queries = queries.EVENTS_WITH_TIME if with_time else queries.EVENTS
         self._mine = {"shard": shard, "shards": shards}
         self._guard = guard or _Unguarded()
+        self._may_take_large = may_take_large
         self._tick: Iterator[Piece] = iter(())
         self._open_from = ""
         self._careful = 0
@@ -263,7 +266,7 @@ class SnapshotSource:
         unreadable: dict[int, str] = {}
         size = 0
         days = self._days(unread[0], unread[-1])
-        found = bodies.read(self._connection, self._queries.bodies, days, unread)
+        found = bodies.read(self._connection, self._queries.bodies, days, unread, self._may_take_large)
         with closing(found):
             for row in rows:
                 event = row

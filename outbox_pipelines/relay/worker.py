@@ -27,6 +27,7 @@ from outbox_pipelines.relay.breaker import State
 from outbox_pipelines.relay.caution import Caution
 from outbox_pipelines.relay.delivery import Complete, Delivery
 from outbox_pipelines.relay.heartbeats import beating
+from outbox_pipelines.relay.memory import LargeEvents
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.position import Position
@@ -96,10 +97,12 @@ class Worker:
         self._on_progress = on_progress or (lambda settled: None)
         self._on_dead_letter = on_dead_letter or (lambda dead_letter: None)
         self._metrics = metrics or Metrics()
+        large = LargeEvents()
         self._retries = Retries(
             settings,
             shard,
             lot,
+            large,
             topics=publisher.lookups,
             on_dead_letter=self._on_dead_letter,
             metrics=self._metrics,
@@ -113,6 +116,7 @@ class Worker:
             settings,
             shard,
             self._caution,
+            large,
             ending=self._ending,
             end=self._end,
             prepare=publisher.prepare,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from outbox_pipelines.relay import service
 from tests.conftest import Outbox
 from tests.relay.parked import parked_rows
-from tests.relay.sizes import SIZES, assert_peak, insert, numbers
+from tests.relay.sizes import SIZES, WIDE, assert_peak, insert, numbers
 
 
 @contextmanager
@@ -101,7 +102,29 @@ def test_memory_is_bounded_whatever_the_rows(outbox: Outbox, delivery: str) -> N
     assert sum(message.key == "small" for message in outbox.messages()) == 300
 
 
-def _make_topic(outbox: Outbox) -> None:
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_large_events_come_from_both_sides(outbox: Outbox, delivery: str) -> None:
+    """Guards against large parked and new events in memory at once, or waiting for each other."""
+    _make_topic(outbox, largest=20_000_000)
+    with _past_the_guard(outbox) as connection:
+        for key in ("parked", "and another"):
+            insert(connection, key, 3, payload=WIDE)
+        connection.execute("INSERT INTO outbox_parked SELECT *, 'waiting', 0, now(), NULL FROM outbox")
+        connection.execute("UPDATE outbox_shards SET done = pg_current_snapshot()")
+        insert(connection, "new", 4, payload=WIDE)
+        insert(connection, "small", 300)
+    assert_peak(outbox.environment | {"OUTBOX_DELIVERY": delivery})
+    assert Counter(message.key for message in outbox.messages()) == {
+        "parked": 3,
+        "and another": 3,
+        "new": 4,
+        "small": 300,
+    }
+    assert parked_rows(outbox) == []
+
+
+def _make_topic(outbox: Outbox, largest: int = 1_000_000) -> None:
     """Small, and there when the relay starts: the first look-up takes seconds on a busy broker."""
     admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
-    admin.create_topics([NewTopic(outbox.topic(), 1, 1)])[outbox.topic()].result(60)
+    topic = NewTopic(outbox.topic(), 1, 1, config={"max.message.bytes": str(largest)})
+    admin.create_topics([topic])[outbox.topic()].result(60)

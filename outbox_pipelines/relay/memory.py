@@ -1,0 +1,80 @@
+"""How the memory of a relay stays bounded where events are large.
+
+Invariants:
+- One thread at a time has a large event: whoever reads one has the right to it until it is dealt with.
+- What a large event took goes back to the operating system when it is freed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+# Of malloc.h. Above the batches that Kafka's client makes and frees all the time.
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_LARGE: Final = 4 * 1024 * 1024
+_LOOK_SECONDS: Final = 0.05
+
+
+class EndingError(Exception):
+    """The right was waited for, and the relay ends."""
+
+
+class LargeEvents:
+    """The right to hold a large event; the reader and the settler share it."""
+
+    def __init__(self) -> None:
+        self._right = threading.Lock()
+
+    def owner(self, ending: Callable[[], bool] | None = None) -> LargeEvent:
+        """Return the part of one thread, without the right.
+
+        Args:
+            ending: where it waits for the right, whether to give up. None: it does not wait.
+        """
+        return LargeEvent(self._right, ending)
+
+
+class LargeEvent:
+    """One thread's part of it."""
+
+    def __init__(self, right: threading.Lock, ending: Callable[[], bool] | None) -> None:
+        self._right = right
+        self._ending = ending
+        self._has_right = False
+
+    def take(self) -> bool:
+        """Return whether this thread has the right now.
+
+        Raises:
+            EndingError: it was waited for in vain.
+        """
+        if not self._has_right:
+            self._has_right = self._right.acquire(blocking=False)
+        while not self._has_right and self._ending is not None:
+            if self._ending():
+                raise EndingError
+            self._has_right = self._right.acquire(timeout=_LOOK_SECONDS)
+        return self._has_right
+
+    def give_back(self) -> None:
+        """The event is dealt with, or was not large after all; nothing where there was none."""
+        if self._has_right:
+            self._has_right = False
+            self._right.release()
+
+
+def return_large_blocks() -> None:
+    """Has the allocator give freed blocks of 4 MB and more back, where it is glibc's.
+
+    By default glibc keeps up to 64 MB of them, for each thread: the peak of a relay would be the sum of what
+    its threads held at different times.
+    """
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, _LARGE)
+        mallopt(_M_TRIM_THRESHOLD, 2 * _LARGE)
