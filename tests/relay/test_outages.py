@@ -23,17 +23,22 @@ def _breaker(outbox: Outbox) -> str:
     return measurements.read(outbox.settings).shards[0].breaker
 
 
-def _wait_until_relayed(outbox: Outbox) -> None:
+def _wait_until_relayed(outbox: Outbox) -> int:
+    """Until Kafka has all; how many events were parked for a while.
+
+    A broker that is busy may not know a topic for a moment: its events are parked, and with
+    them those that follow, so that nothing is on its way to Kafka that would open the breaker.
+    """
     wait_until(
         lambda: measurements.read(outbox.settings).shards[0].backlog == 0, seconds=60, what="no backlog"
     )
+    parked = len(parked_rows(outbox))
+    wait_until(lambda: parked_rows(outbox) == [], seconds=60, what="nothing parked")
+    return parked
 
 
 def _assert_all_arrived(outbox: Outbox, events: int) -> None:
-    _wait_until_relayed(outbox)
-    # A broker that has just started may not know its topics for a moment: their events wait, uncounted.
-    parked = len(parked_rows(outbox))
-    wait_until(lambda: parked_rows(outbox) == [], seconds=60, what="nothing parked")
+    parked = _wait_until_relayed(outbox)
     found = len({message.headers["id"] for message in outbox.messages()})
     # Read again only to say whether they are lost or were seen too late.
     again = found if found == events else len({message.headers["id"] for message in outbox.messages()})
