@@ -13,6 +13,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,6 +63,8 @@ def report(history: History) -> Verdict:
     """Judges; keeps the history where something is wrong, and says where."""
     verdict = judge(history)
     print(f"SEED {history.seed} of {history.relay}: {verdict}", flush=True)
+    for words, count in Counter(f"{exit.code}: {exit.words}" for exit in history.exits).items():
+        print(f"  {count} x exit {words}", flush=True)
     if verdict.wrong:
         directory = Path(os.environ.get("HISTORIES", "histories"))
         path = directory / f"{history.relay}-{history.seed}-{time.time():.0f}.jsonl"
