@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from outbox_pipelines.consumer import inspection
 from outbox_pipelines.consumer.inspection import inspect
 from outbox_pipelines.errors import SetupError
 from tests.conftest import clean_environment, wait_until
@@ -71,7 +72,8 @@ def test_a_topic_that_is_not_there(place: Place) -> None:
     assert (found.behind, found.sampled, found.unmatched) == ({}, 0, {})
 
 
-def test_kafka_that_does_not_answer() -> None:
+def test_kafka_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection, "_SECONDS", 0.5)
     place = Place("", "127.0.0.1:9", "t")
     consumer = place.bare()
     consumer.on("order.placed")(effect)

@@ -49,3 +49,24 @@ def test_a_partition_that_goes_and_comes_back_within_one_poll_skips_no_message(p
         member.close()
     assert client.rebalances == 1
     assert seen == sent
+
+
+def test_the_lag_is_what_is_to_come(place: Place) -> None:
+    """Guards against a lag that is another number, or that ends a consumer."""
+    place.load(50, keys=1)
+    given = membership.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    member = membership.Member(given, [place.topic])
+    polled = 0
+    try:
+        deadline = time.monotonic() + 60
+        while not any(member.lag.values()) and polled < 50 and time.monotonic() < deadline:
+            # Each poll measures.
+            member._lag_at = 0.0
+            polled += len(member.poll())
+        assert sorted(member.lag.values()) == [50 - polled]
+        while polled < 50 and time.monotonic() < deadline:
+            member._lag_at = 0.0
+            polled += len(member.poll())
+        assert sorted(member.lag.values()) == [0]
+    finally:
+        member.close()
