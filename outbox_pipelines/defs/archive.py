@@ -2,7 +2,6 @@
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import time
-from datetime import date
 from typing import Any
 
 import dagster as dg
@@ -10,7 +9,7 @@ import dagster as dg
 from outbox_pipelines.defs import ours, places
 from outbox_pipelines.defs.day_quality import events_as_expected
 from outbox_pipelines.defs.events import DAYS, OWNERS, events
-from outbox_pipelines.defs.failures import one_line
+from outbox_pipelines.defs.failures import day_of, one_line
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.defs.runs import requests
 
@@ -43,7 +42,7 @@ def archive(context: dg.AssetExecutionContext, outbox_pipelines: OutboxResource)
 
         done = days.archive(
             outbox_pipelines.settings(),
-            date.fromisoformat(context.partition_key),
+            day_of(context),
             progress=lambda rows: context.log.info(f"{rows:,} rows written"),
         )
     manifest = done.manifest
@@ -79,7 +78,7 @@ def archive_equals_table(
     context: dg.AssetCheckExecutionContext, outbox_pipelines: OutboxResource
 ) -> dg.AssetCheckResult:
     started = time.monotonic()
-    day = date.fromisoformat(context.partition_key)
+    day = day_of(context)
     with one_line():
         from outbox_pipelines.archive import day as days
 

@@ -3,13 +3,12 @@
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import time
 import warnings
-from datetime import date
 
 import dagster as dg
 
 from outbox_pipelines.defs import places
 from outbox_pipelines.defs.events import DAYS, events
-from outbox_pipelines.defs.failures import one_line
+from outbox_pipelines.defs.failures import day_of, one_line
 from outbox_pipelines.defs.resources import OutboxResource
 
 # Every process that loads the definitions would print it.
@@ -43,7 +42,7 @@ def events_as_expected(
     context: dg.AssetCheckExecutionContext, outbox_pipelines: OutboxResource
 ) -> dg.AssetCheckResult:
     started = time.monotonic()
-    day = date.fromisoformat(context.partition_key)
+    day = day_of(context)
     with one_line():
         # Here, because definitions are to load without the drivers, and without Great Expectations.
         from outbox_pipelines.quality import day_rules, days

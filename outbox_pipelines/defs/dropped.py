@@ -2,7 +2,6 @@
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import time
-from datetime import date
 
 import dagster as dg
 from pydantic import Field
@@ -10,7 +9,7 @@ from pydantic import Field
 from outbox_pipelines.defs import ours
 from outbox_pipelines.defs.archive import archive
 from outbox_pipelines.defs.events import DAYS, OWNERS
-from outbox_pipelines.defs.failures import one_line
+from outbox_pipelines.defs.failures import day_of, one_line
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.defs.runs import requests
 
@@ -50,7 +49,7 @@ then the error names the events, the day is a part of the outbox as before, and 
 def drop(context: dg.OpExecutionContext, config: DropConfig, outbox_pipelines: OutboxResource) -> None:
     """Proves and drops the day of the run's partition."""
     started = time.monotonic()
-    day = date.fromisoformat(context.partition_key)
+    day = day_of(context)
     with one_line():
         # Here, because definitions are to load without the drivers.
         from outbox_pipelines.partitions import drop as days

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 
 import dagster as dg
 
@@ -24,3 +25,19 @@ def one_line() -> Iterator[None]:
         raise dg.Failure(str(error)) from None
     except psycopg.Error as error:
         raise dg.Failure(f"the database refuses: {first_line(error)}") from None
+
+
+def day_of(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext,
+) -> date:
+    """Return the day of a run.
+
+    Raises:
+        Failure: the run has none, as the launchpad allows.
+    """
+    if not context.has_partition_key:
+        raise dg.Failure(
+            "the run has no day: choose a partition in the launchpad, or days on the job's page Partitions",
+            allow_retries=False,
+        )
+    return date.fromisoformat(context.partition_key)

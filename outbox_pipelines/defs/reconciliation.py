@@ -3,14 +3,13 @@
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import warnings
 from collections.abc import Iterator
-from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from outbox_pipelines.defs import ours, places
 from outbox_pipelines.defs.events import DAYS, OWNERS, events
-from outbox_pipelines.defs.failures import one_line
+from outbox_pipelines.defs.failures import day_of, one_line
 from outbox_pipelines.defs.resources import OutboxResource
 
 if TYPE_CHECKING:
@@ -71,9 +70,7 @@ def reconciliation(
         from outbox_pipelines.quality.rules import State
         from outbox_pipelines.reconciliation import day as days
 
-        report = days.reconcile(
-            outbox_pipelines.settings(), date.fromisoformat(context.partition_key), progress=context.log.info
-        )
+        report = days.reconcile(outbox_pipelines.settings(), day_of(context), progress=context.log.info)
     for line in report.lines():
         context.log.info(line)
     is_error = report.state is State.ERROR

@@ -74,13 +74,18 @@ def live(settings: Settings) -> Past:
 
 
 def write_a_few(settings: Settings) -> None:
-    """Write what the outbox has once more, as if on days that are over."""
-    days = _past_days()
+    """Write what the outbox has once more, as if on the last days; publish, close and archive it."""
+    days = [_today() - timedelta(n) for n in range(_DAYS, 0, -1)]
     ahead.ensure(settings, since=days[0])
     with connect(settings, name="outbox demo: past") as connection, connection.transaction():
         connection.execute(queries.DECLARE_BACKFILL)
         for day in days:
-            connection.execute(queries.WRITE_AGAIN_AS_OF, {"day": day, "since": days[-1] + timedelta(1)})
+            connection.execute(queries.WRITE_AGAIN_AS_OF, {"day": day})
+    # Days that stay open, or without a file, are an error on the pages. Yesterday is for who looks at them.
+    service.relay(settings, until_empty=True)
+    close.close(settings)
+    for day in days[:-1]:
+        archive.archive(settings, day)
 
 
 def told(past: Past) -> dict[str, str]:

@@ -75,11 +75,11 @@ FROM outbox
 WHERE ((payload ->> 'at')::timestamptz AT TIME ZONE 'UTC')::date = (
     SELECT min((scheduled_for AT TIME ZONE 'UTC')::date) + %(number)s::int FROM flights)
 ORDER BY seq"""
-# All that is there, once more: for a few events, whatever their days are.
+# What was written just now, once more: for a few events, whatever their days are.
 WRITE_AGAIN_AS_OF: Final = """
 INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, created_at)
 SELECT aggregate_type, aggregate_id, event_type, payload,
        (%(day)s::date + ((payload ->> 'at')::timestamptz AT TIME ZONE 'UTC')::time) AT TIME ZONE 'UTC'
-FROM outbox WHERE created_at >= %(since)s::date::timestamp AT TIME ZONE 'UTC'
+FROM outbox WHERE created_at > now() - interval '1 hour'
 ORDER BY seq"""
 WELL_TRAVELLED: Final = "SELECT tail_number FROM aircraft ORDER BY movements DESC, tail_number LIMIT 1"

@@ -55,9 +55,6 @@ def run(port: int, seed: int) -> int:
         ) as settings,
         connect(settings, name="outbox demo: progress") as connection,
     ):
-        flights = operations(IN_A_YEAR)
-        _write_past(settings, islice(flights, _PAST_OPERATIONS), seed)
-        say("Starting Dagster …")
         make_home(Path(home))
         shown = settings.model_copy(
             update={
@@ -65,6 +62,9 @@ def run(port: int, seed: int) -> int:
                 "catalog": settings.catalog or Path(__file__).parent / "catalog.yaml",
             }
         )
+        flights = operations(IN_A_YEAR)
+        _write_past(shown, islice(flights, _PAST_OPERATIONS), seed)
+        say("Starting Dagster …")
         desks = Desks(settings, flights, seed=seed, per_second=_PER_SECOND)
         progress = Progress()
         with serving(environment(shown, Path(home), _SESSION_SECONDS), Path(home), port) as pages:

@@ -70,6 +70,14 @@ def test_a_day_is_dropped(instance: dg.DagsterInstance, resource: OutboxResource
     assert _run(instance, resource).success
 
 
+def test_a_run_without_a_day_is_one_line(instance: dg.DagsterInstance, resource: OutboxResource) -> None:
+    """Guards against a stack trace for a launchpad in which nobody has chosen a day."""
+    result = drop_day.execute_in_process(
+        instance=instance, resources={"outbox_pipelines": resource}, raise_on_error=False
+    )
+    assert "choose a partition" in _reason(result)
+
+
 def test_within_the_retention(
     instance: dg.DagsterInstance,
     resource: OutboxResource,

@@ -33,7 +33,7 @@ class DeadLettersConfig(dg.Config):
         default=False, description="all of them, where neither ids nor a filter are given"
     )
     wait_seconds: float = Field(
-        default=60.0, ge=0, description="how long a replay waits for a relay to try the events"
+        default=60.0, description="how long a replay waits for a relay to try the events"
     )
 
 
