@@ -37,7 +37,8 @@ def test_shows_the_relay_live_and_leaves_nothing(database: dict[str, str], tmp_p
             assert past[0] >= 5
 
             # The supervisor's sensor has started a session, by itself.
-            wait_until(lambda: published() > 0, seconds=90, what="a published event")
+            before = published()
+            wait_until(lambda: published() > before, seconds=90, what="a published event")
         assert len(ui.descendants()) > 3
         ui.process.send_signal(signal.SIGTERM)
         assert ui.process.wait(60) == 0, ui.output
