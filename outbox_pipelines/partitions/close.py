@@ -59,7 +59,7 @@ def close(settings: Settings, day: date | None = None) -> list[Closing]:
     require_schema(settings)
     with connect(settings, name="outbox partitions close") as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        _compare_clocks(connection)
+        compare_clocks(connection)
         wait = {"minutes": settings.close_after_minutes}
         over = [found for (found,) in connection.execute(queries.OVER, wait)]
         if day is not None:
@@ -216,12 +216,13 @@ def _not_over(connection: Connection, day: date, settings: Settings) -> Closing:
     )
 
 
-def _compare_clocks(connection: Connection) -> None:
+def compare_clocks(connection: Connection) -> None:
+    """Raise `AwayError` if the clocks of the database and of this machine differ by more than ten minutes."""
     row = connection.execute(queries.CLOCK).fetchone()
     assert row is not None
     apart = abs((row[0] - datetime.now(UTC)).total_seconds()) / 60
     if apart > _CLOCKS_MINUTES:
         raise AwayError(
             f"the clocks of the database and of this machine are {apart:.0f} minutes apart: no day is closed "
-            "until they agree"
+            "or dropped, and nothing is purged, until they agree"
         )

@@ -62,10 +62,15 @@ class Dropped:
 
 
 def due(settings: Settings) -> list[date]:
-    """The days that are past OUTBOX_RETENTION_DAYS and can be dropped, the oldest first."""
+    """Return the days that are past OUTBOX_RETENTION_DAYS and can be dropped, the oldest first.
+
+    Raises:
+        AwayError: the database does not answer, or its clock and this machine's differ.
+    """
     require_schema(settings)
     states = ["closed", "archived"] if settings.archive == NOWHERE else ["archived"]
     with connect(settings, name="outbox partitions drop") as connection:
+        close.compare_clocks(connection)
         given = {"states": states, "retention": settings.retention_days}
         return [day for (day,) in connection.execute(queries.DUE, given)]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from outbox_pipelines.archive.store import NOWHERE
 from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.partitions import queries
+from outbox_pipelines.partitions import close, queries
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
@@ -32,10 +32,11 @@ def purge(settings: Settings) -> Purged:
 
     Raises:
         SetupError: this role does not own the outbox.
-        AwayError: the database does not answer.
+        AwayError: the database does not answer, or its clock and this machine's differ.
     """
     require_schema(settings)
     with connect(settings, name="outbox partitions purge") as connection:
+        close.compare_clocks(connection)
         given = {"archives": settings.archive != NOWHERE, "retention": settings.retention_days}
         ((before,),) = connection.execute(queries.PURGE_BEFORE, given)
         return Purged(

@@ -20,7 +20,7 @@ _HERE: Final[LiteralString] = """
 # range with unknown bounds the planner expects few rows, and takes the index on tx; else it may read all.
 _BACKLOG: Final[LiteralString] = f"""
 SELECT least(count(*), %(cap)s) AS backlog,
-       coalesce(extract(epoch FROM clock_timestamp() - min({WRITTEN_AT})), 0) AS oldest_seconds
+       greatest(extract(epoch FROM clock_timestamp() - min({WRITTEN_AT})), 0) AS oldest_seconds
 FROM (
     (SELECT o.id, o.created_at FROM pg_snapshot_xip(s.done) AS late(tx)
      CROSS JOIN LATERAL (
@@ -33,10 +33,13 @@ FROM (
      ORDER BY o.tx LIMIT %(cap)s)
 ) waiting"""
 
+# A row in the future is from before the clock of the database went back.
 _RATE: Final = """
 SELECT coalesce(sum(events), 0) / 60 AS events_per_second,
-       (SELECT lag FROM outbox_progress WHERE shard = s.shard ORDER BY at DESC LIMIT 1) AS lag_seconds
-FROM outbox_progress WHERE shard = s.shard AND at > clock_timestamp() - interval '1 minute'"""
+       (SELECT lag FROM outbox_progress WHERE shard = s.shard AND at <= clock_timestamp()
+        ORDER BY at DESC LIMIT 1) AS lag_seconds
+FROM outbox_progress
+WHERE shard = s.shard AND at > clock_timestamp() - interval '1 minute' AND at <= clock_timestamp()"""
 
 # The holder is who has the lock now: the row alone would still name one that was killed. Any other session
 # with the lock keeps every relay from it. A shard that was never relayed is alone since the tables were made.
@@ -48,10 +51,13 @@ WITH locks AS (
 )
 SELECT coalesce(jsonb_agg(to_jsonb(found) ORDER BY found.shard), '[]') FROM (
     SELECT s.shard, s.shards, h.owner,
-           extract(epoch FROM clock_timestamp() - h.held_since) AS held_seconds,
-           extract(epoch FROM clock_timestamp() - s.heartbeat) AS heartbeat_seconds,
-           CASE WHEN h.shard IS NOT NULL THEN 0 ELSE extract(epoch FROM clock_timestamp() - coalesce(
-               s.heartbeat, (SELECT min(applied_at) FROM outbox_migrations))) END AS unheld_seconds,
+           CASE WHEN h.held_since IS NOT NULL THEN greatest(
+               0, extract(epoch FROM clock_timestamp() - h.held_since)) END AS held_seconds,
+           CASE WHEN s.heartbeat IS NOT NULL THEN greatest(
+               0, extract(epoch FROM clock_timestamp() - s.heartbeat)) END AS heartbeat_seconds,
+           CASE WHEN h.shard IS NOT NULL THEN 0 ELSE greatest(
+               0, extract(epoch FROM clock_timestamp() - coalesce(
+                   s.heartbeat, (SELECT min(applied_at) FROM outbox_migrations)))) END AS unheld_seconds,
            EXISTS (SELECT FROM locks WHERE objid = s.shard
                    AND classid = hashtext(%(waiting)s)::bigint & 4294967295) AS successor_waits,
            coalesce(h.breaker, 'closed') AS breaker, h.breaker_reason, s.top_up_error,

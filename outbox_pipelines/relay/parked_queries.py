@@ -23,10 +23,16 @@ _COVERED: Final[LiteralString] = """(
 # being tried before its content is read.
 BODIES: Final = EVENTS_WITH_TIME.parked
 
+# No pause is as long as ten minutes: such a time is from before the clock of the database went back.
+IS_DUE: Final[LiteralString] = """(
+    next_attempt_at IS NULL
+    OR next_attempt_at NOT BETWEEN clock_timestamp() AND clock_timestamp() + interval '10 minutes')"""
+
 # The first event of each aggregate that blocks it.
 HEADS: Final[LiteralString] = f"""
 SELECT {NAMES}, state, attempts,
-       extract(epoch FROM next_attempt_at - clock_timestamp())::float8, deaths, covered
+       CASE WHEN {IS_DUE} THEN 0 ELSE extract(epoch FROM next_attempt_at - clock_timestamp()) END::float8,
+       deaths, covered
 FROM unnest(%(types)s::text[], %(ids)s::text[]) AS a (type, name)
 CROSS JOIN LATERAL (
     SELECT *, {_COVERED} AS covered FROM outbox_parked p
@@ -51,7 +57,7 @@ CROSS JOIN LATERAL (
 REPLAYS: Final[LiteralString] = f"""
 SELECT DISTINCT ON (aggregate_type, aggregate_id) {NAMES}, state, attempts, 0::float8, deaths
 FROM outbox_parked
-WHERE state = 'replaying' AND (next_attempt_at IS NULL OR next_attempt_at <= clock_timestamp()) AND {MINE}
+WHERE state = 'replaying' AND {IS_DUE} AND {MINE}
 ORDER BY aggregate_type, aggregate_id, seq LIMIT %(limit)s"""
 
 TRYING: Final = "UPDATE outbox_parked SET trying = true WHERE seq = ANY (%(seqs)s::bigint[])"

@@ -185,6 +185,21 @@ WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
   AND l.classid = hashtext(%(lock)s)::bigint & 4294967295 AND l.objid = %(shard)s
   AND l.pid IS DISTINCT FROM (SELECT pid FROM outbox_shards WHERE shard = %(shard)s AND owner IS NOT NULL)"""
 
+# The session of the relay that has this shard, while it does nothing. If two looks find the same, it has done
+# nothing between them.
+IDLE_HOLDER: Final = """
+SELECT a.pid, a.backend_start::text, a.state_change::text
+FROM outbox_shards s
+JOIN pg_locks l ON l.pid = s.pid AND l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND l.classid = hashtext(%(lock)s)::bigint & 4294967295 AND l.objid = s.shard
+JOIN pg_stat_activity a ON a.pid = s.pid AND a.state = 'idle'
+WHERE s.shard = %(shard)s AND s.owner IS NOT NULL"""
+END_IDLE: Final = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE pid = %(pid)s AND backend_start::text = %(start)s
+  AND state = 'idle' AND state_change::text = %(since)s"""
+
 # Transaction ids have a meaning in one database only.
 IDENTITY: Final = """
 SELECT system_identifier, (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -261,7 +276,7 @@ SETTLE_WITH_PROGRESS: Final[LiteralString] = f"""
 WITH moved AS ({_MOVE}), written AS (
     INSERT INTO outbox_progress (shard, shards, done, target, last_seq, events, lag)
     SELECT %(shard)s, %(shards)s, %(done)s, %(target)s, %(last_seq)s, %(events)s,
-           (SELECT extract(epoch FROM clock_timestamp() - {WRITTEN_AT}) FROM outbox
+           (SELECT greatest(0, extract(epoch FROM clock_timestamp() - {WRITTEN_AT})) FROM outbox
             WHERE {OPEN} AND seq = %(newest)s)
     FROM moved
     RETURNING lag
@@ -284,11 +299,13 @@ CHANGE_SHARDS: Final = """
 SELECT step, missing FROM outbox_change_shards(%(wanted)s, %(started)s, %(on_behalf_of)s)"""
 KEEP_SHARDS: Final = "SELECT outbox_keep_shards()"
 
-# Whoever wanted it has died: the relays go on by themselves.
+# Whoever wanted it has died: the relays go on by themselves. A time in the future is from before the clock
+# went back.
 UNWANT_FORGOTTEN: Final = """
 UPDATE outbox_shards
 SET wanted = NULL, wanted_at = NULL, is_held = false, is_there = false, barrier = NULL
-WHERE wanted IS NOT NULL AND wanted_at < clock_timestamp() - interval '10 seconds'"""
+WHERE wanted IS NOT NULL AND wanted_at NOT BETWEEN clock_timestamp() - interval '10 seconds'
+                                              AND clock_timestamp() + interval '10 seconds'"""
 
 # A relay that cannot follow says so before anything has stopped.
 UNWANT: Final = """

@@ -220,6 +220,8 @@ def _take(place: Shard | Holder, standby: Standby, stop: threading.Event, idle: 
         if time.monotonic() >= idle_at:
             idle_at = time.monotonic() + 1.0
             idle()
+            if isinstance(place, Shard):
+                place.end_silent()
         if isinstance(place, Shard) and time.monotonic() >= look_at:
             look_at, found = time.monotonic() + _INTRUDER_SECONDS, place.intruder()
             # Twice: a relay that is just taking the shard looks like one. Then once for each session.

@@ -69,6 +69,7 @@ class Shard:
         self._waits_for: set[int] = set()
         self._candidates: list[int] = []
         self._candidates_at = -math.inf
+        self._idle: dict[int, tuple[tuple[Any, ...], float]] = {}
         self._epoch = 0
         self.identity = ""
         """Of database and schema, in Kafka's names."""
@@ -197,6 +198,23 @@ class Shard:
             ShardLostError: the session has ended.
         """
         self.execute(queries.HEARTBEAT, {})
+
+    def end_silent(self) -> None:
+        """End the session of a relay that has done nothing for twice the lease, by this process's clock.
+
+        The database ends it after the lease by its own clock, so not if that clock went back meanwhile.
+        """
+        now = time.monotonic()
+        for shard in self._shards():
+            (row, *_) = self.execute(queries.IDLE_HOLDER, self._lock(shard)) or [()]
+            seen, since = self._idle.get(shard, ((), now))
+            if not row or row != seen:
+                self._idle[shard] = row, now
+            elif now - since > 2 * self._settings.lease_seconds:
+                pid, start, changed = row
+                # Of another role: the operator is told how to end it.
+                with suppress(psycopg.errors.InsufficientPrivilege):
+                    self.execute(queries.END_IDLE, {"pid": pid, "start": start, "since": changed})
 
     def intruder(self) -> tuple[int, str] | None:
         """Return a session that holds the lock of a shard and is no relay: its process, and a description."""

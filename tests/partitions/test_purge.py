@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
 
 from outbox_pipelines.archive import day as archive
-from outbox_pipelines.partitions import purge, queries
+from outbox_pipelines.errors import AwayError
+from outbox_pipelines.partitions import close, drop, purge, queries
 from outbox_pipelines.writer import emit
 from tests.partitions import days
 from tests.partitions.days import DAY
@@ -93,3 +95,24 @@ def test_what_became_of_parked_events(database: Database, tmp_path: Path) -> Non
     purged = purge.purge(settings)
     assert (purged.released, purged.discarded) == (1, 3)
     assert database.rows("SELECT DISTINCT state FROM outbox_parked") == [("failed",)]
+
+
+class _Slow(datetime):
+    """The clock of a machine that is an hour behind."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+        return datetime.now(tz) - timedelta(hours=1)
+
+
+def test_nothing_is_removed_while_the_clocks_differ(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys and days that are removed too early because the clock of the database is ahead."""
+    database.rows(_KEYS, 100, 10)
+    monkeypatch.setattr(close, "datetime", _Slow)
+    for remove in (purge.purge, drop.due):
+        with pytest.raises(AwayError, match="the clocks of the database and of this machine are 60 minutes"):
+            remove(database.settings)
+    monkeypatch.undo()
+    assert purge.purge(database.settings).keys == 10

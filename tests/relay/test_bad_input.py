@@ -151,7 +151,7 @@ def test_a_missing_topic(outbox: Outbox, tmp_path: Path) -> None:
         # By the table: another process parked it, as one that lost its session and started over has.
         with outbox.connect() as connection:
             connection.execute(
-                "UPDATE outbox_parked SET next_attempt_at = clock_timestamp() + interval '1 h'"
+                "UPDATE outbox_parked SET next_attempt_at = clock_timestamp() + interval '5 min'"
             )
         again = outbox.outbox("relay", "--until-empty", OUTBOX_KAFKA=broker.bootstrap)
         assert again.returncode == 1

@@ -159,6 +159,20 @@ def test_attempts_wait_longer_and_longer(outbox: Outbox) -> None:
         assert 0.75 * expected < pause < 1.2 * expected
 
 
+def test_a_retry_does_not_wait_for_a_clock_that_went_back(outbox: Outbox) -> None:
+    """Guards against an event that is tried again when the clock of the database has caught up."""
+    create_topic(outbox, **{"max.message.bytes": "2000"})
+    write(outbox, ("a", {"n": 0, "noise": NOISE}))
+    _drain(outbox, retry_seconds=10, max_attempts=100)
+    for attempts in (2, 3):
+        with outbox.connect() as connection:
+            connection.execute(
+                "UPDATE outbox_parked SET next_attempt_at = clock_timestamp() + interval '1 h'"
+            )
+        _drain(outbox, retry_seconds=10, max_attempts=100)
+        assert [row[3] for row in parked_rows(outbox)] == [attempts]
+
+
 def test_a_blocked_aggregate_stays_blocked_over_a_restart(outbox: Outbox) -> None:
     """Guards against a relay that forgets who waits, and lets later events pass (G2)."""
     create_topic(outbox, **{"max.message.bytes": "2000"})

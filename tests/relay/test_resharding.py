@@ -126,13 +126,14 @@ def test_a_shard_without_a_relay_stops_the_change_and_nothing_else(outbox: Outbo
         wait_until_relayed(outbox)
 
 
-def test_a_change_whose_author_died_is_given_up(outbox: Outbox) -> None:
-    """Guards against a relay that waits for ever for somebody who is gone."""
+@pytest.mark.parametrize("heard", ["- interval '9 seconds'", "+ interval '1 hour'"])
+def test_a_change_whose_author_died_is_given_up(outbox: Outbox, heard: str) -> None:
+    """Guards against a relay that waits for an author who has died, or for a clock that went back."""
     with relays(outbox, 1):
         wait_for_holders(outbox, 1)
         with outbox.connect() as connection:
             connection.execute(
-                "UPDATE outbox_shards SET wanted = 2, wanted_at = clock_timestamp() - interval '9 seconds'"
+                f"UPDATE outbox_shards SET wanted = 2, wanted_at = clock_timestamp() {heard}".encode()
             )
             outbox.write(1, 2, 3)
             wait_until(

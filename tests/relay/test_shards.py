@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import psycopg
@@ -54,6 +55,53 @@ def test_one_takes_it_and_one_waits(outbox: Outbox) -> None:
     successor.release()
     third.release()
     assert measurements.read(outbox.settings).shards[0].owner is None
+
+
+def test_a_silent_holder_is_ended_by_its_successor(outbox: Outbox) -> None:
+    """Guards against a frozen relay that keeps the shard because the clock of the database went back."""
+    settings = outbox.settings.model_copy(update={"lease_seconds": 1.0})
+    holder, successor = (Shard(settings, 0, name) for name in ("a", "b"))
+    assert holder.try_take()
+    # The timers of the database do not fire while its clock is behind.
+    for shard in (holder, successor):
+        shard.execute("SET idle_session_timeout = 0", {})
+    # Not while it does something, however slow the machine is.
+    deadline = time.monotonic() + 3.0
+    while time.monotonic() < deadline:
+        holder.beat()
+        successor.end_silent()
+        time.sleep(0.1)
+    holder.beat()
+
+    def taken() -> bool:
+        successor.end_silent()
+        return successor.try_take()
+
+    wait_until(taken, what="the successor to take the shard")
+    with pytest.raises(ShardLostError):
+        holder.beat()
+    successor.release()
+
+
+def test_measurements_after_the_clock_went_back(outbox: Outbox) -> None:
+    """Guards against ages below zero, and a lag that stays what it was until the clock has caught up."""
+    holder = Shard(outbox.settings, 0, "a")
+    assert holder.try_take()
+    outbox.write(1)
+    with outbox.connect() as connection:
+        connection.execute(
+            "INSERT INTO outbox_progress (shard, at, done, events, lag) "
+            "SELECT 0, now() + ahead, pg_current_snapshot(), 60, lag "
+            "FROM (VALUES (interval '-1 s', 7), (interval '1 h', 0.1)) AS given (ahead, lag)"
+        )
+        connection.execute(
+            "UPDATE outbox_shards SET heartbeat = now() + interval '1 h', held_since = now() + interval '1 h'"
+        )
+    (shard,) = measurements.read(outbox.settings).shards
+    assert shard.lag_seconds == 7
+    assert shard.events_per_second <= 1
+    assert (shard.heartbeat_seconds, shard.held_seconds) == (0, 0)
+    holder.release()
 
 
 def test_a_stranger_with_the_lock_is_named(outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
