@@ -176,6 +176,10 @@ class Settings(BaseSettings):
         default=30.0, ge=0.0, description="how long a problem lasts, or is gone, until it is told"
     )
     ui_url: str = Field(default="", description="address of Dagster's pages, for links in messages")
+    runbook_url: str = Field(
+        default="",
+        description="address of docs/operating.md, for links in messages and checks",
+    )
     drain: str = Field(
         default="",
         description="consumers whose inboxes Dagster drains: module:name, separated by spaces",
@@ -304,9 +308,9 @@ class Settings(BaseSettings):
         header_names(value)
         return value
 
-    @field_validator("ui_url")
+    @field_validator("ui_url", "runbook_url")
     @classmethod
-    def _ui_url_is_an_address(cls, value: str) -> str:
+    def _links_are_addresses(cls, value: str) -> str:
         if value and (not value.startswith(("http://", "https://")) or "@" in value):
             raise ValueError(
                 "write the address as a browser takes it, without user and password, such as "
@@ -390,6 +394,12 @@ def _one_line(problem: Any) -> str:
     field = str(problem["loc"][0]) if problem["loc"] else "settings"
     name = field if field.startswith("OUTBOX_") else f"OUTBOX_{field.upper()}"
     # A secret that stands in the wrong place of one of these is not shown either.
-    is_shown = name.removeprefix("OUTBOX_").lower() not in {*SECRET, "archive", "kafka", "ui_url"}
+    is_shown = name.removeprefix("OUTBOX_").lower() not in {
+        *SECRET,
+        "archive",
+        "kafka",
+        "ui_url",
+        "runbook_url",
+    }
     value = f"={problem['input']}:" if is_shown else ""
     return f"{name}{value} {problem['msg'].removeprefix('Value error, ')}"

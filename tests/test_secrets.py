@@ -160,6 +160,7 @@ def misconfigurations(directory: Path) -> Iterator[dict[str, str]]:
     yield {**FINE, "OUTBOX_KAFKA": f"relay:hunter2@{AWAY}"}
     yield {**FINE, "OUTBOX_KAFKA": f"SASL_SSL://relay:hunter2@{AWAY}"}
     yield {**FINE, "OUTBOX_UI_URL": "https://relay:hunter2@dagster.example.com"}
+    yield {**FINE, "OUTBOX_RUNBOOK_URL": "https://relay:hunter2@wiki.example.com"}
     yield {**FINE, "OUTBOX_KAFKA_CONFIG": "sasl.username=a\nsasl.password=hunter2"}
 
 

@@ -102,12 +102,12 @@ def _of_the_outbox(settings: "Settings", known: Mapping[str, "Known"]) -> tuple[
     from outbox_pipelines.errors import SetupError
     from outbox_pipelines.quality import measurements
     from outbox_pipelines.quality.alerts import Problem, of_verdicts
-    from outbox_pipelines.quality.rules import RULES, judge
+    from outbox_pipelines.quality.rules import RULES, chapter, judge
     from outbox_pipelines.secret import first_line
 
     # What cannot be measured is not over.
     unseen = [Problem(rule.name, known[rule.name].text, rule.help) for rule in RULES if rule.name in known]
-    remedy = "`outbox status` says it again; nothing is relayed meanwhile (docs/operating.md#database)"
+    remedy = f"`outbox status` says it again; until then nothing is relayed ({chapter(settings, 'database')})"
     try:
         found = measurements.read(settings)
     except SetupError as error:

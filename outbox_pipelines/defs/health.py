@@ -201,18 +201,24 @@ def _evaluate(outbox: OutboxResource) -> tuple["Measurements | None", dict[str, 
     import psycopg
 
     from outbox_pipelines.quality.health import evaluate
+    from outbox_pipelines.quality.rules import chapter
     from outbox_pipelines.secret import first_line
 
     settings = outbox.settings()
+    found = None
     try:
         found, verdicts = evaluate(settings)
     except SetupError as error:
-        return None, {_DATABASE: _answers(str(error))}
+        evaluations = {_DATABASE: _answers(str(error))}
     except psycopg.Error as error:
-        return None, {_DATABASE: _answers(f"the database refuses: {first_line(error)}")}
-    return found, {verdict.rule.name: _evaluation(verdict) for verdict in verdicts} | {
-        _DATABASE: _answers(None)
-    }
+        evaluations = {_DATABASE: _answers(f"the database refuses: {first_line(error)}")}
+    else:
+        evaluations = {verdict.rule.name: _evaluation(verdict) for verdict in verdicts}
+        evaluations[_DATABASE] = _answers(None)
+    if settings.runbook_url:
+        for name, evaluation in evaluations.items():
+            evaluation["metadata"]["runbook"] = dg.MetadataValue.url(chapter(settings, name))
+    return found, evaluations
 
 
 def _evaluation(verdict: "Verdict") -> dict[str, Any]:

@@ -12,14 +12,12 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality.rules import State, Verdict
+from outbox_pipelines.quality.rules import State, Verdict, chapter
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.text import plain
-
-_DOCS: Final = "docs/operating.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ def of_verdicts(settings: Settings, verdicts: Iterable[Verdict]) -> list[Problem
         Problem(
             verdict.rule.name,
             verdict.text,
-            f"{verdict.rule.help} ({_DOCS}#{verdict.rule.name}){link}",
+            f"{verdict.rule.help} ({chapter(settings, verdict.rule.name)}){link}",
         )
         for verdict in verdicts
         if verdict.state is State.ERROR

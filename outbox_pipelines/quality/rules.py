@@ -17,6 +17,13 @@ from outbox_pipelines.partitions import FEW_AHEAD
 from outbox_pipelines.quality.measured import CAP, Measurements, age
 from outbox_pipelines.settings import Settings
 
+_RUNBOOK: Final = "docs/operating.md"
+
+
+def chapter(settings: Settings, name: str) -> str:
+    """Where people read what a check means and what helps: an address if the operator gave one."""
+    return f"{settings.runbook_url or _RUNBOOK}#{name}"
+
 
 class State(IntEnum):
     """How bad it is."""

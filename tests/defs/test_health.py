@@ -111,6 +111,16 @@ def test_a_text_is_not_old(
     assert set(evaluations) == {"dead_letters"}
 
 
+def test_each_check_links_to_its_chapter(
+    instance: dg.DagsterInstance, resource: OutboxResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a name of a file where an operator looks for something to click on."""
+    monkeypatch.setenv("OUTBOX_RUNBOOK_URL", "https://wiki.example.com/outbox")
+    evaluations, _, _ = _tick(instance, resource)
+    links = {name: evaluation.metadata["runbook"] for name, evaluation in evaluations.items()}
+    assert links == {name: dg.MetadataValue.url(f"https://wiki.example.com/outbox#{name}") for name in NAMES}
+
+
 def test_a_database_that_is_away_is_a_verdict(instance: dg.DagsterInstance, resource: OutboxResource) -> None:
     """Guards against a sensor that falls silent when it matters."""
     _, _, first = _tick(instance, resource)

@@ -78,6 +78,9 @@ def test_errors_are_problems_and_warnings_are_not() -> None:
     assert "`outbox dead-letters list`" in problem.help
     assert "docs/operating.md#dead_letters" in problem.help
     assert problem.help.endswith("; https://dagster.example.com/assets/outbox/health?view=checks")
+    linked = load_settings(runbook_url="https://wiki.example.com/outbox")
+    (problem,) = alerts.of_verdicts(linked, judge(linked, WRONG["dead_letters"]))
+    assert "(https://wiki.example.com/outbox#dead_letters)" in problem.help
 
 
 def test_a_webhook_and_a_mail_box_get_it() -> None:
@@ -158,3 +161,5 @@ def test_the_command_sends_a_test() -> None:
 def test_an_address_of_the_pages_is_checked() -> None:
     with pytest.raises(SetupError, match=r"OUTBOX_UI_URL.*write the address"):
         load_settings(ui_url="dagster.example.com")
+    with pytest.raises(SetupError, match=r"OUTBOX_RUNBOOK_URL.*write the address"):
+        load_settings(runbook_url="docs/operating.md")
