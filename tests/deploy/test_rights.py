@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -16,6 +17,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from outbox_pipelines import schema
 from outbox_pipelines.consumer import Consumer, Event, migrate
+from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import postgres
 from outbox_pipelines.reconciliation.day import reconcile
@@ -23,6 +25,7 @@ from outbox_pipelines.relay import resharding, service
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
 from tests.conftest import may_log_in, topic_prefix, wait_until
+from tests.defs.conftest import run
 from tests.deploy.secured import DOC, Secured, secured
 from tests.relay.threads import running
 
@@ -84,7 +87,11 @@ def _consume(consumer: Consumer, handled: list[str], events: int) -> None:
 
 @pytest.mark.parametrize("mechanism", ["scram", "mtls"])
 def test_what_is_documented_is_enough(
-    broker: Secured, owner: Settings, mechanism: str, tmp_path: Path
+    broker: Secured,
+    owner: Settings,
+    mechanism: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Guards against a set-up by the letter that fails: at `migrate`, in exactly_once, or at `shards set`."""
     topic = topic_prefix()
@@ -114,17 +121,33 @@ def test_what_is_documented_is_enough(
     _write(owner, 10)
     assert sum(service.relay(once, shard=n, until_empty=True).events for n in range(2)) == 10
 
+    # Dagster's code server has the owner's role, and in Kafka what the relay has.
+    _write(owner, 10)
+    given = {
+        "KAFKA": once.kafka,
+        "KAFKA_CONFIG": once.kafka_config,
+        "TOPIC": topic,
+        "DELIVERY": "exactly_once",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(f"OUTBOX_{name}", str(value))
+    with dg.instance_for_test() as instance:
+        result, numbers = run("relay_once", instance, OutboxResource(dsn=owner.dsn))
+    assert result.success
+    assert numbers is not None
+    assert numbers["session_events"] + service.relay(once, shard=1, until_empty=True).events == 10
+
     handled: list[str] = []
     dsn = _as(owner.dsn, "shipping", dbname="shipping")
     with psycopg.connect(dsn, autocommit=True) as connection:
         migrate(connection)
     kafka, config = broker.client(tmp_path, mechanism, "shipping")
     broker.allow(mechanism, "shipping", ("consumer",), **names)
-    given = dict(line.split("=", 1) for line in config.read_text().splitlines())
+    client = dict(line.split("=", 1) for line in config.read_text().splitlines())
     consumer = Consumer(
         source=names["shipping"],
         topics=[topic],
-        kafka={**given, "bootstrap.servers": kafka, "auto.offset.reset": "earliest"},
+        kafka={**client, "bootstrap.servers": kafka, "auto.offset.reset": "earliest"},
         dsn=dsn,
     )
 
@@ -132,7 +155,7 @@ def test_what_is_documented_is_enough(
     def handle(event: Event, connection: psycopg.Connection[Any]) -> None:
         handled.append(str(event.id))
 
-    _consume(consumer, handled, 30)
+    _consume(consumer, handled, 40)
 
     broker.allow(mechanism, "auditor", ("reconciliation",), **names)
     file = tmp_path / "consumers.toml"
@@ -141,5 +164,5 @@ def test_what_is_documented_is_enough(
         day = connection.execute("SELECT (now() AT TIME ZONE 'UTC')::date").fetchone()
     assert day is not None
     report = reconcile(operator.model_copy(update={"consumers": file}), day[0])
-    assert [side.compared for side in report.sides] == [30, 30]
+    assert [side.compared for side in report.sides] == [40, 40]
     assert not [finding for side in report.sides for finding in side.findings if finding.count], report
