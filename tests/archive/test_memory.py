@@ -29,6 +29,7 @@ def test_large_payloads_are_summed(tmp_path: Path, events: int, size: int, threa
     memory = sums._LEAST + threads * sums._TIMES * export._GROUP_BYTES
     found = sums.of_file(file, threads=threads, memory=memory)
     assert {bucket: each.rows for bucket, each in found.items()} == {0: events}
+    assert sums.of_file(file, threads=threads) == found
 
 
 def test_too_little_memory_is_no_difference(tmp_path: Path) -> None:
