@@ -115,10 +115,11 @@ SET trying = false, next_attempt_at = clock_timestamp(), deaths = deaths + %(die
                  WHEN %(died)s AND state = 'waiting' THEN 'retrying' ELSE state END,
     failed_at = CASE WHEN %(died)s AND deaths + 1 >= %(most)s THEN clock_timestamp() END,
     command_due = %(died)s AND deaths + 1 >= %(most)s AND %(command)s,
-    last_error = CASE WHEN %(died)s THEN %(error)s ELSE last_error END
+    last_error = CASE WHEN NOT %(died)s THEN last_error WHEN deaths = 0 THEN %(error)s
+                      ELSE replace(%(error)s, 'died', 'died ' || deaths + 1 || ' times') END
 FROM (SELECT seq AS tried, state AS was FROM outbox_parked WHERE trying AND {MINE} FOR UPDATE) t
 WHERE seq = tried
-RETURNING {NAMES}, was, state, attempts"""
+RETURNING {NAMES}, was, state, attempts, last_error"""
 
 # Of a run that was released together only the first is marked; another one of it may be what kills.
 ALONE: Final = """

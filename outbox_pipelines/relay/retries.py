@@ -133,7 +133,8 @@ class Retries:
                 self._shard.execute(parked_queries.ALONE, names | {"error": error})
         for row in rows:
             if died and row[_EVENT + 1] == "failed":
-                self._on_dead_letter(DeadLetter(Event._make(row[:_EVENT]), row[_EVENT + 2], error))
+                attempts, why = row[_EVENT + 2 :]
+                self._on_dead_letter(DeadLetter(Event._make(row[:_EVENT]), attempts, why))
         self._hear_news(time.monotonic())
 
     @property

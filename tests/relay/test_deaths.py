@@ -138,6 +138,9 @@ def test_a_run_of_released_events_with_a_killer_in_it(outbox: Outbox) -> None:
         )
     _run_until_it_lives(outbox)
     assert parked_rows(outbox) == [("a", ids[12], "failed", 0)]
+    with outbox.connect() as connection:
+        ((error,),) = connection.execute("SELECT last_error FROM outbox_parked")
+    assert error == "the relay died 3 times while this event was being published"
     # Once by the first drain, once as a parked event; of a run that was on its way at the death, again.
     again = numbers(outbox, "a")[20:]
     first = list(dict.fromkeys(again))
