@@ -15,10 +15,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from outbox_pipelines.event import Event
 
+MOMENT_SECONDS: Final = 0.02
+"""A pause of what could go on now, but for something else that is under way."""
 _WHEN_IN_THE_TABLE = math.inf
 
 
@@ -130,10 +132,10 @@ class ParkingLot:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is being tried, and nothing wants to be now."""
-        now = time.monotonic()
+        """Whether nothing is being tried, and nothing wants to be now or in a moment."""
+        soon = time.monotonic() + MOMENT_SECONDS
         with self._lock:
             return not any(
-                entry.busy or entry.on_the_way or (entry.due is not None and entry.due <= now)
+                entry.busy or entry.on_the_way or (entry.due is not None and entry.due <= soon)
                 for entry in self.blocked.values()
             )

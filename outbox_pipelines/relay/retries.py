@@ -26,7 +26,7 @@ from outbox_pipelines.relay.dead_letter_runs import DeadLetterRuns, describe
 from outbox_pipelines.relay.delivery import Complete
 from outbox_pipelines.relay.memory import LargeEvents
 from outbox_pipelines.relay.metrics import Metrics
-from outbox_pipelines.relay.parking import Aggregate, ParkingLot
+from outbox_pipelines.relay.parking import MOMENT_SECONDS, Aggregate, ParkingLot
 from outbox_pipelines.relay.prober import Attempt, Prober, Tried, Verdict
 from outbox_pipelines.relay.quarantine import Quarantine
 from outbox_pipelines.relay.routing import IllegalTopicError, Router
@@ -48,9 +48,6 @@ _NEWS_SECONDS: Final = 1.0
 _MOST_COMMANDS: Final = 16
 # An event that kills does so when it is encoded, compressed or sent.
 _INNOCENT_SECONDS: Final = 1.0
-# While something is under way.
-_ATTENTION_SECONDS: Final = 0.02
-
 # The columns of `Event` come first in every row.
 _EVENT: Final = len(Event._fields)
 
@@ -156,7 +153,7 @@ class Retries:
     def pause(self) -> float:
         """How long until something may want attention, in seconds."""
         if not self.is_quiet:
-            return _ATTENTION_SECONDS
+            return MOMENT_SECONDS
         due = min(self._news_at, self._lot.next_due, self._replay_at or self._news_at)
         due = min(due, time.monotonic() + self._quarantine.pause)
         return max(due - time.monotonic(), 0.001)
@@ -216,7 +213,7 @@ class Retries:
         with suppress(ShardLostError, psycopg.Error):
             deadline = time.monotonic() + command_seconds
             self._run_commands(math.inf)
-            while not self._commands.wait(_ATTENTION_SECONDS) and time.monotonic() < deadline:
+            while not self._commands.wait(MOMENT_SECONDS) and time.monotonic() < deadline:
                 # A sign of life, too.
                 self._shard.execute(parked_queries.COMMANDS_RAN, {"seqs": self._commands.done()})
                 self._run_commands(math.inf)
@@ -277,7 +274,7 @@ class Retries:
             state, tried, due_in, deaths, covered = head[_EVENT:]
             if not covered:
                 # Parked ahead of the position by a relay that died: it is read again first, and still blocks.
-                self._lot.look_again(aggregate, _ATTENTION_SECONDS)
+                self._lot.look_again(aggregate, MOMENT_SECONDS)
             elif state not in ("waiting", "retrying"):
                 self._lot.look_again(aggregate, None)
             elif self._quarantine.holds(self._topic(head), aggregate) is not None:
@@ -312,7 +309,7 @@ class Retries:
         chosen = [] if self._prober.is_busy else deadly[:1] or rows
         for row in rows:
             if row not in chosen and row[_EVENT] == "retrying":
-                self._lot.look_again((row[2], row[3]), _ATTENTION_SECONDS)
+                self._lot.look_again((row[2], row[3]), MOMENT_SECONDS)
         if not chosen:
             return
         by_seq = {row[0]: row for row in chosen}
@@ -325,7 +322,7 @@ class Retries:
                 is_last = state == "replaying" or count + 1 >= most
                 attempts.append(Attempt(events[seq], count, is_last, is_replay=state == "replaying"))
             elif state == "retrying":
-                self._lot.look_again((row[2], row[3]), _ATTENTION_SECONDS)
+                self._lot.look_again((row[2], row[3]), MOMENT_SECONDS)
             else:
                 self._lot.wake((row[2], row[3]))
         if attempts:
@@ -343,7 +340,7 @@ class Retries:
         found = {(event.aggregate_type, event.aggregate_id) for event in events.values()}
         for aggregate in aggregates:
             if aggregate not in found:
-                self._lot.look_again(aggregate, _ATTENTION_SECONDS)
+                self._lot.look_again(aggregate, MOMENT_SECONDS)
         if events:
             released = Released(list(events.values()), size)
             self._flying[id(released)] = _Run(released, _firsts(events))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from outbox_pipelines.relay import service
+from outbox_pipelines.relay.parking import MOMENT_SECONDS, ParkingLot
 from outbox_pipelines.relay.prober import Prober
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, read_topic, wait_until
@@ -241,3 +242,14 @@ def test_a_defect_in_the_prober_ends_the_relay(outbox: Outbox, monkeypatch: pyte
     monkeypatch.undo()
     change_topic(outbox, **{"max.message.bytes": "1000000"})
     assert _drain(outbox).events == 1
+
+
+def test_what_goes_on_in_a_moment_is_not_settled() -> None:
+    """Guards against a run until empty that ends while an event waits for a large one to be published."""
+    lot = ParkingLot()
+    lot.load([("order", "a")])
+    (aggregate,) = lot.due(1)
+    lot.look_again(aggregate, MOMENT_SECONDS)
+    assert not lot.is_settled
+    lot.look_again(aggregate, 60)
+    assert lot.is_settled

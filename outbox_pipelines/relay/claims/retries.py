@@ -24,7 +24,7 @@ from outbox_pipelines.relay.claims.marks import array, explained
 from outbox_pipelines.relay.claims.source import ClaimSource, names
 from outbox_pipelines.relay.dead_letter_runs import DeadLetterRuns, describe
 from outbox_pipelines.relay.delivery import Complete
-from outbox_pipelines.relay.parking import Aggregate, ParkingLot
+from outbox_pipelines.relay.parking import MOMENT_SECONDS, Aggregate, ParkingLot
 from outbox_pipelines.relay.prober import Attempt, Prober, Tried, Verdict
 from outbox_pipelines.relay.quarantine import Quarantine
 from outbox_pipelines.relay.retries import LONGEST_PAUSE, DeadLetter
@@ -38,7 +38,6 @@ _TOPIC_SECONDS: Final = 10.0
 _OUTAGE_SECONDS: Final = 1.0
 # With OUTBOX_ON_DEAD_LETTER=block: whether somebody has mended the table.
 _MENDED_SECONDS: Final = 2.0
-_ATTENTION_SECONDS: Final = 0.02
 # Dead letters that wait for the operator's command: in memory, since such a table has no place for it.
 _MOST_COMMANDS: Final = 1000
 _COMMANDS_SECONDS: Final = 10.0
@@ -118,7 +117,7 @@ class ClaimRetries:
     def pause(self) -> float:
         """How long until something may want attention, in seconds."""
         if self._prober.is_busy:
-            return _ATTENTION_SECONDS
+            return MOMENT_SECONDS
         return min(self._quarantine.pause, max(self._lot.next_due - time.monotonic(), 0.001))
 
     def settled(self, complete: Complete) -> None:
@@ -206,7 +205,7 @@ class ClaimRetries:
                 # It is claimed once more, and found so there.
                 continue
             if size > self._settings.piece_bytes:
-                self._lot.look_again(due.pop(seq), _ATTENTION_SECONDS)
+                self._lot.look_again(due.pop(seq), MOMENT_SECONDS)
                 continue
             event = Event._make(row[:_EVENT])
             size += weigh([event])
