@@ -11,9 +11,11 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
 from tests.conftest import Outbox, clean_environment, command, wait_until
+from tests.history import business
 from tests.history.judge import Verdict
 from tests.history.verify import seed as seed
 from tests.history.verify import verdict
+from tests.relay.topic import create_topic
 
 
 @contextmanager
@@ -43,6 +45,16 @@ def process(arguments: list[str], environment: dict[str, str]) -> Iterator[subpr
 
 def relay(outbox: Outbox, **environment: str) -> AbstractContextManager[subprocess.Popen[str]]:
     return process(command("relay"), outbox.environment | environment)
+
+
+def create_topics(outbox: Outbox) -> None:
+    """Those of the business, before they are looked for.
+
+    Events whose topic a busy broker is slow to make are parked and tried alone, and three kills while one is
+    tried make it a dead letter: right for an event that kills, but no test of kills from outside.
+    """
+    for kind in business.KINDS:
+        create_topic(outbox, 4, of=kind)
 
 
 def published(outbox: Outbox) -> Callable[[], int]:

@@ -193,6 +193,7 @@ def test_kill_9_fifty_times_under_load(outbox: Outbox) -> None:
     chance = random.Random(seed)
     with outbox.connect() as connection:
         business.prepare(connection)
+    faults.create_topics(outbox)
     writers = Writers(outbox.settings.dsn, seed, 3)
     published = faults.published(outbox)
     for _ in range(50):
