@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from benchmarks.relay import Drain
+from outbox_pipelines.secret import Secret
 from outbox_pipelines.settings import Settings
 
 
@@ -24,10 +25,14 @@ def environment(settings: Settings) -> dict[str, str]:
     }
 
 
+def _text(argument: object) -> str:
+    return argument.reveal() if isinstance(argument, Secret) else str(argument)
+
+
 def run(settings: Settings, module: str, *arguments: object) -> list[float]:
     """Runs it to its end; the numbers that it prints."""
     done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{module}", *map(str, arguments)],
+        [sys.executable, "-m", f"benchmarks.{module}", *map(_text, arguments)],
         env=environment(settings),
         stdout=subprocess.PIPE,
         text=True,
@@ -45,7 +50,7 @@ def drain(settings: Settings, *arguments: object) -> Drain:
 def running(settings: Settings, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
     """Runs a Python module beside the measurement."""
     process = subprocess.Popen(
-        [sys.executable, "-m", *map(str, arguments)],
+        [sys.executable, "-m", *map(_text, arguments)],
         env=environment(settings),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
