@@ -1,7 +1,7 @@
 """How the memory of a relay stays bounded where events are large.
 
 Invariants:
-- One thread at a time has a large event: whoever reads one has the right to it until it is dealt with.
+- One thread at a time holds a large event, from before it is read until it is published or was tried.
 - What a large event took goes back to the operating system when it is freed.
 """
 
@@ -24,25 +24,15 @@ class EndingError(Exception):
     """The right was waited for, and the relay ends."""
 
 
-class LargeEvents:
-    """The right to hold a large event; the reader and the settler share it."""
-
-    def __init__(self) -> None:
-        self._right = threading.Lock()
-
-    def owner(self, ending: Callable[[], bool] | None = None) -> LargeEvent:
-        """Return the part of one thread, without the right.
-
-        Args:
-            ending: where it waits for the right, whether to give up. None: it does not wait.
-        """
-        return LargeEvent(self._right, ending)
-
-
 class LargeEvent:
-    """One thread's part of it."""
+    """One thread's part of the right to hold a large event.
 
-    def __init__(self, right: threading.Lock, ending: Callable[[], bool] | None) -> None:
+    Args:
+        right: shared by the reader and the settler.
+        ending: whether to give up waiting for it. None: do not wait.
+    """
+
+    def __init__(self, right: threading.Lock, ending: Callable[[], bool] | None = None) -> None:
         self._right = right
         self._ending = ending
         self._has_right = False
@@ -62,7 +52,7 @@ class LargeEvent:
         return self._has_right
 
     def give_back(self) -> None:
-        """The event is dealt with, or was not large after all; nothing where there was none."""
+        """The event is published or was tried, or it was not large; nothing where there was none."""
         if self._has_right:
             self._has_right = False
             self._right.release()

@@ -23,7 +23,7 @@ from outbox_pipelines.partitions.ahead import top_up
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.caution import Caution
 from outbox_pipelines.relay.encoding import needs_time
-from outbox_pipelines.relay.memory import EndingError, LargeEvents
+from outbox_pipelines.relay.memory import EndingError, LargeEvent
 from outbox_pipelines.relay.pieces import Pieces
 from outbox_pipelines.relay.position import Snapshot
 from outbox_pipelines.relay.resharding import Change
@@ -71,7 +71,7 @@ class Reader:
         settings: Settings,
         shard: Shard,
         caution: Caution,
-        large: LargeEvents,
+        large: threading.Lock,
         *,
         ending: Callable[[], bool],
         end: threading.Event,
@@ -82,7 +82,7 @@ class Reader:
         self._shard = shard
         self._caution = caution
         self._ending = ending
-        self._large = large.owner(ending)
+        self._large = LargeEvent(large, ending)
         self._end = end
         self._prepare = prepare
         self._until_empty = until_empty

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -24,7 +25,7 @@ from outbox_pipelines.event import LARGE, Event, Released, weigh
 from outbox_pipelines.relay import parked_queries
 from outbox_pipelines.relay.dead_letter_runs import DeadLetterRuns, describe
 from outbox_pipelines.relay.delivery import Complete
-from outbox_pipelines.relay.memory import LargeEvents
+from outbox_pipelines.relay.memory import LargeEvent
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.parking import MOMENT_SECONDS, Aggregate, ParkingLot
 from outbox_pipelines.relay.prober import Attempt, Prober, Tried, Verdict
@@ -80,7 +81,7 @@ class Retries:
         settings: Settings,
         shard: Shard,
         lot: ParkingLot,
-        large: LargeEvents,
+        large: threading.Lock,
         *,
         topics: Topics,
         on_dead_letter: Callable[[DeadLetter], None],
@@ -89,7 +90,7 @@ class Retries:
         self._settings = settings
         self._shard = shard
         self._lot = lot
-        self._large = large.owner()
+        self._large = LargeEvent(large)
         self._has_large = False
         """Whether something large is tried or released."""
         rehearses = settings.delivery == "exactly_once"

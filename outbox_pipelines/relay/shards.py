@@ -202,7 +202,7 @@ class Shard:
     def end_silent(self) -> None:
         """End the session of a relay that has done nothing for twice the lease, by this process's clock.
 
-        The database ends it after the lease by its own clock, so not if that clock went back meanwhile.
+        The database ends it after the lease by its own clock, which takes longer if that clock went back.
         """
         now = time.monotonic()
         for shard in self._shards():
@@ -212,7 +212,7 @@ class Shard:
                 self._idle[shard] = row, now
             elif now - since > 2 * self._settings.lease_seconds:
                 pid, start, changed = row
-                # Of another role: the operator is told how to end it.
+                # Of another role: a person must end it.
                 with suppress(psycopg.errors.InsufficientPrivilege):
                     self.execute(queries.END_IDLE, {"pid": pid, "start": start, "since": changed})
 

@@ -27,7 +27,6 @@ from outbox_pipelines.relay.breaker import State
 from outbox_pipelines.relay.caution import Caution
 from outbox_pipelines.relay.delivery import Complete, Delivery
 from outbox_pipelines.relay.heartbeats import beating
-from outbox_pipelines.relay.memory import LargeEvents
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.parking import ParkingLot
 from outbox_pipelines.relay.position import Position
@@ -97,7 +96,7 @@ class Worker:
         self._on_progress = on_progress or (lambda settled: None)
         self._on_dead_letter = on_dead_letter or (lambda dead_letter: None)
         self._metrics = metrics or Metrics()
-        large = LargeEvents()
+        large = threading.Lock()
         self._retries = Retries(
             settings,
             shard,
