@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
+from benchmarks import programs
 from outbox_pipelines import log, secret
 from outbox_pipelines.cli import cli
 from outbox_pipelines.consumer import Consumer
@@ -338,3 +339,8 @@ def test_long_messages_are_read_in_linear_time() -> None:
     """Guards against a driver's error that repeats a payload and stops the process for hours."""
     long = "x" * 3_000_000
     assert secret.redacted(f"{long} password={long}") == f"{long} password={secret.HIDDEN}"
+
+
+def test_a_program_of_the_benchmarks_gets_the_address_itself() -> None:
+    """Guards against benchmarks that connect to ***."""
+    assert programs._text(Secret("dbname=shop")) == "dbname=shop"
