@@ -9,13 +9,15 @@ CONSUMER ?= idempotent
 LOAD ?=
 SEED ?=
 PORT ?=
+SCOPES ?=
+MODEL_SECONDS ?= 300
 # Each has servers of its own for the tests that kill them: some 2 GB.
 WORKERS ?= 3
 
 # A suite starts a thousand processes: none should compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo ui test soak lint bench clean
+.PHONY: demo ui test model soak lint bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/ready
@@ -26,6 +28,9 @@ ui: $(VENV)/ready
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+model: $(VENV)/ready
+	@$(BIN)/python -m tests.model $(SCOPES) --seconds $(MODEL_SECONDS) --processes 2
 
 soak: $(VENV)/ready
 	@$(BIN)/python -m tests.history run --seconds $(SOAK_SECONDS) --relay $(RELAY) --consumer $(CONSUMER) $(if $(LOAD),--load $(LOAD)) $(if $(SEED),--seed $(SEED))

@@ -1,0 +1,314 @@
+"""Explore every state that a world can reach: breadth-first, each state once.
+
+Invariants:
+- A state is told by the fingerprint of `key()`: 64 bits, the same in every process and run.
+- The first counterexample is a shortest one. Same world and bounds: same result.
+- "Exhausted" is said only if no state was left out for a bound.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import marshal
+import pickle
+import time
+from array import array
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+Action = tuple[Any, ...]
+"""The name first; then what it is about: numbers, texts, None, tuples of these."""
+Key = Any
+"""Nested tuples of numbers, texts, booleans and None."""
+LIVENESS = "liveness"
+# A fault-free run to the end takes fewer steps in every scope; a longer one counts as endless.
+MOST_STEPS = 2_000
+
+
+class Broken(Exception):  # noqa: N818 - an invariant, not an error of the program
+    """A state or a step that must not be."""
+
+    def __init__(self, invariant: str, why: str = "") -> None:
+        super().__init__(invariant, why)
+        self.invariant = invariant
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.invariant}: {self.why}" if self.why else self.invariant
+
+
+class World(Protocol):
+    """What is explored: plain mutable objects that can be pickled.
+
+    A world may also have these:
+        covered: set[str], labels of what a step has done; emptied before each step, no part of the key.
+        live_key(): the key without what fault-free steps do not depend on, such as faults that are left.
+        tell(action): a sentence that says what the action means.
+        actor(action): who does it, for fair schedules; by default the action itself.
+    """
+
+    FAULTS: Collection[str]
+    """Names of actions that stop when faults stop."""
+
+    def actions(self) -> Sequence[Action]:
+        """What can happen now, in an order that depends on the state alone."""
+
+    def do(self, action: Action) -> None:
+        """Let it happen. Raises Broken."""
+
+    def check(self) -> None:
+        """Raise Broken where an invariant does not hold."""
+
+    def key(self) -> Key: ...
+
+    def is_done(self) -> bool:
+        """Whether everything is published or handled."""
+
+
+W = TypeVar("W", bound=World)
+
+
+@dataclass(frozen=True)
+class Counterexample:
+    """How an invariant is broken."""
+
+    invariant: str
+    why: str
+    actions: tuple[Action, ...]
+    """From the first state."""
+
+
+@dataclass
+class Result:
+    """What an exploration has seen."""
+
+    states: int = 0
+    transitions: int = 0
+    depth: int = 0
+    seconds: float = 0.0
+    exhausted: bool = False
+    """Whether there is no other state."""
+    deadends: int = 0
+    """States in which nothing can happen any more."""
+    done: int = 0
+    """States in which everything is done."""
+    covered: Counter[str] = field(default_factory=Counter)
+    """Names of actions, and labels, with how often each was seen."""
+    missing: frozenset[str] = frozenset()
+    """What had to be seen and was not."""
+    broken: Counterexample | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether no invariant was broken and all that had to be seen was seen."""
+        return self.broken is None and not self.missing
+
+
+def fingerprint(key: Key) -> int:
+    """Return 64 bits that tell a key."""
+    # Version 2 of marshal has no references to equal parts: equal keys have equal bytes.
+    return int.from_bytes(hashlib.blake2b(marshal.dumps(key, 2), digest_size=8).digest(), "big")
+
+
+def explore(
+    world: World,
+    *,
+    states: int | None = None,
+    depth: int | None = None,
+    seconds: float | None = None,
+    liveness: bool = True,
+    must: Iterable[str] = (),
+) -> Result:
+    """Explore until there is no other state, a bound is reached or an invariant is broken.
+
+    Args:
+        states: at most about so many.
+        depth: no state that is further away.
+        seconds: at most about so long.
+        liveness: whether from each state everything must be done in the end, if faults stop.
+        must: what has to be seen: names of actions, and labels of `covered`.
+    """
+    return _Exploration(world, states, depth, seconds, liveness).result(frozenset(must))
+
+
+class _Exploration:
+    def __init__(
+        self, world: World, states: int | None, depth: int | None, seconds: float | None, liveness: bool
+    ) -> None:
+        self._first = pickle.dumps(world, pickle.HIGHEST_PROTOCOL)
+        self._most = states
+        self._deepest = depth
+        self._until = None if seconds is None else time.monotonic() + seconds
+        self._endings = Endings() if liveness else None
+        self._seen: set[int] = set()
+        # By the number of a state: what it came from, and by which action.
+        self._parents = array("q")
+        self._by = array("l")
+        self._numbers: dict[Action, int] = {}
+        self._actions: list[Action] = []
+        self._result = Result()
+        self._steps: Counter[Action] = Counter()
+
+    def result(self, must: frozenset[str]) -> Result:
+        began = time.monotonic()
+        result = self._result
+        result.exhausted = self._explored()
+        result.states = len(self._seen)
+        result.seconds = time.monotonic() - began
+        for action, count in self._steps.items():
+            result.covered[action[0]] += count
+        # A run that was cut short by a broken invariant has not seen everything.
+        result.missing = frozenset() if result.broken else must - result.covered.keys()
+        return result
+
+    def _explored(self) -> bool:
+        """Whether all states were seen."""
+        world: World = pickle.loads(self._first)
+        faults = frozenset(world.FAULTS)
+        has_labels = hasattr(world, "covered")
+        result = self._result
+        frontier: deque[tuple[int, bytes, int]] = deque()
+        whole = True
+        ahead: tuple[Broken, int, list[Action]] | None = None
+        try:
+            world.check()
+        except Broken as broken:
+            return self._found(broken, -1, None)
+        self._seen.add(fingerprint(world.key()))
+        self._number(-1, None)
+        frontier.append((0, self._first, 0))
+        while frontier:
+            number, packed, level = frontier.popleft()
+            result.depth = max(result.depth, level)
+            world = pickle.loads(packed)
+            if world.is_done():
+                result.done += 1
+            actions = world.actions()
+            if not actions:
+                result.deadends += 1
+            if self._endings is not None:
+                steps, problem = self._endings.reach(world, faults)
+                if problem is not None and problem.invariant == LIVENESS:
+                    return self._found(problem, number, None, steps)
+                if problem is not None:
+                    # Breadth-first finds the shortest way to it, if no bound comes before.
+                    self._endings = None
+                    ahead = problem, number, steps
+                # It has been led to its end.
+                world = pickle.loads(packed) if steps else world
+            if self._deepest is not None and level >= self._deepest:
+                whole = whole and not actions
+                continue
+            if (self._most is not None and len(self._seen) >= self._most) or (
+                self._until is not None and time.monotonic() > self._until
+            ):
+                whole = False
+                break
+            for nth, action in enumerate(actions):
+                if nth:
+                    world = pickle.loads(packed)
+                if has_labels:
+                    world.covered.clear()  # type: ignore[attr-defined]
+                result.transitions += 1
+                self._steps[action] += 1
+                try:
+                    world.do(action)
+                    if has_labels:
+                        result.covered.update(world.covered)  # type: ignore[attr-defined]
+                        world.covered.clear()  # type: ignore[attr-defined]
+                    print_of = fingerprint(world.key())
+                    if print_of in self._seen:
+                        continue
+                    world.check()
+                except Broken as broken:
+                    return self._found(broken, number, action)
+                self._seen.add(print_of)
+                child = self._number(number, action)
+                frontier.append((child, pickle.dumps(world, pickle.HIGHEST_PROTOCOL), level + 1))
+        if ahead is not None:
+            problem, number, steps = ahead
+            return self._found(problem, number, None, steps)
+        return whole
+
+    def _number(self, parent: int, action: Action | None) -> int:
+        self._parents.append(parent)
+        if action is None:
+            self._by.append(-1)
+        else:
+            number = self._numbers.setdefault(action, len(self._actions))
+            if number == len(self._actions):
+                self._actions.append(action)
+            self._by.append(number)
+        return len(self._parents) - 1
+
+    def _found(self, broken: Broken, number: int, action: Action | None, more: Sequence[Action] = ()) -> bool:
+        path = list(reversed(more)) if action is None else [action]
+        while number > 0:
+            path.append(self._actions[self._by[number]])
+            number = self._parents[number]
+        self._result.broken = Counterexample(broken.invariant, broken.why, tuple(reversed(path)))
+        return False
+
+
+class Endings:
+    """States from which everything is done in the end, once faults have stopped."""
+
+    def __init__(self) -> None:
+        self._good: set[int] = set()
+
+    def reach(self, world: World, faults: Collection[str]) -> tuple[list[Action], Broken | None]:
+        """Lead a world by fair steps without faults to its end, or to a state that is known to reach it.
+
+        Returns:
+            The steps, and what was broken on the way.
+        """
+        key = getattr(world, "live_key", world.key)
+        way: list[int] = []
+        on_the_way: set[int] = set()
+        steps: list[Action] = []
+        last: dict[Any, int] = {}
+        actor = getattr(world, "actor", None)
+        try:
+            while True:
+                print_of = fingerprint(key())
+                if print_of in self._good or world.is_done():
+                    self._good.update(way)
+                    self._good.add(print_of)
+                    return steps, None
+                if print_of not in on_the_way:
+                    on_the_way.add(print_of)
+                    way.append(print_of)
+                actions = [each for each in world.actions() if each[0] not in faults]
+                if not actions:
+                    raise Broken(LIVENESS, "nothing more can happen, and not everything is done")
+                if len(steps) >= MOST_STEPS:
+                    raise Broken(
+                        LIVENESS, f"not everything is done after {MOST_STEPS:,} steps without faults"
+                    )
+                # Whoever has waited longest: each that can go on does so in the end.
+                who = [each if actor is None else actor(each) for each in actions]
+                nth = min(range(len(actions)), key=lambda each: last.get(who[each], -1))
+                last[who[nth]] = len(steps)
+                steps.append(actions[nth])
+                world.do(actions[nth])
+                world.check()
+        except Broken as broken:
+            if broken.invariant == LIVENESS:
+                # The faults before are the story; of an endless run the first steps tell enough.
+                steps = steps[:20]
+            return steps, broken
+
+
+def replay(world: World, actions: Iterable[Action]) -> Broken | None:
+    """Let these actions happen in a new world; those that are not enabled are left out."""
+    try:
+        world.check()
+        for action in actions:
+            if action in world.actions():
+                world.do(action)
+                world.check()
+    except Broken as broken:
+        return broken
+    return None
