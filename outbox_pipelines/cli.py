@@ -174,6 +174,12 @@ def relay(
             "`outbox status`",
             err=True,
         )
+        if totals.paused:
+            click.echo(
+                f"outbox: a relay died while it tried {totals.paused} of them: the next attempt is due in "
+                f"{totals.paused_seconds:.0f} s; after three deaths such an event becomes a dead letter",
+                err=True,
+            )
         sys.exit(1)
 
 

@@ -70,6 +70,8 @@ class Piece:
     starts_tick: bool = True
     unreadable: Mapping[int, str] = field(default_factory=dict)
     """By seq: events whose content was not read, and why. They become dead letters."""
+    suspects: Mapping[int, str] = field(default_factory=dict)
+    """By seq: events whose content was not read because a relay died at them. They are parked."""
 
     @property
     def position(self) -> Position:
@@ -110,6 +112,7 @@ class Piece:
             piece.target,
             ends_tick=True,
             unreadable={**self.unreadable, **piece.unreadable},
+            suspects={**self.suspects, **piece.suspects},
         )
 
 

@@ -4,9 +4,8 @@ Invariants:
 - Needed only after an unclean death, and only over what may have been on its way then: an ordinary event
   never costs a commit of its own.
 - After the first death: a hundred events at a time. After the next: one at a time, each marked in the
-  database before its content is read: reading it may be what kills. Three deaths at one marked event make it
-  a dead letter. A kill from outside hits the few milliseconds of one event's mark three times in a row only
-  by malice.
+  database before its content is read: reading it may be what kills. An event that was marked at a death is
+  parked: `Retries` tries it alone, after a pause, while all others go on, and knows when it is a dead letter.
 - While it is needed, and behind a large batch, nothing is read before all that was read is settled.
 - The mark is taken away from an event that Kafka merely does not answer for: an outage blames nobody.
 """
@@ -19,6 +18,7 @@ from typing import Final
 from outbox_pipelines.database import Connection
 from outbox_pipelines.event import Piece
 from outbox_pipelines.relay import queries
+from outbox_pipelines.relay.parking import DIED
 from outbox_pipelines.relay.position import Snapshot
 from outbox_pipelines.relay.shards import Shard
 
@@ -27,7 +27,6 @@ _WINDOW: Final = 150_000
 _FEW: Final = 100
 # Twice what one death leaves in doubt.
 _SINGLES: Final = 200
-_DEATHS: Final = 3
 
 
 class Caution:
@@ -58,10 +57,9 @@ class Caution:
         return 1 if self._singles else _FEW
 
     def before(self, seq: int) -> str | None:
-        """Mark an event that is about to be read alone; return why it must not be, if relays die of it."""
-        deaths = self._shard.suspect_deaths
-        if seq == self._shard.suspect and deaths >= _DEATHS:
-            return f"the relay died {deaths} times while it read or published this event alone"
+        """Mark an event that is about to be read alone; return why it must not be, if a relay died of it."""
+        if seq == self._shard.suspect and self._shard.suspect_deaths:
+            return DIED
         self._write(seq)
         return None
 

@@ -28,6 +28,8 @@ IS_DUE: Final[LiteralString] = """(
     next_attempt_at IS NULL
     OR next_attempt_at NOT BETWEEN clock_timestamp() AND clock_timestamp() + interval '10 minutes')"""
 
+_PAUSED: Final[LiteralString] = f"state IN ('retrying', 'replaying') AND deaths > 0 AND NOT {IS_DUE}"
+
 # The first event of each aggregate that blocks it.
 HEADS: Final[LiteralString] = f"""
 SELECT {NAMES}, state, attempts,
@@ -62,7 +64,7 @@ ORDER BY aggregate_type, aggregate_id, seq LIMIT %(limit)s"""
 
 TRYING: Final = "UPDATE outbox_parked SET trying = true WHERE seq = ANY (%(seqs)s::bigint[])"
 
-# Kafka's client has had them for a while and waits for an answer: a death from now on is not theirs.
+# Kafka has answered, or its client has had them for a while and waits: a death from now on is not theirs.
 INNOCENT: Final = "UPDATE outbox_parked SET trying = false WHERE seq = ANY (%(seqs)s::bigint[]) AND trying"
 
 RELEASED: Final = "SELECT outbox_release(%(seqs)s::bigint[])"
@@ -72,10 +74,11 @@ ACCEPTED: Final = """
 UPDATE outbox_parked SET state = 'waiting', trying = false, next_attempt_at = NULL
 WHERE seq = ANY (%(seqs)s::bigint[]) AND state IN ('retrying', 'replaying')"""
 
-# A replayed dead letter has had its attempts: refused once more, it is one again.
+# A replayed dead letter has had its attempts: refused once more, it is one again. A refusal ends a series of
+# deaths: the event was sent, and the relay lives.
 REFUSED: Final = """
 UPDATE outbox_parked p
-SET attempts = attempts + 1, last_error = r.error, trying = false,
+SET attempts = attempts + 1, last_error = r.error, trying = false, deaths = 0,
     next_attempt_at = clock_timestamp() + make_interval(secs => r.pause),
     state = CASE WHEN state = 'replaying' OR attempts + 1 >= %(most)s THEN 'failed' ELSE 'retrying' END,
     failed_at = CASE WHEN state = 'replaying' OR attempts + 1 >= %(most)s THEN clock_timestamp() END,
@@ -107,19 +110,37 @@ SET state = 'retrying', trying = false, next_attempt_at = clock_timestamp(), las
 FROM unnest(%(seqs)s::bigint[], %(errors)s::text[]) AS s (seq, error)
 WHERE p.seq = s.seq AND p.state = 'waiting'"""
 
-# What a relay was trying when it ended. After a death each is tried alone, and after three a dead letter.
+# What a relay was trying when it ended. If it died: an event that was in flight with others is tried alone at
+# once, and counts one death at most, since another one may be to blame; an event that was alone waits before
+# its next attempt, longer each time, since the kill may come from outside. After `most` deaths it is a dead
+# letter. An event in the state `waiting` was released with others, unless it has deaths.
 WAS_TRYING: Final[LiteralString] = f"""
 UPDATE outbox_parked p
-SET trying = false, next_attempt_at = clock_timestamp(), deaths = deaths + %(died)s::int,
-    state = CASE WHEN %(died)s AND deaths + 1 >= %(most)s THEN 'failed'
+SET trying = false, deaths = total,
+    next_attempt_at = clock_timestamp() + CASE WHEN alone THEN make_interval(
+        secs => least(%(longest)s::float8, %(pause)s::float8 * 4 ^ (total - 1))) ELSE interval '0' END,
+    state = CASE WHEN alone AND total >= %(most)s THEN 'failed'
                  WHEN %(died)s AND state = 'waiting' THEN 'retrying' ELSE state END,
-    failed_at = CASE WHEN %(died)s AND deaths + 1 >= %(most)s THEN clock_timestamp() END,
-    command_due = %(died)s AND deaths + 1 >= %(most)s AND %(command)s,
-    last_error = CASE WHEN NOT %(died)s THEN last_error WHEN deaths = 0 THEN %(error)s
-                      ELSE replace(%(error)s, 'died', 'died ' || deaths + 1 || ' times') END
-FROM (SELECT seq AS tried, state AS was FROM outbox_parked WHERE trying AND {MINE} FOR UPDATE) t
+    failed_at = CASE WHEN alone AND total >= %(most)s THEN clock_timestamp() END,
+    command_due = alone AND total >= %(most)s AND %(command)s,
+    last_error = CASE WHEN NOT %(died)s THEN last_error WHEN total = 1 THEN %(error)s
+                      ELSE replace(%(error)s, 'died', 'died ' || total || ' times') END
+FROM (
+    SELECT tried, was, alone,
+           CASE WHEN alone THEN before + 1 WHEN %(died)s THEN greatest(before, 1) ELSE before END AS total
+    FROM (
+        SELECT tried, was, before,
+               %(died)s AND (was <> 'waiting' OR before > 0) AND count(*) OVER () = 1 AS alone
+        FROM (SELECT seq AS tried, state AS was, deaths AS before
+              FROM outbox_parked WHERE trying AND {MINE} FOR UPDATE) AS locked) AS marked) AS judged
 WHERE seq = tried
-RETURNING {NAMES}, was, state, attempts, last_error"""
+RETURNING {NAMES}, was, state, attempts, last_error, alone, deaths,
+          extract(epoch FROM next_attempt_at - clock_timestamp())::float8"""
+
+# A relay died at this event while it published it alone: that is its first death, of those that count.
+DIED_ALONE: Final = """
+UPDATE outbox_parked SET deaths = 1, next_attempt_at = clock_timestamp() + make_interval(secs => %(pause)s)
+WHERE seq = %(seq)s AND state = 'retrying'"""
 
 # Of a run that was released together only the first is marked; another one of it may be what kills.
 ALONE: Final = """
@@ -131,7 +152,12 @@ ANY_REPLAYS: Final[LiteralString] = f"""
 SELECT EXISTS (SELECT FROM outbox_parked WHERE state = 'replaying' AND {MINE})"""
 
 # What a run until empty leaves behind: by the table, since an earlier process may have parked it.
-HELD: Final[LiteralString] = f"SELECT count(*) FROM outbox_parked WHERE state <> 'discarded' AND {MINE}"
+# And how many of them wait because a relay died while it tried them, the first for so many seconds.
+HELD: Final[LiteralString] = f"""
+SELECT count(*), count(*) FILTER (WHERE {_PAUSED}),
+       coalesce(extract(epoch FROM min(next_attempt_at) FILTER (WHERE {_PAUSED}) - clock_timestamp()),
+                0)::float8
+FROM outbox_parked WHERE state <> 'discarded' AND {MINE}"""
 
 # Dead letters for which the operator's command has not run. Without their content, which may be large.
 COMMANDS: Final[LiteralString] = f"""

@@ -22,6 +22,12 @@ from outbox_pipelines.event import Event
 MOMENT_SECONDS: Final = 0.02
 """A pause of what could go on now, but for something else that is under way."""
 _WHEN_IN_THE_TABLE = math.inf
+LONGEST_PAUSE: Final = 300.0
+"""Between two attempts at a parked event, in seconds."""
+DEATH_PAUSE: Final = 3.0
+"""The pause after a relay died while it tried an event alone, as a multiple of OUTBOX_RETRY_SECONDS; four
+times as long after the second death. Kills from outside, every few seconds, rarely meet the event again."""
+DIED: Final = "the relay died while this event was being published"
 
 
 class Aggregate(NamedTuple):

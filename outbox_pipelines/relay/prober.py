@@ -5,6 +5,8 @@ Invariants:
   a time, so that one refused is not overtaken.
 - A verdict is Kafka's word on that event. Without one (an outage, a missing topic) nothing is counted.
 - The last verdict on an event is spoken after its copy is in the dead letter topic, where there is one.
+- What takes long (a producer, a connection, a topic that is slow to come) can be prepared before an event is
+  marked as being tried: a death while it is marked counts against it.
 - A failure of its own is raised to whoever fetches the verdicts.
 """
 
@@ -86,6 +88,8 @@ class Prober:
         self._observe = observer(settings)
         self._tried: deque[Tried] = deque()
         self._batch: list[Attempt] = []
+        self._is_preparing = False
+        """Whether the batch has no content, and is to be prepared only."""
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -95,6 +99,8 @@ class Prober:
         """Whether a transaction has begun."""
         self._handed: tuple[float, list[int]] | None = None
         """What the client has been given and has not answered for, and since when."""
+        self._answered: deque[int] = deque()
+        """The seqs for which there is an answer, while others of the batch are still being tried."""
 
     @property
     def is_busy(self) -> bool:
@@ -103,8 +109,26 @@ class Prober:
 
     def submit(self, batch: list[Attempt]) -> None:
         """Tries these, each of another aggregate; while it is not busy."""
+        self._start(batch, is_preparing=False)
+
+    def is_ready(self, topic: str) -> bool:
+        """Return whether an event of this topic can be tried at once; while it is not busy.
+
+        Args:
+            topic: empty where an event's types make no name: then it is refused before it is sent.
+        """
+        return not topic or (self._producer is not None and self._topics.is_known(topic))
+
+    def prepare(self, batch: list[Attempt]) -> None:
+        """Makes ready for these, whose content is not read yet; while it is not busy.
+
+        Only those that cannot be tried now get a verdict: `UNAVAILABLE` or `UNKNOWN`.
+        """
+        self._start(batch, is_preparing=True)
+
+    def _start(self, batch: list[Attempt], *, is_preparing: bool) -> None:
         with self._wake:
-            self._batch = batch
+            self._batch, self._is_preparing = batch, is_preparing
             self._wake.notify()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="outbox-prober", daemon=True)
@@ -116,13 +140,14 @@ class Prober:
             raise self._failure
         return [self._tried.popleft() for _ in range(len(self._tried))]
 
-    def waiting(self) -> list[int]:
-        """The seqs of events that the client has had for a second without an answer; each is told once."""
+    def innocent(self) -> list[int]:
+        """Return the seqs of events that do not kill, each once: there is an answer, or none for a second."""
+        found = [self._answered.popleft() for _ in range(len(self._answered))]
         handed = self._handed
-        if handed is None or time.monotonic() - handed[0] < _INNOCENT_SECONDS:
-            return []
-        self._handed = None
-        return handed[1]
+        if handed is not None and time.monotonic() - handed[0] >= _INNOCENT_SECONDS:
+            self._handed = None
+            found += handed[1]
+        return found
 
     def close(self) -> None:
         """Ends the thread; what is being tried is tried again by whoever comes next."""
@@ -139,11 +164,44 @@ class Prober:
                 if self._end:
                     return
             try:
-                self._tried.extend(self._copied(one) for one in self._verdicts_on(self._batch))
+                verdicts = self._unready if self._is_preparing else self._verdicts_on
+                self._tried.extend(self._copied(one) for one in verdicts(self._batch))
+                # The verdicts say the same.
+                self._answered.clear()
             except BaseException as error:  # noqa: BLE001 - raised by verdicts()
                 self._failure = error
                 return
             self._batch = []
+
+    def _unready(self, batch: list[Attempt]) -> list[Tried]:
+        """Makes the producer and looks up the topics; returns those that cannot be tried now."""
+        topics: dict[str, Exception | None] = {}
+        found: list[Tried] = []
+        for attempt in batch:
+            try:
+                name = self._router.topic(attempt.event.aggregate_type, attempt.event.event_type)
+            except IllegalTopicError:
+                # Trying it says so.
+                continue
+            if name not in topics:
+                topics[name] = self._problem(name)
+            if isinstance(problem := topics[name], TopicUnavailableError):
+                found.append(Tried(attempt, Verdict.UNAVAILABLE, str(problem)))
+            elif problem is not None:
+                return [Tried(attempt, Verdict.UNKNOWN, str(problem)) for attempt in batch]
+        return found
+
+    def _problem(self, topic: str) -> Exception | None:
+        try:
+            self._topics.find_for_trial(topic, _PATIENCE_SECONDS)
+            if self._producer is None:
+                producer = self._new_producer()
+                # Connects.
+                producer.list_topics(topic, _PATIENCE_SECONDS)
+                self._producer = producer
+        except (TopicUnavailableError, AwayError, KafkaException) as error:
+            return error
+        return None
 
     def _verdicts_on(self, batch: list[Attempt]) -> list[Tried]:
         return self._try(batch) if self._transactional_id is None else self._rehearse(batch)
@@ -156,17 +214,24 @@ class Prober:
             try:
                 topic = self._topic(event)
                 value, headers = self._encode(event)
-                report: Report = partial(_report, attempt, verdicts)
+                report: Report = partial(self._answer, attempt, verdicts)
                 if self._observe is not None:
                     report, headers = self._observe(event, topic, headers, report)
                 self._produce(topic, event.aggregate_id, value, headers, report)
             except Exception as error:  # noqa: BLE001 - whatever an event's content makes the encoder raise
                 verdicts[event.seq] = _judge(attempt, error)
+                self._answered.append(event.seq)
         self._handed = time.monotonic(), [attempt.event.seq for attempt in batch]
         self._flush()
         self._handed = None
         unknown = "Kafka does not answer"
         return [verdicts.get(a.event.seq) or Tried(a, Verdict.UNKNOWN, unknown) for a in batch]
+
+    def _answer(
+        self, attempt: Attempt, verdicts: dict[int, Tried], error: KafkaError | None, message: Message
+    ) -> None:
+        _report(attempt, verdicts, error, message)
+        self._answered.append(attempt.event.seq)
 
     def _rehearse(self, batch: list[Attempt]) -> list[Tried]:
         """Tries each in a transaction of its own, which is aborted: nothing is published."""

@@ -135,21 +135,27 @@ class Publisher:
             ShardLostError: another relay has taken over, or what became of events cannot be known.
         """
         delivery = Delivery(piece)
-        if isinstance(piece, Piece) and piece.unreadable:
-            self._give_up(delivery, piece)
+        if isinstance(piece, Piece) and (piece.unreadable or piece.suspects):
+            self._hold_back(delivery, piece)
         self._deliveries.append(delivery)
         self._pending_events += len(piece.events)
         self._pending_size += piece.size
         # With those before it: something of them may not have been sent yet, and must not be overtaken.
         self._pump(self._deliveries)
 
-    def _give_up(self, delivery: Delivery, piece: Piece) -> None:
-        """Takes the events that were not read for dead letters."""
+    def _hold_back(self, delivery: Delivery, piece: Piece) -> None:
+        """Takes the events that were not read for dead letters, or parks them to be tried alone."""
         for event in piece.events:
             if event.seq in piece.unreadable:
                 self._lot.park(event, suspect=True)
                 delivery.dead[event.seq] = (event, piece.unreadable[event.seq])
-        delivery.unsent = [event for event in piece.events if event.seq not in delivery.dead]
+            elif event.seq in piece.suspects:
+                self._suspect(delivery, event, piece.suspects[event.seq])
+        delivery.unsent = [
+            event
+            for event in piece.events
+            if event.seq not in delivery.dead and event.seq not in delivery.suspects
+        ]
 
     def poll(self, seconds: float, *, linger: bool = True) -> None:
         """Serves delivery reports, waiting up to `seconds` for the first; probes a Kafka that is away.

@@ -5,10 +5,14 @@ Invariants:
   change nothing.
 - Of an aggregate one thing is under way at a time: its first event tried alone, or a run behind it released.
 - A verdict is written before anything else is done for the aggregate.
+- An event is marked from before its content is read until Kafka has answered, or its client has had it for a
+  second. An event with deaths is tried while nothing else is marked. If the relay dies then, the next attempt
+  comes after a pause, which grows; the third death makes a dead letter.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import threading
@@ -27,7 +31,14 @@ from outbox_pipelines.relay.dead_letter_runs import DeadLetterRuns, describe
 from outbox_pipelines.relay.delivery import Complete
 from outbox_pipelines.relay.memory import LargeEvent
 from outbox_pipelines.relay.metrics import Metrics
-from outbox_pipelines.relay.parking import MOMENT_SECONDS, Aggregate, ParkingLot
+from outbox_pipelines.relay.parking import (
+    DEATH_PAUSE,
+    DIED,
+    LONGEST_PAUSE,
+    MOMENT_SECONDS,
+    Aggregate,
+    ParkingLot,
+)
 from outbox_pipelines.relay.prober import Attempt, Prober, Tried, Verdict
 from outbox_pipelines.relay.quarantine import Quarantine
 from outbox_pipelines.relay.routing import IllegalTopicError, Router
@@ -36,7 +47,6 @@ from outbox_pipelines.relay.topics import Topics
 from outbox_pipelines.relay.transactions import place
 from outbox_pipelines.settings import Settings
 
-LONGEST_PAUSE: Final = 300.0
 DEATHS: Final = 3
 _AT_ONCE: Final = 500
 _RELEASE: Final = 5000
@@ -49,6 +59,7 @@ _NEWS_SECONDS: Final = 1.0
 _MOST_COMMANDS: Final = 16
 # An event that kills does so when it is encoded, compressed or sent.
 _INNOCENT_SECONDS: Final = 1.0
+_LOG: Final = logging.getLogger(__name__)
 # The columns of `Event` come first in every row.
 _EVENT: Final = len(Event._fields)
 
@@ -69,6 +80,8 @@ class _Run:
     released: Released
     marked: list[int]
     """Seqs of those whose death would be counted."""
+    is_alone: bool = False
+    """Whether it is one event with deaths: until it is settled, nothing else is tried or released."""
     handed_at: float | None = None
     """When the publishing thread was seen to have taken it."""
 
@@ -121,18 +134,24 @@ class Retries:
         Args:
             died: whether it ended without giving the shard back.
         """
-        error = "the relay died while this event was being published"
         with self._shard.transaction():
+            pauses = {"pause": DEATH_PAUSE * self._settings.retry_seconds, "longest": LONGEST_PAUSE}
             rows = self._shard.execute(
-                parked_queries.WAS_TRYING, {"died": died, "most": DEATHS, "error": error}
+                parked_queries.WAS_TRYING, {"died": died, "most": DEATHS, "error": DIED} | pauses
             )
-            if died and (runs := [row for row in rows if row[_EVENT] == "waiting"]):
+            if died and (runs := [row for row in rows if row[_EVENT] == "waiting" and not row[_EVENT + 4]]):
                 names = _names((row[2], row[3]) for row in runs)
-                self._shard.execute(parked_queries.ALONE, names | {"error": error})
+                self._shard.execute(parked_queries.ALONE, names | {"error": DIED})
         for row in rows:
-            if died and row[_EVENT + 1] == "failed":
-                attempts, why = row[_EVENT + 2 :]
-                self._on_dead_letter(DeadLetter(Event._make(row[:_EVENT]), attempts, why))
+            event = Event._make(row[:_EVENT])
+            _, state, attempts, why, is_alone, deaths, pause = row[_EVENT:]
+            if died and state == "failed":
+                self._on_dead_letter(DeadLetter(event, attempts, why))
+            elif is_alone:
+                _LOG.warning(
+                    "the relay died while it was trying %s alone (%d of %d): it is tried again in %.0f s",
+                    *(event, deaths, DEATHS, pause),
+                )
         self._hear_news(time.monotonic())
 
     @property
@@ -171,12 +190,12 @@ class Retries:
         self._clear_the_waiting(now)
         if now >= self._news_at:
             self._hear_news(now)
-        if not may_try or self._prober.is_busy:
+        if not may_try or self._is_occupied:
             return
         self._quarantine.look()
         if aggregates := self._lot.due(_AT_ONCE):
             self._attend(aggregates)
-        if self._replay_at is not None and self._replay_at <= now and not self._prober.is_busy:
+        if self._replay_at is not None and self._replay_at <= now and not self._is_occupied:
             self._replay(now)
 
     def settled(self, complete: Complete) -> None:
@@ -198,10 +217,13 @@ class Retries:
         for aggregate in aggregates:
             self._lot.look_again(aggregate)
 
-    def held(self) -> int:
-        """Return how many events of the shard are parked or dead letters that nobody has dealt with."""
-        ((held,),) = self._shard.execute(parked_queries.HELD, {})
-        return int(held)
+    def held(self) -> tuple[int, int, float]:
+        """Return how many events of the shard are parked or dead letters that nobody has dealt with.
+
+        And how many of them wait since a relay died while they were published, the first for so many seconds.
+        """
+        ((held, paused, due_in),) = self._shard.execute(parked_queries.HELD, {})
+        return int(held), int(paused), float(due_in)
 
     def close(self, *, command_seconds: float) -> None:
         """Stops trying; what is under way is tried again by whoever comes next.
@@ -222,6 +244,11 @@ class Retries:
         with suppress(ShardLostError, psycopg.Error):
             self._run_commands(-math.inf)
 
+    @property
+    def _is_occupied(self) -> bool:
+        """Whether something must end before anything else is tried or released."""
+        return self._prober.is_busy or any(run.is_alone for run in self._flying.values())
+
     def _run_commands(self, now: float) -> None:
         """Has the operator's command run for dead letters, as many as there is room for."""
         if not self._settings.dead_letter_command:
@@ -241,8 +268,8 @@ class Retries:
             self._commands.submit(event.seq, describe(event, attempts, error, remedy=remedy))
 
     def _clear_the_waiting(self, now: float) -> None:
-        """Takes the mark off what merely waits for Kafka: kills during an outage blame no event."""
-        waiting = self._prober.waiting()
+        """Takes the mark off what is answered, or waits for Kafka: kills in an outage blame no event."""
+        waiting = self._prober.innocent()
         for run in self._flying.values():
             if not run.marked or any(run.released is queued for queued in list(self.released)):
                 continue
@@ -265,7 +292,7 @@ class Retries:
     def _attend(self, aggregates: list[Aggregate]) -> None:
         rows = self._shard.execute(parked_queries.HEADS, _names(aggregates) | {"blocking": self._blocking})
         heads = {(row[2], row[3]): row for row in rows}
-        attempts, free, cleared = [], [], []
+        attempts, free, cleared, alone = [], [], [], []
         for aggregate in aggregates:
             head = heads.get(aggregate)
             if head is None:
@@ -278,24 +305,45 @@ class Retries:
                 self._lot.look_again(aggregate, MOMENT_SECONDS)
             elif state not in ("waiting", "retrying"):
                 self._lot.look_again(aggregate, None)
+            elif deaths and due_in > 0:
+                # Another one of its topic can be the trial.
+                self._quarantine.forget(aggregate)
+                self._lot.look_again(aggregate, due_in)
             elif self._quarantine.holds(self._topic(head), aggregate) is not None:
                 continue
+            elif deaths:
+                alone.append(head)
             elif self._quarantine.is_trial(aggregate):
                 attempts.append(head)
             elif state == "waiting":
                 free.append(aggregate)
-            elif self._quarantine.has_cleared(aggregate) and not (tried or deaths):
+            elif self._quarantine.has_cleared(aggregate) and not tried:
                 # Its topic was to blame: it goes like those behind it.
                 cleared.append(head[0])
                 free.append(aggregate)
-            elif due_in is not None and due_in > 0:
+            elif due_in > 0:
                 self._lot.look_again(aggregate, due_in)
             else:
                 attempts.append(head)
         if cleared:
             self._shard.execute(parked_queries.ACCEPTED, {"seqs": cleared})
-        self._try(attempts)
-        self._release(free)
+        if alone:
+            for aggregate in [*free, *map(_aggregate, attempts)]:
+                self._lot.look_again(aggregate, MOMENT_SECONDS)
+            self._isolate(alone)
+        else:
+            self._try(attempts)
+            self._release(free)
+
+    def _isolate(self, rows: list[tuple[Any, ...]]) -> None:
+        """Tries or releases one event that a relay has died of, when nothing else is under way."""
+        now, later = ([], rows) if self._flying else (rows[:1], rows[1:])
+        for row in later:
+            self._lot.look_again(_aggregate(row), MOMENT_SECONDS)
+        if now and now[0][_EVENT] == "waiting":
+            self._release([_aggregate(now[0])], is_alone=True)
+        else:
+            self._try(now)
 
     def _topic(self, row: tuple[Any, ...]) -> str:
         """Of a parked event; empty where its types make no name."""
@@ -305,15 +353,15 @@ class Retries:
             return ""
 
     def _try(self, rows: list[tuple[Any, ...]]) -> None:
-        """Submits those that are due. What a relay died of goes by itself, for the next death to name it."""
-        deadly = [row for row in rows if row[_EVENT + 3]]
-        chosen = [] if self._prober.is_busy else deadly[:1] or rows
-        for row in rows:
-            if row not in chosen and row[_EVENT] == "retrying":
-                self._lot.look_again((row[2], row[3]), MOMENT_SECONDS)
-        if not chosen:
+        """Submits these, all of which are due, as soon as nothing but their content is missing."""
+        if not rows:
             return
-        by_seq = {row[0]: row for row in chosen}
+        if unready := [row for row in rows if not self._prober.is_ready(self._topic(row))]:
+            self._prober.prepare([_without_content(row) for row in unready])
+            for row in rows:
+                self._again(row)
+            return
+        by_seq = {row[0]: row for row in rows}
         events, _ = self._read(by_seq)
         most = self._settings.max_attempts
         attempts = []
@@ -322,20 +370,26 @@ class Retries:
             if seq in events:
                 is_last = state == "replaying" or count + 1 >= most
                 attempts.append(Attempt(events[seq], count, is_last, is_replay=state == "replaying"))
-            elif state == "retrying":
-                self._lot.look_again((row[2], row[3]), MOMENT_SECONDS)
             else:
-                self._lot.wake((row[2], row[3]))
+                self._again(row)
         if attempts:
             self._prober.submit(attempts)
 
-    def _release(self, aggregates: list[Aggregate]) -> None:
+    def _again(self, row: tuple[Any, ...]) -> None:
+        """Has the aggregate of an event looked after again in a moment."""
+        if row[_EVENT] == "replaying":
+            self._lot.wake(_aggregate(row))
+        else:
+            self._lot.look_again(_aggregate(row), MOMENT_SECONDS)
+
+    def _release(self, aggregates: list[Aggregate], *, is_alone: bool = False) -> None:
         if not aggregates:
             return
         events: dict[int, Event] = {}
         size = 0
         if len(self._flying) < _MOST_RELEASES:
-            limit = {"limit": max(1, _RELEASE // len(aggregates)), "blocking": self._blocking}
+            most = 1 if is_alone else max(1, _RELEASE // len(aggregates))
+            limit = {"limit": most, "blocking": self._blocking}
             rows = self._shard.execute(parked_queries.FREE, _names(aggregates) | limit)
             events, size = self._read({row[0]: row for row in rows}, is_run=True)
         found = {(event.aggregate_type, event.aggregate_id) for event in events.values()}
@@ -344,7 +398,7 @@ class Retries:
                 self._lot.look_again(aggregate, MOMENT_SECONDS)
         if events:
             released = Released(list(events.values()), size)
-            self._flying[id(released)] = _Run(released, _firsts(events))
+            self._flying[id(released)] = _Run(released, _firsts(events), is_alone)
             self.released.append(released)
 
     def _read(
@@ -402,7 +456,10 @@ class Retries:
 
     def _replay(self, now: float) -> None:
         rows = self._shard.execute(parked_queries.REPLAYS, {"limit": _AT_ONCE})
-        if rows:
+        if deadly := [row for row in rows if row[_EVENT + 3]]:
+            if not self._flying:
+                self._try(deadly[:1])
+        elif rows:
             self._try(rows)
         else:
             ((some,),) = self._shard.execute(parked_queries.ANY_REPLAYS, {})
@@ -458,6 +515,15 @@ class Retries:
             return _TOPIC_SECONDS
         pause = min(LONGEST_PAUSE, self._settings.retry_seconds * 2.0**tried.attempt.attempts)
         return pause * random.uniform(0.8, 1.2)
+
+
+def _aggregate(row: tuple[Any, ...]) -> Aggregate:
+    return Aggregate(row[2], row[3])
+
+
+def _without_content(row: tuple[Any, ...]) -> Attempt:
+    event = Event._make(row[:_EVENT])._replace(payload="")
+    return Attempt(event, row[_EVENT + 1], is_last=False, is_replay=row[_EVENT] == "replaying")
 
 
 def _names(aggregates: Iterable[tuple[str, str]]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import psycopg
 from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import bodies, parked_queries, pooler, queries
+from outbox_pipelines.relay.parking import DEATH_PAUSE, LONGEST_PAUSE
 from outbox_pipelines.relay.position import Position, Snapshot
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
@@ -378,6 +379,9 @@ class Shard:
         states, errors = zip(*parked.values(), strict=True)
         rows = {"seqs": list(parked), "states": list(states), "errors": list(errors)}
         self.execute(parked_queries.PARK, {**ends, **rows, "start": start, "stop": stop})
+        if self.suspect_deaths and self.suspect in parked:
+            pause = min(LONGEST_PAUSE, DEATH_PAUSE * self._settings.retry_seconds)
+            self.execute(parked_queries.DIED_ALONE, {"seq": self.suspect, "pause": pause})
         dead = [seq for seq, (state, _) in parked.items() if state == "failed"]
         if dead and self._has_command:
             self.execute(parked_queries.COMMANDS_DUE, {"seqs": dead})

@@ -42,7 +42,7 @@ class Guard(Protocol):
         """Return how many events may be read at once; None: any number."""
 
     def before(self, seq: int) -> str | None:
-        """Note an event that is about to be read alone; return why it must not be, if relays die of it."""
+        """Note an event that is about to be read alone; return why it must not be, if a relay died of it."""
 
 
 class _Unguarded:
@@ -61,6 +61,7 @@ class _Found(NamedTuple):
     is_all: bool
     """Whether these are all that were asked for."""
     unreadable: Mapping[int, str]
+    suspects: Mapping[int, str]
 
 
 class SnapshotSource:
@@ -156,7 +157,10 @@ class SnapshotSource:
                 return
             starts, last_seq = last_seq == 0, found.events[-1].seq if found.events else last_seq
             is_all = found.is_all
-            yield Piece(found.events, found.size, self._done, target, is_all, starts, found.unreadable)
+            yield Piece(
+                *(found.events, found.size, self._done, target, is_all, starts),
+                *(found.unreadable, found.suspects),
+            )
             if is_all:
                 return
             # One batch less in memory while the next is read.
@@ -180,6 +184,7 @@ class SnapshotSource:
                         ends_tick=False,
                         starts_tick=starts,
                         unreadable=found.unreadable,
+                        suspects=found.suspects,
                     )
                     starts = False
                 else:
@@ -227,7 +232,7 @@ class SnapshotSource:
                 rows, size, is_all = self._list(query, parameters, bodies.NOTHING)
             if size is None:
                 self._careful = _CAREFUL_READS
-        return self._read(rows, is_all=is_all) if size is None else _Found(rows, size, is_all, {})
+        return self._read(rows, is_all=is_all) if size is None else _Found(rows, size, is_all, {}, {})
 
     def _list(
         self, query: LiteralString, parameters: Mapping[str, Any], most: int
@@ -258,10 +263,10 @@ class SnapshotSource:
         """The same with the content of those that were listed without, as many as fit into a piece."""
         unread = [row.seq for row in rows if _is_listed(row)]
         if not unread:
-            return _Found(rows, 0, is_all, {})
+            return _Found(rows, 0, is_all, {}, {})
         if alone and (deadly := self._guard.before(unread[0])):
             event = _without_content(rows[0])
-            return _Found([event], weigh([event]), is_all, {event.seq: deadly})
+            return _Found([event], weigh([event]), is_all, {}, {event.seq: deadly})
         events: list[Event] = []
         unreadable: dict[int, str] = {}
         size = 0
@@ -283,7 +288,7 @@ class SnapshotSource:
                 size += weigh([event])
                 if size > self._piece_bytes:
                     break
-        return _Found(events, size, is_all and len(events) == len(rows), unreadable)
+        return _Found(events, size, is_all and len(events) == len(rows), unreadable, {})
 
 
 def _is_listed(event: Event) -> bool:

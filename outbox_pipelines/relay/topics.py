@@ -185,6 +185,10 @@ class Topics:
         """Whether it is known, or looked for."""
         return name in self._topics or name in self._searches
 
+    def is_known(self, name: str) -> bool:
+        """Return whether it was found, and is still there."""
+        return name in self._topics
+
     def find(self, name: str) -> Topic:
         """The topic, for the flow of all events: waits for the first word, and shortly for its creation.
 

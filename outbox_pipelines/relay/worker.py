@@ -64,9 +64,19 @@ class Totals:
     held: int = 0
     """After a run until empty: events of the table that are parked or dead letters."""
     seconds: float = 0.0
+    paused: int = 0
+    """How many of `held` wait for their next attempt because a relay died while it tried them."""
+    paused_seconds: float = 0.0
+    """How long the first of these waits at least."""
 
     def __add__(self, other: Totals) -> Totals:
-        return Totals(self.events + other.events, self.held + other.held, self.seconds + other.seconds)
+        return Totals(
+            self.events + other.events,
+            self.held + other.held,
+            self.seconds + other.seconds,
+            self.paused + other.paused,
+            max(self.paused_seconds, other.paused_seconds),
+        )
 
 
 class Worker:
@@ -170,7 +180,8 @@ class Worker:
         if self._failure is not None:
             raise self._failure
         if self._until_empty:
-            self.totals.held = self._retries.held()
+            totals = self.totals
+            totals.held, totals.paused, totals.paused_seconds = self._retries.held()
         return self.totals
 
     def _publish(self) -> None:

@@ -10,12 +10,11 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
+from outbox_pipelines.settings import Settings
 from tests.conftest import Outbox, clean_environment, command, wait_until
-from tests.history import business
 from tests.history.judge import Verdict
 from tests.history.verify import seed as seed
 from tests.history.verify import verdict
-from tests.relay.topic import create_topic
 
 
 @contextmanager
@@ -47,16 +46,6 @@ def relay(outbox: Outbox, **environment: str) -> AbstractContextManager[subproce
     return process(command("relay"), outbox.environment | environment)
 
 
-def create_topics(outbox: Outbox) -> None:
-    """Those of the business, before they are looked for.
-
-    Events whose topic a busy broker is slow to make are parked and tried alone, and three kills while one is
-    tried make it a dead letter: right for an event that kills, but no test of kills from outside.
-    """
-    for kind in business.KINDS:
-        create_topic(outbox, 4, of=kind)
-
-
 def published(outbox: Outbox) -> Callable[[], int]:
     """Reads where the relay is: changes with every settle of events."""
     connection = outbox.connect()
@@ -78,9 +67,22 @@ def holder(outbox: Outbox) -> str | None:
     return measurements.read(outbox.settings).shards[0].owner
 
 
+def drain(outbox: Outbox, settings: Settings) -> None:
+    """Publishes what is left, without the pauses after deaths."""
+
+    def is_done() -> bool:
+        with outbox.connect() as connection:
+            connection.execute(
+                "UPDATE outbox_parked SET next_attempt_at = clock_timestamp() WHERE deaths > 0"
+            )
+        return not service.relay(settings, until_empty=True).paused
+
+    wait_until(is_done, seconds=120, what="no event to wait after a death")
+
+
 def verify(outbox: Outbox) -> Verdict:
     """Publishes what is left, and judges."""
-    service.relay(outbox.settings, until_empty=True)
+    drain(outbox, outbox.settings)
     found = verdict(outbox)
     print(found)
     assert found.wrong == []

@@ -6,18 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
 
+from outbox_pipelines.database import Connection
 from outbox_pipelines.relay import queries, service
 from outbox_pipelines.relay.retries import DEATHS
 from outbox_pipelines.relay.shards import Shard
 from tests.conftest import Outbox, clean_environment, wait_until
 from tests.history import mock
 from tests.relay.faults import relay
-from tests.relay.parked import numbers, parked_rows, write
+from tests.relay.parked import numbers, numbers_by_key, parked_rows, write
 
 # A relay whose encoder crashes the process at a payload with "deadly" in it, as a fault in a C library would.
 RELAY = """
@@ -40,14 +42,14 @@ main()
 # The same at the moment at which the content has been read, as where there is too little memory for it.
 READER = """
 import os, signal, sys
-from outbox_pipelines.relay import source
+from outbox_pipelines.relay import retries, source
 weigh = source.weigh
 def deadly(events):
     events = list(events)
     if any('"deadly"' in (event.payload or "") for event in events):
         os.kill(os.getpid(), signal.SIGKILL)
     return weigh(events)
-source.weigh = deadly
+source.weigh = retries.weigh = deadly
 from outbox_pipelines.__main__ import main
 sys.argv = ["outbox", "relay", "--until-empty"]
 main()
@@ -61,12 +63,28 @@ def _run(outbox: Outbox, program: str = RELAY, **environment: str) -> int:
 
 
 def _run_until_it_lives(outbox: Outbox, program: str = RELAY, **environment: str) -> int:
+    """Until nothing waits because of a death either; the number of deaths."""
+    quick = {"OUTBOX_RETRY_SECONDS": "0.1", **environment}
     deaths = 0
-    while (code := _run(outbox, program, **environment)) == -signal.SIGKILL:
-        deaths += 1
+    while True:
+        code = _run(outbox, program, **quick)
+        assert code in (0, 1, -signal.SIGKILL)
+        deaths += code == -signal.SIGKILL
         assert deaths < 12, "the relay dies for ever"
-    assert code in (0, 1)
-    return deaths
+        if code == -signal.SIGKILL:
+            continue
+        if not _paused(outbox):
+            return deaths
+        wait_until(lambda: all(due for _, due in _paused(outbox)), seconds=30, what="the pause to end")
+
+
+def _paused(outbox: Outbox) -> list[tuple[int, bool]]:
+    """Events that wait after a death: how many each has, and whether it is due."""
+    with outbox.connect() as connection:
+        return connection.execute(
+            "SELECT deaths, coalesce(next_attempt_at <= clock_timestamp(), true) FROM outbox_parked "
+            "WHERE deaths > 0 AND state IN ('retrying', 'replaying') ORDER BY seq"
+        ).fetchall()
 
 
 @pytest.mark.parametrize(("events", "at"), [(1, 0), (3000, 1234)])
@@ -118,7 +136,7 @@ def test_a_replayed_event_that_kills_is_given_up_again(outbox: Outbox) -> None:
     ids = write(outbox, ("guilty", {"n": 0, "deadly": True}), ("other", {"n": 0}))
     _run_until_it_lives(outbox)
     with outbox.connect() as connection:
-        connection.execute("UPDATE outbox_parked SET state = 'replaying', next_attempt_at = NULL")
+        connection.execute("UPDATE outbox_parked SET state = 'replaying', next_attempt_at = NULL, deaths = 0")
     assert _run_until_it_lives(outbox) <= 4
     assert parked_rows(outbox)[0][:3] == ("guilty", ids[0], "failed")
 
@@ -169,6 +187,88 @@ def test_kills_from_outside_blame_nobody(outbox: Outbox) -> None:
     service.relay(outbox.settings, until_empty=True)
     assert parked_rows(outbox) == []
     assert len({message.headers["id"] for message in outbox.messages()}) == 20_000
+
+
+def test_kills_while_single_events_are_published_blame_nobody(outbox: Outbox) -> None:
+    """Guards against the same in the flow of all events: where relays have died each is marked (G1)."""
+    write(outbox, *[(str(n % 30), {"n": n}) for n in range(300)])
+    with outbox.connect() as connection:
+        connection.execute("UPDATE outbox_shards SET owner = 'died', deaths = 2")
+        for _ in range(4):
+            before = _marking(connection)
+            with relay(outbox) as process:
+                deadline = time.monotonic() + 60
+                while not _marking(connection) - before:
+                    assert time.monotonic() < deadline, "no event is marked"
+                os.kill(process.pid, signal.SIGKILL)
+                process.wait()
+        with relay(outbox):
+            wait_until(lambda: len(outbox.messages()) >= 200, seconds=60, what="others to go on")
+        assert {row[2] for row in parked_rows(outbox)} <= {"waiting", "retrying"}
+        connection.execute("UPDATE outbox_parked SET next_attempt_at = clock_timestamp()")
+    with relay(outbox, OUTBOX_RETRY_SECONDS="0.1"):
+        wait_until(
+            lambda: len({message.headers["id"] for message in outbox.messages()}) == 300,
+            seconds=60,
+            what="all to be published",
+        )
+    for key, found in numbers_by_key(outbox.messages()).items():
+        assert list(dict.fromkeys(found)) == list(range(int(key), 300, 30))
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_kills_while_parked_events_are_tried_blame_nobody(outbox: Outbox, delivery: str) -> None:
+    """Guards against a supervisor that kills each relay after its start, and so makes dead letters (G1)."""
+    write(outbox, *[(str(n % 30), {"n": n}) for n in range(300)])
+    with outbox.connect(autocommit=False) as connection:
+        connection.execute("LOCK TABLE outbox IN SHARE MODE")
+        connection.execute(
+            "INSERT INTO outbox_parked SELECT *, CASE WHEN seq < (SELECT min(seq) FROM outbox) + 30 "
+            "THEN 'retrying' ELSE 'waiting' END, 0, now(), NULL FROM outbox"
+        )
+        connection.execute("UPDATE outbox_shards SET done = pg_current_snapshot()")
+    with outbox.connect() as connection:
+        for _ in range(6):
+            # Those of the relay before are still there when the next one starts.
+            before = _marks(connection)
+            with relay(outbox, OUTBOX_DELIVERY=delivery, OUTBOX_LEASE_SECONDS="2") as process:
+                deadline = time.monotonic() + 60
+                while not _marks(connection) - before:
+                    assert time.monotonic() < deadline, "no event is tried"
+                os.kill(process.pid, signal.SIGKILL)
+                process.wait()
+        states = connection.execute("SELECT state, max(deaths) FROM outbox_parked GROUP BY state").fetchall()
+        assert "failed" not in dict(states)
+        assert dict(states)["retrying"] >= 1, "no kill came while an event was tried"
+        connection.execute("UPDATE outbox_parked SET next_attempt_at = clock_timestamp()")
+    # The pause after the last kill is this one's.
+    with relay(outbox, OUTBOX_DELIVERY=delivery, OUTBOX_RETRY_SECONDS="0.1"):
+        wait_until(lambda: parked_rows(outbox) == [], seconds=60, what="all to be published")
+    for key, found in numbers_by_key(outbox.messages()).items():
+        assert list(dict.fromkeys(found)) == list(range(int(key), 300, 30))
+
+
+def test_an_event_that_waits_after_a_death_ends_a_run_until_empty(outbox: Outbox) -> None:
+    """Guards against a run that waits for minutes, or that says that all is published."""
+    write(outbox, ("guilty", {"n": 0, "deadly": True}), ("guilty", {"n": 1}), ("other", {"n": 0}))
+    with outbox.connect() as connection:
+        service.relay(outbox.settings, until_empty=True)
+        connection.execute(
+            "INSERT INTO outbox_parked SELECT *, CASE WHEN seq = (SELECT min(seq) FROM outbox) "
+            "THEN 'retrying' ELSE 'waiting' END, 0, now(), NULL FROM outbox WHERE aggregate_id = 'guilty'"
+        )
+    for _ in range(2):
+        # First with the other one, then alone.
+        assert _run(outbox) == -signal.SIGKILL
+    write(outbox, ("other", {"n": 1}), ("guilty", {"n": 2}))
+    for _ in range(2):
+        ended = outbox.outbox("relay", "--until-empty", OUTBOX_RETRY_SECONDS="1000")
+        print(ended.stderr)
+        assert ended.returncode == 1
+        assert "a relay died while it tried 1 of them" in ended.stderr
+        assert "dead letter" in ended.stderr
+    assert numbers(outbox, "other") == [0, 1], "other aggregates go on"
+    assert _paused(outbox) == [(2, False)]
 
 
 def test_a_lost_session_is_no_death_and_forgets_none(outbox: Outbox) -> None:
@@ -225,6 +325,21 @@ def test_a_parked_event_that_waits_for_replicas_is_not_blamed_for_kills(outbox: 
                 assert _trying(outbox)[1] == due, "cleared by the end of the attempt only"
     with relay(outbox):
         wait_until(lambda: numbers(outbox, "a") == [0], seconds=60, what="the event to be published")
+
+
+def _marks(connection: Connection) -> set[tuple[Any, ...]]:
+    """The parked events that are being tried, and which statement marked them."""
+    return set(connection.execute("SELECT seq, xmin::text FROM outbox_parked WHERE trying").fetchall())
+
+
+def _marking(connection: Connection) -> set[tuple[Any, ...]]:
+    """The sessions that have marked an event which is published alone."""
+    return set(
+        connection.execute(
+            "SELECT pid, backend_start FROM pg_stat_activity WHERE state = 'idle' "
+            "AND application_name = 'outbox relay: caution' AND query LIKE '%SET suspect%'"
+        ).fetchall()
+    )
 
 
 def _trying(outbox: Outbox) -> tuple[Any, ...]:

@@ -193,7 +193,6 @@ def test_kill_9_fifty_times_under_load(outbox: Outbox) -> None:
     chance = random.Random(seed)
     with outbox.connect() as connection:
         business.prepare(connection)
-    faults.create_topics(outbox)
     writers = Writers(outbox.settings.dsn, seed, 3)
     published = faults.published(outbox)
     for _ in range(50):
@@ -205,7 +204,7 @@ def test_kill_9_fifty_times_under_load(outbox: Outbox) -> None:
                 relay.wait(chance.random() * 0.2)
             os.kill(relay.pid, signal.SIGKILL)
     writers.stop()
-    _drain(outbox)
+    faults.drain(outbox, quick(outbox, **ONCE))
     found = verdict(outbox, calm=True)
     assert found.wrong == []
     assert found.committed > 100
@@ -225,7 +224,7 @@ def test_a_frozen_relay_is_fenced(outbox: Outbox) -> None:
             os.kill(frozen.pid, signal.SIGCONT)
             faults.wait_for_more(faults.published(outbox), 100, seconds=60)
     writers.stop()
-    _drain(outbox)
+    faults.drain(outbox, quick(outbox, **ONCE))
     assert verdict(outbox, calm=True).wrong == []
 
 

@@ -26,7 +26,6 @@ def test_kill_9_of_the_relay_ten_times_under_load(outbox: Outbox) -> None:
     chance = random.Random(seed)
     with outbox.connect() as connection:
         business.prepare(connection)
-    faults.create_topics(outbox)
     writers = Writers(outbox.settings.dsn, seed, 4)
     published = faults.published(outbox)
     for _ in range(10):

@@ -24,10 +24,10 @@ from outbox_pipelines.relay.claims.marks import array, explained
 from outbox_pipelines.relay.claims.source import ClaimSource, names
 from outbox_pipelines.relay.dead_letter_runs import DeadLetterRuns, describe
 from outbox_pipelines.relay.delivery import Complete
-from outbox_pipelines.relay.parking import MOMENT_SECONDS, Aggregate, ParkingLot
+from outbox_pipelines.relay.parking import LONGEST_PAUSE, MOMENT_SECONDS, Aggregate, ParkingLot
 from outbox_pipelines.relay.prober import Attempt, Prober, Tried, Verdict
 from outbox_pipelines.relay.quarantine import Quarantine
-from outbox_pipelines.relay.retries import LONGEST_PAUSE, DeadLetter
+from outbox_pipelines.relay.retries import DeadLetter
 from outbox_pipelines.relay.routing import IllegalTopicError, Router
 from outbox_pipelines.relay.topics import Topics
 from outbox_pipelines.settings import Settings
