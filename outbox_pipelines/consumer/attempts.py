@@ -104,13 +104,15 @@ class Attempts:
             return None
         if self._is_held(self._handlers.handler(waiting.event_type)):
             return None
+        # Not behind the claim: others take the message for left alone when its next attempt is due.
+        await self._plan.stay()
         message = await self._surely(lambda: self._inbox.claim(waiting))
         if message is None:
             return None
         attempts = waiting.attempts + 1
         item = self._item(message)
         try:
-            if not await self._repeated(lambda: self._handle_stored(waiting.seq, item)):
+            if not await self._repeated(lambda: self._handle_stored(waiting.seq, attempts, item)):
                 return None
         except SetupError:
             raise
@@ -126,13 +128,13 @@ class Attempts:
         self.counts.handled += 1
         return await self._surely(lambda: self._inbox.next(waiting.seq))
 
-    async def _handle_stored(self, seq: int, item: Item) -> bool:
+    async def _handle_stored(self, seq: int, attempts: int, item: Item) -> bool:
         if item.error:
             raise UnreadableError(item.error)
         if item.event is None or item.handler is None:
             raise UnreadableError(f"{item.event} has no handler any more: register one, or discard it")
         async with self._database.transaction() as transaction:
-            self._open = await self._inbox.finish(transaction, seq)
+            self._open = await self._inbox.finish(transaction, seq, attempts)
             is_ours = bool(self._open)
             if is_ours:
                 await self._call(item.handler, [item], transaction)
@@ -205,7 +207,10 @@ class Attempts:
     async def _give_up(self, waiting: Waiting) -> None:
         """All attempts have begun and none has told its end, or the topic of dead letters was away."""
         seq, attempts = waiting.seq, waiting.attempts
-        message, error = await self._surely(lambda: self._inbox.read(seq))
+        found = await self._surely(lambda: self._inbox.read(waiting))
+        if found is None:
+            return
+        message, error = found
         dead = self._has_copy(message, attempts, error)
         await self._surely(lambda: self._inbox.missed(seq, attempts, error, dead=dead))
         self._count_failure(f"the message {seq} of the inbox", error, attempts, dead=dead)
@@ -264,13 +269,12 @@ class Attempts:
     async def _repeated(self, attempt: Callable[[], Awaitable[_Result]]) -> _Result:
         """At once again, where the database chose another transaction."""
         for _ in range(_TRIES - 1):
-            await self._plan.stay()
             try:
                 return await attempt()
             except Exception as error:
                 if not is_worth_a_repetition(error):
                     raise
-        await self._plan.stay()
+            await self._plan.stay()
         return await attempt()
 
     async def _surely(self, do: Callable[[], Awaitable[_Result]]) -> _Result:

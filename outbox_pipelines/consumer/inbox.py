@@ -188,18 +188,24 @@ class Inbox:
             return None
         return _stored(rows[0])
 
-    async def read(self, seq: int) -> tuple[Stored, str]:
-        """A message as it lies there, and what became of its last attempt."""
-        [(error, *row)] = await self._read(queries.READ, {"seq": seq})
+    async def read(self, waiting: Waiting) -> tuple[Stored, str] | None:
+        """A message as it lies there, and what became of its last attempt. None: it is not to be given up."""
+        rows = await self._read(queries.READ, {"seq": waiting.seq, "attempts": waiting.attempts})
+        if not rows:
+            return None
+        error, *row = rows[0]
         return _stored(row), error or ENDED
 
-    async def finish(self, transaction: Any, seq: int) -> str:
+    async def finish(self, transaction: Any, seq: int, attempts: int) -> str:
         """Settles a message in the transaction that its handler is about to work in.
+
+        Args:
+            attempts: begun so far, ours too.
 
         Returns:
             The transaction's number; empty: the message is not ours to handle.
         """
-        rows = await self._database.rows(transaction, queries.FINISH, {"seq": seq})
+        rows = await self._database.rows(transaction, queries.FINISH, {"seq": seq, "attempts": attempts})
         return str(rows[0][0]) if rows else ""
 
     async def spoilt(self, seq: int, error: str) -> None:
@@ -223,6 +229,7 @@ class Inbox:
         given = {
             "back": 0 if counts else 1,
             "seq": seq,
+            "attempts": attempts,
             "state": "failed" if dead else "waiting",
             "error": error,
             "seconds": self.seconds(attempts) if counts else LONGEST_SECONDS,

@@ -44,6 +44,12 @@ WHERE NOT {_taken("%(source)s", "it.topic", "it.key")}
 ORDER BY id, nth
 ON CONFLICT DO NOTHING RETURNING CAST(event_id AS text), {_TRANSACTION}"""
 
+# Whether one of these keys has to wait. A statement that waits for another transaction goes on with what it
+# saw at first: RECORD_MANY does not see what that one has put into the inbox.
+TAKEN: Final = f"""
+SELECT EXISTS (SELECT FROM unnest(CAST(%(topics)s AS text[]), CAST(%(keys)s AS text[])) AS it (topic, key)
+    WHERE {_taken("%(source)s", "it.topic", "it.key")})"""
+
 # Behind the handler: nothing comes back where it has ended the transaction that it was given. Now it can be
 # committed.
 RELEASE: Final = """
@@ -125,18 +131,23 @@ WHERE seq = (
     FOR UPDATE SKIP LOCKED)
 RETURNING topic, partition, "offset", message_key, payload, CAST(headers AS text), sent_at"""
 
-# For the copy of a dead letter whose last attempt is over.
+# For the copy of a dead letter whose last attempt is over: nobody has the message, and it is due again.
 READ: Final = """
 SELECT last_error, topic, partition, "offset", message_key, payload, CAST(headers AS text), sent_at FROM inbox
-WHERE seq = CAST(%(seq)s AS bigint)"""
+WHERE seq = CAST(%(seq)s AS bigint) AND state = 'waiting' AND next_attempt_at <= now()
+    AND attempts = CAST(%(attempts)s AS int)
+FOR UPDATE SKIP LOCKED"""
 
 # Before the handler, in its transaction: one that ends it takes this back too. Nothing comes back where
-# another process has the message or was quicker.
+# another process has the message or was quicker. If we are late, another process may have taken our attempt
+# for cut off and made a dead letter: it is none.
 FINISH: Final = f"""
 UPDATE inbox SET state = 'processed', processed_at = now(), last_error = NULL
 FROM {_HANDLING}
 WHERE seq = (
-    SELECT seq FROM inbox WHERE seq = CAST(%(seq)s AS bigint) AND state = 'waiting' FOR UPDATE SKIP LOCKED)
+    SELECT seq FROM inbox WHERE seq = CAST(%(seq)s AS bigint)
+        AND (state = 'waiting' OR (state = 'failed' AND attempts = CAST(%(attempts)s AS int)))
+    FOR UPDATE SKIP LOCKED)
 RETURNING {_TRANSACTION}"""
 
 # Nobody's failure after all: what was counted against these since their handler last did its work.
@@ -154,11 +165,15 @@ SPOILT: Final = """
 UPDATE inbox SET state = 'failed', processed_at = NULL, last_error = %(error)s
 WHERE seq = CAST(%(seq)s AS bigint) AND state = 'processed'"""
 
-# Only while it is waiting: an operator may have discarded it meanwhile.
+# The end of our attempt. An attempt that began after it, and an operator's replay or discard, are left alone;
+# what another process took for dead meanwhile is as we say. If its answer is lost, it may come again.
 MISSED: Final = """
 UPDATE inbox SET state = %(state)s, last_error = %(error)s, attempts = attempts - CAST(%(back)s AS int),
     next_attempt_at = now() + make_interval(secs => CAST(%(seconds)s AS float8))
-WHERE seq = CAST(%(seq)s AS bigint) AND state = 'waiting'"""
+WHERE seq = (
+    SELECT seq FROM inbox WHERE seq = CAST(%(seq)s AS bigint) AND state IN ('waiting', 'failed')
+        AND attempts = CAST(%(attempts)s AS int)
+    FOR UPDATE SKIP LOCKED)"""
 
 _PLACES: Final = """
 unnest(CAST(%(topics)s AS text[]), CAST(%(partitions)s AS int[])) AS it (topic, partition)"""

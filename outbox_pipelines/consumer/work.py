@@ -36,6 +36,10 @@ _DRAIN_SECONDS: Final = 1.0
 _MEASURE_SECONDS: Final = 10.0
 
 
+class _BehindError(Exception):
+    """Another process has put an event into the inbox that others of a batch have to wait for."""
+
+
 class Work(Attempts):
     """One consumer's work; to be used by one thread or task."""
 
@@ -197,6 +201,7 @@ class Work(Attempts):
         if self._is_held(item.handler):
             await self._hold([item])
             return
+        await self._plan.stay()
         event, handler = item.event, item.handler
         given = {
             "id": str(item.message_id),
@@ -255,20 +260,29 @@ class Work(Attempts):
             async with self._database.transaction() as transaction:
                 rows = await self._database.rows(transaction, queries.RECORD_MANY, given)
                 recorded = {uuid.UUID(text) for text, _ in rows}
-                self._open = rows[0][1] if rows else ""
                 # One of each id, the first.
                 new = [*{each.message_id: each for each in reversed(items)}.values()][::-1]
                 new = [each for each in new if each.message_id in recorded]
+                others = [each.message_id for each in items if each.message_id not in recorded]
+                known = await self._recorded(transaction, others)
+                if known and new:
+                    [(is_taken,)] = await self._database.rows(transaction, queries.TAKEN, given)
+                    if is_taken:
+                        raise _BehindError
                 at_work[:] = new
                 if new:
+                    self._open = rows[0][1]
                     await self._call(handler, new, transaction)
-                others = [each.message_id for each in items if each.message_id not in recorded]
-                return new, recorded | await self._recorded(transaction, others)
+                return new, recorded | known
 
         try:
             new, known = await self._repeated(attempt)
         except SetupError:
             raise
+        except _BehindError:
+            for each in items:
+                await self._take(each)
+            return
         except Exception as error:  # noqa: BLE001 - whatever a handler raises
             spoilt = {id(each) for each in at_work} if await self._is_spoilt() else set()
             _LOG.warning("%d events failed together and are handled one by one: %s", len(items), told(error))

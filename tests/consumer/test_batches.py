@@ -100,3 +100,36 @@ def test_types_are_told_apart_within_what_is_at_hand(place: Place) -> None:
 def test_sizes_out_of_bounds_are_refused(place: Place, size: int) -> None:
     with pytest.raises(SetupError, match="batch is"):
         place.bare().on("order.placed", batch=size)
+
+
+def test_a_batch_waits_behind_what_another_process_puts_into_the_inbox(place: Place) -> None:
+    """Guards against a statement that waits for an event of its batch and handles a later one."""
+    first, second = uuid7(), uuid7()
+    place.send(first, second, keys=1)
+    batches = Batches()
+    consumer = place.bare()
+    consumer.on("order.placed", batch=50)(batches)
+    with psycopg.connect(place.dsn) as other:
+        # As a process that has lost the partition and does not know it yet.
+        other.execute(
+            "INSERT INTO processed_events (event_id, source, bucket) "
+            "SELECT %(id)s, 'billing', processed_bucket(%(id)s)",
+            {"id": first},
+        )
+        other.execute(
+            """INSERT INTO inbox (message_id, source, topic, partition, "offset", key, event_type, headers,
+                sent_at, next_attempt_at)
+            VALUES (%s, 'billing', %s, 0, 0, '0', 'order.placed', '[]', now(), now() + interval '1 day')""",
+            [first, place.topic],
+        )
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
+        with running(consumer) as run:
+            wait_until(lambda: place.value(waits, "%processed_events%unnest%") == 1, what="the batch")
+            other.commit()
+            wait_until(lambda: place.uncommitted() == 0, what="all offsets")
+            run.end()
+    assert place.effects() == 0
+    assert place.rows("SELECT message_id FROM inbox WHERE state = 'waiting' ORDER BY seq") == [
+        (first,),
+        (second,),
+    ]

@@ -172,6 +172,12 @@ def test_an_event_that_ends_the_process_is_found(place: Place) -> None:
     assert 2 <= deaths <= 3
     process = service(place, 17)
     wait_until(lambda: place.effects() == 39, what="all others")
+    # Before that, SIGTERM would find a process that does not listen yet.
+    connected = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND application_name ~ '^consumer'"
+    )
+    wait_until(lambda: place.value(connected) > 0, what="a consumer at work")
     process.terminate()
     assert process.wait(30) == 0
     assert orders(place) == {str(key): [n for n in range(key, 40, 10) if n != 17] for key in range(10)}

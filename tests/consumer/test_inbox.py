@@ -11,7 +11,7 @@ import pytest
 
 from outbox_pipelines.consumer import Counts, Event, queries
 from outbox_pipelines.consumer.driving import drive
-from outbox_pipelines.consumer.inbox import Inbox
+from outbox_pipelines.consumer.inbox import Inbox, Waiting
 from outbox_pipelines.consumer.transactions import Connections
 from tests.conftest import wait_until
 from tests.consumer.place import Part, Place, at_work, effect, uuid7
@@ -120,12 +120,12 @@ def test_two_who_claimed_one_message_do_not_both_handle_it(place: Place, at_once
         assert await other.claim(head)
         async with AsyncExitStack() as stack:
             first = await stack.enter_async_context(connections[0].transaction())
-            assert await one.finish(first, head.seq)
+            assert await one.finish(first, head.seq, 1)
             await connections[0].rows(first, queries.RELEASE, {})
             if not at_once:
                 await stack.aclose()
             async with connections[1].transaction() as second:
-                assert not await other.finish(second, head.seq)
+                assert not await other.finish(second, head.seq, 2)
         for each in connections:
             await each.close()
 
@@ -182,3 +182,72 @@ def test_a_poisoned_key_costs_the_others_nothing(place: Place) -> None:
     consumer.on("order.placed")(handler)
     assert consumer.drain(until_empty=True) == Counts(handled=90, failures=1)
     assert len(seen) == 91
+
+
+def _inbox(place: Place) -> Inbox:
+    """One connection's, with attempts that are due at once."""
+    return Inbox(
+        Connections(lambda: psycopg.connect(place.dsn, autocommit=True)), "billing", blocks=False, backoff=0
+    )
+
+
+def _claimed(place: Place) -> tuple[Inbox, Waiting]:
+    """A message whose last attempt goes on, and is due again."""
+    received(place, 1)
+    ours = _inbox(place)
+    [head] = drive(ours.heads())
+    assert drive(ours.claim(head)) is not None
+    return ours, Waiting(head.seq, 1, head.event_type)
+
+
+def test_what_a_process_is_handling_is_not_given_up_by_another(place: Place) -> None:
+    """Guards against a dead letter, and a wait, where a handler takes longer than the backoff."""
+    ours, due = _claimed(place)
+    theirs = _inbox(place)
+
+    async def handled() -> None:
+        async with ours._database.transaction() as transaction:
+            assert await ours.finish(transaction, due.seq, 1)
+            assert await theirs.read(due) is None
+            await theirs.missed(due.seq, 1, "cut off", dead=True)
+            await ours._database.rows(transaction, queries.RELEASE, {})
+
+    drive(handled())
+    assert place.inbox() == {"processed": 1}
+
+
+def test_a_late_attempt_of_what_was_given_up_counts(place: Place) -> None:
+    """Guards against a dead letter of an event whose last attempt was only slow."""
+    ours, due = _claimed(place)
+    theirs = _inbox(place)
+    assert drive(theirs.read(due)) is not None
+    drive(theirs.missed(due.seq, 1, "cut off", dead=True))
+    assert place.inbox() == {"failed": 1}
+
+    async def handled() -> bool:
+        async with ours._database.transaction() as transaction:
+            is_ours = bool(await ours.finish(transaction, due.seq, 1))
+            await ours._database.rows(transaction, queries.RELEASE, {})
+        return is_ours
+
+    assert drive(handled())
+    assert place.inbox() == {"processed": 1}
+
+
+@pytest.mark.parametrize("state", ["waiting", "discarded"])
+def test_what_an_operator_did_is_not_undone_by_a_late_failure(place: Place, state: str) -> None:
+    """Guards against a replay that is dead again without an attempt."""
+    ours, due = _claimed(place)
+    drive(ours.missed(due.seq, 1, "no such customer", dead=True))
+    place.rows("UPDATE inbox SET state = %s, attempts = 0", state)
+    drive(_inbox(place).missed(due.seq, 1, "cut off", dead=True))
+    assert place.inbox() == {state: 1}
+    assert drive(_inbox(place).read(due)) is None
+
+
+def test_a_failure_that_is_told_twice_counts_once(place: Place) -> None:
+    """Guards against attempts that are taken back twice, where the first answer was lost."""
+    ours, due = _claimed(place)
+    for _ in range(2):
+        drive(ours.missed(due.seq, 1, "the service", dead=False, counts=False))
+    assert place.rows("SELECT state, attempts FROM inbox") == [("waiting", 0)]
