@@ -31,6 +31,7 @@ test: $(VENV)/ready
 
 model: $(VENV)/ready
 	@$(BIN)/python -m tests.model $(SCOPES) --seconds $(MODEL_SECONDS) --processes 2
+	@$(if $(SCOPES),,$(BIN)/python -m tests.model --breaks)
 
 soak: $(VENV)/ready
 	@$(BIN)/python -m tests.history run --seconds $(SOAK_SECONDS) --relay $(RELAY) --consumer $(CONSUMER) $(if $(LOAD),--load $(LOAD)) $(if $(SEED),--seed $(SEED))

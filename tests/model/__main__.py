@@ -13,9 +13,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
+from tests.model.consumer.breaks import BREAKS, Break, broken
 from tests.model.explore import Result
 from tests.model.random_runs import Runs
-from tests.model.scopes import SCOPES, Scope
+from tests.model.scope import Scope
+from tests.model.scopes import SCOPES
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -27,6 +29,9 @@ def main(words: Sequence[str] | None = None) -> int:
     if unknown := set(given.scope) - SCOPES.keys():
         print(f"there is no scope {min(unknown)}; run with --list", file=sys.stderr)
         return 2
+    if given.breaks:
+        found = [_finds(each) for each in BREAKS.values()]
+        return 0 if all(found) else 1
     names = given.scope or [name for name, scope in SCOPES.items() if scope.is_small or not given.small]
     run = partial(_run, states=given.states, seconds=given.seconds, seeds=given.seeds, first=given.first)
     good = True
@@ -40,6 +45,7 @@ def _parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.model", description="Explore models of the world.")
     parser.add_argument("scope", nargs="*", help="names of scopes (default: all)")
     parser.add_argument("--list", action="store_true", help="list the scopes")
+    parser.add_argument("--breaks", action="store_true", help="look for each defect on purpose instead")
     parser.add_argument("--small", action="store_true", help="only the scopes of make test")
     parser.add_argument("--states", type=int, help="stop a scope after about so many states")
     parser.add_argument("--seconds", type=float, help="stop a scope after about so many seconds")
@@ -66,6 +72,15 @@ def _run(
         return _told_runs(name, scope, runs), runs.broken is None
     result = scope.explored(states=states, seconds=seconds)
     return _told(name, scope, result), result.is_good
+
+
+def _finds(each: Break) -> bool:
+    """Whether the model finds a defect; prints a row of docs/verification.md."""
+    with broken(each):
+        result = SCOPES[each.scope].explored()
+    found = result.broken.invariant if result.broken else "not found"
+    print(f"| {each.about} | {found} | {result.states:,} |", flush=True)
+    return found == each.invariant
 
 
 def _told(name: str, scope: Scope, result: Result) -> str:

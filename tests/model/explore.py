@@ -287,12 +287,15 @@ class Endings:
                     raise Broken(
                         LIVENESS, f"not everything is done after {MOST_STEPS:,} steps without faults"
                     )
-                # Whoever has waited longest: each that can go on does so in the end.
-                who = [each if actor is None else actor(each) for each in actions]
-                nth = min(range(len(actions)), key=lambda each: last.get(who[each], -1))
-                last[who[nth]] = len(steps)
-                steps.append(actions[nth])
-                world.do(actions[nth])
+                # Whoever has waited longest does what it has not done for longest.
+                waited = [
+                    (last.get(("of", each if actor is None else actor(each)), -1), last.get(each, -1))
+                    for each in actions
+                ]
+                action = actions[waited.index(min(waited))]
+                last[action] = last["of", action if actor is None else actor(action)] = len(steps)
+                steps.append(action)
+                world.do(action)
                 world.check()
         except Broken as broken:
             if broken.invariant == LIVENESS:

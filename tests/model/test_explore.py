@@ -12,7 +12,8 @@ import pytest
 from tests.model.__main__ import main
 from tests.model.explore import LIVENESS, Result, explore, fingerprint
 from tests.model.random_runs import history, random_runs
-from tests.model.scopes import SCOPES, Scope
+from tests.model.scope import Scope
+from tests.model.scopes import SCOPES
 from tests.model.story import story
 from tests.model.toys import Clerks, Walk
 

@@ -1,0 +1,129 @@
+"""The idempotent consumer in small scopes, and the defects that the model has to find."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from outbox_pipelines.consumer import crash_guard, membership, queries, work
+from tests.model.consumer import process
+from tests.model.consumer.breaks import BREAKS, broken
+from tests.model.consumer.process import ENDED, TOP, Program, Setting, Top
+from tests.model.consumer.scopes import CONSUMER
+
+SMALL = [name for name, scope in CONSUMER.items() if scope.is_small and not scope.seeds]
+CHEAP = [name for name, each in BREAKS.items() if each.is_cheap]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_state_of_a_small_scope_holds(name: str) -> None:
+    """G10, and everything that has to be seen is seen."""
+    scope = CONSUMER[name]
+    result = scope.explored()
+    assert result.broken is None, scope.told(result)
+    assert result.exhausted
+    assert not result.missing
+
+
+def test_random_histories_of_a_large_scope_hold() -> None:
+    scope = CONSUMER["consumer-large"]
+    runs = scope.at_random(seeds=20)
+    assert runs.broken is None, scope.told(runs)
+    assert runs.histories == 20
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_a_defect_is_found(name: str) -> None:
+    """Guards against a model that finds nothing because it looks at nothing."""
+    each = BREAKS[name]
+    scope = CONSUMER[each.scope]
+    with broken(each):
+        result = scope.explored(states=50_000)
+        assert result.broken is not None
+        assert result.broken.invariant == each.invariant, scope.told(result)
+        assert scope.told(result)
+
+
+def test_random_histories_find_a_defect_and_shrink_it() -> None:
+    scope = CONSUMER["consumer-large"]
+    with broken(BREAKS["a batch leaves what waits"]):
+        runs = scope.at_random(seeds=50)
+        assert runs.broken is not None
+        assert runs.broken.invariant == "accounted"
+        assert len(runs.broken.actions) < 30
+        assert runs.broken == scope.at_random(first=runs.seed or 0, seeds=1).broken
+
+
+def test_the_breaks_are_gone_afterwards() -> None:
+    for each in BREAKS.values():
+        before = [change.of.__dict__[change.method] for change in each.changes]
+        with broken(each):
+            assert [change.of.__dict__[change.method] for change in each.changes] != before
+        assert [change.of.__dict__[change.method] for change in each.changes] == before
+
+
+def test_all_state_of_the_code_is_in_the_model() -> None:
+    """Guards against an attribute that a process remembers in production, and forgets in the model.
+
+    A new attribute either belongs into `process.Top`, or into this list, if no decision depends on it.
+    """
+    kept = {
+        work.Work: {"_breakers", "_guard", "_look_at"},
+        crash_guard.CrashGuard: {"_owned", "_suspect"},
+        membership.Member: {"_commit_at", "_gone", "_left", "_new", "_stored"},
+    }
+    # Empty at the top of the loop, measured, or always the same.
+    other = {
+        work.Work: {
+            *("types", "counts", "figures", "_plan", "_handlers", "_reader", "_database", "_open"),
+            *("_inbox", "_measure_at"),
+        },
+        crash_guard.CrashGuard: {"_database", "_same"},
+        membership.Member: {"_client", "_patience", "_polled_at", "_kept", "_lag_at", "lag"},
+    }
+    run = process.Run(Setting(("works",), ("a",)), Top(), ((False, False),))
+    with process._surroundings(run), pytest.raises(process.PauseError):
+        run.execute()
+    for of, names in kept.items():
+        assert set(vars(run.objects[of])) == names | other[of], of
+
+
+def test_a_process_goes_from_top_to_top() -> None:
+    program = Program(Setting(("works",), ("a",)))
+    state = program.begin
+    for request, answer in (
+        (TOP, True),
+        (("poll", ()), ((("assign", 0),), ((0, 0, 0),))),
+        (("OWN_FREE", (0,)), ()),
+        (("stay",), ()),
+        (("stay",), ()),
+        (("RECORD", 0), True),
+        (("commit", (0,)), None),
+        (("HEADS", ()), ()),
+    ):
+        assert program.request(state) == request
+        state = program.move(state, False, answer)
+    assert program.request(state) == TOP
+    assert program.top(state) == Top(
+        looks=False, commits=True, owned=(0,), assigned=(0,), stored=((0, 1),), has_stored=True
+    )
+    runs = program.runs
+    assert program.move(program.begin, False, True)
+    assert program.runs == runs
+    state = program.move(state, True, True)
+    assert program.request(state) == ("DISOWN", (0,))
+    state = program.move(program.move(state, True, None), True, None)
+    assert program.request(state) == ENDED
+
+
+def test_every_statement_of_the_work_is_known() -> None:
+    """Guards against a statement that the model takes for another one."""
+    used = {
+        name
+        for module in (work, crash_guard, inspect.getmodule(work.Attempts), inspect.getmodule(work.Arrival))
+        for name in vars(queries)
+        if name.isupper() and f"queries.{name}" in inspect.getsource(module)  # type: ignore[arg-type]
+    }
+    # Before the first event, for metrics, and where an id is no UUID.
+    assert used - {"TABLES", "STATUS", "CONTENTS"} == set(process._NAMES.values())
