@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from sys import getsizeof
 from typing import Final, NamedTuple
 
-from outbox_pipelines.relay.position import Position, Snapshot
+from outbox_pipelines.relay.core.position import Position, Snapshot
 
 
 class Event(NamedTuple):

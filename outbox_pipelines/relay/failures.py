@@ -8,21 +8,11 @@ Invariants:
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Final
 
 from confluent_kafka import KafkaError
 
-
-class Kind(Enum):
-    """Whose fault a failure is."""
-
-    EVENT = "the event's, or that of one in its batch: parked, tried alone, counted"
-    TOPIC = "its topic's: parked until the topic is mended, not counted"
-    OUTAGE = "nobody's: sent again when it is over"
-    CONSEQUENCE = "another event's: sent again"
-    OWNER = "another relay has taken over: start over"
-
+from outbox_pipelines.relay.core.refusal import Kind, Refusal
 
 # Older clients have no names for these.
 UNKNOWN_TOPIC_ID: Final = 100
@@ -119,6 +109,8 @@ _TABLE: Final[dict[int, tuple[Kind, str]]] = {
     KafkaError._DESTROY: (Kind.OUTAGE, "the client was closed"),
 }
 
+_TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+
 
 def kind(error: KafkaError) -> Kind:
     """Whose fault it is. What the table does not decide is an outage: it costs no event an attempt.
@@ -132,3 +124,8 @@ def describe(error: KafkaError) -> str:
     """For people: the code's name, and what it means."""
     meaning = _TABLE[error.code()][1] if error.code() in _TABLE else error.str()
     return f"{error.name()}: {meaning}"
+
+
+def refusal(error: KafkaError) -> Refusal:
+    """What the core decides by."""
+    return Refusal(kind(error), describe(error), error.code() in _TOO_LARGE, error.code())

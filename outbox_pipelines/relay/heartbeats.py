@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import psycopg
 
-from outbox_pipelines.relay.shards import ShardLostError
+from outbox_pipelines.relay.core.errors import ShardLostError
 
 
 @contextmanager

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 
+from outbox_pipelines.relay.core.attempts import DeadLetter
 from outbox_pipelines.relay.dead_letter_runs import fields
 from outbox_pipelines.relay.metrics import Metrics
-from outbox_pipelines.relay.retries import DeadLetter
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from outbox_pipelines.relay.breaker import State
-from outbox_pipelines.relay.delivery import Complete
+from outbox_pipelines.relay.core.breaker import State
+from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.shards import Settled
 from outbox_pipelines.settings import Settings
 

@@ -16,8 +16,6 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from typing import Any, Final
 
@@ -26,8 +24,9 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from outbox_pipelines.errors import AwayError
 from outbox_pipelines.event import Event
 from outbox_pipelines.relay import client, failures
+from outbox_pipelines.relay.core.attempts import Attempt, Tried, Verdict
+from outbox_pipelines.relay.core.refusal import Kind
 from outbox_pipelines.relay.encoding import Encode, Encoder, Headers
-from outbox_pipelines.relay.failures import Kind
 from outbox_pipelines.relay.observe import Report, observer
 from outbox_pipelines.relay.routing import IllegalTopicError, Router
 from outbox_pipelines.relay.topics import Topics, TopicUnavailableError
@@ -38,37 +37,6 @@ _LOG = logging.getLogger(__name__)
 _PATIENCE_SECONDS: Final = 15.0
 # An event that kills does so when it is encoded, compressed or sent.
 _INNOCENT_SECONDS: Final = 1.0
-
-
-class Verdict(Enum):
-    """What came of an attempt."""
-
-    PUBLISHED = "Kafka has it"
-    ACCEPTED = "Kafka would take it: tried in a transaction that was aborted"
-    REFUSED = "refused alone: counts"
-    UNAVAILABLE = "its topic is not as it must be: does not count"
-    UNKNOWN = "no answer: does not count"
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """A parked event that is to be tried."""
-
-    event: Event
-    attempts: int
-    """How often it was refused before."""
-    is_last: bool
-    """Whether a refusal makes it a dead letter."""
-    is_replay: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """An attempt, and what came of it."""
-
-    attempt: Attempt
-    verdict: Verdict
-    reason: str = ""
 
 
 class Prober:

@@ -11,12 +11,10 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 import uuid
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -25,6 +23,7 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.relay import client
+from outbox_pipelines.relay.core.record import Record
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -33,44 +32,6 @@ _SECONDS: Final = 30.0
 _GRACE_SECONDS: Final = 5.0
 # Offsets to look back for a record at first: control records and aborted ones take some.
 _LOOK_BACK: Final = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """How far a tick is published, and which parked events, by their seq, went with it."""
-
-    tick: str
-    last_seq: int
-    finished: bool
-    released: list[int] = field(default_factory=list)
-
-    def encode(self) -> bytes:
-        """As the value of a message."""
-        return json.dumps(
-            {
-                "tick": self.tick,
-                "last_seq": self.last_seq,
-                "finished": self.finished,
-                "released": self.released,
-            }
-        ).encode()
-
-    @classmethod
-    def decode(cls, value: bytes | None) -> Record | None:
-        """From the value of a message; None where no relay wrote it."""
-        try:
-            record = cls(**json.loads(value or b""))
-        except (ValueError, TypeError, RecursionError):
-            return None
-        return record if record._is_one() else None
-
-    def _is_one(self) -> bool:
-        numbers = [self.last_seq, *self.released] if isinstance(self.released, list) else [None]
-        return (
-            isinstance(self.tick, str)
-            and isinstance(self.finished, bool)
-            and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
-        )
 
 
 def create_topic(settings: Settings, name: str, shards: int) -> None:

@@ -31,8 +31,8 @@ from outbox_pipelines import metrics_server
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import measurements, rules
 from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus
-from outbox_pipelines.relay.breaker import State
-from outbox_pipelines.relay.delivery import Complete
+from outbox_pipelines.relay.core.breaker import State
+from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.shards import Settled
 from outbox_pipelines.settings import Settings
@@ -121,7 +121,7 @@ class Registered(Metrics):
     def acknowledged(self, complete: Iterable[Complete]) -> None:
         now = time.monotonic()
         for batch in complete:
-            if len(batch.piece.events) > len(batch.held()):
+            if len(batch.piece.events) > len(batch.held_back()):
                 self._batch.labels(self._shard).observe(len(batch.piece.events))
                 self._publish.labels(self._shard).observe(now - batch.begun_at)
 

@@ -14,20 +14,21 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.event import Piece
 from outbox_pipelines.partitions.ahead import top_up
 from outbox_pipelines.relay import queries
-from outbox_pipelines.relay.caution import Caution
+from outbox_pipelines.relay.core.caution import Caution
+from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.position import Snapshot
+from outbox_pipelines.relay.core.settler import CHANGE_POLL, MANY_EVENTS, Hold
 from outbox_pipelines.relay.encoding import needs_time
 from outbox_pipelines.relay.memory import EndingError, LargeEvent
-from outbox_pipelines.relay.pieces import Pieces
-from outbox_pipelines.relay.position import Snapshot
 from outbox_pipelines.relay.resharding import Change
-from outbox_pipelines.relay.shards import Shard, ShardLostError
+from outbox_pipelines.relay.shards import Shard
+from outbox_pipelines.relay.shared import SharedPieces
 from outbox_pipelines.relay.source import SnapshotSource
 from outbox_pipelines.settings import Settings
 
@@ -37,23 +38,11 @@ _LOG: Final = logging.getLogger(__name__)
 _FAST_POLL: Final = 0.002
 _FAST_FOR: Final = 1.0
 _SLOW_POLL: Final = 0.025
-MANY_EVENTS: Final = 200
 # A relay that runs for months keeps days ahead of itself, where it may.
 _PARTITIONS_EVERY: Final = 3600.0
 _PARTITIONS_AGAIN: Final = 60.0
-# How often a relay looks whether the number of shards is to change; and while it does, what the others do.
+# How often a relay looks whether the number of shards is to change.
 _CHANGE_EVERY: Final = 0.5
-CHANGE_POLL: Final = 0.02
-
-
-@dataclass(slots=True)
-class Hold:
-    """A stand-still, while the number of shards changes: the reader wants it, the settler reaches it."""
-
-    is_wanted: bool = False
-    """Nothing new is tried."""
-    is_reached: bool = False
-    """Nothing is under way."""
 
 
 class Reader:
@@ -62,6 +51,7 @@ class Reader:
     Args:
         ending: whether to stop reading.
         end: set when nobody takes pieces any more.
+        has_passed: set when a piece that had to be settled alone has been.
         prepare: makes ready what so many shards need.
         until_empty: reads what has committed by the start alone.
     """
@@ -71,10 +61,12 @@ class Reader:
         settings: Settings,
         shard: Shard,
         caution: Caution,
+        hold: Hold,
         large: threading.Lock,
         *,
         ending: Callable[[], bool],
         end: threading.Event,
+        has_passed: threading.Event,
         prepare: Callable[[int], None],
         until_empty: bool,
     ) -> None:
@@ -86,8 +78,9 @@ class Reader:
         self._end = end
         self._prepare = prepare
         self._until_empty = until_empty
-        self.hold = Hold()
-        self.pieces = Pieces()
+        self._hold = hold
+        self._has_passed = has_passed
+        self.pieces = SharedPieces()
 
     def run(self) -> None:
         """Reads until the end, or until there is nothing more; raises whatever goes wrong."""
@@ -144,10 +137,10 @@ class Reader:
             return
         while (rest := source.rest()) is not None:
             self._put(rest)
-        self.hold.is_wanted = True
+        self._hold.is_wanted = True
         while not self._ending() and change.look():
             if change.barrier is None:
-                if self.hold.is_reached and not change.is_held:
+                if self._hold.is_reached and not change.is_held:
                     change.hold(source.done)
             elif (piece := source.read(change.barrier)) is not None:
                 self._put(piece)
@@ -157,7 +150,7 @@ class Reader:
             self._end.wait(CHANGE_POLL)
         if change.is_over:
             raise ShardLostError("the number of shards has changed")
-        self.hold.is_wanted = self.hold.is_reached = False
+        self._hold.is_wanted = self._hold.is_reached = False
 
     def _is_prepared(self, change: Change) -> bool:
         """Whether the new shards can begin; without it no relay could, once there is no way back."""
@@ -179,8 +172,10 @@ class Reader:
         while not self._end.is_set() and not self.pieces.put(piece, 0.1):
             pass
         # Nothing else is read meanwhile: a death would not tell at what, or the memory is full.
-        while is_awaited and not self._end.is_set() and not self._caution.wait_until_passed(0.1):
+        while is_awaited and not self._end.is_set() and not self._has_passed.wait(0.1):
             pass
+        if is_awaited:
+            self._has_passed.clear()
         self._large.give_back()
 
 

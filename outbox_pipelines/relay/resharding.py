@@ -15,7 +15,7 @@ from collections.abc import Callable
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import queries
-from outbox_pipelines.relay.position import Snapshot
+from outbox_pipelines.relay.core.position import Snapshot
 from outbox_pipelines.settings import Settings
 
 MOST_SHARDS = 64

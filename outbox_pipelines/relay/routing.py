@@ -81,6 +81,13 @@ class Router:
         """The topic; `IllegalTopicError` where Kafka would refuse its name."""
         return self._map.get(event_type, self._default).topic(aggregate_type, event_type)
 
+    def topic_or_empty(self, aggregate_type: str, event_type: str) -> str:
+        """The topic; empty where Kafka would refuse its name."""
+        try:
+            return self.topic(aggregate_type, event_type)
+        except IllegalTopicError:
+            return ""
+
 
 def patterns(settings: Settings) -> list[str]:
     """Shell patterns, one of which every topic of these settings matches."""

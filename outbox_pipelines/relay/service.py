@@ -18,20 +18,25 @@ import time
 from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import partial
+from uuid import uuid4
 
 import psycopg
 
 from outbox_pipelines.database import connect
 from outbox_pipelines.errors import AwayError
-from outbox_pipelines.relay import hooks, queries, transactions
+from outbox_pipelines.relay import hooks, queries
 from outbox_pipelines.relay.claims.holder import Holder
 from outbox_pipelines.relay.claims.worker import ClaimWorker
+from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.publisher import Publisher
+from outbox_pipelines.relay.core.transactions import TransactionalPublisher
 from outbox_pipelines.relay.heartbeats import beating
 from outbox_pipelines.relay.memory import return_large_blocks
 from outbox_pipelines.relay.metrics import Metrics
-from outbox_pipelines.relay.parking import ParkingLot
-from outbox_pipelines.relay.publisher import Publisher
-from outbox_pipelines.relay.shards import NoSuchShardError, Settled, Shard, ShardLostError
+from outbox_pipelines.relay.producer import IdempotentProducer
+from outbox_pipelines.relay.shards import NoSuchShardError, Settled, Shard
+from outbox_pipelines.relay.shared import SharedLot
+from outbox_pipelines.relay.transactional_producer import FencingProducer, recover
 from outbox_pipelines.relay.worker import Totals, Worker
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.secret import first_line
@@ -119,19 +124,20 @@ def relay(
         try:
             if settings.table is None:
                 require_schema(settings)
-            lot = ParkingLot()
-            publisher = Publisher(settings, lot)
-            publisher.connect()
+            lot = SharedLot()
+            producer = IdempotentProducer(settings)
+            producer.connect()
             place = Shard(settings, shard, owner) if settings.table is None else Holder(settings, owner)
             has_worked = True
-            if not _take(place, standby, stop, publisher.idle):
+            if not _take(place, standby, stop, producer.idle):
                 return Totals()
             # The worker sends heartbeats of its own. Until it runs, nothing else would.
             with beating(place.beat, settings.lease_seconds / 5):
                 if isinstance(place, Shard) and (
                     settings.delivery == "exactly_once" or place.tick_id is not None
                 ):
-                    publisher = _transactional(settings, place, lot) or publisher
+                    producer = _transactional(settings, place) or producer
+                publisher = _publisher(settings, place, producer, lot)
                 if on_take is not None:
                     on_take(place.shard)
                 metrics.took(place.shard)
@@ -141,6 +147,7 @@ def relay(
                 else:
                     make = partial(Worker, settings, place)
                 worker = make(
+                    producer,
                     publisher,
                     lot,
                     stop=stop,
@@ -174,13 +181,25 @@ def relay(
         stop.wait(next(pauses))
 
 
-def _transactional(settings: Settings, place: Shard, lot: ParkingLot) -> Publisher | None:
-    """A publisher for exactly_once; None in at_least_once, after believing what the other mode has left."""
-    producer = transactions.recover(settings, place, lambda error: None)
+def _transactional(settings: Settings, place: Shard) -> FencingProducer | None:
+    """A producer for exactly_once; None in at_least_once, after believing what the other mode has left."""
+    first = recover(settings, place, lambda error: None)
     if settings.delivery == "exactly_once":
-        return transactions.TransactionalPublisher(settings, lot, place, producer)
+        return FencingProducer(settings, place, first)
     place.forget_tick()
     return None
+
+
+def _publisher(
+    settings: Settings, place: Shard | Holder, producer: IdempotentProducer, lot: SharedLot
+) -> Publisher:
+    patience, clock = settings.breaker_seconds, time.monotonic
+    if isinstance(producer, FencingProducer) and isinstance(place, Shard):
+        tick = place.position, place.tick_id
+        return TransactionalPublisher(
+            producer, lot, *tick, patience=patience, clock=clock, new_id=lambda: str(uuid4())
+        )
+    return Publisher(producer, lot, patience=patience, clock=clock)
 
 
 def _numbers(settings: Settings) -> list[int]:

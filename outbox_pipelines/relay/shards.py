@@ -24,8 +24,9 @@ import psycopg
 from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import bodies, parked_queries, pooler, queries
-from outbox_pipelines.relay.parking import DEATH_PAUSE, LONGEST_PAUSE
-from outbox_pipelines.relay.position import Position, Snapshot
+from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.parking import DEATH_PAUSE, LONGEST_PAUSE
+from outbox_pipelines.relay.core.position import Position, Snapshot
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
@@ -35,10 +36,6 @@ Parked = Mapping[int, tuple[str, str | None]]
 
 class NoSuchShardError(SetupError):
     """The shard that was named is none, or none any more."""
-
-
-class ShardLostError(Exception):
-    """Another relay has the shard, or the database ended our session: stop, and start over."""
 
 
 @dataclass(slots=True)

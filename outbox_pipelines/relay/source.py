@@ -23,7 +23,7 @@ import psycopg
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.event import Event, Piece, weigh
 from outbox_pipelines.relay import bodies, queries
-from outbox_pipelines.relay.position import Position, Snapshot
+from outbox_pipelines.relay.core.position import Position, Snapshot
 
 # Rows that libpq hands over at once: bounds memory where payloads are large. Older libpq knows 1 only.
 _CHUNK = 500 if psycopg.pq.version() >= 170000 else 1
@@ -100,7 +100,8 @@ class SnapshotSource:
         self._days_read = -math.inf
         connection.execute(queries.TUNE)
         if position.target is not None:
-            self._tick = self._pieces(position.target, position.last_seq or 0)
+            # It was opened with this target: no other tick may be joined to it.
+            self._tick = self._pieces(position.target, position.last_seq or 0, starts=False)
 
     @property
     def done(self) -> Snapshot:
@@ -123,7 +124,7 @@ class SnapshotSource:
             target = upto or self.now()
             if target == self._done:
                 return None
-            self._tick = self._pieces(target, 0)
+            self._tick = self._pieces(target, 0, starts=True)
             piece = next(self._tick)
         if piece.ends_tick:
             self._done = piece.target
@@ -136,8 +137,12 @@ class SnapshotSource:
             self._done = piece.target
         return piece
 
-    def _pieces(self, target: Snapshot, last_seq: int) -> Iterator[Piece]:
-        """One tick, after `last_seq`."""
+    def _pieces(self, target: Snapshot, last_seq: int, *, starts: bool) -> Iterator[Piece]:
+        """One tick, after `last_seq`.
+
+        Args:
+            starts: whether the position is not yet in it.
+        """
         late = self._done.late(target)
         query = self._queries.small_tick_with_late if late else self._queries.small_tick
         tick = {
@@ -153,22 +158,24 @@ class SnapshotSource:
         while True:
             found = self._fetch(query, tick | {"last_seq": last_seq})
             if found.events and found.events[0].seq < 0:
-                yield from self._windows(tick, target, last_seq)
+                yield from self._windows(tick, target, last_seq, starts=starts)
                 return
-            starts, last_seq = last_seq == 0, found.events[-1].seq if found.events else last_seq
+            last_seq = found.events[-1].seq if found.events else last_seq
             is_all = found.is_all
             yield Piece(
                 *(found.events, found.size, self._done, target, is_all, starts),
                 *(found.unreadable, found.suspects),
             )
+            starts = False
             if is_all:
                 return
             # One batch less in memory while the next is read.
             del found
 
-    def _windows(self, tick: dict[str, Any], target: Snapshot, last_seq: int) -> Iterator[Piece]:
+    def _windows(
+        self, tick: dict[str, Any], target: Snapshot, last_seq: int, *, starts: bool
+    ) -> Iterator[Piece]:
         """A big tick: by windows of `seq` over the spans in which it has rows."""
-        starts = last_seq == 0
         spans = self._connection.execute(queries.SPANS, tick | {"last_seq": last_seq}).fetchall()
         for first, end in _merge(spans):
             last_seq = max(last_seq, first - 1)

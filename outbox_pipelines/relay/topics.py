@@ -24,6 +24,7 @@ from confluent_kafka import KafkaError
 from outbox_pipelines.errors import AwayError
 from outbox_pipelines.relay import failures
 from outbox_pipelines.relay.brokers import Brokers, Unavailable
+from outbox_pipelines.relay.core.refusal import Refusal
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -233,17 +234,17 @@ class Topics:
             search = self._searches.get(name)
             return name not in self._refusals and (search is None or not search.is_final)
 
-    def refuse(self, name: str, error: KafkaError) -> None:
+    def refuse(self, name: str, refusal: Refusal) -> None:
         """Kafka has refused a message for its topic's sake: the topic is unavailable."""
         with self._word:
-            if error.code() in _CHANGED:
+            if refusal.code in _CHANGED:
                 self._topics.pop(name, None)
                 self._ask([name])
                 self._searches[name].reason = self._searches[name].reason or "was deleted or created again"
             elif name not in self._refusals:
-                _LOG.warning("topic %s refuses messages: %s", name, failures.describe(error))
+                _LOG.warning("topic %s refuses messages: %s", name, refusal.reason)
                 self._refusals[name] = _Refusal(
-                    f"refuses messages: {failures.describe(error)}", time.monotonic() + _TRIAL_SECONDS
+                    f"refuses messages: {refusal.reason}", time.monotonic() + _TRIAL_SECONDS
                 )
 
     def accept(self, name: str) -> None:

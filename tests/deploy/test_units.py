@@ -21,7 +21,7 @@ import dagster as dg
 import pytest
 
 from outbox_pipelines.local.server import free_port
-from outbox_pipelines.relay import worker
+from outbox_pipelines.relay.core import flow
 from tests.conftest import wait_until
 from tests.deploy.files import DEPLOY, ROOT, check_command, settings_of
 from tests.deploy.test_manifests import env_asked_for
@@ -82,7 +82,7 @@ def test_a_unit_runs_a_command_that_exists(path: Path) -> None:
     assert service["ProtectSystem"] == "strict"
     assert service["NoNewPrivileges"] == "yes"
     # More than an orderly stop takes: a relay's, and its spans'; a code server's, which waits for its calls.
-    least = {"outbox-relay@": worker._STOP_SECONDS + 5, "outbox-dagster-code": 60}.get(path.stem, 10)
+    least = {"outbox-relay@": flow._STOP_SECONDS + 5, "outbox-dagster-code": 60}.get(path.stem, 10)
     assert float(service["TimeoutStopSec"]) > least
     for other in unit["Unit"].get("After", "").split():
         assert other == "network-online.target" or (DEPLOY / "systemd" / other).exists()

@@ -11,7 +11,7 @@ import pytest
 
 from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.partitions import ahead, calendar, close
-from outbox_pipelines.relay.position import Snapshot
+from outbox_pipelines.relay.core.position import Snapshot
 from tests.conftest import wait_until
 from tests.partitions import days
 from tests.partitions.days import DAY, TODAY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from outbox_pipelines.relay.breaker import Breaker, State
+from outbox_pipelines.relay.core.breaker import Breaker, State
 
 
 def _open(breaker: Breaker, at: float = 100.0) -> None:

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError
 
 from outbox_pipelines.database import Connection
 from outbox_pipelines.relay import queries, service
-from outbox_pipelines.relay.retries import DEATHS
+from outbox_pipelines.relay.core.retries import DEATHS
 from outbox_pipelines.relay.shards import Shard
 from tests.conftest import Outbox, clean_environment, wait_until
 from tests.history import mock
@@ -42,7 +42,8 @@ main()
 # The same at the moment at which the content has been read, as where there is too little memory for it.
 READER = """
 import os, signal, sys
-from outbox_pipelines.relay import retries, source
+from outbox_pipelines.relay import source
+from outbox_pipelines.relay.core import retries
 weigh = source.weigh
 def deadly(events):
     events = list(events)

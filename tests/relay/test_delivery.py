@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from outbox_pipelines.event import Event, Piece
-from outbox_pipelines.relay.delivery import Complete, Delivery, IncompleteError
-from outbox_pipelines.relay.position import Snapshot
+from outbox_pipelines.relay.core.delivery import Complete, Delivery, IncompleteError
+from outbox_pipelines.relay.core.outcome import WAITING, Suspect
+from outbox_pipelines.relay.core.position import Snapshot
 
 SNAPSHOT = Snapshot(1, 1, ())
 EVENTS = [Event(n, str(n), "order", "1", "order.placed", "{}", None) for n in range(1, 4)]
@@ -18,7 +19,7 @@ def _delivery(*, acknowledged: int, **state: Any) -> Delivery:
     delivery = Delivery(Piece(EVENTS, 6, SNAPSHOT, SNAPSHOT, ends_tick=True))
     delivery.unsent = []
     for _ in range(acknowledged):
-        delivery.report(None, None)  # type: ignore[arg-type]
+        delivery.report(None, None)
     for name, value in state.items():
         setattr(delivery, name, value)
     return delivery
@@ -33,7 +34,7 @@ def _delivery(*, acknowledged: int, **state: Any) -> Delivery:
         _delivery(acknowledged=3, unsent=EVENTS[2:]),
         _delivery(acknowledged=2, failed=[(None, None)]),
         _delivery(acknowledged=3, failed=[(None, None)]),
-        _delivery(acknowledged=1, parked=EVENTS[2:]),
+        _delivery(acknowledged=1, held={3: (EVENTS[2], WAITING)}),
         _delivery(acknowledged=4),
     ],
 )
@@ -46,6 +47,8 @@ def test_an_event_without_an_outcome_cannot_be_settled(delivery: Delivery) -> No
 def test_every_event_has_one_outcome() -> None:
     """Guards against a proof that says another thing than the delivery."""
     second, third = EVENTS[1:]
-    batch = _delivery(acknowledged=1, parked=[third], suspects={2: (second, "too large")}).complete()
+    batch = _delivery(
+        acknowledged=1, held={3: (third, WAITING), 2: (second, Suspect("too large"))}
+    ).complete()
     assert batch.published() == EVENTS[:1]
     assert batch.aside() == {3: ("waiting", None), 2: ("retrying", "too large")}

@@ -17,8 +17,9 @@ from outbox_pipelines.errors import AwayError
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay import parked_queries, progress, resharding, service
+from outbox_pipelines.relay.core.transactions import Phase, TransactionalPublisher
 from outbox_pipelines.relay.shards import Shard
-from outbox_pipelines.relay.transactions import TransactionalPublisher
+from outbox_pipelines.relay.transactional_producer import FencingProducer
 from outbox_pipelines.relay.worker import Totals
 from tests.conftest import Outbox, wait_until
 from tests.history import business
@@ -79,7 +80,7 @@ def test_a_death_around_the_commit(outbox: Outbox, monkeypatch: pytest.MonkeyPat
 
     def dying(self: TransactionalPublisher) -> None:
         # A commit that Kafka has not answered within a second is asked for again.
-        if self._committing is None:
+        if self._phase is Phase.OPEN:
             commits.append(1)
         if when == "before the commit" and len(commits) == 2:
             self._prepare()
@@ -88,7 +89,7 @@ def test_a_death_around_the_commit(outbox: Outbox, monkeypatch: pytest.MonkeyPat
         commit(self)
         if when == "after the commit":
             raise SystemExit("dead")
-        if when == "after the settle" and self._began is None:
+        if when == "after the settle" and self._phase is Phase.NONE:
             assert self.ledger is not None
             self.ledger.settle_all()
             raise SystemExit("dead")
@@ -289,8 +290,9 @@ def test_records_that_no_relay_wrote_are_passed_over(
 
     def dying(self: TransactionalPublisher) -> None:
         commit(self)
-        topics.add(self._place.topic)
-        if self._began is None:
+        assert isinstance(self._producer, FencingProducer)
+        topics.add(self._producer._place.topic)
+        if self._phase is Phase.NONE:
             raise SystemExit("dead")
 
     monkeypatch.setattr(TransactionalPublisher, "_commit", dying)

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from outbox_pipelines.relay import brokers, failures, topics
-from outbox_pipelines.relay.failures import Kind
+from outbox_pipelines.relay.core.refusal import Kind
 from tests.conftest import Outbox, wait_until
 from tests.history import mock
 from tests.relay.parked import parked_rows

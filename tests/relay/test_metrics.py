@@ -20,7 +20,7 @@ from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.quality.measured import Measurements
 from outbox_pipelines.relay import metrics, prometheus, service
-from outbox_pipelines.relay.breaker import State
+from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.shards import Shard
 from outbox_pipelines.settings import Settings

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.parking import MOMENT_SECONDS, ParkingLot
+from outbox_pipelines.relay.core.parking import MOMENT_SECONDS, ParkingLot
 from outbox_pipelines.relay.prober import Prober
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, read_topic, wait_until
@@ -246,7 +247,7 @@ def test_a_defect_in_the_prober_ends_the_relay(outbox: Outbox, monkeypatch: pyte
 
 def test_what_goes_on_in_a_moment_is_not_settled() -> None:
     """Guards against a run until empty that ends while an event waits for a large one to be published."""
-    lot = ParkingLot()
+    lot = ParkingLot(time.monotonic)
     lot.load([("order", "a")])
     (aggregate,) = lot.due(1)
     lot.look_again(aggregate, MOMENT_SECONDS)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from queue import Empty
-
 import pytest
 
 from outbox_pipelines.event import Event, Piece
-from outbox_pipelines.relay.pieces import Pieces
-from outbox_pipelines.relay.position import Position, Snapshot
+from outbox_pipelines.relay.core.position import Position, Snapshot
+from outbox_pipelines.relay.shared import SharedPieces
 
 
 def _tick(number: int, *seqs: int, ends: bool = True) -> Piece:
@@ -17,7 +15,7 @@ def _tick(number: int, *seqs: int, ends: bool = True) -> Piece:
     return Piece(events, 2 * len(events), done, target, ends_tick=ends)
 
 
-def _get(pieces: Pieces, *, wanted: bool = True) -> Piece:
+def _get(pieces: SharedPieces, *, wanted: bool = True) -> Piece:
     piece = pieces.get(0, lambda piece: wanted)
     assert piece is not None
     return piece
@@ -25,22 +23,22 @@ def _get(pieces: Pieces, *, wanted: bool = True) -> Piece:
 
 def test_small_ticks_that_wait_become_one_in_order_of_seq() -> None:
     """Guards against events that wait behind a transaction which could have taken them along."""
-    pieces = Pieces()
+    pieces = SharedPieces()
     for number, seqs in enumerate([(1, 4), (2, 3), (), (6,)]):
         assert pieces.put(_tick(number, *seqs), 0)
     piece = _get(pieces)
     assert [event.seq for event in piece.events] == [1, 2, 3, 4, 6]
     assert piece.done == Snapshot(0, 0, ())
     assert piece.position == Position(Snapshot(4, 4, ()))
-    with pytest.raises(Empty):
+    with pytest.raises(LookupError):
         _get(pieces)
 
 
 def test_what_is_not_wanted_yet_stays_and_takes_others_in() -> None:
     """Guards against a piece put aside for the next transaction, and another for the one after it."""
-    pieces = Pieces()
+    pieces = SharedPieces()
     pieces.put(_tick(0, 1), 0)
-    with pytest.raises(Empty):
+    with pytest.raises(LookupError):
         _get(pieces, wanted=False)
     pieces.put(_tick(1, 2), 0)
     assert [event.seq for event in _get(pieces).events] == [1, 2]
@@ -49,7 +47,7 @@ def test_what_is_not_wanted_yet_stays_and_takes_others_in() -> None:
 @pytest.mark.parametrize("number", [0, 1])
 def test_parts_of_a_tick_are_not_joined(number: int) -> None:
     """Guards against a position that covers what is not published: a part does not end its tick."""
-    pieces = Pieces()
+    pieces = SharedPieces()
     for n in range(2):
         pieces.put(_tick(n, n, ends=n != number), 0)
     assert [event.seq for event in _get(pieces).events] == [0]
@@ -58,7 +56,7 @@ def test_parts_of_a_tick_are_not_joined(number: int) -> None:
 
 def test_a_third_waits_and_the_end_comes_last() -> None:
     """Guards against memory that fills while Kafka is slow, and an end that overtakes what is read."""
-    pieces = Pieces()
+    pieces = SharedPieces()
     big = tuple(range(5000))
     assert pieces.put(_tick(0, *big), 0)
     assert pieces.put(_tick(1, *big), 0)

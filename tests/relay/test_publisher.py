@@ -11,14 +11,19 @@ import pytest
 from confluent_kafka import KafkaError
 
 from outbox_pipelines.event import Event, Piece
-from outbox_pipelines.relay.breaker import State
-from outbox_pipelines.relay.parking import ParkingLot
-from outbox_pipelines.relay.position import Snapshot
-from outbox_pipelines.relay.publisher import Publisher
+from outbox_pipelines.relay.core.breaker import State
+from outbox_pipelines.relay.core.position import Snapshot
+from outbox_pipelines.relay.core.publisher import Publisher
+from outbox_pipelines.relay.producer import IdempotentProducer
 from outbox_pipelines.relay.shards import Shard
+from outbox_pipelines.relay.shared import SharedLot
 from tests.conftest import Outbox, wait_until
 from tests.relay.threads import running
 from tests.relay.topic import NOISE, change_topic, create_topic
+
+
+def _publisher(producer: IdempotentProducer) -> Publisher:
+    return Publisher(producer, SharedLot(), patience=10.0, clock=time.monotonic)
 
 
 def _piece(*seqs: int) -> Piece:
@@ -30,9 +35,10 @@ def _piece(*seqs: int) -> Piece:
 def test_a_piece_does_not_overtake_the_rest_of_the_one_before(outbox: Outbox) -> None:
     """Guards against a new producer (for a topic with a low limit) that takes the next piece first."""
     create_topic(outbox, **{"max.message.bytes": "2000"})
-    publisher = Publisher(outbox.settings, ParkingLot())
+    producer = IdempotentProducer(outbox.settings)
+    publisher = _publisher(producer)
     # What the client says at its start is served; else it counts as something on its way.
-    wait_until(lambda: publisher.poll(0.01) or not len(publisher._producer))
+    wait_until(lambda: publisher.poll(0.01) or not producer.in_flight)
     publisher.publish(_piece(1, 2))
     publisher.publish(_piece(3, 4))
 
@@ -65,12 +71,12 @@ class Failed(NamedTuple):
 
 def test_of_equal_messages_the_last_have_failed(outbox: Outbox) -> None:
     """Guards against sending again what Kafka has: of a partition it has the first, never the last alone."""
-    publisher = Publisher(outbox.settings, ParkingLot())
+    producer = IdempotentProducer(outbox.settings)
     flying = [Event(n, f"id-{n}", "order", "a", "order.placed", "{}", None) for n in range(4)]
     error = KafkaError(KafkaError._PURGE_INFLIGHT)
     failed: list[Any] = [(Failed(outbox.topic(), "a", "{}"), error)] * 2
-    publisher.discard()
-    assert {event.seq for event, _ in publisher._identify(flying, failed)} == {2, 3}
+    producer.close()
+    assert {event.seq for event, _ in producer.identify(flying, failed)} == {2, 3}
 
 
 def test_only_the_guilty_are_suspects_where_the_limit_is_not_to_be_had(
@@ -79,7 +85,8 @@ def test_only_the_guilty_are_suspects_where_the_limit_is_not_to_be_had(
     """Guards against thousands of innocents that are tried alone for one guilty event in their batch."""
     monkeypatch.setattr("outbox_pipelines.relay.brokers._limit", lambda answer: None)
     create_topic(outbox, **{"max.message.bytes": "2000"})
-    publisher = Publisher(outbox.settings, ParkingLot())
+    producer = IdempotentProducer(outbox.settings)
+    publisher = _publisher(producer)
     for first in (0, 500):
         guilty = first + 250
         publisher.publish(
@@ -92,7 +99,8 @@ def test_only_the_guilty_are_suspects_where_the_limit_is_not_to_be_had(
 def test_no_event_is_suspected_when_its_topics_limit_is_lowered(outbox: Outbox) -> None:
     """Guards against all events of a refused batch that are tried alone: the known limit was wrong."""
     create_topic(outbox)
-    publisher = Publisher(outbox.settings, ParkingLot())
+    producer = IdempotentProducer(outbox.settings)
+    publisher = _publisher(producer)
     publisher.publish(_unrelated({0: NOISE[:20]}))
     assert _complete(publisher) == []
     change_topic(outbox, **{"max.message.bytes": "2000"})
@@ -106,10 +114,11 @@ def test_a_refusal_is_no_outage(outbox: Outbox, monkeypatch: pytest.MonkeyPatch)
     """Guards against a breaker that opens because refusals take long, and nothing is acknowledged (G4)."""
     monkeypatch.setattr("outbox_pipelines.relay.brokers._limit", lambda answer: None)
     create_topic(outbox, **{"max.message.bytes": "2000"})
-    publisher = Publisher(outbox.settings, ParkingLot())
+    producer = IdempotentProducer(outbox.settings)
+    publisher = _publisher(producer)
     publisher.publish(_unrelated({0: NOISE, 1: NOISE[:20]}))
     (delivery,) = publisher._deliveries
-    wait_until(lambda: publisher._serve(0.01) or delivery.failed, what="the refusal")
+    wait_until(lambda: producer.serve(0.01, linger=True) or delivery.failed, what="the refusal")
     # A machine under load: the refusal comes after the breaker's patience.
     publisher.breaker.quiet(time.monotonic() - 60, "nothing yet")
     publisher.poll(0)
@@ -146,13 +155,13 @@ def test_what_the_clients_report_to_a_standby_does_not_pile_up(
 ) -> None:
     """Guards against a standby whose memory grows for as long as Kafka is away."""
     nowhere = outbox.settings.model_copy(update={"kafka": "127.0.0.1:1"})
-    publisher = Publisher(nowhere, ParkingLot())
-    wait_until(lambda: len(publisher._producer) > 1, what="reports of a broker that is not there")
-    publisher.idle()
-    assert len(publisher._producer) <= 1
-    publisher.discard()
+    producer = IdempotentProducer(nowhere)
+    wait_until(lambda: producer.in_flight > 1, what="reports of a broker that is not there")
+    producer.idle()
+    assert producer.in_flight <= 1
+    producer.close()
     served = threading.Event()
-    monkeypatch.setattr(Publisher, "idle", lambda self: served.set())
+    monkeypatch.setattr(IdempotentProducer, "idle", lambda self: served.set())
     place = Shard(outbox.settings, 0, "active")
     assert place.try_take()
     with running(outbox.settings):

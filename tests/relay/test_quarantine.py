@@ -11,7 +11,7 @@ from confluent_kafka.admin import AclOperation, AdminClient, NewTopic
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.relay import service, topics
 from outbox_pipelines.relay.brokers import Brokers
-from outbox_pipelines.relay.publisher import Publisher
+from outbox_pipelines.relay.core.publisher import Publisher
 from tests.conftest import Outbox, wait_until
 from tests.relay.parked import numbers_by_key
 from tests.relay.threads import quick, running

@@ -13,7 +13,7 @@ import pytest
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import resharding, service
-from outbox_pipelines.relay.position import Snapshot
+from outbox_pipelines.relay.core.position import Snapshot
 from outbox_pipelines.relay.prober import Prober
 from outbox_pipelines.relay.resharding import Change
 from tests.conftest import Outbox, wait_until

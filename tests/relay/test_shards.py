@@ -15,8 +15,9 @@ from outbox_pipelines import schema
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import postgres
 from outbox_pipelines.quality import measurements
-from outbox_pipelines.relay.position import Position, Snapshot
-from outbox_pipelines.relay.shards import Shard, ShardLostError
+from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.position import Position, Snapshot
+from outbox_pipelines.relay.shards import Shard
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox, wait_until
 from tests.relay.threads import running

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.event import Event, Piece
-from outbox_pipelines.relay.position import Position, Snapshot
+from outbox_pipelines.relay.core.position import Position, Snapshot
 from outbox_pipelines.relay.source import SnapshotSource
 from tests.conftest import Outbox
 
@@ -227,3 +227,16 @@ def test_random_transactions_are_all_read_once_and_in_order_of_commit(
     for writer in writers:
         writer.close()
     assert len(found) == len(set(found))
+
+
+def test_a_tick_that_was_opened_keeps_its_target(connection: psycopg.Connection[Any]) -> None:
+    """Guards against a tick that a predecessor has opened and that is joined with the next one: the position
+    cannot move over it, and the relay ends with an error at each start."""
+    done = _source(connection).done
+    _write(connection)
+    opened = _source(connection).now()
+    _write(connection)
+    source = _source(connection, Position(done, opened, 0))
+    first, second = _pieces(source)
+    assert (first.target, first.starts_tick, first.is_whole) == (opened, False, False)
+    assert (second.done, second.is_whole) == (opened, True)

@@ -10,11 +10,11 @@ import pytest
 from outbox_pipelines.event import Piece, Released
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.relay import parked_queries, service, transactions
-from outbox_pipelines.relay.caution import Caution
+from outbox_pipelines.relay import parked_queries, service, transactional_producer
+from outbox_pipelines.relay.core.caution import Caution
+from outbox_pipelines.relay.core.transactions import TransactionalPublisher
 from outbox_pipelines.relay.shards import Shard
-from outbox_pipelines.relay.transactions import TransactionalPublisher
-from outbox_pipelines.relay.worker import Worker
+from outbox_pipelines.relay.shared import SharedLedger
 from tests.conftest import Outbox, wait_until
 from tests.relay.parked import keys, numbers, parked_rows, write
 from tests.relay.test_exactly_once import ONCE
@@ -29,7 +29,7 @@ def _assert_each_once(outbox: Outbox, events: int) -> None:
 
 def test_a_commit_that_is_not_answered_at_first(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against events that join a transaction whose commit has begun: they count as published."""
-    monkeypatch.setattr(transactions, "_COMMIT_SECONDS", 0.001)
+    monkeypatch.setattr(transactional_producer, "_COMMIT_SECONDS", 0.001)
     monkeypatch.setattr(TransactionalPublisher, "_is_full", lambda self: self._pending_events >= 5_000)
     tries: list[int] = []
     commit = TransactionalPublisher._commit
@@ -105,16 +105,16 @@ def test_a_death_while_released_events_are_removed(outbox: Outbox, monkeypatch: 
     create_topic(outbox, **{"max.message.bytes": "2000"})
     write(outbox, ("a", {"n": 0, "noise": NOISE}), *[("a", {"n": n}) for n in range(1, 20)])
     settings = quick(outbox, max_attempts=1000, **ONCE)
-    hand, order, execute = Worker._hand_to_settler, Worker._order, Shard.execute
+    hand, order, execute = SharedLedger.hand_over, SharedLedger.order, Shard.execute
     kept: list[Any] = []
 
-    def late(self: Worker, batches: list[Any]) -> None:
+    def late(self: SharedLedger, batches: list[Any]) -> None:
         kept.extend(batch for batch in batches if isinstance(batch.piece, Released))
         hand(self, [batch for batch in batches if not isinstance(batch.piece, Released)])
 
-    def together(self: Worker, wanted: Any) -> None:
+    def together(self: SharedLedger, wanted: Any) -> None:
         # The settler is busy: it finds the released events and the next tick at once.
-        with self._outcome:
+        with self._changed:
             hand(self, kept)
             kept.clear()
             order(self, wanted)
@@ -124,8 +124,8 @@ def test_a_death_while_released_events_are_removed(outbox: Outbox, monkeypatch: 
             raise SystemExit("dead")
         return execute(self, query, parameters)
 
-    monkeypatch.setattr(Worker, "_hand_to_settler", late)
-    monkeypatch.setattr(Worker, "_order", together)
+    monkeypatch.setattr(SharedLedger, "hand_over", late)
+    monkeypatch.setattr(SharedLedger, "order", together)
     monkeypatch.setattr(Shard, "execute", dying)
     failure: list[BaseException] = []
 

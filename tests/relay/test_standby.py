@@ -18,7 +18,8 @@ from outbox_pipelines.local import Stack, user
 from outbox_pipelines.local.postgres import Postgres, find_programs
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.shards import Shard, ShardLostError
+from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.shards import Shard
 from outbox_pipelines.settings import Settings, load_settings
 from tests.conftest import Outbox, password_of, topic_prefix, wait_until
 from tests.history.proxy import Proxy

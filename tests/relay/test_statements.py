@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.position import Position, Snapshot
+from outbox_pipelines.relay.core.position import Position, Snapshot
 from outbox_pipelines.relay.source import SnapshotSource
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox

@@ -64,8 +64,8 @@ def relay_shard(
 ) -> None:
     """Publishes the events of a shard, until its time is over or, if asked, until there are none."""
     # Here, because definitions are to load without the drivers.
+    from outbox_pipelines.relay.core.errors import ShardLostError
     from outbox_pipelines.relay.service import ShardHeldError, default_owner
-    from outbox_pipelines.relay.shards import ShardLostError
 
     interrupted: BaseException | None = None
     progress: Progress | None = None

@@ -22,13 +22,13 @@ from psycopg import sql
 from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import bodies, pooler
-from outbox_pipelines.relay.breaker import Breaker, State
 from outbox_pipelines.relay.claims import catalog, queries
 from outbox_pipelines.relay.claims.mapping import Mapping, read_mapping
 from outbox_pipelines.relay.claims.queries import Statements
+from outbox_pipelines.relay.core.breaker import Breaker, State
+from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.encoding import needs_time
 from outbox_pipelines.relay.queries import TUNE
-from outbox_pipelines.relay.shards import ShardLostError
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 

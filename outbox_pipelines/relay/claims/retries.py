@@ -22,13 +22,13 @@ from outbox_pipelines.relay.claims import queries
 from outbox_pipelines.relay.claims.holder import Holder
 from outbox_pipelines.relay.claims.marks import array, explained
 from outbox_pipelines.relay.claims.source import ClaimSource, names
+from outbox_pipelines.relay.core.attempts import Attempt, DeadLetter, Tried, Verdict
+from outbox_pipelines.relay.core.delivery import Complete
+from outbox_pipelines.relay.core.parking import LONGEST_PAUSE, MOMENT_SECONDS, Aggregate, ParkingLot
+from outbox_pipelines.relay.core.quarantine import Quarantine
 from outbox_pipelines.relay.dead_letter_runs import DeadLetterRuns, describe
-from outbox_pipelines.relay.delivery import Complete
-from outbox_pipelines.relay.parking import LONGEST_PAUSE, MOMENT_SECONDS, Aggregate, ParkingLot
-from outbox_pipelines.relay.prober import Attempt, Prober, Tried, Verdict
-from outbox_pipelines.relay.quarantine import Quarantine
-from outbox_pipelines.relay.retries import DeadLetter
-from outbox_pipelines.relay.routing import IllegalTopicError, Router
+from outbox_pipelines.relay.prober import Prober
+from outbox_pipelines.relay.routing import Router
 from outbox_pipelines.relay.topics import Topics
 from outbox_pipelines.settings import Settings
 
@@ -79,7 +79,7 @@ class ClaimRetries:
         self._lot = lot
         self._prober = Prober(settings, topics)
         self._router = Router(settings)
-        self._quarantine = Quarantine(topics, lot)
+        self._quarantine = Quarantine(topics, lot, time.monotonic)
         self._on_dead_letter = on_dead_letter
         self._commands = DeadLetterRuns(settings.dead_letter_command.reveal(), most=_MOST_COMMANDS)
         self._blocks = settings.on_dead_letter == "block"
@@ -122,7 +122,7 @@ class ClaimRetries:
 
     def settled(self, complete: Complete) -> None:
         """A claim is settled: what Kafka does not get now is pending again."""
-        held = sorted(complete.held())
+        held = sorted(complete.held_back())
         self._bury(complete.dead)
         for event in held:
             if event.seq in complete.dead:
@@ -214,7 +214,11 @@ class ClaimRetries:
             aggregate = due.pop(event.seq)
             trial = self._trials[aggregate]
             trial.attempts = max(trial.attempts, row[_EVENT])
-            if (reason := self._quarantine.holds(self._topic(event), aggregate)) is not None:
+            if (
+                reason := self._quarantine.holds(
+                    self._router.topic_or_empty(event.aggregate_type, event.event_type), aggregate
+                )
+            ) is not None:
                 # Written down once: each change rewrites the row.
                 if reason and trial.error != reason:
                     trial.error = held[event.seq] = reason
@@ -231,13 +235,6 @@ class ClaimRetries:
             self._free(aggregate)
         if attempts:
             self._prober.submit(attempts)
-
-    def _topic(self, event: Event) -> str:
-        """Where an event goes; empty where its types make no name."""
-        try:
-            return self._router.topic(event.aggregate_type, event.event_type)
-        except IllegalTopicError:
-            return ""
 
     def _attend_ended(self, aggregates: list[Aggregate]) -> None:
         """Those that wait behind a dead letter go on when the table has it no more."""

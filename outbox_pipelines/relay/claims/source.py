@@ -28,7 +28,7 @@ from outbox_pipelines.relay import bodies
 from outbox_pipelines.relay.claims import queries
 from outbox_pipelines.relay.claims.holder import Holder
 from outbox_pipelines.relay.claims.marks import MarkError, array, explained, mark_what_can_be, rehearse
-from outbox_pipelines.relay.position import Snapshot
+from outbox_pipelines.relay.core.position import Snapshot
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)

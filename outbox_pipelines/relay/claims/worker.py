@@ -20,18 +20,20 @@ import psycopg
 
 from outbox_pipelines.errors import AwayError
 from outbox_pipelines.event import Piece
-from outbox_pipelines.relay.breaker import State
 from outbox_pipelines.relay.claims import queries
 from outbox_pipelines.relay.claims.holder import Holder
 from outbox_pipelines.relay.claims.marks import MarkError
 from outbox_pipelines.relay.claims.retries import ClaimRetries
 from outbox_pipelines.relay.claims.source import ClaimSource, names
-from outbox_pipelines.relay.delivery import Complete
+from outbox_pipelines.relay.core.attempts import DeadLetter
+from outbox_pipelines.relay.core.breaker import State
+from outbox_pipelines.relay.core.delivery import Complete
+from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.parking import ParkingLot
+from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.metrics import Metrics
-from outbox_pipelines.relay.parking import ParkingLot
-from outbox_pipelines.relay.publisher import Publisher
-from outbox_pipelines.relay.retries import DeadLetter
-from outbox_pipelines.relay.shards import Settled, ShardLostError
+from outbox_pipelines.relay.producer import IdempotentProducer
+from outbox_pipelines.relay.shards import Settled
 from outbox_pipelines.relay.worker import Totals
 from outbox_pipelines.settings import Settings
 
@@ -56,6 +58,7 @@ class ClaimWorker:
         self,
         settings: Settings,
         holder: Holder,
+        producer: IdempotentProducer,
         publisher: Publisher,
         lot: ParkingLot,
         *,
@@ -69,6 +72,7 @@ class ClaimWorker:
         self._metrics = metrics or Metrics()
         self._settings = settings
         self._holder = holder
+        self._producer = producer
         self._publisher = publisher
         self._lot = lot
         self._stop = stop
@@ -81,7 +85,7 @@ class ClaimWorker:
             holder,
             self._source,
             lot,
-            topics=publisher.lookups,
+            topics=producer.lookups,
             on_dead_letter=on_dead_letter or (lambda dead_letter: None),
         )
         self._started = time.monotonic()
@@ -193,7 +197,7 @@ class ClaimWorker:
         if self._progress and (last or time.monotonic() - self._progress_at >= _PROGRESS_EVERY):
             events = sum(self._progress.popleft() for _ in range(len(self._progress)))
             self._progress_at = time.monotonic()
-            self._on_progress(Settled(events, None, self._publisher.topics))
+            self._on_progress(Settled(events, None, self._producer.topics))
 
     # --- the claiming thread ---
 

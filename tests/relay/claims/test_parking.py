@@ -13,9 +13,11 @@ from outbox_pipelines.relay.claims import status
 from outbox_pipelines.relay.claims.holder import Holder
 from outbox_pipelines.relay.claims.retries import ClaimRetries
 from outbox_pipelines.relay.claims.source import ClaimSource
-from outbox_pipelines.relay.delivery import Delivery
-from outbox_pipelines.relay.parking import ParkingLot
-from outbox_pipelines.relay.prober import Attempt, Prober
+from outbox_pipelines.relay.core.attempts import Attempt
+from outbox_pipelines.relay.core.delivery import Delivery
+from outbox_pipelines.relay.core.outcome import Suspect
+from outbox_pipelines.relay.prober import Prober
+from outbox_pipelines.relay.shared import SharedLot
 from outbox_pipelines.relay.topics import Topics
 from tests.conftest import read_topic, wait_until
 from tests.relay.claims import textbook
@@ -209,7 +211,7 @@ def test_an_aggregate_waits_until_nothing_of_it_is_on_its_way(
     settings = table.with_(piece_events=1).settings
     holder = Holder(settings, "test")
     assert holder.try_take()
-    lot, source = ParkingLot(), ClaimSource(settings, holder)
+    lot, source = SharedLot(), ClaimSource(settings, holder)
     topics = Topics(settings)
     topics.ask([table.outbox.topic()])
     wait_until(lambda: topics.unavailable(table.outbox.topic()) is None, what="the topic to be found")
@@ -221,7 +223,7 @@ def test_an_aggregate_waits_until_nothing_of_it_is_on_its_way(
         delivery = Delivery(claim.piece)
         delivery.unsent = []
         lot.park(event, suspect=True)
-        delivery.suspects[event.seq] = (event, "refused")
+        delivery.hold_back(event, Suspect("refused"))
         source.settle(claim, [])
         retries.settled(delivery.complete())
         assert source.claim(list(lot.blocked)) is None

@@ -15,7 +15,7 @@ from outbox_pipelines.relay.claims import queries, status
 from outbox_pipelines.relay.claims.holder import Holder
 from outbox_pipelines.relay.claims.marks import array
 from outbox_pipelines.relay.claims.source import Claim, ClaimSource
-from outbox_pipelines.relay.shards import ShardLostError
+from outbox_pipelines.relay.core.errors import ShardLostError
 from tests.conftest import wait_until
 from tests.relay.claims import textbook
 from tests.relay.claims.conftest import Make

@@ -3,21 +3,20 @@
 Invariants:
 - An aggregate is blocked from its first parked event until none of its events is parked, in the table or on
   the way there; meanwhile every event of it that comes up is parked behind.
-- Two threads: the publishing one asks and parks, the settling one retries and frees. What they both touch
-  is under one lock; that an aggregate is not blocked needs none.
+- Two threads: the publishing one asks and parks, the settling one retries and frees. Each call is atomic: see
+  `relay.shared`. That an aggregate is not blocked may be asked beside them.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from outbox_pipelines.event import Event
+from outbox_pipelines.relay.core.ports import Clock
 
 MOMENT_SECONDS: Final = 0.02
 """A pause of what could go on now, but for something else that is under way."""
@@ -42,7 +41,7 @@ class _Blocked:
     on_the_way: int = 0
     """Events parked by the publishing thread that are not in the table yet."""
     due: float | None = _WHEN_IN_THE_TABLE
-    """When to look after it, `time.monotonic()`; None: when somebody has done something for it."""
+    """When to look after it, by the clock; None: when somebody has done something for it."""
     busy: bool = False
     """Something of it is being tried."""
 
@@ -50,8 +49,8 @@ class _Blocked:
 class ParkingLot:
     """The blocked aggregates of a shard."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._next = math.inf
         # A plain tuple of the event's own strings finds an `Aggregate`: the hot loop makes no object more.
         self.blocked: dict[tuple[str, str], _Blocked] = {}
@@ -62,86 +61,78 @@ class ParkingLot:
         Args:
             suspect: block its aggregate if it is free.
         """
-        with self._lock:
-            aggregate = Aggregate(event.aggregate_type, event.aggregate_id)
-            entry = self.blocked.get(aggregate)
-            if entry is None:
-                if not suspect:
-                    return False
-                entry = self.blocked[aggregate] = _Blocked()
-            entry.on_the_way += 1
-            return True
+        aggregate = Aggregate(event.aggregate_type, event.aggregate_id)
+        entry = self.blocked.get(aggregate)
+        if entry is None:
+            if not suspect:
+                return False
+            entry = self.blocked[aggregate] = _Blocked()
+        entry.on_the_way += 1
+        return True
 
     def parked(self, events: Iterable[Event]) -> None:
         """These are in the table now."""
-        with self._lock:
-            for aggregate, count in Counter((e.aggregate_type, e.aggregate_id) for e in events).items():
-                entry = self.blocked[aggregate]
-                entry.on_the_way -= count
-                if entry.due == _WHEN_IN_THE_TABLE:
-                    entry.due = self._next = 0.0
+        for aggregate, count in Counter((e.aggregate_type, e.aggregate_id) for e in events).items():
+            entry = self.blocked[aggregate]
+            entry.on_the_way -= count
+            if entry.due == _WHEN_IN_THE_TABLE:
+                entry.due = self._next = 0.0
 
     def load(self, aggregates: Iterable[tuple[str, str]]) -> None:
         """The table has parked events of these: look after each."""
-        with self._lock:
-            for aggregate in aggregates:
-                self.blocked.setdefault(Aggregate(*aggregate), _Blocked()).due = 0.0
-            for entry in self.blocked.values():
-                entry.due = self._next = 0.0
+        for aggregate in aggregates:
+            self.blocked.setdefault(Aggregate(*aggregate), _Blocked()).due = 0.0
+        for entry in self.blocked.values():
+            entry.due = self._next = 0.0
 
     @property
     def next_due(self) -> float:
-        """When one may want looking after, `time.monotonic()`."""
+        """When one may want looking after, by the clock."""
         return self._next
 
     def due(self, limit: int) -> list[Aggregate]:
         """Some that want looking after; each is busy until `look_again` or `free`."""
-        now = time.monotonic()
+        now = self._clock()
         found: list[Aggregate] = []
         if now < self._next:
             return found
-        with self._lock:
-            self._next = math.inf
-            for aggregate, entry in self.blocked.items():
-                if entry.busy or entry.due is None:
-                    continue
-                if entry.due <= now and len(found) < limit:
-                    entry.busy = True
-                    found.append(Aggregate(*aggregate))
-                else:
-                    self._next = min(self._next, entry.due)
+        self._next = math.inf
+        for aggregate, entry in self.blocked.items():
+            if entry.busy or entry.due is None:
+                continue
+            if entry.due <= now and len(found) < limit:
+                entry.busy = True
+                found.append(Aggregate(*aggregate))
+            else:
+                self._next = min(self._next, entry.due)
         return found
 
     def look_again(self, aggregate: tuple[str, str], seconds: float | None = 0.0) -> None:
         """Not busy any more; look after it in so many seconds, None: not until it is loaded again."""
-        with self._lock:
-            entry = self.blocked[aggregate]
-            entry.busy = False
-            entry.due = None if seconds is None else time.monotonic() + seconds
-            self._next = min(self._next, entry.due or math.inf)
+        entry = self.blocked[aggregate]
+        entry.busy = False
+        entry.due = None if seconds is None else self._clock() + seconds
+        self._next = min(self._next, entry.due or math.inf)
 
     def wake(self, aggregate: tuple[str, str]) -> None:
         """Something has been done for it, if it is blocked."""
-        with self._lock:
-            entry = self.blocked.get(aggregate)
-            if entry is not None and entry.due is None:
-                entry.due = self._next = 0.0
+        entry = self.blocked.get(aggregate)
+        if entry is not None and entry.due is None:
+            entry.due = self._next = 0.0
 
     def free(self, aggregate: tuple[str, str]) -> None:
         """The table has nothing more of it: it may go, unless something is on the way there."""
-        with self._lock:
-            entry = self.blocked[aggregate]
-            if entry.on_the_way:
-                entry.busy, entry.due = False, _WHEN_IN_THE_TABLE
-            else:
-                del self.blocked[aggregate]
+        entry = self.blocked[aggregate]
+        if entry.on_the_way:
+            entry.busy, entry.due = False, _WHEN_IN_THE_TABLE
+        else:
+            del self.blocked[aggregate]
 
     @property
     def is_settled(self) -> bool:
         """Whether nothing is being tried, and nothing wants to be now or in a moment."""
-        soon = time.monotonic() + MOMENT_SECONDS
-        with self._lock:
-            return not any(
-                entry.busy or entry.on_the_way or (entry.due is not None and entry.due <= soon)
-                for entry in self.blocked.values()
-            )
+        soon = self._clock() + MOMENT_SECONDS
+        return not any(
+            entry.busy or entry.on_the_way or (entry.due is not None and entry.due <= soon)
+            for entry in self.blocked.values()
+        )

@@ -59,3 +59,13 @@ class Position:
         if opened.target is None or opened.done != self.done or not (is_next or goes_on):
             raise ValueError(f"a tick was opened as {opened} at {self}")
         return opened
+
+    def published_up_to(self, last_seq: int, *, finished: bool) -> Position:
+        """Return where it is when this much of its tick is published; never behind where it is."""
+        if self.target is None:
+            return self
+        if finished:
+            return Position(self.target)
+        if last_seq > (self.last_seq or 0):
+            return Position(self.done, self.target, last_seq)
+        return self

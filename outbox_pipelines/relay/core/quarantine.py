@@ -9,22 +9,39 @@ Invariants:
 
 from __future__ import annotations
 
-import time
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, Protocol
 
-from outbox_pipelines.relay.parking import ParkingLot
-from outbox_pipelines.relay.prober import Verdict
-from outbox_pipelines.relay.topics import Topics
+from outbox_pipelines.relay.core.attempts import Verdict
+from outbox_pipelines.relay.core.parking import ParkingLot
+from outbox_pipelines.relay.core.ports import Clock
 
 _LOOK_SECONDS: Final = 0.05
 
 Name = tuple[str, str]
 
 
+class Topics(Protocol):
+    """What is known of topics."""
+
+    def unavailable(self, name: str) -> str | None:
+        """Why nothing can be published to it now; None if something can, empty if nothing is known yet."""
+
+    def may_be_found(self, name: str) -> bool:
+        """Whether it is available, or may be any moment."""
+
+    def due_for_trial(self) -> Iterable[str]:
+        """Those that refuse messages and are due to be tried with one."""
+
+    def accept(self, name: str) -> None:
+        """It has taken a message, or has refused one for the message's own sake."""
+
+
 class Quarantine:
     """What waits for topics."""
 
-    def __init__(self, topics: Topics, lot: ParkingLot) -> None:
+    def __init__(self, topics: Topics, lot: ParkingLot, clock: Clock) -> None:
+        self._clock = clock
         self._topics = topics
         self._lot = lot
         # In order: who has waited longest is tried first.
@@ -61,11 +78,11 @@ class Quarantine:
     @property
     def pause(self) -> float:
         """How long until something may have changed, in seconds."""
-        return max(self._look_at - time.monotonic(), 0.001) if self._waiting else 3600.0
+        return max(self._look_at - self._clock(), 0.001) if self._waiting else 3600.0
 
     def look(self) -> None:
         """Wakes what may go on, and of each refusing topic one event as a trial, when it is time."""
-        now = time.monotonic()
+        now = self._clock()
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_SECONDS

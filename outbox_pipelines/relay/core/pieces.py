@@ -4,14 +4,13 @@ Invariants:
 - At most two pieces wait; the reader waits with a third, so that a slow Kafka fills no memory.
 - Small ticks that wait become one: a publisher that was busy gets at once all that has come meanwhile, and
   nothing that is read waits behind its next transaction.
+- Each call is atomic: see `relay.shared`.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
-from queue import Empty
 from typing import Final
 
 from outbox_pipelines.event import Piece
@@ -27,42 +26,42 @@ class Pieces:
 
     def __init__(self) -> None:
         self._waiting: deque[Piece | None] = deque()
-        self._changed = threading.Condition()
 
-    def put(self, piece: Piece | None, seconds: float) -> bool:
-        """False where there has been no room for so long."""
-        with self._changed:
-            if self._joins(piece):
-                return True
-            if not self._changed.wait_for(lambda: len(self._waiting) < _MOST, seconds):
-                return False
+    def takes(self, piece: Piece | None) -> bool:
+        """Whether there is room for it."""
+        return len(self._waiting) < _MOST or self._joins(piece)
+
+    def add(self, piece: Piece | None) -> None:
+        """The next one, for which there is room."""
+        if self._joins(piece):
+            last = self._waiting[-1]
+            assert last is not None
+            assert piece is not None
+            self._waiting[-1] = last.followed_by(piece)
+        else:
             self._waiting.append(piece)
-            self._changed.notify_all()
-            return True
+
+    def has(self, wanted: Callable[[Piece], bool]) -> bool:
+        """Whether the first one is wanted, or it is the end. What is not wanted stays: others may join it."""
+        return bool(self._waiting) and (self._waiting[0] is None or wanted(self._waiting[0]))
+
+    def pop(self) -> Piece | None:
+        """The first one."""
+        return self._waiting.popleft()
 
     def get(self, seconds: float, wanted: Callable[[Piece], bool]) -> Piece | None:
-        """The next one, which stays here while it is not wanted: others may join it.
+        """The first one, as soon as it is wanted.
 
         Raises:
-            Empty: there has been none for so long.
+            LookupError: there has been none for so long.
         """
-
-        def is_there() -> bool:
-            return bool(self._waiting) and (self._waiting[0] is None or wanted(self._waiting[0]))
-
-        with self._changed:
-            if not self._changed.wait_for(is_there, seconds):
-                raise Empty
-            piece = self._waiting.popleft()
-            self._changed.notify_all()
-            return piece
+        if not self.has(wanted):
+            raise LookupError
+        return self.pop()
 
     def _joins(self, piece: Piece | None) -> bool:
         last = self._waiting[-1] if self._waiting else None
-        if piece is None or last is None or not (_is_small(last) and _is_small(piece)):
-            return False
-        self._waiting[-1] = last.followed_by(piece)
-        return True
+        return piece is not None and last is not None and _is_small(last) and _is_small(piece)
 
 
 def _is_small(piece: Piece) -> bool:

@@ -12,15 +12,12 @@ Invariants:
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 from typing import Final
 
-from outbox_pipelines.database import Connection
 from outbox_pipelines.event import Piece
-from outbox_pipelines.relay import queries
-from outbox_pipelines.relay.parking import DIED
-from outbox_pipelines.relay.position import Snapshot
-from outbox_pipelines.relay.shards import Shard
+from outbox_pipelines.relay.core.parking import DIED
+from outbox_pipelines.relay.core.position import Snapshot
 
 # More than can be on its way: 30,000 events, the next piece, and what waits for the settler.
 _WINDOW: Final = 150_000
@@ -33,16 +30,29 @@ class Caution:
     """How much to read and publish at once, and which event not at all.
 
     The reading thread asks and marks; the publishing thread says what is settled.
+
+    Args:
+        deaths: how many relays of the shard have died in a row.
+        suspect: the seq at which the last one died, if it knew, and how many have in a row.
+        mark: writes down which event is about to be read; None: nobody is to blame if the relay dies.
+        on_passed: called when the batch that was read last is settled.
     """
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
+    def __init__(
+        self,
+        deaths: int,
+        suspect: tuple[int | None, int],
+        *,
+        mark: Callable[[int | None], None],
+        on_passed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._suspect = suspect
+        self._mark = mark
+        self._on_passed = on_passed
         self._left = _WINDOW
-        self._singles = _SINGLES if shard.deaths > 1 else 0
+        self._singles = _SINGLES if deaths > 1 else 0
         self._until: Snapshot | None = None
-        self._connection: Connection | None = None
-        self._has_passed = threading.Event()
-        self.is_needed = shard.deaths > 0
+        self.is_needed = deaths > 0
         self.is_over = False
         """Set when the danger is past, for the settler to write down."""
 
@@ -58,21 +68,22 @@ class Caution:
 
     def before(self, seq: int) -> str | None:
         """Mark an event that is about to be read alone; return why it must not be, if a relay died of it."""
-        if seq == self._shard.suspect and self._shard.suspect_deaths:
+        suspect, deaths = self._suspect
+        if seq == suspect and deaths:
             return DIED
-        self._write(seq)
+        self._mark(seq)
         return None
 
     def waits(self) -> None:
         """The event is with Kafka's client and has not killed the process: it is innocent, whatever comes."""
         if self._singles:
-            self._write(None)
+            self._mark(None)
 
     def passed(self, piece: Piece) -> None:
         """A piece is settled: the next may be read."""
         if self.is_needed:
             self._count(piece)
-        self._has_passed.set()
+        self._on_passed()
 
     def _count(self, piece: Piece) -> None:
         self._left -= len(piece.events)
@@ -80,20 +91,3 @@ class Caution:
         caught_up = piece.ends_tick and self._until is not None and piece.target.xmax >= self._until.xmax
         if self._left <= 0 or caught_up:
             self.is_needed, self.is_over = False, True
-
-    def wait_until_passed(self, seconds: float) -> bool:
-        """Wait for the piece that was read last; return whether it is settled."""
-        if not self._has_passed.wait(seconds):
-            return False
-        self._has_passed.clear()
-        return True
-
-    def close(self) -> None:
-        """Closes the connection, if there was a need for one."""
-        if self._connection is not None:
-            self._connection.close()
-
-    def _write(self, seq: int | None) -> None:
-        if self._connection is None:
-            self._connection = self._shard.connect("caution")
-        self._connection.execute(queries.SUSPECT, {**self._shard.key, "seq": seq})

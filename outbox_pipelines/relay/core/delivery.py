@@ -1,0 +1,176 @@
+"""What became of the events of a batch on their way to Kafka, and the proof that it may be settled.
+
+Invariants:
+- Every event of a delivery is unsent, in flight, acknowledged, or held back; never two of these.
+- A `Complete` cannot be made while an event is unsent or in flight. Only a `Complete` can be settled, so an
+  event that is neither acknowledged nor parked nor dead is never passed over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from outbox_pipelines.event import Event, Piece, Released
+from outbox_pipelines.relay.core.outcome import WAITING, Dead, HeldBack, Suspect
+from outbox_pipelines.relay.core.position import Position
+from outbox_pipelines.relay.core.refusal import Refusal
+
+# What the client reported of a message that failed: only the driver looks into it.
+Failed = Any
+Identify = Callable[[list[Event], list[Failed]], list[tuple[Event, Refusal]]]
+
+
+class IncompleteError(Exception):
+    """A batch was to be settled of which an event is neither acknowledged nor parked nor dead."""
+
+
+class Delivery:
+    """A batch that is being published, and what became of its events so far.
+
+    Args:
+        now: when it was handed over, in seconds of a clock that never goes back.
+    """
+
+    __slots__ = (
+        "_acknowledged_before",
+        "acknowledged",
+        "begun_at",
+        "failed",
+        "flying",
+        "halted",
+        "held",
+        "in_table",
+        "piece",
+        "unsent",
+    )
+
+    def __init__(self, piece: Piece | Released, now: float = 0.0) -> None:
+        self.piece = piece
+        self.begun_at = now
+        self.unsent: list[Event] = piece.events
+        self.flying: list[Event] = []
+        """Sent by the current producer."""
+        self.acknowledged = 0
+        self._acknowledged_before = 0
+        self.failed: list[Failed] = []
+        self.held: dict[int, tuple[Event, HeldBack]] = {}
+        """By seq: what Kafka does not get now."""
+        self.in_table = 0
+        """How many of those held back are in the table already."""
+        self.halted: set[tuple[str, str]] = set()
+        """Aggregates of released events that cannot go on."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing of it is left to be sent or reported."""
+        return self.acknowledged + len(self.held) == len(self.piece.events) and not (
+            self.unsent or self.failed
+        )
+
+    @property
+    def is_in_table(self) -> bool:
+        """Whether all that it holds back is in the table: more can be until it is complete."""
+        return self.in_table == len(self.held)
+
+    def complete(self) -> Complete:
+        """Return the proof that this batch may be settled.
+
+        Raises:
+            IncompleteError: an event of it is unsent, in flight or refused.
+        """
+        return Complete(self)
+
+    def hold_back(self, event: Event, outcome: HeldBack = WAITING) -> None:
+        """Kafka does not get this event now."""
+        self.held[event.seq] = event, outcome
+
+    def aside(self) -> dict[int, tuple[str, str | None]]:
+        """What is to be parked, by seq: the state, and why."""
+        return {seq: (outcome.state, outcome.reason) for seq, (_, outcome) in self.held.items()}
+
+    def report(self, error: object | None, message: object) -> None:
+        """Count a delivery report of Kafka's client."""
+        if error is None:
+            self.acknowledged += 1
+        else:
+            self.failed.append((message, error))
+
+    def restart(self) -> None:
+        """Mark all of it that is not held back as unsent: its transaction was aborted."""
+        self.unsent = [event for event in self.piece.events if event.seq not in self.held]
+        self.flying, self.failed = [], []
+        self.acknowledged = self._acknowledged_before = 0
+
+    def reclaim(self, identify: Identify) -> list[tuple[Event, Refusal]] | None:
+        """Take back what the current producer did not publish; None if it did not report each event."""
+        if len(self.flying) != self.acknowledged - self._acknowledged_before + len(self.failed):
+            return None
+        failed = identify(self.flying, self.failed)
+        self._acknowledged_before = self.acknowledged
+        self.flying, self.failed = [], []
+        return failed
+
+
+class Complete:
+    """A batch of which every event is acknowledged (in exactly_once: committed), parked or dead.
+
+    Raises:
+        IncompleteError: this does not hold of the delivery.
+    """
+
+    __slots__ = ("begun_at", "held", "is_in_table", "piece")
+
+    def __init__(self, delivery: Delivery) -> None:
+        if not delivery.is_complete:
+            raise IncompleteError(
+                f"of {len(delivery.piece.events)} events, {delivery.acknowledged} are acknowledged, "
+                f"{len(delivery.held)} held back, {len(delivery.failed)} refused, "
+                f"{len(delivery.unsent)} unsent"
+            )
+        self.piece = delivery.piece
+        self.begun_at = delivery.begun_at
+        self.held = delivery.held
+        """By seq: each event that Kafka did not get, and why. All others, it has."""
+        self.is_in_table = delivery.is_in_table
+
+    def moves(self, position: Position) -> Position:
+        """Return where the shard is when this batch is settled: the only way for a position to move on.
+
+        Raises:
+            ValueError: the batch does not begin where the position is, so that events would be passed over.
+        """
+        piece = self.piece
+        assert isinstance(piece, Piece)
+        first = piece.events[0].seq if piece.events else math.inf
+        is_next = position.target is None and piece.starts_tick
+        goes_on = position.target == piece.target and first > (position.last_seq or 0)
+        if piece.done != position.done or not (is_next or goes_on):
+            raise ValueError(f"a batch from {piece.done} to {piece.target} does not follow {position}")
+        return piece.position
+
+    def aside(self) -> dict[int, tuple[str, str | None]]:
+        """What is to be parked, by seq: the state, and why."""
+        return {seq: (outcome.state, outcome.reason) for seq, (_, outcome) in self.held.items()}
+
+    def held_back(self) -> list[Event]:
+        """The events that Kafka did not get."""
+        return [event for event, _ in self.held.values()]
+
+    @property
+    def suspects(self) -> dict[int, str]:
+        """By seq: those to be tried alone, and why."""
+        return {seq: what.reason for seq, (_, what) in self.held.items() if isinstance(what, Suspect)}
+
+    @property
+    def dead(self) -> dict[int, tuple[Event, str]]:
+        """By seq: dead letters, and why."""
+        return {
+            seq: (event, what.reason) for seq, (event, what) in self.held.items() if isinstance(what, Dead)
+        }
+
+    def published(self) -> list[Event]:
+        """The events that Kafka has."""
+        held = self.held
+        return [event for event in self.piece.events if event.seq not in held] if held else self.piece.events

@@ -1,0 +1,198 @@
+"""The publishing part of a relay: takes what was read or released, publishes it, hands on what is complete.
+
+Invariants:
+- What was released goes before what was read, so that an aggregate is free again soon.
+- Where relays have died, and for the memory's sake where it is large, a batch is settled before the next one
+  is taken.
+- A stop lets what is on its way finish, for a while; what was read and not handed over is read again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from outbox_pipelines.errors import AwayError
+from outbox_pipelines.event import Piece, Released
+from outbox_pipelines.relay.core.breaker import State
+from outbox_pipelines.relay.core.caution import Caution
+from outbox_pipelines.relay.core.delivery import Complete, Delivery
+from outbox_pipelines.relay.core.ledger import Ledger, Order
+from outbox_pipelines.relay.core.parking import ParkingLot
+from outbox_pipelines.relay.core.pieces import Pieces
+from outbox_pipelines.relay.core.ports import Clock
+from outbox_pipelines.relay.core.position import Position
+from outbox_pipelines.relay.core.publisher import Publisher
+
+# How long a graceful stop waits for acknowledgements: an outage must not hold it up for ever.
+_STOP_SECONDS: Final = 10.0
+# How long a run until empty waits for a Kafka that is away.
+_OUTAGE_SECONDS: Final = 60.0
+# An event that kills does so when it is encoded, compressed or sent.
+_INNOCENT_SECONDS: Final = 1.0
+# While acknowledgments are awaited, new batches are looked for this often.
+_REPORT_POLL: Final = 0.001
+
+
+class Retries(Protocol):
+    """What becomes of parked events."""
+
+    released: deque[Released]
+    """To be published."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is under way, and nothing is due now."""
+
+
+class Flow:
+    """The publishing part of a relay; for one thread.
+
+    Args:
+        is_stopped: whether the relay is to end.
+        until_empty: end when all that is read is published or parked.
+        on_complete: told the batches that have become complete.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        pieces: Pieces,
+        ledger: Ledger,
+        lot: ParkingLot,
+        retries: Retries,
+        caution: Caution,
+        *,
+        clock: Clock,
+        is_stopped: Callable[[], bool],
+        until_empty: bool,
+        on_complete: Callable[[list[Complete]], None],
+    ) -> None:
+        self._publisher = publisher
+        self._pieces = pieces
+        self._ledger = ledger
+        self._lot = lot
+        self._retries = retries
+        self._caution = caution
+        self._clock = clock
+        self._is_stopped = is_stopped
+        self._until_empty = until_empty
+        self._on_complete = on_complete
+        self._reading = True
+        self._alone: Piece | None = None
+        self._innocent_at = math.inf
+        self._stop_by = math.inf
+        self._away_since: float | None = None
+
+    def step(self) -> bool:
+        """One round: publish something, or wait for acknowledgments; return False at the end.
+
+        Raises:
+            ShardLostError: the shard is gone.
+            AwayError: with `until_empty`, Kafka has been away for too long.
+        """
+        if self._alone is not None:
+            return self._await_alone(self._alone)
+        if self._is_done():
+            return False
+        if self._is_stopped():
+            # What was read and not handed over is read again. While Kafka is unavailable nobody would
+            # take the end of the queue, and the stop would never end.
+            self._reading = False
+        room = self._publisher.has_room and self._ledger.has_room
+        try:
+            piece = self._next(room)
+        except LookupError:
+            idle = self._reading and room and not self._publisher.pending
+            wait = 0.0 if idle else _REPORT_POLL if self._reading and room else 0.05
+            self._publisher.poll(wait, linger=not room)
+        else:
+            if piece is None:
+                self._reading = False
+            else:
+                if isinstance(piece, Piece) and (self._caution.is_needed or piece.is_large):
+                    self._alone, self._innocent_at = piece, self._clock() + _INNOCENT_SECONDS
+                self._publisher.publish(piece)
+        self._hand_on()
+        return True
+
+    def _await_alone(self, piece: Piece) -> bool:
+        if not (self._publisher.pending or self._ledger.unsettled):
+            self._alone = None
+            self._caution.passed(piece)
+            return True
+        if self._clock() > self._innocent_at:
+            self._caution.waits()
+            self._innocent_at = math.inf
+        if self._is_stopped():
+            self._reading = False
+            if self._is_done():
+                return False
+        self._publisher.poll(_REPORT_POLL, linger=False)
+        self._hand_on()
+        return True
+
+    def _hand_on(self) -> None:
+        if batches := self._publisher.acknowledged():
+            self._on_complete(batches)
+            self._ledger.hand_over(batches)
+
+    def _next(self, room: bool) -> Piece | Released | None:
+        """What to publish next, None at the end of what is to be read.
+
+        Raises:
+            LookupError: there is nothing now.
+        """
+        if not room:
+            raise LookupError
+        released = self._retries.released
+        if released and self._publisher.takes(released[0]):
+            return released.popleft()
+        if not self._reading:
+            raise LookupError
+        patience = 0.05 if self._lot.blocked else 0.2
+        return self._pieces.get(0.0 if self._publisher.pending else patience, self._publisher.takes)
+
+    def _is_done(self) -> bool:
+        if self._is_stopped() and not self._reading:
+            # What is on its way may finish; what is parked waits for the next relay.
+            self._stop_by = min(self._stop_by, self._clock() + _STOP_SECONDS)
+            is_over = self._publisher.breaker.state is State.OPEN or self._clock() > self._stop_by
+            return is_over or not self._publisher.pending
+        if self._until_empty:
+            self._check_outage()
+        if self._reading or self._publisher.pending or self._ledger.unsettled:
+            return False
+        return self._retries.is_settled and not self._retries.released
+
+    def _check_outage(self) -> None:
+        """A run until empty is awaited by somebody: it does not wait for ever."""
+        breaker = self._publisher.breaker
+        if breaker.state is State.CLOSED:
+            self._away_since = None
+        elif self._away_since is None:
+            self._away_since = self._clock()
+        elif self._clock() - self._away_since > _OUTAGE_SECONDS:
+            raise AwayError(f"Kafka has taken nothing for {_OUTAGE_SECONDS:.0f} s: {breaker.reason}")
+
+    # --- what transactions ask of the database ------------------------------------------------------------
+
+    def open_tick(self, position: Position | None, tick_id: str) -> None:
+        """Settles all that is complete, and opens a tick (None: at the position of now); returns when that is
+        committed."""
+        self._order(Order(position, tick_id))
+
+    def park(self, deliveries: list[Delivery]) -> None:
+        """Puts aside what these hold back; returns when that is committed."""
+        self._order(Order(parked=[delivery.aside() for delivery in deliveries]))
+
+    def settle_all(self) -> None:
+        """Returns when all that is complete is settled."""
+        self._order(Order())
+
+    def _order(self, order: Order) -> None:
+        self._hand_on()
+        self._ledger.order(order)
+        self._ledger.wait_for(order)

@@ -1,0 +1,91 @@
+"""What is complete and not yet settled: the way from the publishing to the settling part.
+
+Invariants:
+- Batches leave in the order in which they came. An order is carried out after all that came before it.
+- Each call is atomic: see `relay.shared`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from outbox_pipelines.relay.core.delivery import Complete
+from outbox_pipelines.relay.core.position import Position
+
+# Complete batches that wait to be settled: a slow database must not fill the memory.
+_MOST_UNSETTLED: Final = 16
+_MOST_UNSETTLED_BYTES: Final = 16_000_000
+
+Parked = Mapping[int, tuple[str, str | None]]
+"""Events to put aside, by their seq: the state, and why."""
+
+
+@dataclass(slots=True)
+class Order:
+    """What the settling part is to write before the publishing part can go on."""
+
+    position: Position | None = None
+    tick_id: str | None = None
+    parked: list[Parked] = field(default_factory=list)
+    is_done: bool = False
+
+
+class Ledger:
+    """Complete batches and orders."""
+
+    def __init__(self) -> None:
+        self._completed: list[Complete] = []
+        self._orders: list[Order] = []
+        self.unsettled = 0
+        """Complete batches with events that have not been dealt with."""
+        self._unsettled_bytes = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be published before something is settled."""
+        return self.unsettled < _MOST_UNSETTLED and self._unsettled_bytes < _MOST_UNSETTLED_BYTES
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to settle now.
+
+        A position without events can wait for the heartbeat: settling it takes a transaction id, which would
+        make the next snapshot differ, and so on for ever.
+        """
+        return bool(self._orders or any(batch.piece.events for batch in self._completed))
+
+    def hand_over(self, batches: list[Complete]) -> None:
+        """These are complete."""
+        self._completed += batches
+        self.unsettled += sum(1 for batch in batches if batch.piece.events)
+        self._unsettled_bytes += sum(batch.piece.size for batch in batches)
+
+    def order(self, order: Order) -> None:
+        """Have something written."""
+        self._orders.append(order)
+
+    def take(self) -> tuple[list[Complete], list[Order]]:
+        """Return all that is to be dealt with."""
+        batches, self._completed = self._completed, []
+        orders, self._orders = self._orders, []
+        return batches, orders
+
+    def settled(self, batches: list[Complete]) -> None:
+        """These have been dealt with."""
+        self.unsettled -= sum(1 for batch in batches if batch.piece.events)
+        self._unsettled_bytes -= sum(batch.piece.size for batch in batches)
+
+    def carried_out(self, orders: list[Order]) -> None:
+        """These are written."""
+        for order in orders:
+            order.is_done = True
+
+    def wait_for(self, order: Order) -> None:
+        """Return when it has been carried out.
+
+        Raises:
+            ShardLostError: it never will be.
+        """
+        raise NotImplementedError

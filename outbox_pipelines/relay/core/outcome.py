@@ -1,0 +1,38 @@
+"""What can become of an event on its way to Kafka, other than that Kafka has it.
+
+Invariants:
+- An event of a batch is under way, acknowledged, or held back with one of these outcomes; never two of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Parked behind another event of its aggregate."""
+
+    state: ClassVar[str] = "waiting"
+    reason: ClassVar[None] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Parked, to be tried alone: it may be what Kafka or the encoder refused."""
+
+    reason: str
+    state: ClassVar[str] = "retrying"
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """A dead letter: not to be tried at all."""
+
+    reason: str
+    state: ClassVar[str] = "failed"
+
+
+HeldBack = Waiting | Suspect | Dead
+WAITING = Waiting()

@@ -1,0 +1,127 @@
+"""What the core asks of the world. Drivers answer with PostgreSQL and Kafka; the tests with every fault.
+
+Invariants:
+- A call returns when the world has answered, or raises. Between two calls nothing can happen to the core but
+  by the objects that its threads share: `Lot` and `Ledger`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from enum import Enum
+from typing import Protocol
+
+from outbox_pipelines.event import Event
+from outbox_pipelines.relay.core.delivery import Delivery, Failed
+from outbox_pipelines.relay.core.refusal import Refusal
+
+Clock = Callable[[], float]
+"""Seconds of a clock that never goes back."""
+
+
+class Gate(Protocol):
+    """What holds events back while they are handed over."""
+
+    def blocked(self, delivery: Delivery) -> Container[tuple[str, str]]:
+        """Aggregates whose events must be asked for, one by one."""
+
+    def holds_back(self, delivery: Delivery, event: Event) -> bool:
+        """Hold back an event of a blocked aggregate; return whether it must not be sent."""
+
+    def suspect(self, delivery: Delivery, event: Event, reason: str) -> None:
+        """Hold back an event that cannot be a message, and its aggregate."""
+
+    def refused(self, delivery: Delivery, event: Event, refusal: Refusal) -> None:
+        """Hold back an event that the client did not take, and its aggregate."""
+
+    def unavailable(self, reason: str) -> None:
+        """Kafka does not answer: nothing more is to be handed over."""
+
+
+class Producer(Protocol):
+    """A client of Kafka, one producer after another."""
+
+    has_failed: bool
+    """It takes nothing more, and goes on reporting."""
+    trouble: str
+    """What it said last, for people; empty if nothing."""
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether one with batches of another size is wanted."""
+
+    @property
+    def must_shrink(self) -> bool:
+        """Whether it may send batches that a topic refuses."""
+
+    @property
+    def in_flight(self) -> int:
+        """How many messages it has not reported."""
+
+    def send(self, delivery: Delivery, events: list[Event], gate: Gate) -> list[Event]:
+        """Hand events over in order, each that is taken into `delivery.flying`; return the rest, if any."""
+
+    def serve(self, seconds: float, *, linger: bool) -> None:
+        """Fetch reports, waiting up to so long for the first."""
+
+    def refresh(self) -> None:
+        """Take over what is known anew of topics and their limits."""
+
+    def await_reports(self) -> None:
+        """Fetch the last reports after a failure, for a while."""
+
+    def purge(self) -> None:
+        """Give up what is not acknowledged; it is reported as failed."""
+
+    def flush(self, seconds: float) -> None:
+        """Fetch reports until all are in, for so long at most."""
+
+    def replace(self) -> None:
+        """Take a new producer.
+
+        Raises:
+            AwayError: Kafka does not give one.
+        """
+
+    def identify(self, flying: list[Event], failed: list[Failed]) -> list[tuple[Event, Refusal]]:
+        """The events of messages that failed."""
+
+    def shrink(self, refused: list[Event]) -> set[int]:
+        """Plan smaller batches after one was too large; return the seqs of events that none will help."""
+
+    def refuse_topic(self, event: Event, refusal: Refusal) -> None:
+        """Take the topic of this event for unavailable."""
+
+    def answers(self) -> bool:
+        """Ask Kafka for a sign of life."""
+
+    def close(self) -> None:
+        """Let go of everything but the producer's messages."""
+
+
+class CommitAnswer(Enum):
+    """What Kafka said of a commit."""
+
+    DONE = "it is committed"
+    NONE = "no answer yet: the same call again"
+    REFUSED = "it must be aborted"
+
+
+class TransactionalProducer(Producer, Protocol):
+    """One whose messages become visible by transactions."""
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+
+    def record(self, tick: str, last_seq: int, *, finished: bool, released: list[int]) -> str | None:
+        """Put the record of how far it is into the transaction; return why that fails."""
+
+    def commit(self) -> CommitAnswer:
+        """Try to commit.
+
+        Raises:
+            ShardLostError: whether it is committed cannot be known, or another relay has taken over.
+        """
+
+    def abort(self, seconds: float) -> str | None:
+        """Abort the transaction; return why that fails."""

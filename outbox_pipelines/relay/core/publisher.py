@@ -1,0 +1,261 @@
+"""Publishes batches to Kafka, and says what became of their events: acknowledged, or to be parked.
+
+Invariants:
+- One idempotent producer, acks=all, gapless, no expiry: what is acknowledged of an aggregate is a prefix of
+  what was sent of it.
+- A refusal names a batch of the client, not an event, and ends the producer. Its events are suspects: their
+  aggregates are blocked, everything else is sent again by a new producer, in order.
+- A batch that is too large is no event's fault: its events are sent again in smaller ones.
+- A batch is complete when every event of it is acknowledged or held back; nothing is said of it before.
+- For one thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterable
+from typing import Final
+
+from outbox_pipelines.event import Event, Piece, Released
+from outbox_pipelines.relay.core.breaker import Breaker, State
+from outbox_pipelines.relay.core.delivery import Complete, Delivery
+from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.outcome import WAITING, Dead, Suspect
+from outbox_pipelines.relay.core.parking import ParkingLot
+from outbox_pipelines.relay.core.ports import Clock, Producer
+from outbox_pipelines.relay.core.refusal import Kind, Refusal
+
+_MOST_BYTES: Final = 32_000_000
+# Reports are served after so many messages: often enough to keep memory flat, seldom enough to be free.
+_POLL_EVERY: Final = 1000
+# So many producers in a row may fail without a reason, before Kafka is unavailable.
+_MOST_UNEXPLAINED: Final = 3
+
+Blamed = tuple[Delivery, Event, Refusal]
+
+
+class Publisher:
+    """Publishes batches in order.
+
+    Args:
+        producer: Kafka's client.
+        lot: the blocked aggregates, which it asks and adds to.
+        patience: seconds without an acknowledgement until Kafka is taken for unavailable.
+    """
+
+    # On their way at once: enough that the broker never waits, few enough that memory stays small.
+    most_events = 30_000
+
+    def __init__(self, producer: Producer, lot: ParkingLot, *, patience: float, clock: Clock) -> None:
+        self._producer = producer
+        self._lot = lot
+        self._clock = clock
+        self._deliveries: deque[Delivery] = deque()
+        self._pending_events = 0
+        self._pending_size = 0
+        self._completed = 0
+        self._progress = (0, 0)
+        self._unexplained = 0
+        self.breaker = Breaker(patience)
+
+    @property
+    def pending(self) -> int:
+        """How many batches are not complete."""
+        return len(self._deliveries)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether Kafka takes events, and little enough is on its way for another batch."""
+        return (
+            self._pending_events < self.most_events
+            and self._pending_size < _MOST_BYTES
+            and self.breaker.state is State.CLOSED
+        )
+
+    def takes(self, piece: Piece | Released) -> bool:
+        """Whether this batch can be published now; else `poll` brings it about."""
+        return True
+
+    def publish(self, piece: Piece | Released) -> None:
+        """Hand a batch to the producer; return before it is acknowledged.
+
+        Raises:
+            ShardLostError: another relay has taken over, or what became of events cannot be known.
+        """
+        delivery = Delivery(piece, self._clock())
+        if isinstance(piece, Piece) and (piece.unreadable or piece.suspects):
+            self._hold_back(delivery, piece)
+        self._deliveries.append(delivery)
+        self._pending_events += len(piece.events)
+        self._pending_size += piece.size
+        # With those before it: something of them may not have been sent yet, and must not be overtaken.
+        self._pump()
+
+    def _hold_back(self, delivery: Delivery, piece: Piece) -> None:
+        """Takes the events that were not read for dead letters, or parks them to be tried alone."""
+        for event in piece.events:
+            if event.seq in piece.unreadable:
+                self._lot.park(event, suspect=True)
+                delivery.hold_back(event, Dead(piece.unreadable[event.seq]))
+            elif event.seq in piece.suspects:
+                self.suspect(delivery, event, piece.suspects[event.seq])
+        delivery.unsent = [event for event in piece.events if event.seq not in delivery.held]
+
+    def poll(self, seconds: float, *, linger: bool = True) -> None:
+        """Serve delivery reports, waiting up to `seconds` for the first; probe a Kafka that is away.
+
+        Args:
+            linger: False where nothing else is about to be published: then the client sends at once what it
+                would hold back for a fuller batch.
+
+        Raises:
+            ShardLostError: another relay has taken over, or what became of events cannot be known.
+        """
+        self._producer.refresh()
+        self._producer.serve(seconds, linger=linger)
+        if self._producer.has_failed or any(delivery.failed for delivery in self._deliveries):
+            self._recover()
+        self._watch(self._clock())
+        if self.breaker.state is not State.OPEN and any(delivery.unsent for delivery in self._deliveries):
+            self._pump()
+
+    def acknowledged(self) -> list[Complete]:
+        """Return the batches that became complete since the last call, in order."""
+        complete = []
+        while self._deliveries and self._deliveries[0].is_complete:
+            complete.append(self._deliveries.popleft().complete())
+            self._count_out(complete[-1])
+        return complete
+
+    def _count_out(self, complete: Complete) -> None:
+        self._pending_events -= len(complete.piece.events)
+        self._pending_size -= complete.piece.size
+        self._completed += 1
+        self._unexplained = 0
+
+    def discard(self) -> None:
+        """Drop what is not acknowledged: no position covers it, so it is read again."""
+        self._producer.close()
+        self._producer.purge()
+        self._producer.flush(1.0)
+        self._deliveries.clear()
+        self._pending_events = self._pending_size = 0
+
+    # --- what the producer asks while it hands over -------------------------------------------------------
+
+    def blocked(self, delivery: Delivery) -> Container[tuple[str, str]]:
+        """Aggregates whose events must be asked for, one by one."""
+        return self._lot.blocked if isinstance(delivery.piece, Piece) else delivery.halted
+
+    def holds_back(self, delivery: Delivery, event: Event) -> bool:
+        """Hold back an event of a blocked aggregate; return whether it must not be sent."""
+        if isinstance(delivery.piece, Piece) and not self._lot.park(event):
+            return False
+        delivery.hold_back(event, WAITING)
+        return True
+
+    def suspect(self, delivery: Delivery, event: Event, reason: str) -> None:
+        """Hold an event back, and its aggregate: it will be tried alone."""
+        if isinstance(delivery.piece, Piece):
+            self._lot.park(event, suspect=True)
+        else:
+            delivery.halted.add((event.aggregate_type, event.aggregate_id))
+        delivery.hold_back(event, Suspect(reason))
+
+    def refused(self, delivery: Delivery, event: Event, refusal: Refusal) -> None:
+        """Hold back an event that Kafka refused; if its topic is to blame, all events of the topic."""
+        if refusal.kind is Kind.TOPIC:
+            self._producer.refuse_topic(event, refusal)
+        self.suspect(delivery, event, refusal.reason)
+
+    def unavailable(self, reason: str) -> None:
+        """Kafka does not answer: nothing more is to be handed over."""
+        self.breaker.trip(self._clock(), reason)
+
+    # ------------------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Hands over what is not sent yet, batch by batch."""
+        if self._producer.is_outdated and not self._renew():
+            return
+        for delivery in self._deliveries:
+            while delivery.unsent:
+                some, delivery.unsent = delivery.unsent[:_POLL_EVERY], delivery.unsent[_POLL_EVERY:]
+                rest = self._producer.send(delivery, some, self)
+                if rest:
+                    delivery.unsent = rest + delivery.unsent
+                    return
+                self._producer.serve(0, linger=True)
+
+    def _renew(self) -> bool:
+        """Take a new producer with batches of another size; False while the old one has something."""
+        # Two producers at once would not keep the order: what the old one has comes first.
+        if self._producer.in_flight:
+            return False
+        self._producer.replace()
+        return True
+
+    def _recover(self) -> None:
+        """After a refusal: blocks the aggregates of the refused batch, and sends the rest by a new producer.
+
+        The reports come first: a producer that has failed goes on reporting.
+        """
+        self._producer.await_reports()
+        self._producer.purge()
+        self._producer.flush(1.0)
+        reclaimed = [(delivery, delivery.reclaim(self._producer.identify)) for delivery in self._deliveries]
+        if any(failed is None for _, failed in reclaimed):
+            raise ShardLostError("Kafka's client did not say what became of each event: starting over")
+        # All suspects first: what stands before one of them, of its aggregate, is parked as well.
+        explained = self._blame([(one, *what) for one, failed in reclaimed for what in failed or ()])
+        self._producer.replace()
+        for delivery, failed in reclaimed:
+            again = [event for event, _ in failed or () if event.seq not in delivery.held]
+            delivery.unsent = sorted(again + delivery.unsent)
+        is_outage = any(refusal.kind is Kind.OUTAGE for _, failed in reclaimed for _, refusal in failed or ())
+        self._conclude(explained, f"Kafka's client gave up: {self._producer.trouble}", patience=not is_outage)
+
+    def _conclude(self, explained: bool, reason: str, *, patience: bool = True) -> None:
+        """Close the breaker after a refusal, which is an answer; open it after failures without a reason."""
+        if explained:
+            self._unexplained, self._producer.trouble = 0, ""
+            self.breaker.acknowledged()
+            return
+        # With patience: the report of the refusal may be missing, and comes with the next try.
+        self._unexplained += 1
+        if not patience or self._unexplained >= _MOST_UNEXPLAINED:
+            self.breaker.trip(self._clock(), reason)
+
+    def _blame(self, failed: Iterable[Blamed]) -> bool:
+        """Hold back the events that were refused; return whether Kafka has refused any, for whatever size."""
+        too_large: list[Blamed] = []
+        blamed = False
+        for delivery, event, refusal in failed:
+            if refusal.kind is Kind.OWNER:
+                raise ShardLostError(f"another relay has taken the shard: {refusal.reason}")
+            if refusal.kind in (Kind.EVENT, Kind.TOPIC):
+                blamed = True
+                if refusal.is_size:
+                    too_large.append((delivery, event, refusal))
+                else:
+                    self.refused(delivery, event, refusal)
+        if too_large:
+            hopeless = self._producer.shrink([event for _, event, _ in too_large])
+            for delivery, event, refusal in too_large:
+                if event.seq in hopeless:
+                    self.refused(delivery, event, refusal)
+        return blamed
+
+    def _watch(self, now: float) -> None:
+        """Tells the breaker what came back, and asks Kafka for a sign of life where it wants one."""
+        if not self._deliveries:
+            if self.breaker.state is State.HALF_OPEN:
+                self.breaker.acknowledged()
+            self.breaker.idle()
+        elif (progress := (self._completed, self._deliveries[0].acknowledged)) != self._progress:
+            self._progress, self._producer.trouble = progress, ""
+            self.breaker.acknowledged()
+        else:
+            self.breaker.quiet(now, self._producer.trouble or "Kafka acknowledges nothing")
+        if self.breaker.wants_probe(now):
+            self.breaker.probed(now, self._producer.answers())

@@ -1,0 +1,85 @@
+"""What a transaction says of how far the shard is, and what a successor makes of it.
+
+Invariants:
+- Written in the transaction that publishes the events, so it is true exactly when they are out.
+- Believed only if the database's row has the same tick id: a restored database, or one that crashed, has
+  another, and then it alone counts.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from outbox_pipelines.relay.core.position import Position
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """How far a tick is published, and which parked events, by their seq, went with it."""
+
+    tick: str
+    last_seq: int
+    finished: bool
+    released: list[int] = field(default_factory=list)
+
+    def encode(self) -> bytes:
+        """As the value of a message."""
+        return json.dumps(
+            {
+                "tick": self.tick,
+                "last_seq": self.last_seq,
+                "finished": self.finished,
+                "released": self.released,
+            }
+        ).encode()
+
+    @classmethod
+    def decode(cls, value: bytes | None) -> Record | None:
+        """From the value of a message; None where no relay wrote it."""
+        try:
+            record = cls(**json.loads(value or b""))
+        except (ValueError, TypeError, RecursionError):
+            return None
+        return record if record._is_one() else None
+
+    def _is_one(self) -> bool:
+        numbers = [self.last_seq, *self.released] if isinstance(self.released, list) else [None]
+        return (
+            isinstance(self.tick, str)
+            and isinstance(self.finished, bool)
+            and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+        )
+
+
+class Shard(Protocol):
+    """A shard that has been taken."""
+
+    tick_id: str | None
+
+    @property
+    def position(self) -> Position:
+        """How far it is, as the database says."""
+
+    def settle(self, position: Position) -> Any:
+        """Move the position."""
+
+    def released(self, seqs: list[int]) -> None:
+        """These parked events are published."""
+
+
+def take_up(shard: Shard, last: Record | None) -> None:
+    """Move a shard to where its predecessor's last transaction has left it.
+
+    Args:
+        last: of the transactions that are committed; none can be any more.
+    """
+    if last is None or last.tick != shard.tick_id:
+        return
+    if last.released:
+        shard.released(last.released)
+    position = shard.position
+    moved = position.published_up_to(last.last_seq, finished=last.finished)
+    if moved != position:
+        shard.settle(moved)

@@ -1,0 +1,537 @@
+"""What becomes of parked events: tried alone, released behind one that went, or dead letters.
+
+Invariants:
+- Everything here runs in the thread, and the session, that settles the shard: who has lost the shard can
+  change nothing.
+- Of an aggregate one thing is under way at a time: its first event tried alone, or a run behind it released.
+- A verdict is written before anything else is done for the aggregate.
+- Whoever is tried where a relay has died is alone: nothing else is tried or released beside it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from outbox_pipelines.event import LARGE, Event, Released, weigh
+from outbox_pipelines.relay.core.attempts import Attempt, DeadLetter, Tried, Verdict
+from outbox_pipelines.relay.core.delivery import Complete
+from outbox_pipelines.relay.core.parking import LONGEST_PAUSE, MOMENT_SECONDS, Aggregate, ParkingLot
+from outbox_pipelines.relay.core.ports import Clock
+from outbox_pipelines.relay.core.quarantine import Quarantine
+
+DEATHS: Final = 3
+_AT_ONCE: Final = 500
+_RELEASE: Final = 5000
+_MOST_RELEASES: Final = 2
+# A topic that is missing, or a Kafka that is away, is asked again after so long.
+_TOPIC_SECONDS: Final = 10.0
+_OUTAGE_SECONDS: Final = 1.0
+_NEWS_SECONDS: Final = 1.0
+# An event that kills does so when it is encoded, compressed or sent.
+_INNOCENT_SECONDS: Final = 1.0
+
+
+class ParkedEvent(NamedTuple):
+    """A row of `outbox_parked`, without its content."""
+
+    event: Event
+    """Payload and metadata are empty."""
+    state: str
+    attempts: int = 0
+    due_in: float = 0.0
+    """Seconds until its next attempt; 0 or less if that is due."""
+    deaths: int = 0
+    is_covered: bool = True
+    """Whether the position is past it: until then it is read again."""
+
+    @property
+    def seq(self) -> int:
+        return self.event.seq
+
+    @property
+    def aggregate(self) -> Aggregate:
+        return Aggregate(self.event.aggregate_type, self.event.aggregate_id)
+
+
+class TakenOver(NamedTuple):
+    """An event that was being tried when a relay ended, as it is now."""
+
+    event: Event
+    was: str
+    """Its state before."""
+    state: str
+    attempts: int
+    error: str | None
+    is_alone: bool
+    """Whether nothing else was being tried."""
+    deaths: int
+    due_in: float
+
+
+class Table(Protocol):
+    """The parked events of a shard, in the session that holds it. Each call is one transaction."""
+
+    def take_over(self, *, died: bool) -> list[TakenOver]:
+        """Judge what was being tried when the relay before ended."""
+
+    def news(self) -> int:
+        """A number that is another one after somebody has replayed or discarded."""
+
+    def blocked(self) -> Iterable[tuple[str, str]]:
+        """All aggregates that have parked events."""
+
+    def heads(self, aggregates: Sequence[Aggregate]) -> list[ParkedEvent]:
+        """The first event of each that blocks it; none of one that is free."""
+
+    def behind(self, aggregates: Sequence[Aggregate], limit: int) -> list[ParkedEvent]:
+        """Of each, those that may go: up to the next one that must be tried alone."""
+
+    def replays(self, limit: int) -> list[ParkedEvent]:
+        """Dead letters that are to be tried again: of each aggregate the first that is due."""
+
+    def has_replays(self) -> bool:
+        """Whether there are any, due or not."""
+
+    def mark(self, seqs: Sequence[int]) -> None:
+        """These are about to be tried: a death from now on is counted against them."""
+
+    def clear(self, seqs: Sequence[int]) -> None:
+        """A death from now on is not theirs."""
+
+    def read(
+        self, seqs: Sequence[int], may_take_large: Callable[[], bool]
+    ) -> Generator[tuple[int, Event | str]]:
+        """The content of these, one after the other, or why it cannot be read.
+
+        Ends before a large one that may not be taken.
+        """
+
+    def take_large(self) -> bool:
+        """Whether this thread may hold a large event now: one thread at a time may."""
+
+    def let_go(self) -> None:
+        """The large event is dealt with, or there was none."""
+
+    def give_up(self, unreadable: dict[int, str]) -> list[tuple[int, int]]:
+        """Make dead letters of these; return which became some, with their attempts."""
+
+    def accept(self, seqs: Sequence[int]) -> None:
+        """These go like those behind them."""
+
+    def published(self, seqs: Sequence[int], suspects: dict[int, str]) -> None:
+        """Kafka has these; the suspects of their batch are to be tried alone."""
+
+    def record(
+        self, tried: Sequence[Tried], pauses: Sequence[float], *, most: int
+    ) -> list[tuple[int, str, int]]:
+        """Write verdicts; return seq, state and attempts of those that were refused."""
+
+
+class Prober(Protocol):
+    """Tries events alone."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being tried, or its verdicts are not fetched."""
+
+    def is_ready(self, topic: str) -> bool:
+        """Whether an event of this topic (empty: of none) can be tried at once."""
+
+    def prepare(self, batch: list[Attempt]) -> None:
+        """Make ready for these; only those that cannot be tried now get a verdict."""
+
+    def submit(self, batch: list[Attempt]) -> None:
+        """Try these, each of another aggregate; while it is not busy."""
+
+    def verdicts(self) -> list[Tried]:
+        """The verdicts since the last call."""
+
+    def innocent(self) -> list[int]:
+        """The seqs of events that have been answered for, or are waited for: they do not kill."""
+
+
+class Counters(Protocol):
+    """What is counted."""
+
+    def published(self, events: int) -> None:
+        """So many parked events have been published, and their rows deleted."""
+
+    def rejected(self, reasons: Iterable[str]) -> None:
+        """Events were refused that were tried alone, each for one of these reasons."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """Events that were released together."""
+
+    released: Released
+    marked: list[int]
+    """Seqs of those whose death would be counted."""
+    is_alone: bool = False
+    """Whether it is one event with deaths: until it is settled, nothing else is tried or released."""
+    handed_at: float | None = None
+    """When the publishing thread was seen to have taken it."""
+
+
+class Retries:
+    """Looks after the parked events of a shard that has been taken.
+
+    Args:
+        topic_of: where an event with these types goes; empty where they make no name.
+        jitter: a factor for each pause, so that what was refused together does not stay together.
+        most_attempts: refusals that make a dead letter.
+        retry_seconds: the first pause.
+        batch_bytes: content that is read at once.
+        on_death: told an event that was being tried alone when a relay died.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        lot: ParkingLot,
+        prober: Prober,
+        quarantine: Quarantine,
+        *,
+        clock: Clock,
+        topic_of: Callable[[str, str], str],
+        jitter: Callable[[], float],
+        most_attempts: int,
+        retry_seconds: float,
+        batch_bytes: int,
+        on_dead_letter: Callable[[DeadLetter], None],
+        on_death: Callable[[TakenOver], None],
+        counters: Counters,
+    ) -> None:
+        self._table = table
+        self._lot = lot
+        self._prober = prober
+        self._quarantine = quarantine
+        self._clock = clock
+        self._topic_of = topic_of
+        self._jitter = jitter
+        self._most_attempts = most_attempts
+        self._retry_seconds = retry_seconds
+        self._batch_bytes = batch_bytes
+        self._on_dead_letter = on_dead_letter
+        self._on_death = on_death
+        self._counters = counters
+        self._has_large = False
+        """Whether something large is tried or released."""
+        self._news = -1
+        self._news_at = 0.0
+        self._replay_at: float | None = None
+        self._flying: list[_Run] = []
+        """Released runs that are not settled."""
+        self.published = 0
+        """How many parked events have been published since."""
+        self.released: deque[Released] = deque()
+        """For the publishing thread to take."""
+
+    def begin(self, *, died: bool) -> None:
+        """Takes up what the predecessor left; to be called before anything is published.
+
+        Args:
+            died: whether it ended without giving the shard back.
+        """
+        for one in self._table.take_over(died=died):
+            if died and one.state == "failed":
+                self._on_dead_letter(DeadLetter(one.event, one.attempts, one.error or ""))
+            elif one.is_alone:
+                self._on_death(one)
+        self._hear_news(self._clock())
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is under way, and nothing is due now."""
+        return (
+            self.is_quiet
+            and self._quarantine.is_quiet
+            and (self._replay_at is None or self._replay_at > self._clock())
+            and self._lot.is_settled
+        )
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is under way."""
+        return not (self._flying or self._prober.is_busy)
+
+    @property
+    def pause(self) -> float:
+        """How long until something may want attention, in seconds."""
+        if not self.is_quiet:
+            return MOMENT_SECONDS
+        now = self._clock()
+        due = min(self._news_at, self._lot.next_due, self._replay_at or self._news_at)
+        return max(min(due - now, self._quarantine.pause), 0.001)
+
+    def look_after(self, *, may_try: bool) -> None:
+        """One round: verdicts, news, what is due.
+
+        Args:
+            may_try: whether Kafka takes events.
+        """
+        self._record(self._prober.verdicts())
+        now = self._clock()
+        self._clear_the_waiting(now)
+        if now >= self._news_at:
+            self._hear_news(now)
+        if not may_try or self._is_occupied:
+            return
+        self._quarantine.look()
+        if aggregates := self._lot.due(_AT_ONCE):
+            self._attend(aggregates)
+        if self._replay_at is not None and self._replay_at <= now and not self._is_occupied:
+            self._replay(now)
+
+    def settled(self, complete: Complete) -> None:
+        """A released run is complete: what Kafka has is no longer parked."""
+        published = [event.seq for event in complete.published()]
+        self._table.published(published, complete.suspects)
+        self._count(len(published))
+        self._flying = [run for run in self._flying if run.released is not complete.piece]
+        self._is_dealt_with(complete.piece.events)
+        for aggregate in {Aggregate(e.aggregate_type, e.aggregate_id) for e in complete.piece.events}:
+            self._lot.look_again(aggregate)
+
+    @property
+    def _is_occupied(self) -> bool:
+        """Whether something must end before anything else is tried or released."""
+        return self._prober.is_busy or any(run.is_alone for run in self._flying)
+
+    def _count(self, published: int) -> None:
+        self.published += published
+        self._counters.published(published)
+
+    def _clear_the_waiting(self, now: float) -> None:
+        """Takes the mark off what is answered, or waits for Kafka: kills in an outage blame no event."""
+        waiting = self._prober.innocent()
+        for run in self._flying:
+            if not run.marked or any(run.released is queued for queued in list(self.released)):
+                continue
+            run.handed_at = run.handed_at or now
+            if now - run.handed_at >= _INNOCENT_SECONDS:
+                waiting += run.marked
+                run.marked = []
+        if waiting:
+            self._table.clear(waiting)
+
+    def _hear_news(self, now: float) -> None:
+        """After somebody has replayed or discarded, and at the beginning: what is parked, from the table."""
+        news = self._table.news()
+        self._news_at = now + _NEWS_SECONDS
+        if news != self._news:
+            self._news = news
+            self._lot.load(self._table.blocked())
+            self._replay_at = now
+
+    def _attend(self, aggregates: list[Aggregate]) -> None:
+        heads = {head.aggregate: head for head in self._table.heads(aggregates)}
+        attempts: list[ParkedEvent] = []
+        alone: list[ParkedEvent] = []
+        free: list[Aggregate] = []
+        cleared: list[int] = []
+        for aggregate in aggregates:
+            head = heads.get(aggregate)
+            if head is None:
+                self._quarantine.forget(aggregate)
+                self._lot.free(aggregate)
+            elif not head.is_covered:
+                # Parked ahead of the position by a relay that died: it is read again first, and still blocks.
+                self._lot.look_again(aggregate, MOMENT_SECONDS)
+            elif head.state not in ("waiting", "retrying"):
+                self._lot.look_again(aggregate, None)
+            elif head.deaths and head.due_in > 0:
+                # Another one of its topic can be the trial.
+                self._quarantine.forget(aggregate)
+                self._lot.look_again(aggregate, head.due_in)
+            elif self._quarantine.holds(self._topic(head), aggregate) is not None:
+                continue
+            elif head.deaths:
+                alone.append(head)
+            elif self._quarantine.is_trial(aggregate):
+                attempts.append(head)
+            elif head.state == "waiting":
+                free.append(aggregate)
+            elif self._quarantine.has_cleared(aggregate) and not head.attempts:
+                # Its topic was to blame: it goes like those behind it.
+                cleared.append(head.seq)
+                free.append(aggregate)
+            elif head.due_in > 0:
+                self._lot.look_again(aggregate, head.due_in)
+            else:
+                attempts.append(head)
+        if cleared:
+            self._table.accept(cleared)
+        if alone:
+            for aggregate in [*free, *(head.aggregate for head in attempts)]:
+                self._lot.look_again(aggregate, MOMENT_SECONDS)
+            self._isolate(alone)
+        else:
+            self._try(attempts)
+            self._release(free)
+
+    def _isolate(self, heads: list[ParkedEvent]) -> None:
+        """Tries or releases one event that a relay has died of, when nothing else is under way."""
+        now, later = ([], heads) if self._flying else (heads[:1], heads[1:])
+        for head in later:
+            self._lot.look_again(head.aggregate, MOMENT_SECONDS)
+        if now and now[0].state == "waiting":
+            self._release([now[0].aggregate], is_alone=True)
+        else:
+            self._try(now)
+
+    def _topic(self, parked: ParkedEvent) -> str:
+        return self._topic_of(parked.event.aggregate_type, parked.event.event_type)
+
+    def _try(self, parked: list[ParkedEvent]) -> None:
+        """Submits these, all of which are due, as soon as nothing but their content is missing."""
+        if not parked:
+            return
+        if unready := [one for one in parked if not self._prober.is_ready(self._topic(one))]:
+            self._prober.prepare([self._attempt(one, one.event) for one in unready])
+            for one in parked:
+                self._again(one)
+            return
+        events, _ = self._read(parked, marked=[one.seq for one in parked])
+        attempts = []
+        for one in parked:
+            if (event := events.get(one.seq)) is not None:
+                attempts.append(self._attempt(one, event))
+            else:
+                self._again(one)
+        if attempts:
+            self._prober.submit(attempts)
+
+    def _attempt(self, parked: ParkedEvent, event: Event) -> Attempt:
+        is_replay = parked.state == "replaying"
+        is_last = is_replay or parked.attempts + 1 >= self._most_attempts
+        return Attempt(event, parked.attempts, is_last, is_replay)
+
+    def _again(self, parked: ParkedEvent) -> None:
+        """Has the aggregate of an event looked after again in a moment."""
+        if parked.state == "replaying":
+            self._lot.wake(parked.aggregate)
+        else:
+            self._lot.look_again(parked.aggregate, MOMENT_SECONDS)
+
+    def _release(self, aggregates: list[Aggregate], *, is_alone: bool = False) -> None:
+        if not aggregates:
+            return
+        events: dict[int, Event] = {}
+        size = 0
+        marked: list[int] = []
+        if len(self._flying) < _MOST_RELEASES:
+            most = 1 if is_alone else max(1, _RELEASE // len(aggregates))
+            waiting = self._table.behind(aggregates, most)
+            marked = _firsts(waiting)
+            events, size = self._read(waiting, marked=marked, is_run=True)
+        found = {(event.aggregate_type, event.aggregate_id) for event in events.values()}
+        for aggregate in aggregates:
+            if aggregate not in found:
+                self._lot.look_again(aggregate, MOMENT_SECONDS)
+        if events:
+            released = Released(list(events.values()), size)
+            self._flying.append(_Run(released, [seq for seq in marked if seq in events], is_alone))
+            self.released.append(released)
+
+    def _read(
+        self, parked: list[ParkedEvent], *, marked: list[int], is_run: bool = False
+    ) -> tuple[dict[int, Event], int]:
+        """Marks events as being tried, then reads their content: by seq, as many as fit into a batch.
+
+        What cannot be read becomes a dead letter. Returns the events and their size, as `weigh` counts.
+
+        Args:
+            marked: the seqs of those whose death is to be counted.
+            is_run: events of one aggregate are released together: none is read behind one that cannot be.
+        """
+        by_seq = {one.seq: one for one in sorted(parked)}
+        self._table.mark(marked)
+        events: dict[int, Event] = {}
+        unreadable: dict[int, str] = {}
+        ended: set[Aggregate] = set()
+        size = 0
+        with closing(self._table.read(list(by_seq), self._may_take_large)) as found:
+            for seq, content in found:
+                aggregate = by_seq[seq].aggregate
+                if isinstance(content, str):
+                    if aggregate not in ended:
+                        unreadable[seq] = content
+                    ended.add(aggregate)
+                elif not (is_run and aggregate in ended):
+                    events[seq] = content
+                    weight = weigh([content])
+                    self._has_large |= weight > LARGE
+                    size += weight
+                if size > self._batch_bytes:
+                    break
+        if not self._has_large:
+            self._table.let_go()
+        if left := [seq for seq in marked if seq not in events]:
+            self._table.clear(left)
+        if unreadable:
+            for seq, attempts in self._table.give_up(unreadable):
+                self._on_dead_letter(DeadLetter(by_seq[seq].event, attempts, unreadable[seq]))
+        return events, size
+
+    def _may_take_large(self) -> bool:
+        return not self._has_large and self._table.take_large()
+
+    def _is_dealt_with(self, events: Iterable[Event]) -> None:
+        """Lets others read a large event, if it was among these."""
+        if self._has_large and any(weigh([event]) > LARGE for event in events):
+            self._has_large = False
+            self._table.let_go()
+
+    def _replay(self, now: float) -> None:
+        due = self._table.replays(_AT_ONCE)
+        if deadly := [one for one in due if one.deaths]:
+            if not self._flying:
+                self._try(deadly[:1])
+        elif due:
+            self._try(due)
+        else:
+            self._replay_at = now + _NEWS_SECONDS if self._table.has_replays() else None
+
+    def _record(self, tried: list[Tried]) -> None:
+        """Writes verdicts, then lets the aggregates be looked after again."""
+        if not tried:
+            return
+        rows = self._table.record(tried, [self._pause(one) for one in tried], most=self._most_attempts)
+        self._count(sum(one.verdict is Verdict.PUBLISHED for one in tried))
+        self._counters.rejected(one.reason for one in tried if one.verdict is Verdict.REFUSED)
+        for one in tried:
+            event = one.attempt.event
+            aggregate = Aggregate(event.aggregate_type, event.aggregate_id)
+            self._quarantine.judge(aggregate, one.verdict)
+            if one.attempt.is_replay and one.verdict is Verdict.ACCEPTED:
+                self._lot.load([aggregate])
+            elif one.attempt.is_replay:
+                self._lot.wake(aggregate)
+            else:
+                self._lot.look_again(aggregate)
+        self._is_dealt_with(one.attempt.event for one in tried)
+        by_seq = {one.attempt.event.seq: one for one in tried}
+        for seq, state, attempts in rows:
+            if state == "failed":
+                self._on_dead_letter(DeadLetter(by_seq[seq].attempt.event, attempts, by_seq[seq].reason))
+
+    def _pause(self, tried: Tried) -> float:
+        """Until the next attempt."""
+        if tried.verdict is Verdict.UNKNOWN:
+            return _OUTAGE_SECONDS
+        if tried.verdict is Verdict.UNAVAILABLE:
+            return _TOPIC_SECONDS
+        return min(LONGEST_PAUSE, self._retry_seconds * 2.0**tried.attempt.attempts) * self._jitter()
+
+
+def _firsts(parked: Iterable[ParkedEvent]) -> list[int]:
+    """The first seq of each aggregate."""
+    first: dict[Aggregate, int] = {}
+    for one in sorted(parked):
+        first.setdefault(one.aggregate, one.seq)
+    return list(first.values())

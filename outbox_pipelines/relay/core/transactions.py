@@ -1,0 +1,285 @@
+"""exactly_once: batches become visible by transactions, each with a record of how far it is.
+
+Invariants:
+- A tick is opened in the database, with its id, before anything of it is in a transaction; Kafka's record
+  is believed only if the row has the same tick id.
+- Released events are removed before the next tick is opened, or the next transaction with a record is
+  committed: from then on the record that names them is not believed, or not the last.
+- What a transaction holds back is in the table before its commit begins.
+- Once a commit has begun nothing joins the transaction, and the commit completes what the record names.
+- After a refusal nothing of the transaction is out: all of it again, without those to blame. What is in doubt
+  ends the relay: the next one reads the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Final, Protocol
+
+from outbox_pipelines.event import Piece, Released
+from outbox_pipelines.relay.core.breaker import State
+from outbox_pipelines.relay.core.delivery import Complete, Delivery, IncompleteError
+from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.parking import ParkingLot
+from outbox_pipelines.relay.core.ports import Clock, CommitAnswer, TransactionalProducer
+from outbox_pipelines.relay.core.position import Position
+from outbox_pipelines.relay.core.publisher import Publisher
+
+# A transaction ends when it holds so much, or is so old, or when there is nothing more to put into it.
+_EVENTS: Final = 40_000
+_BYTES: Final = 24_000_000
+_SECONDS: Final = 0.25
+_ABORT_SECONDS: Final = 10.0
+_LAST_REPORTS_SECONDS: Final = 5.0
+
+
+class Phase(Enum):
+    """Where a transaction is."""
+
+    NONE = "none"
+    OPEN = "open"
+    COMMITTING = "committing"
+
+
+TRANSITIONS: Final[dict[tuple[Phase, str], Phase]] = {
+    (Phase.NONE, "events to send"): Phase.OPEN,
+    (Phase.OPEN, "full, old, or nothing to add: the record is written"): Phase.COMMITTING,
+    (Phase.OPEN, "aborted after a refusal, or for smaller batches"): Phase.NONE,
+    (Phase.COMMITTING, "no answer: asked again"): Phase.COMMITTING,
+    (Phase.COMMITTING, "committed"): Phase.NONE,
+    (Phase.COMMITTING, "refused"): Phase.OPEN,
+}
+"""Every change of phase, by what brings it about. In doubt, or fenced, the relay ends in any of them."""
+
+
+class Ledger(Protocol):
+    """What the database must hold before Kafka may go on."""
+
+    def open_tick(self, position: Position | None, tick_id: str) -> None:
+        """Settles all that is complete, and opens a tick (None: at the position of now); returns when that is
+        committed."""
+
+    def park(self, deliveries: list[Delivery]) -> None:
+        """Puts aside what these hold back; returns when that is committed."""
+
+    def settle_all(self) -> None:
+        """Returns when all that is complete is settled."""
+
+
+class TransactionalPublisher(Publisher):
+    """A publisher whose batches become visible by transactions.
+
+    Args:
+        producer: which has fenced all before it.
+        position: of the shard.
+        tick_id: of the tick at hand, or the last one; None where there was none.
+        new_id: makes the id of a tick, unlike any other.
+    """
+
+    most_events = 2 * _EVENTS
+
+    def __init__(
+        self,
+        producer: TransactionalProducer,
+        lot: ParkingLot,
+        position: Position,
+        tick_id: str | None,
+        *,
+        patience: float,
+        clock: Clock,
+        new_id: Callable[[], str],
+    ) -> None:
+        super().__init__(producer, lot, patience=patience, clock=clock)
+        self._transactions = producer
+        self._new_id = new_id
+        self.ledger: Ledger | None = None
+        self._complete: list[Complete] = []
+        self._phase = Phase.NONE
+        self._began = 0.0
+        self._committing: list[Delivery] = []
+        """What the transaction holds whose commit has begun; nothing can join it."""
+        self._must_settle = False
+        self._tick = tick_id
+        self._open = None if position.target is None else (position.done, position.target)
+        self._last_seq = position.last_seq or 0
+        self._is_finished = position.target is None
+
+    def takes(self, piece: Piece | Released) -> bool:
+        # A transaction holds batches of one tick, and none that come while it is being committed.
+        return self._phase is not Phase.COMMITTING and not (self._opens(piece) and self._deliveries)
+
+    def publish(self, piece: Piece | Released) -> None:
+        if not self.takes(piece):
+            raise RuntimeError("a batch was published that the transaction does not take")
+        if self._opens(piece):
+            self._open_tick(piece)
+        super().publish(piece)
+        if self._is_full():
+            self._commit()
+
+    def poll(self, seconds: float, *, linger: bool = True) -> None:
+        super().poll(seconds, linger=linger)
+        if self._phase is Phase.NONE or self.breaker.state is State.OPEN:
+            return
+        is_old = self._clock() - self._began >= _SECONDS
+        if not linger or self._is_full() or is_old or self._phase is Phase.COMMITTING:
+            self._commit()
+
+    def acknowledged(self) -> list[Complete]:
+        # Outside of a transaction only what is parked or empty is complete.
+        while self._phase is Phase.NONE and self._deliveries and self._deliveries[0].is_complete:
+            self._complete.append(self._deliveries.popleft().complete())
+        complete, self._complete = self._complete, []
+        for batch in complete:
+            self._count_out(batch)
+        return complete
+
+    def discard(self) -> None:
+        if self._phase is not Phase.NONE:
+            self._producer.purge()
+            # With Kafka unavailable it would only delay the stop until a manager kills the process. What is
+            # left, the successor's fencing ends, or the broker after transaction_seconds.
+            self._transactions.abort(1.0 if self.breaker.state is State.OPEN else _ABORT_SECONDS)
+        super().discard()
+
+    def _go(self, why: str) -> None:
+        self._phase = TRANSITIONS[self._phase, why]
+
+    def _is_full(self) -> bool:
+        return self._pending_events >= _EVENTS or self._pending_size >= _BYTES
+
+    def _opens(self, piece: Piece | Released) -> bool:
+        """Whether a tick must be opened for it first."""
+        if isinstance(piece, Released):
+            return self._tick is None
+        return bool(piece.events) and (self._tick is None or self._open != (piece.done, piece.target))
+
+    def _open_tick(self, piece: Piece | Released) -> None:
+        assert self.ledger is not None
+        self._tick = self._new_id()
+        if isinstance(piece, Released):
+            self.ledger.open_tick(None, self._tick)
+            return
+        if self._open != (piece.done, piece.target):
+            self._open, self._last_seq = (piece.done, piece.target), 0
+        self._is_finished = False
+        self.ledger.open_tick(Position(piece.done, piece.target, self._last_seq), self._tick)
+
+    def _pump(self) -> None:
+        if self._phase is Phase.NONE and any(delivery.unsent for delivery in self._deliveries):
+            if self._producer.is_outdated:
+                self._producer.replace()
+            self._transactions.begin()
+            self._go("events to send")
+            self._began = self._clock()
+        super()._pump()
+
+    def _commit(self) -> None:
+        """One try; called again while Kafka does not answer."""
+        if self._phase is Phase.OPEN:
+            if any(delivery.unsent for delivery in self._deliveries):
+                return
+            if problem := self._prepare():
+                self._producer.trouble = problem
+                self._recover()
+                return
+        elif any(delivery.failed for delivery in self._deliveries):
+            # Behind a refused batch nothing of its partition is sent: the commit would wait for ever.
+            self._producer.purge()
+        answer = self._transactions.commit()
+        if answer is CommitAnswer.NONE:
+            self._go("no answer: asked again")
+        elif answer is CommitAnswer.REFUSED:
+            self._go("refused")
+            self._committing = []
+            self._recover()
+        else:
+            self._committed()
+
+    def _committed(self) -> None:
+        try:
+            self._complete += [delivery.complete() for delivery in self._committing]
+        except IncompleteError as error:
+            raise ShardLostError(f"Kafka's client did not say what became of each event: {error}") from None
+        self._must_settle = any(isinstance(delivery.piece, Released) for delivery in self._committing)
+        for delivery in self._committing:
+            self._deliveries.remove(delivery)
+        self._go("committed")
+        self._committing, self._unexplained = [], 0
+        self.breaker.acknowledged()
+
+    def _prepare(self) -> str | None:
+        """Write what must be in database and transaction before its commit, which has begun then.
+
+        Returns why Kafka's client does not take the record.
+        """
+        assert self.ledger is not None
+        assert self._tick is not None
+        content = list(self._deliveries)
+        held = [d for d in content if isinstance(d.piece, Piece) and not d.is_in_table]
+        if held:
+            self.ledger.park(held)
+            for delivery in held:
+                delivery.in_table = len(delivery.held)
+        if self._must_settle:
+            # The record names what was released by its own transaction alone.
+            self.ledger.settle_all()
+            self._must_settle = False
+        released: list[int] = []
+        for delivery in content:
+            piece = delivery.piece
+            if isinstance(piece, Released):
+                released += [event.seq for event in piece.events if event.seq not in delivery.held]
+            elif piece.ends_tick:
+                self._is_finished = True
+            elif piece.events:
+                self._last_seq = piece.events[-1].seq
+        problem = self._transactions.record(
+            self._tick, self._last_seq, finished=self._is_finished, released=released
+        )
+        if problem is None:
+            self._committing = content
+            self._go("full, old, or nothing to add: the record is written")
+        return problem
+
+    def _recover(self) -> None:
+        """After a refusal nothing of the transaction is out: all of it again, without those to blame."""
+        if self._phase is Phase.COMMITTING:
+            # Kafka's client takes no other call until that commit has failed.
+            self._commit()
+            return
+        self._producer.await_reports()
+        explained = self._blame(
+            [
+                (one, *what)
+                for one in self._deliveries
+                for what in self._producer.identify(one.flying, one.failed)
+            ]
+        )
+        self._abort()
+        # The transaction after a refusal is often aborted once more, for its sequence numbers.
+        self._conclude(explained, f"Kafka aborts every transaction: {self._producer.trouble}")
+
+    def _abort(self) -> None:
+        self._producer.purge()
+        if problem := self._transactions.abort(_ABORT_SECONDS):
+            raise ShardLostError(f"a transaction ended in doubt: {problem}")
+        self._producer.flush(_LAST_REPORTS_SECONDS)
+        if self._producer.in_flight:
+            # A report that comes after `restart` would count for the next transaction.
+            raise ShardLostError("Kafka's client did not report each event of an aborted transaction")
+        self._go("aborted after a refusal, or for smaller batches")
+        self._producer.has_failed = False
+        for delivery in self._deliveries:
+            delivery.restart()
+
+    def _renew(self) -> bool:
+        if not self._producer.must_shrink:
+            # Larger batches can wait for the next transaction.
+            return True
+        if self._phase is not Phase.NONE:
+            self._abort()
+        self._producer.replace()
+        # All of the transaction is to be sent again, the oldest first: `poll` does.
+        return False

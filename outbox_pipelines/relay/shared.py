@@ -1,0 +1,137 @@
+"""What the threads of a relay share: each call of it is atomic."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from outbox_pipelines.event import Event, Piece
+from outbox_pipelines.relay.core.delivery import Complete
+from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.ledger import Ledger, Order
+from outbox_pipelines.relay.core.parking import Aggregate, ParkingLot
+from outbox_pipelines.relay.core.pieces import Pieces
+
+
+class SharedLot(ParkingLot):
+    """The blocked aggregates, for the publishing and the settling thread."""
+
+    def __init__(self) -> None:
+        super().__init__(time.monotonic)
+        self._lock = threading.Lock()
+
+    def park(self, event: Event, *, suspect: bool = False) -> bool:
+        with self._lock:
+            return super().park(event, suspect=suspect)
+
+    def parked(self, events: Iterable[Event]) -> None:
+        with self._lock:
+            super().parked(events)
+
+    def load(self, aggregates: Iterable[tuple[str, str]]) -> None:
+        with self._lock:
+            super().load(aggregates)
+
+    def due(self, limit: int) -> list[Aggregate]:
+        with self._lock:
+            return super().due(limit)
+
+    def look_again(self, aggregate: tuple[str, str], seconds: float | None = 0.0) -> None:
+        with self._lock:
+            super().look_again(aggregate, seconds)
+
+    def wake(self, aggregate: tuple[str, str]) -> None:
+        with self._lock:
+            super().wake(aggregate)
+
+    def free(self, aggregate: tuple[str, str]) -> None:
+        with self._lock:
+            super().free(aggregate)
+
+    @property
+    def is_settled(self) -> bool:
+        with self._lock:
+            return super().is_settled
+
+
+class SharedLedger(Ledger):
+    """Complete batches and orders, from the publishing to the settling thread, which waits for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = threading.Condition()
+        self._is_finished = False
+        self._has_failed = False
+
+    def hand_over(self, batches: list[Complete]) -> None:
+        with self._changed:
+            super().hand_over(batches)
+            self._changed.notify()
+
+    def order(self, order: Order) -> None:
+        with self._changed:
+            super().order(order)
+            self._changed.notify()
+
+    def take(self) -> tuple[list[Complete], list[Order]]:
+        with self._changed:
+            return super().take()
+
+    def settled(self, batches: list[Complete]) -> None:
+        with self._changed:
+            super().settled(batches)
+
+    def carried_out(self, orders: list[Order]) -> None:
+        with self._changed:
+            super().carried_out(orders)
+            self._changed.notify_all()
+
+    def wait_for(self, order: Order) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: order.is_done or self._has_failed)
+        if not order.is_done:
+            raise ShardLostError("the shard was lost within a transaction")
+
+    def wait_for_work(self, seconds: float) -> bool:
+        """Wait until there is something to do, for so long at most; return whether this is the last time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.has_work or self._is_finished, timeout=seconds)
+            return self._is_finished
+
+    def finish(self) -> None:
+        """Nothing more will come."""
+        with self._changed:
+            self._is_finished = True
+            self._changed.notify_all()
+
+    def fail(self) -> None:
+        """Nothing more will be settled."""
+        with self._changed:
+            self._has_failed = True
+            self._changed.notify_all()
+
+
+class SharedPieces(Pieces):
+    """What has been read, from the reading to the publishing thread; each waits for the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = threading.Condition()
+
+    def put(self, piece: Piece | None, seconds: float) -> bool:
+        """Add one; False where there has been no room for so long."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.takes(piece), seconds):
+                return False
+            self.add(piece)
+            self._changed.notify_all()
+            return True
+
+    def get(self, seconds: float, wanted: Callable[[Piece], bool]) -> Piece | None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.has(wanted), seconds):
+                raise LookupError
+            piece = self.pop()
+            self._changed.notify_all()
+            return piece

@@ -1,0 +1,179 @@
+"""Kafka's client in exactly_once: it fences its predecessors, and takes up what the last one has left.
+
+Invariants:
+- The transactional id belongs to database, schema and shard, so that a successor fences whoever was before.
+- Kafka's record moves the position only if the row has the same tick id.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException
+
+from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.relay import client, progress
+from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.ports import CommitAnswer
+from outbox_pipelines.relay.core.record import Record, take_up
+from outbox_pipelines.relay.producer import IdempotentProducer
+from outbox_pipelines.relay.shards import Shard
+from outbox_pipelines.settings import Settings
+
+_INIT_SECONDS: Final = 30.0
+# One try at a commit; it is called again until it answers.
+_COMMIT_SECONDS: Final = 1.0
+# What no waiting changes, and what a person can do about it.
+_ADVICE: Final = {
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: (
+        "OUTBOX_TRANSACTION_SECONDS={seconds:g} is more than the broker allows: set it lower, "
+        "or raise transaction.max.timeout.ms of the broker"
+    ),
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: (
+        "grant WRITE and DESCRIBE on the transactional id {id!r}, or on its prefix outbox-"
+    ),
+}
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a shard's transactions and their records are."""
+
+    transactional_id: str
+    topic: str
+    shard: int
+
+
+def place(shard: Shard) -> Place:
+    """Of this database, schema and shard: no other outbox of the cluster may share it."""
+    return Place(
+        transactional_id=f"outbox-{shard.identity}-{shard.shard}",
+        topic=f"outbox-progress-{shard.identity}",
+        shard=shard.shard,
+    )
+
+
+def recover(
+    settings: Settings, shard: Shard, on_error: Callable[[KafkaError], None]
+) -> confluent_kafka.Producer:
+    """Fences every predecessor, then moves the position to where Kafka says that the tick is.
+
+    Raises:
+        ShardLostError: somebody has taken the shard meanwhile.
+        AwayError: Kafka does not answer.
+        SetupError: the progress topic cannot be made.
+    """
+    where = place(shard)
+    progress.create_topic(settings, where.topic, shard.shards)
+    producer = begin(settings, where, on_error)
+    if not shard.is_held():
+        raise ShardLostError(f"another relay has taken shard {shard.shard}")
+    take_up(shard, progress.read_last(settings, where.topic, where.shard))
+    return producer
+
+
+def begin(
+    settings: Settings, where: Place, on_error: Callable[[KafkaError], None], **own: Any
+) -> confluent_kafka.Producer:
+    """A producer that can begin transactions; from here on every older one of that name is fenced.
+
+    Raises:
+        AwayError: Kafka does not answer.
+        SetupError: the broker never gives this relay a transaction.
+    """
+    milliseconds = int(settings.transaction_seconds * 1000)
+    producer = client.producer(
+        settings,
+        on_error,
+        transactional_id=where.transactional_id,
+        transaction_timeout_ms=milliseconds,
+        message_timeout_ms=milliseconds,
+        # Within a transaction there are no gaps: it is all of it or nothing.
+        enable_gapless_guarantee=False,
+        **own,
+    )
+    try:
+        producer.init_transactions(_INIT_SECONDS)
+    except KafkaException as error:
+        reason: KafkaError = error.args[0]
+        if (advice := _ADVICE.get(reason.code())) is not None:
+            values = {"seconds": settings.transaction_seconds, "id": where.transactional_id}
+            raise SetupError(f"exactly_once: {reason.str()}: {advice.format(**values)}") from None
+        raise AwayError(f"Kafka gives no transactions: {reason.str()}") from None
+    return producer
+
+
+class FencingProducer(IdempotentProducer):
+    """One transactional producer after another: implements `core.ports.TransactionalProducer`.
+
+    Args:
+        first: as `recover` gave it.
+    """
+
+    # The first of them has just been tried alone, and its topic may have been mended.
+    doubts_released = False
+
+    def __init__(self, settings: Settings, shard: Shard, first: confluent_kafka.Producer) -> None:
+        self._first: confluent_kafka.Producer | None = first
+        self._place = place(shard)
+        super().__init__(settings)
+
+    def prepare(self, shards: int) -> None:
+        """Gives the progress topic a partition for each.
+
+        Raises:
+            AwayError: Kafka does not answer.
+            SetupError: it may not be changed.
+        """
+        progress.create_topic(self._settings, self._place.topic, shards)
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        self._producer.begin_transaction()
+
+    def record(self, tick: str, last_seq: int, *, finished: bool, released: list[int]) -> str | None:
+        """Put the record of how far it is into the transaction; return why that fails."""
+        value = Record(tick, last_seq, finished, released).encode()
+        shard = self._place.shard
+        try:
+            self._producer.produce(self._place.topic, value, str(shard), partition=shard)
+        except (BufferError, KafkaException) as error:
+            return str(error)
+        return None
+
+    def commit(self) -> CommitAnswer:
+        """Try to commit.
+
+        Raises:
+            ShardLostError: whether it is committed cannot be known, or another relay has taken over.
+        """
+        try:
+            self._producer.commit_transaction(_COMMIT_SECONDS)
+        except KafkaException as error:
+            reason: KafkaError = error.args[0]
+            self.trouble = reason.str()
+            if reason.fatal() or not (reason.retriable() or reason.txn_requires_abort()):
+                raise ShardLostError(f"a transaction ended in doubt: {reason.str()}") from None
+            return CommitAnswer.REFUSED if reason.txn_requires_abort() else CommitAnswer.NONE
+        return CommitAnswer.DONE
+
+    def abort(self, seconds: float) -> str | None:
+        """Abort the transaction; return why that fails."""
+        try:
+            self._producer.abort_transaction(seconds)
+        except KafkaException as error:
+            _LOG.info("a transaction is left to the broker: %s", error.args[0].str())
+            return str(error.args[0].str())
+        return None
+
+    def _new(self) -> confluent_kafka.Producer:
+        if self._first is not None and not self._batches.is_outdated:
+            producer, self._first = self._first, None
+            return producer
+        self._batches.current = self._batches.wanted
+        return begin(self._settings, self._place, self._on_error, batch_size=self._batches.current)
