@@ -46,6 +46,8 @@ class World(Protocol):
         covered: set[str], labels of what a step has done; emptied before each step, no part of the key.
         live_key(): the key without what fault-free steps do not depend on, such as faults that are left.
         tell(action): a sentence that says what the action means.
+        is_pointless(action, made): whether the action leads where another one leads; `made` has the labels of
+            what was done, for each action that was tried before in the same state.
         actor(action): who does it, for fair schedules; by default the action itself.
     """
 
@@ -168,6 +170,7 @@ class _Exploration:
         world: World = pickle.loads(self._first)
         faults = frozenset(world.FAULTS)
         has_labels = hasattr(world, "covered")
+        is_pointless = getattr(world, "is_pointless", None)
         result = self._result
         frontier: deque[tuple[int, bytes, int]] = deque()
         whole = True
@@ -206,9 +209,14 @@ class _Exploration:
             ):
                 whole = False
                 break
-            for nth, action in enumerate(actions):
-                if nth:
+            made: dict[Action, frozenset[str]] = {}
+            is_used = False
+            for action in actions:
+                if is_pointless is not None and is_pointless(action, made):
+                    continue
+                if is_used:
                     world = pickle.loads(packed)
+                is_used = True
                 if has_labels:
                     world.covered.clear()  # type: ignore[attr-defined]
                 result.transitions += 1
@@ -216,7 +224,8 @@ class _Exploration:
                 try:
                     world.do(action)
                     if has_labels:
-                        result.covered.update(world.covered)  # type: ignore[attr-defined]
+                        made[action] = frozenset(world.covered)  # type: ignore[attr-defined]
+                        result.covered.update(made[action])
                         world.covered.clear()  # type: ignore[attr-defined]
                     print_of = fingerprint(world.key())
                     if print_of in self._seen:

@@ -1,0 +1,34 @@
+"""Break the relay's core on purpose, and say what finds it: ``python -m tests.model.relay``."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tests.model.relay.breaks import BREAKS, found
+
+
+def main() -> int:
+    missed = 0
+    for one in BREAKS.values():
+        replaced: list[tuple[Any, str, Any]] = []
+
+        def patch(target: Any, attribute: str, value: Any, replaced: list[Any] = replaced) -> None:
+            replaced.append((target, attribute, target.__dict__[attribute]))
+            setattr(target, attribute, value)
+
+        began = time.monotonic()
+        try:
+            result = found(one, patch)
+        finally:
+            for target, attribute, value in reversed(replaced):
+                setattr(target, attribute, value)
+        seconds = time.monotonic() - began
+        by = result.broken.invariant if result.broken else "NOT FOUND"
+        missed += result.broken is None
+        print(f"| {one.about} | {by} | {result.states:,} | {seconds:.1f} s |", flush=True)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,499 @@
+"""Deliberate breaks of the relay's core, one for each of its decisions; the model has to find every one.
+
+Each replaces a function of the core by a wrong one, as a change that looks harmless could.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from outbox_pipelines.event import Piece, Released
+from outbox_pipelines.relay.core import record
+from outbox_pipelines.relay.core.attempts import Verdict
+from outbox_pipelines.relay.core.delivery import Complete, Delivery
+from outbox_pipelines.relay.core.flow import Flow
+from outbox_pipelines.relay.core.ledger import Ledger
+from outbox_pipelines.relay.core.parking import ParkingLot
+from outbox_pipelines.relay.core.ports import CommitAnswer
+from outbox_pipelines.relay.core.position import Position
+from outbox_pipelines.relay.core.publisher import Publisher
+from outbox_pipelines.relay.core.retries import Retries
+from outbox_pipelines.relay.core.settler import Settler
+from outbox_pipelines.relay.core.transactions import TransactionalPublisher
+from tests.model.explore import Result, explore
+from tests.model.relay import kafka, parked, process
+from tests.model.relay.world import Relays
+
+
+class Patch(Protocol):
+    """Replaces an attribute until the test ends."""
+
+    def __call__(self, target: Any, name: str, value: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class Break:
+    """A wrong core, and the world that shows it."""
+
+    about: str
+    apply: Callable[[Patch], None]
+    writers: tuple[str, ...] = ("ab", "a")
+    world: dict[str, Any] = field(default_factory=dict)
+
+
+BREAKS: Final[dict[str, Break]] = {}
+_STATES: Final = 60_000
+
+
+def found(one: Break, patch: Patch) -> Result:
+    """Explore a world whose core is broken, until something is found."""
+    one.apply(patch)
+    return explore(Relays(one.writers, **one.world), states=_STATES)
+
+
+_ONCE: Final = {"exactly_once": True}
+
+
+def _break(about: str, *writers: str, **world: Any) -> Callable[[Callable[[Patch], None]], None]:
+    def kept(apply: Callable[[Patch], None]) -> None:
+        chosen = {"faults": 1, "switches": 0} | world
+        BREAKS[apply.__name__] = Break(about, apply, writers or ("ab", "a"), chosen)
+
+    return kept
+
+
+def _forged(delivery: Delivery) -> Complete:
+    complete = object.__new__(Complete)
+    complete.piece, complete.held = delivery.piece, delivery.held
+    complete.begun_at, complete.is_in_table = delivery.begun_at, delivery.is_in_table
+    return complete
+
+
+# --- transactions -------------------------------------------------------------------------------------------
+
+
+@_break("a batch joins a transaction whose commit has begun", "abc", piece_events=1, **_ONCE)
+def joins_a_commit(patch: Patch) -> None:
+    def committed(self: TransactionalPublisher) -> None:
+        self._complete += [_forged(delivery) for delivery in self._deliveries]
+        self._deliveries.clear()
+        self._go("committed")
+        self._committing = []
+
+    patch(TransactionalPublisher, "takes", lambda self, piece: not (self._opens(piece) and self._deliveries))
+    patch(TransactionalPublisher, "_committed", committed)
+
+
+@_break("a tick is opened before released events are removed", "a", "b", parked=["waiting"], **_ONCE)
+def removes_late(patch: Patch) -> None:
+    settle = Settler._move
+
+    def settled(self: Settler, *, last: bool = False) -> int | None:
+        batches, orders = self._ledger.take()
+        ticks = [batch for batch in batches if isinstance(batch.piece, Piece)]
+        for batch in ticks:
+            self._position = batch.moves(self._position)
+        tick_id = None
+        for order in orders:
+            if order.position is not None:
+                self._position = self._position.opened_as(order.position)
+            tick_id = order.tick_id or tick_id
+        events = 0
+        if last or tick_id or any(batch.piece.events for batch in ticks):
+            events = settle(self, ticks, tick_id, last=last)
+        for batch in batches:
+            if isinstance(batch.piece, Released):
+                self._retries.settled(batch)
+        self._ledger.settled(batches)
+        self._carry_out(orders)
+        return events if batches else None
+
+    patch(Settler, "settle", settled)
+
+
+@_break("a tick is not opened in the database", **_ONCE)
+def opens_nothing(patch: Patch) -> None:
+    patch(Flow, "open_tick", lambda self, position, tick_id: None)
+
+
+@_break("all ticks have the same id", "a", "b", **_ONCE)
+def one_id(patch: Patch) -> None:
+    patch(Relays, "new_id", lambda self: "1")
+
+
+@_break("what a transaction holds back is not in the table before its commit", refuses=[1], **_ONCE)
+def parks_late(patch: Patch) -> None:
+    patch(Flow, "park", lambda self, deliveries: None)
+
+
+@_break(
+    "released events are not removed before the next record",
+    "a",
+    "bc",
+    parked=["waiting"],
+    piece_events=1,
+    **_ONCE,
+)
+def forgets_to_settle(patch: Patch) -> None:
+    patch(Flow, "settle_all", lambda self: None)
+
+
+@_break("a record says that its tick is finished, always", "ab", piece_events=1, **_ONCE)
+def always_finished(patch: Patch) -> None:
+    made = kafka.Producer.record
+
+    def recorded(
+        self: kafka.Producer, tick: str, last_seq: int, *, finished: bool, released: list[int]
+    ) -> Any:
+        return made(self, tick, last_seq, finished=True, released=released)
+
+    patch(kafka.Producer, "record", recorded)
+
+
+@_break("a record never says that its tick is finished", "ab", **_ONCE)
+def never_moves_on(patch: Patch) -> None:
+    def stays(self: Position, last_seq: int, *, finished: bool) -> Position:
+        return self
+
+    patch(Position, "published_up_to", stays)
+
+
+@_break("a record of another tick is believed", "a", "b", faults=2, **_ONCE)
+def believes_all(patch: Patch) -> None:
+    def taken_up(shard: record.Shard, last: record.Record | None) -> None:
+        if last is not None:
+            moved = shard.position.published_up_to(last.last_seq, finished=last.finished)
+            if moved != shard.position:
+                shard.settle(moved)
+
+    patch(process, "take_up", taken_up)
+
+
+@_break("Kafka's record is not asked", **_ONCE)
+def believes_nothing(patch: Patch) -> None:
+    patch(process, "take_up", lambda shard, last: None)
+
+
+@_break("released events that the record names are not removed", "a", parked=["waiting"], **_ONCE)
+def forgets_released(patch: Patch) -> None:
+    def taken_up(shard: record.Shard, last: record.Record | None) -> None:
+        if last is not None:
+            record.take_up(shard, record.Record(last.tick, last.last_seq, last.finished, []))
+
+    patch(process, "take_up", taken_up)
+
+
+@_break("no answer to a commit counts as done", "ab", **_ONCE)
+def no_answer_is_done(patch: Patch) -> None:
+    commit = kafka.Producer.commit
+
+    def optimistic(self: kafka.Producer) -> CommitAnswer:
+        answer = commit(self)
+        return CommitAnswer.DONE if answer is CommitAnswer.NONE else answer
+
+    patch(kafka.Producer, "commit", optimistic)
+
+
+@_break("a commit begins while something is not sent", "a", refuses=[1], **_ONCE)
+def commits_unsent(patch: Patch) -> None:
+    patch(Complete, "__init__", Complete.__init__)
+
+    def committed(self: TransactionalPublisher) -> None:
+        self._complete += [_forged(delivery) for delivery in self._committing]
+        for delivery in self._committing:
+            self._deliveries.remove(delivery)
+        self._go("committed")
+        self._committing = []
+
+    patch(TransactionalPublisher, "_committed", committed)
+    patch(kafka.Producer, "send", lambda self, delivery, events, gate: events)
+
+
+@_break("after an abort nothing is sent again", "ab", refuses=[1], faults=0, **_ONCE)
+def no_restart(patch: Patch) -> None:
+    patch(Delivery, "restart", lambda self: None)
+
+
+@_break("a refused commit is taken for a committed one", "ab", refuses=[1], faults=0, **_ONCE)
+def refused_is_done(patch: Patch) -> None:
+    commit = kafka.Producer.commit
+
+    def optimistic(self: kafka.Producer) -> CommitAnswer:
+        answer = commit(self)
+        return CommitAnswer.DONE if answer is CommitAnswer.REFUSED else answer
+
+    patch(kafka.Producer, "commit", optimistic)
+    patch(Delivery, "complete", _forged)
+
+
+# --- publishing ---------------------------------------------------------------------------------------------
+
+
+@_break("events of a blocked aggregate are sent", "a", "a", refuses=[1], faults=0, mends=1)
+def sends_blocked(patch: Patch) -> None:
+    patch(Publisher, "blocked", lambda self, delivery: ())
+
+
+@_break("a refused event does not block its aggregate", "a", "a", refuses=[1], faults=0, mends=1)
+def blocks_nothing(patch: Patch) -> None:
+    park = ParkingLot.park
+    patch(ParkingLot, "park", lambda self, event, *, suspect=False: suspect or park(self, event))
+
+
+@_break("after a refusal the rest is sent again in another order", "baa", piece_events=1, refuses=[1])
+def sends_out_of_order(patch: Patch) -> None:
+    reclaim = Delivery.reclaim
+
+    def reversed_(self: Delivery, identify: Any) -> Any:
+        found = reclaim(self, identify)
+        self.unsent = list(reversed(self.unsent))
+        return found
+
+    patch(Delivery, "reclaim", reversed_)
+    patch(Publisher, "_pump", _backwards)
+
+
+def _backwards(self: Publisher) -> None:
+    for delivery in reversed(self._deliveries):
+        events, delivery.unsent = delivery.unsent, []
+        if events:
+            self._producer.send(delivery, events, self)
+
+
+@_break("what was purged behind a refusal counts as acknowledged", "ab", "b", refuses=[1])
+def purged_is_acknowledged(patch: Patch) -> None:
+    def report(self: Delivery, error: Any, message: object) -> None:
+        if error is None or error.reason == "purged":
+            self.acknowledged += 1
+        else:
+            self.failed.append((message, error))
+
+    patch(Delivery, "report", report)
+
+
+@_break("a refused event counts as acknowledged", "a", refuses=[1], faults=0)
+def refused_is_acknowledged(patch: Patch) -> None:
+    def report(self: Delivery, error: Any, message: object) -> None:
+        self.acknowledged += 1
+
+    patch(Delivery, "report", report)
+
+
+@_break("a batch is complete while events of it are in flight", "ab", faults=0)
+def complete_in_flight(patch: Patch) -> None:
+    patch(Delivery, "is_complete", property(lambda self: not (self.unsent or self.failed)))
+
+
+@_break("after a failure what was in flight is not sent again", "ab", refuses=[1], faults=1)
+def not_sent_again(patch: Patch) -> None:
+    def reclaim(self: Delivery, identify: Any) -> Any:
+        failed = identify(self.flying, self.failed)
+        self.flying, self.failed = [], []
+        return [one for one in failed if one[1].reason != "purged"]
+
+    patch(Delivery, "reclaim", reclaim)
+
+
+# --- settling -----------------------------------------------------------------------------------------------
+
+
+@_break("the position moves, and what is held back is not parked", "ab", refuses=[1], faults=0)
+def parks_nothing(patch: Patch) -> None:
+    patch(Complete, "aside", lambda self: {})
+
+
+@_break("the position moves to the end of the tick with its first batch", "abc", piece_events=1)
+def moves_too_far(patch: Patch) -> None:
+    def moves(self: Complete, position: Position) -> Position:
+        assert isinstance(self.piece, Piece)
+        return Position(self.piece.target)
+
+    patch(Complete, "moves", moves)
+
+
+@_break("the position does not move inside a tick", "abc", piece_events=1)
+def never_moves(patch: Patch) -> None:
+    patch(Complete, "moves", lambda self, position: position)
+
+
+@_break("the lot is not told what is in the table", "a", refuses=[1], faults=0)
+def tells_nobody(patch: Patch) -> None:
+    patch(ParkingLot, "parked", lambda self, events: None)
+
+
+@_break("an order is done before it is written", refuses=[1], **_ONCE)
+def done_before_written(patch: Patch) -> None:
+    order = Ledger.order
+
+    def ordered(self: Ledger, wanted: Any) -> None:
+        order(self, wanted)
+        wanted.is_done = True
+
+    patch(Ledger, "order", ordered)
+
+
+@_break("batches are settled in another order", "abc", piece_events=1, faults=0)
+def settles_backwards(patch: Patch) -> None:
+    take = Ledger.take
+
+    def taken(self: Ledger) -> Any:
+        batches, orders = take(self)
+        return batches[::-1], orders
+
+    patch(Ledger, "take", taken)
+
+
+@_break("a predecessor's tick is joined with the next one", "a", "b", **_ONCE)
+def joins_ticks(patch: Patch) -> None:
+    patch(Piece, "is_whole", property(lambda self: self.ends_tick))
+
+
+# --- what is parked -----------------------------------------------------------------------------------------
+
+
+@_break("parked events are tried before the position covers them", "aa", refuses=[1], mends=1, **_ONCE)
+def tries_uncovered(patch: Patch) -> None:
+    patch(parked.Database, "covers", lambda self, position, seq: True)
+
+
+@_break("two threads' worth of one aggregate are under way at once", "aa", refuses=[1], mends=1, faults=0)
+def never_busy(patch: Patch) -> None:
+    def due(self: ParkingLot, limit: int) -> Any:
+        return list(self.blocked)[:limit]
+
+    patch(ParkingLot, "due", due)
+    patch(Retries, "_is_occupied", property(lambda self: self._prober.is_busy))
+
+
+@_break(
+    "an aggregate is freed while events of it are on their way",
+    "a",
+    "a",
+    "a",
+    parked=["waiting"],
+    switches=1,
+    faults=0,
+)
+def frees_too_early(patch: Patch) -> None:
+    def free(self: ParkingLot, aggregate: Any) -> None:
+        self.blocked.pop(aggregate, None)
+
+    def told(self: ParkingLot, events: Any) -> None:
+        for event in events:
+            entry = self.blocked.get((event.aggregate_type, event.aggregate_id))
+            if entry is not None:
+                entry.on_the_way -= 1
+                entry.due = self._next = 0.0
+
+    patch(ParkingLot, "free", free)
+    patch(ParkingLot, "parked", told)
+
+
+@_break("an outage counts as an attempt", "a", parked=["retrying"])
+def outage_counts(patch: Patch) -> None:
+    recorded = parked.ModelTable.record
+
+    def counted(self: parked.ModelTable, tried: Any, pauses: Any, *, most: int) -> Any:
+        tried = [
+            parked.Tried(one.attempt, Verdict.REFUSED) if one.verdict is Verdict.UNKNOWN else one
+            for one in tried
+        ]
+        return recorded(self, tried, pauses, most=most)
+
+    patch(parked.ModelTable, "record", counted)
+
+
+@_break("no answer counts as published", "a", refuses=[1])
+def no_answer_is_published(patch: Patch) -> None:
+    verdict = parked.ModelProber._verdict
+
+    def optimistic(self: parked.ModelProber, seq: int) -> Verdict:
+        found = verdict(self, seq)
+        return Verdict.PUBLISHED if found is Verdict.UNKNOWN else found
+
+    patch(parked.ModelProber, "_verdict", optimistic)
+
+
+@_break("what was rehearsed counts as published", "a", refuses=[1], mends=1, faults=0, **_ONCE)
+def rehearsed_is_published(patch: Patch) -> None:
+    verdict = parked.ModelProber._verdict
+
+    def optimistic(self: parked.ModelProber, seq: int) -> Verdict:
+        found = verdict(self, seq)
+        return Verdict.PUBLISHED if found is Verdict.ACCEPTED else found
+
+    patch(parked.ModelProber, "_verdict", optimistic)
+
+
+@_break("a verdict is written and the aggregate forgotten", "a", refuses=[1], faults=0)
+def forgets_the_aggregate(patch: Patch) -> None:
+    record_ = Retries._record
+
+    def forgetful(self: Retries, tried: Any) -> None:
+        again = self._lot.look_again
+        self._lot.look_again = lambda *args: None  # type: ignore[method-assign]
+        record_(self, tried)
+        self._lot.look_again = again  # type: ignore[method-assign]
+        del self._lot.__dict__["look_again"]
+
+    patch(Retries, "_record", forgetful)
+
+
+@_break("all events of a released run count as published", "aa", "a", refuses=[1, 2], mends=0, faults=0)
+def run_is_published(patch: Patch) -> None:
+    patch(Complete, "published", lambda self: self.piece.events)
+
+
+@_break("a settled run stays under way", "aaaa", refuses=[1], mends=1, faults=0)
+def run_never_ends(patch: Patch) -> None:
+    settled = Retries.settled
+
+    def kept(self: Retries, complete: Complete) -> None:
+        flying = list(self._flying)
+        settled(self, complete)
+        for run in flying:
+            run.is_alone = True
+        self._flying = flying
+
+    patch(Retries, "settled", kept)
+
+
+@_break("what a predecessor has parked is not looked for", "a", "a", refuses=[1], mends=1)
+def forgets_the_parked(patch: Patch) -> None:
+    def begun(self: Retries, *, died: bool) -> None:
+        self._table.take_over(died=died)
+        self._news = self._table.news()
+
+    patch(Retries, "begin", begun)
+
+
+@_break("a replayed dead letter is not heard of", "a", refuses=[1], mends=1, commands=1, faults=0)
+def hears_no_news(patch: Patch) -> None:
+    patch(Retries, "_hear_news", _first_news)
+
+
+def _first_news(self: Retries, now: float) -> None:
+    if self._news < 0:
+        self._news = self._table.news()
+        self._lot.load(self._table.blocked())
+    self._news_at = now + 1
+
+
+@_break(
+    "what was suspected among released events is sent on",
+    "aaa",
+    refuses=[2],
+    mends=1,
+    faults=0,
+    parked=["waiting"] * 3,
+)
+def halts_nothing(patch: Patch) -> None:
+    blocked = Publisher.blocked
+
+    def asked(self: Publisher, delivery: Delivery) -> Any:
+        return () if isinstance(delivery.piece, Released) else blocked(self, delivery)
+
+    patch(Publisher, "blocked", asked)
+    patch(Delivery, "hold_back", Delivery.hold_back)

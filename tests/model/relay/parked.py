@@ -1,0 +1,352 @@
+"""The table of parked events, and the prober, as the core meets them.
+
+Invariants:
+- A call of the table is one transaction. What the statements of `relay.parked_queries` say, is said here
+  again; tests with PostgreSQL show that they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any
+
+from outbox_pipelines.event import Event
+from outbox_pipelines.relay.core.attempts import Attempt, Tried, Verdict
+from outbox_pipelines.relay.core.parking import Aggregate
+from outbox_pipelines.relay.core.quarantine import Quarantine
+from outbox_pipelines.relay.core.retries import DEATHS, ParkedEvent, Retries, TakenOver
+from tests.model.explore import Key
+from tests.model.relay.database import Database, ParkedRow, Session
+from tests.model.relay.kafka import Kafka
+
+BLOCKING = ("waiting", "retrying")
+ATTEMPTS = 2
+_DEATH_PAUSE = 3.0
+
+
+class ModelTable:
+    """Implements `core.retries.Table`."""
+
+    def __init__(self, process: Any, database: Database, session: Session) -> None:
+        self._process = process
+        self._database = database
+        self._session = session
+
+    @property
+    def _now(self) -> float:
+        now: float = self._process.clock()
+        return now
+
+    def _rows(self, *states: str) -> list[tuple[int, ParkedRow]]:
+        return [(seq, row) for seq, row in sorted(self._database.parked.items()) if row.state in states]
+
+    def _event(self, seq: int) -> Event:
+        return self._database.rows[seq][1]
+
+    def _parked(self, seq: int, row: ParkedRow) -> ParkedEvent:
+        position, _ = self._database.done
+        return ParkedEvent(
+            self._event(seq),
+            row.state,
+            row.attempts,
+            max(0.0, row.due - self._now),
+            row.deaths,
+            self._database.covers(position, seq),
+        )
+
+    def _die(self, seq: int, row: ParkedRow) -> None:
+        row.state = "failed"
+        self._database.ever_dead.add(seq)
+
+    def take_over(self, *, died: bool) -> list[TakenOver]:
+        with self._process.call("take over"):
+            self._session.require()
+            found = []
+            marked = [(seq, row) for seq, row in self._rows(*BLOCKING, "replaying") if row.trying]
+            for seq, row in marked:
+                was = row.state
+                is_alone = died and (was != "waiting" or row.deaths > 0) and len(marked) == 1
+                row.trying, row.due = False, self._now
+                if is_alone:
+                    row.deaths += 1
+                    row.due = self._now + _DEATH_PAUSE * 4 ** (row.deaths - 1)
+                elif died:
+                    row.deaths = max(row.deaths, 1)
+                if is_alone and row.deaths >= DEATHS:
+                    self._die(seq, row)
+                elif died and was == "waiting":
+                    row.state = "retrying"
+                event = self._event(seq)
+                found.append(
+                    TakenOver(event, was, row.state, row.attempts, None, is_alone, row.deaths, row.due)
+                )
+            runs = {
+                one.event.aggregate_id for one in found if died and one.was == "waiting" and not one.is_alone
+            }
+            for seq, row in self._rows("waiting"):
+                if self._event(seq).aggregate_id in runs:
+                    row.state, row.due = "retrying", self._now
+        return found
+
+    def news(self) -> int:
+        with self._process.call("news"):
+            self._session.require()
+            return self._database.news
+
+    def blocked(self) -> Iterable[tuple[str, str]]:
+        found = {self._event(seq).aggregate_id: None for seq, _ in self._rows(*BLOCKING)}
+        return [("order", each) for each in found]
+
+    def heads(self, aggregates: Sequence[Aggregate]) -> list[ParkedEvent]:
+        with self._process.call("heads"):
+            self._session.require()
+            found: dict[str, ParkedEvent] = {}
+            for seq, row in self._rows(*BLOCKING):
+                found.setdefault(self._event(seq).aggregate_id, self._parked(seq, row))
+            return [found[each.aggregate_id] for each in aggregates if each.aggregate_id in found]
+
+    def behind(self, aggregates: Sequence[Aggregate], limit: int) -> list[ParkedEvent]:
+        with self._process.call("behind"):
+            self._session.require()
+            found: list[ParkedEvent] = []
+            for aggregate in aggregates:
+                some: list[ParkedEvent] = []
+                for seq, row in self._rows(*BLOCKING):
+                    if self._event(seq).aggregate_id != aggregate.aggregate_id:
+                        continue
+                    parked = self._parked(seq, row)
+                    if row.state != "waiting":
+                        break
+                    if parked.is_covered:
+                        some.append(parked)
+                found += some[:limit]
+            return found
+
+    def replays(self, limit: int) -> list[ParkedEvent]:
+        with self._process.call("replays"):
+            self._session.require()
+            found: dict[str, ParkedEvent] = {}
+            for seq, row in self._rows("replaying"):
+                if row.due <= self._now:
+                    found.setdefault(self._event(seq).aggregate_id, self._parked(seq, row))
+            return list(found.values())
+
+    def has_replays(self) -> bool:
+        return bool(self._rows("replaying"))
+
+    def mark(self, seqs: Sequence[int]) -> None:
+        with self._process.call("mark as tried"):
+            self._session.require()
+            for seq in seqs:
+                if seq in self._database.parked:
+                    self._database.parked[seq].trying = True
+
+    def clear(self, seqs: Sequence[int]) -> None:
+        with self._process.call("clear"):
+            self._session.require()
+            for seq in seqs:
+                if seq in self._database.parked:
+                    self._database.parked[seq].trying = False
+
+    def read(
+        self, seqs: Sequence[int], may_take_large: Callable[[], bool]
+    ) -> Generator[tuple[int, Event | str]]:
+        for seq in seqs:
+            if seq in self._database.parked:
+                yield seq, self._event(seq)
+
+    def take_large(self) -> bool:
+        return True
+
+    def let_go(self) -> None: ...
+
+    def give_up(self, unreadable: dict[int, str]) -> list[tuple[int, int]]:
+        raise NotImplementedError
+
+    def accept(self, seqs: Sequence[int]) -> None:
+        with self._process.call("accept"):
+            self._session.require()
+            for seq in seqs:
+                self._accept(seq)
+
+    def _accept(self, seq: int) -> None:
+        row = self._database.parked.get(seq)
+        if row is not None and row.state in ("retrying", "replaying"):
+            row.state, row.trying, row.due = "waiting", False, 0.0
+
+    def published(self, seqs: Sequence[int], suspects: dict[int, str]) -> None:
+        with self._process.call("remove released"):
+            self._session.require()
+            self._session.remove(seqs)
+            for seq in suspects:
+                row = self._database.parked.get(seq)
+                if row is not None and row.state == "waiting":
+                    row.state, row.trying, row.due = "retrying", False, self._now
+
+    def record(
+        self, tried: Sequence[Tried], pauses: Sequence[float], *, most: int
+    ) -> list[tuple[int, str, int]]:
+        with self._process.call("record"):
+            self._session.require()
+            found: list[tuple[int, str, int]] = []
+            for one, pause in zip(tried, pauses, strict=True):
+                seq = one.attempt.event.seq
+                row = self._database.parked.get(seq)
+                if one.verdict is Verdict.PUBLISHED:
+                    self._session.remove([seq])
+                elif one.verdict is Verdict.ACCEPTED:
+                    self._accept(seq)
+                elif row is None:
+                    continue
+                elif one.verdict is not Verdict.REFUSED:
+                    row.trying, row.due = False, self._now + pause
+                elif row.state in ("retrying", "replaying"):
+                    row.attempts, row.deaths, row.trying = row.attempts + 1, 0, False
+                    row.due = self._now + pause
+                    if row.state == "replaying" or row.attempts >= most:
+                        self._die(seq, row)
+                    else:
+                        row.state = "retrying"
+                    found.append((seq, row.state, row.attempts))
+        return found
+
+
+class ModelProber:
+    """Tries what it is given when the world lets it: implements `core.retries.Prober`."""
+
+    def __init__(self, process: Any, kafka: Kafka, *, rehearses: bool) -> None:
+        self._process = process
+        self._kafka = kafka
+        self._rehearses = rehearses
+        self.batch: list[Attempt] = []
+        self.tried: list[Tried] = []
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.batch or self.tried)
+
+    def is_ready(self, topic: str) -> bool:
+        return True
+
+    def prepare(self, batch: list[Attempt]) -> None:
+        raise NotImplementedError
+
+    def submit(self, batch: list[Attempt]) -> None:
+        self.batch = batch
+
+    def verdicts(self) -> list[Tried]:
+        found, self.tried = self.tried, []
+        return found
+
+    def innocent(self) -> list[int]:
+        return []
+
+    def answer(self) -> None:
+        """Kafka's word on each."""
+        for attempt in self.batch:
+            self.tried.append(Tried(attempt, self._verdict(attempt.event.seq)))
+        self.batch = []
+
+    def _verdict(self, seq: int) -> Verdict:
+        if self._process.happens("probe", "no answer, not done"):
+            return Verdict.UNKNOWN
+        if seq in self._kafka.refuses:
+            return Verdict.REFUSED
+        if self._rehearses:
+            return Verdict.UNKNOWN if self._process.happens("probe", "no answer, done") else Verdict.ACCEPTED
+        self._kafka.log.append((seq, None))
+        return Verdict.UNKNOWN if self._process.happens("probe", "no answer, done") else Verdict.PUBLISHED
+
+    def key(self) -> Key:
+        return (
+            tuple(attempt.event.seq for attempt in self.batch),
+            tuple((one.attempt.event.seq, one.verdict.name) for one in self.tried),
+        )
+
+
+class Everywhere:
+    """Topics that are all available: implements `core.quarantine.Topics`."""
+
+    def unavailable(self, name: str) -> str | None:
+        return None
+
+    def may_be_found(self, name: str) -> bool:
+        return False
+
+    def due_for_trial(self) -> Iterable[str]:
+        return ()
+
+    def accept(self, name: str) -> None: ...
+
+
+class ModelRetries(Retries):
+    """The core's, over the model's table and prober."""
+
+    def __init__(self, process: Any) -> None:
+        world = process.world
+        self.table = ModelTable(process, world.database, process.session)
+        self.prober = ModelProber(process, world.kafka, rehearses=world.exactly_once)
+        super().__init__(
+            self.table,
+            process.lot,
+            self.prober,
+            Quarantine(Everywhere(), process.lot, process.clock),
+            clock=process.clock,
+            topic_of=_topic,
+            jitter=_once,
+            most_attempts=ATTEMPTS,
+            retry_seconds=1.0,
+            batch_bytes=1_000_000,
+            on_dead_letter=_ignored,
+            on_death=_ignored,
+            counters=_Counters(),
+        )
+
+    def waits(self, now: float) -> bool:
+        """Whether something goes on when time passes."""
+        return (
+            any(
+                entry.due is not None and now < entry.due < float("inf")
+                for entry in self._lot.blocked.values()
+            )
+            or (self._replay_at is not None and self._replay_at > now)
+            or (self._news != self.table._database.news and self._news_at > now)
+            or any(
+                run.marked and run.handed_at is not None and run.handed_at + 1 > now for run in self._flying
+            )
+        )
+
+    def key(self) -> Key:
+        now = self._clock()
+        return (
+            (self._news, self._news_at <= now),
+            None if self._replay_at is None else self._replay_at <= now,
+            tuple(
+                (
+                    tuple(event.seq for event in run.released.events),
+                    tuple(run.marked),
+                    run.is_alone,
+                    None if run.handed_at is None else run.handed_at + 1 <= now,
+                )
+                for run in self._flying
+            ),
+            tuple(tuple(event.seq for event in released.events) for released in self.released),
+            self.prober.key(),
+        )
+
+
+class _Counters:
+    def published(self, events: int) -> None: ...
+
+    def rejected(self, reasons: Iterable[str]) -> None: ...
+
+
+def _topic(aggregate_type: str, event_type: str) -> str:
+    return aggregate_type
+
+
+def _once() -> float:
+    return 1.0
+
+
+def _ignored(what: object) -> None: ...

@@ -1,0 +1,358 @@
+"""A relay's process in the model: the core, driven as the threads of `relay.worker` drive it.
+
+Invariants:
+- A thread's round runs to its end, but for where a plan says that another thread's round comes in between,
+  that the process dies, or that a session is lost: before or after a named call.
+- Threads share the lot and the ledger alone, so a round of another one matters only between calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from outbox_pipelines.event import Event, Piece, Released
+from outbox_pipelines.relay.core.breaker import Breaker, State
+from outbox_pipelines.relay.core.caution import Caution
+from outbox_pipelines.relay.core.delivery import Complete, Delivery
+from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.flow import Flow
+from outbox_pipelines.relay.core.ledger import Ledger, Order
+from outbox_pipelines.relay.core.parking import ParkingLot
+from outbox_pipelines.relay.core.pieces import Pieces
+from outbox_pipelines.relay.core.position import Snapshot
+from outbox_pipelines.relay.core.publisher import Publisher
+from outbox_pipelines.relay.core.record import take_up
+from outbox_pipelines.relay.core.settler import Settler
+from outbox_pipelines.relay.core.transactions import TransactionalPublisher
+from tests.model.explore import Key
+from tests.model.relay.database import Session, Source, position_key
+from tests.model.relay.kafka import Producer
+from tests.model.relay.parked import ModelRetries
+
+Plan = tuple[str, str] | None
+"""A call, and what happens there: once, in the round that is planned."""
+HEARTBEAT = 2.0
+
+
+class DeadError(Exception):
+    """The process was killed."""
+
+
+class ImpossibleError(Exception):
+    """Threads would wait for each other here: this order of rounds does not occur."""
+
+
+class ModelLedger(Ledger):
+    """One whose orders are carried out by the settling thread's rounds."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__()
+        self._process = process
+
+    def wait_for(self, order: Order) -> None:
+        while not order.is_done:
+            self._process.settle_once()
+
+
+class Process:
+    """A relay that has taken the shard.
+
+    Args:
+        who: the slot that it runs in.
+        identity: unlike that of every process before; the same after it has started over.
+    """
+
+    def __init__(self, world: Any, who: int, identity: int) -> None:
+        self.world = world
+        self.who = who
+        self.identity = identity
+        self.plan: Plan = None
+        self.in_settle = False
+        self.in_publish = False
+        self.is_stopped = False
+        world.plan_for(self)
+        self.clock = world.clock
+        database, kafka = world.database, world.kafka
+        died = database.take(who, identity)
+        self.session = Session(self, database, who)
+        transactional = world.exactly_once
+        with self.call("fence"):
+            producer = Producer(self, kafka, transactional=transactional)
+        self.producer = producer
+        if transactional:
+            if not self.session.is_held():
+                raise ShardLostError("another relay has taken the shard")
+            take_up(self.session, kafka.last_record())
+        self.lot = ParkingLot(self.clock)
+        self.ledger = ModelLedger(self)
+        self.pieces = Pieces()
+        self.caution = Caution(
+            database.deaths,
+            (database.suspect, database.suspect_deaths),
+            mark=self.mark,
+            on_passed=self.ignore,
+        )
+        self.publisher: Publisher
+        if transactional:
+            self.publisher = world.transactional(
+                producer,
+                self.lot,
+                self.session.position,
+                self.session.tick_id,
+                patience=10.0,
+                clock=self.clock,
+                new_id=self.new_id,
+            )
+        else:
+            self.publisher = Publisher(producer, self.lot, patience=10.0, clock=self.clock)
+        self.retries = ModelRetries(self)
+        self.retries.begin(died=died)
+        self.settler = Settler(
+            self.session,
+            self.ledger,
+            self.lot,
+            self.retries,
+            self.publisher.breaker,
+            clock=self.clock,
+            heartbeat=HEARTBEAT,
+            is_stopped=self.stopped,
+            on_settled=self.ignore,
+            on_dead_letter=self.ignore,
+        )
+        self.flow = Flow(
+            self.publisher,
+            self.pieces,
+            self.ledger,
+            self.lot,
+            self.retries,
+            self.caution,
+            clock=self.clock,
+            is_stopped=self.stopped,
+            until_empty=False,
+            on_complete=self.ignore,
+        )
+        if isinstance(self.publisher, TransactionalPublisher):
+            self.publisher.ledger = self.flow
+        self.source = Source(self.session.position)
+        self.caution.until(database.snapshot())
+        # The first settle of a relay is a sign of life; it moves nothing.
+        self.settler._beat_at = self.clock()
+
+    # --- what the core calls ------------------------------------------------------------------------------
+
+    def new_id(self) -> str:
+        found: str = self.world.new_id()
+        return found
+
+    def stopped(self) -> bool:
+        return self.is_stopped
+
+    def ignore(self, *_: object) -> None: ...
+
+    def mark(self, seq: int | None) -> None:
+        with self.call("mark"):
+            self.session.mark(seq)
+
+    @contextmanager
+    def call(self, name: str) -> Iterator[None]:
+        """A call of the world, with what is planned before or after it."""
+        self.world.covered.add(name)
+        what = None
+        if self.plan is not None and self.plan[0] == name:
+            what, self.plan = self.plan[1], None
+            self.world.covered.add(f"{name}: {what}")
+        if what == "dies before":
+            raise DeadError
+        if what == "fails":
+            raise ShardLostError("the session has ended")
+        if what == "another thread before":
+            self.other_thread()
+        yield
+        if what == "dies after":
+            raise DeadError
+        if what == "answer lost":
+            raise ShardLostError("the answer was lost")
+
+    def happens(self, name: str, what: str) -> bool:
+        """Whether this is what is planned here."""
+        self.world.covered.add(name)
+        if self.plan != (name, what):
+            return False
+        self.plan = None
+        self.world.covered.add(f"{name}: {what}")
+        return True
+
+    def other_thread(self) -> None:
+        if self.in_settle and self.in_publish:
+            raise ImpossibleError
+        if self.in_settle:
+            self.publish_once()
+        else:
+            self.settle_once()
+
+    def waits(self) -> bool:
+        """Whether something goes on when time passes."""
+        return self.publisher.breaker.state is not State.CLOSED or self.retries.waits(self.clock())
+
+    # --- rounds of its threads ----------------------------------------------------------------------------
+
+    def can_read(self) -> bool:
+        return not self.is_stopped and self.pieces.takes(self.peek())
+
+    def peek(self) -> Piece | None:
+        return self._piece()[0]
+
+    def read(self) -> None:
+        """The reading thread: one piece."""
+        piece, source = self._piece()
+        assert piece is not None
+        if self.caution.step() == 1 and piece.events:
+            (event,) = piece.events
+            if reason := self.caution.before(event.seq):
+                piece = replace(piece, suspects={event.seq: reason})
+        self.source = source
+        self.pieces.add(piece)
+
+    def _piece(self) -> tuple[Piece | None, Source]:
+        database, old = self.world.database, self.source
+        new = Source(self.session.position)
+        target: Snapshot = old.target or database.snapshot()
+        if target == old.done:
+            return None, old
+        events = [event for event in database.visible(target, old.done) if event.seq > old.last_seq]
+        width = min(self.world.piece_events, self.caution.step() or self.world.piece_events)
+        some, rest = events[:width], events[width:]
+        # A tick that was opened by a predecessor is not joined with others.
+        piece = Piece(some, len(some), old.done, target, not rest, old.target is None)
+        if rest:
+            new.done, new.target, new.last_seq = old.done, target, some[-1].seq
+        else:
+            new.done, new.target, new.last_seq = target, None, 0
+        return piece, new
+
+    def publish_once(self) -> bool:
+        """The publishing thread: one round; False at the end."""
+        was, self.in_publish = self.in_publish, True
+        going = self.flow.step()
+        self.in_publish = was
+        return going
+
+    def settle_once(self, *, last: bool = False) -> None:
+        """The settling thread: one round."""
+        if self.in_settle:
+            raise ImpossibleError
+        self.in_settle = True
+        self.settler.settle(last=last)
+        if self.caution.is_over:
+            self.caution.is_over = False
+            with self.call("calm"):
+                self.session.calm()
+        if not last:
+            self.settler.look_after()
+        self.in_settle = False
+
+    def end(self, *, settler_failed: bool) -> None:
+        """What a worker does when a thread has failed, or all is done."""
+        self.in_settle = self.in_publish = False
+        if not settler_failed:
+            try:
+                self.settle_once(last=True)
+            except ShardLostError:
+                settler_failed = True
+        self.publisher.discard()
+        self.session.release()
+
+    def key(self) -> Key:
+        source, flow, settler, publisher = self.source, self.flow, self.settler, self.publisher
+        return (
+            (tuple(source.done), None if source.target is None else tuple(source.target), source.last_seq),
+            tuple(_piece(piece) for piece in self.pieces._waiting),
+            tuple(_delivery(delivery) for delivery in publisher._deliveries),
+            _breaker(publisher.breaker, self.clock()),
+            publisher._unexplained,
+            _transaction(publisher) if isinstance(publisher, TransactionalPublisher) else None,
+            self.producer.number,
+            self.producer.has_failed,
+            tuple(_complete(batch) for batch in self.ledger._completed),
+            (position_key(settler._position), settler._beat_at + HEARTBEAT <= self.clock()),
+            tuple(
+                (tuple(name), entry.on_the_way, _due(entry.due, self.clock()), entry.busy)
+                for name, entry in self.lot.blocked.items()
+            ),
+            self.lot._next <= self.clock(),
+            (flow._reading, flow._alone is None),
+            (self.session.is_held(), position_key(self.session.position), self.session.tick_id),
+            (self.caution.is_needed, self.caution._left, self.caution._singles, self.caution.is_over),
+            (self.is_stopped, self.identity == self.world.database.identity),
+            self.retries.key(),
+        )
+
+
+def _due(due: float | None, now: float) -> Key:
+    if due is None:
+        return None
+    return "in the table" if due == float("inf") else due <= now
+
+
+def _breaker(breaker: Breaker, now: float) -> Key:
+    quiet = None if breaker._quiet_since is None else breaker._quiet_since + 10 <= now
+    return breaker.state.value, quiet, breaker._probe_at <= now
+
+
+def _piece(piece: Piece | Released | None) -> Key:
+    if piece is None:
+        return None
+    seqs = tuple(event.seq for event in piece.events)
+    if isinstance(piece, Released):
+        return seqs
+    return (
+        tuple(piece.done),
+        tuple(piece.target),
+        seqs,
+        piece.ends_tick,
+        piece.starts_tick,
+        tuple(piece.suspects),
+    )
+
+
+def _seqs(events: list[Event]) -> Key:
+    return tuple(event.seq for event in events)
+
+
+def _held(batch: Delivery | Complete) -> Key:
+    return tuple((seq, outcome.state) for seq, (_, outcome) in batch.held.items())
+
+
+def _delivery(delivery: Delivery) -> Key:
+    return (
+        _piece(delivery.piece),
+        _seqs(delivery.unsent),
+        _seqs(delivery.flying),
+        delivery.acknowledged,
+        delivery._acknowledged_before,
+        tuple((event.seq, refusal.kind.name) for event, refusal in delivery.failed),
+        _held(delivery),
+        delivery.in_table,
+        tuple(sorted(delivery.halted)),
+    )
+
+
+def _complete(batch: Complete) -> Key:
+    return _piece(batch.piece), _held(batch), batch.is_in_table
+
+
+def _transaction(publisher: TransactionalPublisher) -> Key:
+    return (
+        publisher._phase.value,
+        len(publisher._committing),
+        tuple(_complete(batch) for batch in publisher._complete),
+        publisher._must_settle,
+        publisher._tick,
+        None if publisher._open is None else tuple(map(tuple, publisher._open)),
+        publisher._last_seq,
+        publisher._is_finished,
+        publisher._began + 0.25 <= publisher._clock(),
+    )

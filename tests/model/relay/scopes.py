@@ -1,0 +1,193 @@
+"""The scopes of the relay: small ones for `make test`, large and random ones for `make model`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+from outbox_pipelines.relay.core.transactions import TRANSITIONS
+from tests.model.relay.world import COMMIT, Relays
+from tests.model.scopes import Scope
+
+_DIES: Final = ("dies before", "dies after")
+_STEPS: Final = ("insert", "commit", "start", "read", "publish", "broker", "settle")
+_PHASES: Final = tuple(f"{phase.value}: {why}" for phase, why in TRANSITIONS)
+
+
+def _calls(*names: str, what: Sequence[str] = (*_DIES, "fails", "answer lost")) -> tuple[str, ...]:
+    return tuple(f"{name}: {each}" for name in names for each in what)
+
+
+def _scope(
+    about: str,
+    writers: Sequence[str],
+    must: Sequence[str] = (),
+    *,
+    states: int | None = None,
+    is_small: bool = True,
+    seeds: int = 0,
+    **world: Any,
+) -> Scope:
+    return Scope(
+        partial(Relays, tuple(writers), **world),
+        about,
+        must=() if seeds else (*_STEPS, *must),
+        is_small=is_small,
+        states=states,
+        seeds=seeds,
+        steps=150,
+    )
+
+
+_FLOW: Final = _calls("settle") + _calls("send", what=_DIES)
+_COMMITS: Final = _calls("begin", "commit", what=_DIES) + _calls("commit", what=COMMIT)
+_REFUSAL: Final = ("probe", "later", "heads", "record", "mark as tried")
+
+SCOPES: Final[dict[str, Scope]] = {
+    "relay": _scope(
+        "two transactions, one fault at any call, a switch of threads at any call",
+        ["ab", "a"],
+        _FLOW,
+        faults=1,
+        switches=1,
+        states=14_000,
+    ),
+    "relay-refused": _scope(
+        "one event is refused, and later is not; one fault",
+        ["ab", "a"],
+        (*_FLOW, *_REFUSAL, *_calls("heads", "record", "mark as tried")),
+        refuses=[1],
+        mends=1,
+        faults=1,
+        switches=0,
+        states=14_000,
+    ),
+    "relay-pair": _scope(
+        "two relays, one hands over, one fault",
+        ["a", "a"],
+        ("stop", "lose session", *_FLOW),
+        slots=2,
+        stops=1,
+        faults=1,
+        switches=0,
+        states=10_000,
+    ),
+    "relay-late": _scope(
+        "three transactions that commit in any order, or roll back",
+        ["a", "b", "a"],
+        ("rollback",),
+        faults=0,
+        switches=0,
+        rollbacks=1,
+        states=10_000,
+    ),
+    "relay-parked": _scope(
+        "three parked events, one refused; an operator replays or discards; a fault, a switch",
+        ["aab", "a"],
+        ("replay", "discard", *_calls("behind", "remove released", "record")),
+        parked=["retrying", "waiting", "retrying"],
+        refuses=[1],
+        mends=1,
+        commands=1,
+        faults=1,
+        switches=1,
+        states=10_000,
+    ),
+    "once": _scope(
+        "exactly once: two transactions, one fault at any call, a switch of threads at any call",
+        ["ab", "a"],
+        (*_FLOW, *_COMMITS),
+        exactly_once=True,
+        faults=1,
+        switches=1,
+        states=14_000,
+    ),
+    "once-refused": _scope(
+        "exactly once: one event is refused, and later is not; one fault",
+        ["ab", "a"],
+        (*_FLOW, *_COMMITS, *_REFUSAL, *_PHASES, *_calls("park")),
+        exactly_once=True,
+        refuses=[1],
+        mends=1,
+        faults=1,
+        switches=0,
+        states=14_000,
+    ),
+    "once-pair": _scope(
+        "exactly once: two relays, one hands over, one fault",
+        ["a", "a"],
+        ("stop", "lose session", *_COMMITS),
+        exactly_once=True,
+        slots=2,
+        stops=1,
+        faults=1,
+        switches=0,
+        states=10_000,
+    ),
+    "once-parked": _scope(
+        "exactly once: three parked events, one refused; an operator replays or discards; a fault, a switch",
+        ["aab", "a"],
+        ("replay", "discard", *_calls("behind", "remove released", "record")),
+        exactly_once=True,
+        parked=["retrying", "waiting", "retrying"],
+        refuses=[1],
+        mends=1,
+        commands=1,
+        faults=1,
+        switches=1,
+        states=10_000,
+    ),
+    "relay-large": _scope(
+        "two relays, two batches, one refused event, two faults, a switch",
+        ["ab", "ab"],
+        is_small=False,
+        slots=2,
+        refuses=[1],
+        mends=1,
+        faults=2,
+        switches=1,
+        stops=1,
+    ),
+    "once-large": _scope(
+        "exactly once: two relays, two batches, one refused event, two faults, a switch",
+        ["ab", "ab"],
+        is_small=False,
+        exactly_once=True,
+        slots=2,
+        refuses=[1],
+        mends=1,
+        faults=2,
+        switches=1,
+        stops=1,
+    ),
+    "relay-random": _scope(
+        "random: seven events, two refused, two relays, three faults, an operator",
+        ["ab", "a", "b", "abc"],
+        seeds=5_000,
+        is_small=False,
+        slots=2,
+        refuses=[1, 4],
+        mends=1,
+        faults=3,
+        switches=3,
+        rollbacks=1,
+        stops=1,
+        commands=2,
+    ),
+    "once-random": _scope(
+        "exactly once, random: seven events, two refused, two relays, three faults, an operator",
+        ["ab", "a", "b", "abc"],
+        seeds=5_000,
+        is_small=False,
+        exactly_once=True,
+        slots=2,
+        refuses=[1, 4],
+        mends=1,
+        faults=3,
+        switches=3,
+        rollbacks=1,
+        stops=1,
+        commands=2,
+    ),
+}
