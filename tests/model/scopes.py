@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.model.consumer.scopes import CONSUMER
+from tests.model.relay.scopes import SCOPES as RELAY
 from tests.model.scope import Scope
 
-SCOPES: Final[dict[str, Scope]] = {**CONSUMER}
+SCOPES: Final[dict[str, Scope]] = {**RELAY, **CONSUMER}

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from outbox_pipelines.relay.core.transactions import TRANSITIONS
 from tests.model.relay.world import COMMIT, Relays
-from tests.model.scopes import Scope
+from tests.model.scope import Scope
 
 _DIES: Final = ("dies before", "dies after")
 _STEPS: Final = ("insert", "commit", "start", "read", "publish", "broker", "settle")
