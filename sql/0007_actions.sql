@@ -104,6 +104,11 @@ BEGIN
     -- Whoever wants it is still there.
     UPDATE outbox_shards SET wanted_at = clock_timestamp();
     step := 'wait';
+    IF has_met AND EXISTS (SELECT FROM outbox_shards WHERE NOT is_held) THEN
+        -- A relay has taken its shard since, and may have gone past the barrier: all meet again, further on.
+        UPDATE outbox_shards SET barrier = NULL, is_there = false;
+        has_met := false;
+    END IF;
     IF NOT has_met THEN
         SELECT string_agg(shard::text, ', ' ORDER BY shard) INTO missing FROM outbox_shards WHERE NOT is_held;
         IF missing IS NOT NULL THEN

@@ -317,7 +317,7 @@ CHANGE: Final = """
 SELECT epoch, wanted, barrier::text, is_held, is_there FROM outbox_shards WHERE shard = %(shard)s"""
 HELD: Final = """
 UPDATE outbox_shards SET is_held = true
-WHERE shard = %(shard)s AND epoch = %(epoch)s AND wanted IS NOT NULL
+WHERE shard = %(shard)s AND epoch = %(epoch)s AND wanted IS NOT NULL AND barrier IS NULL
   AND target IS NULL AND done::text = %(done)s"""
 THERE: Final = """
 UPDATE outbox_shards SET is_there = true

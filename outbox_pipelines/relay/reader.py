@@ -20,10 +20,11 @@ from outbox_pipelines.errors import AwayError, SetupError
 from outbox_pipelines.event import Piece
 from outbox_pipelines.partitions.ahead import top_up
 from outbox_pipelines.relay import queries
+from outbox_pipelines.relay.core.barrier import Barrier, Hold, Step
 from outbox_pipelines.relay.core.caution import Caution
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.position import Snapshot
-from outbox_pipelines.relay.core.settler import CHANGE_POLL, MANY_EVENTS, Hold
+from outbox_pipelines.relay.core.settler import CHANGE_POLL, MANY_EVENTS
 from outbox_pipelines.relay.encoding import needs_time
 from outbox_pipelines.relay.memory import EndingError, LargeEvent
 from outbox_pipelines.relay.resharding import Change
@@ -133,24 +134,32 @@ class Reader:
 
     def _take_part(self, change: Change, source: SnapshotSource) -> None:
         """In a change of the number of shards: settles all that was read, meets the others at the barrier."""
-        if change.is_wanted and not self._is_prepared(change):
-            return
-        while (rest := source.rest()) is not None:
-            self._put(rest)
-        self._hold.is_wanted = True
-        while not self._ending() and change.look():
-            if change.barrier is None:
-                if self._hold.is_reached and not change.is_held:
-                    change.hold(source.done)
-            elif (piece := source.read(change.barrier)) is not None:
-                self._put(piece)
-                continue
-            elif not change.is_there:
+        barrier = Barrier(self._hold)
+        while not self._ending():
+            step = barrier.step(change)
+            if step is Step.END:
+                raise ShardLostError("the number of shards has changed")
+            if step is Step.GO_ON:
+                return
+            if step is Step.PREPARE:
+                barrier.prepared(self._is_prepared(change))
+                if not barrier.is_taking_part:
+                    return
+            elif step is Step.READ_REST:
+                while (rest := source.rest()) is not None:
+                    self._put(rest)
+                barrier.read_rest()
+            elif step is Step.READ:
+                while not self._ending() and (piece := source.read(change.barrier)) is not None:
+                    self._put(piece)
+                barrier.read_all()
+            elif step is Step.HOLD:
+                change.hold(source.done)
+            elif step is Step.ARRIVE:
                 change.arrive()
-            self._end.wait(CHANGE_POLL)
-        if change.is_over:
-            raise ShardLostError("the number of shards has changed")
-        self._hold.is_wanted = self._hold.is_reached = False
+            if step in (Step.HOLD, Step.ARRIVE, Step.WAIT):
+                self._end.wait(CHANGE_POLL)
+            change.look()
 
     def _is_prepared(self, change: Change) -> bool:
         """Whether the new shards can begin; without it no relay could, once there is no way back."""

@@ -9,7 +9,7 @@ import pytest
 from outbox_pipelines.event import Event, Piece
 from outbox_pipelines.relay.core.delivery import Complete, Delivery, IncompleteError
 from outbox_pipelines.relay.core.outcome import WAITING, Suspect
-from outbox_pipelines.relay.core.position import Snapshot
+from outbox_pipelines.relay.core.position import Position, Snapshot
 
 SNAPSHOT = Snapshot(1, 1, ())
 EVENTS = [Event(n, str(n), "order", "1", "order.placed", "{}", None) for n in range(1, 4)]
@@ -52,3 +52,21 @@ def test_every_event_has_one_outcome() -> None:
     ).complete()
     assert batch.published() == EVENTS[:1]
     assert batch.aside() == {3: ("waiting", None), 2: ("retrying", "too large")}
+
+
+def test_a_position_never_goes_back() -> None:
+    """Guards against a batch that ends before the position: what lies between would be published again."""
+    later = Snapshot(5, 5, ())
+    batch = Delivery(Piece([], 0, later, SNAPSHOT, ends_tick=True)).complete()
+    with pytest.raises(ValueError, match="does not follow"):
+        batch.moves(Position(later))
+    batch = Delivery(Piece([], 0, SNAPSHOT, later, ends_tick=True)).complete()
+    assert batch.moves(Position(SNAPSHOT)) == Position(later)
+
+
+def test_a_position_moves_over_what_follows_it_alone() -> None:
+    """Guards against a batch that is passed over."""
+    later, last = Snapshot(5, 5, ()), Snapshot(9, 9, ())
+    batch = Delivery(Piece([], 0, later, last, ends_tick=True)).complete()
+    with pytest.raises(ValueError, match="does not follow"):
+        batch.moves(Position(SNAPSHOT))

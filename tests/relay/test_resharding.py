@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import resharding, service
+from outbox_pipelines.relay import queries, resharding, service
 from outbox_pipelines.relay.core.position import Snapshot
 from outbox_pipelines.relay.prober import Prober
 from outbox_pipelines.relay.resharding import Change
@@ -22,7 +22,7 @@ from tests.history.verify import verdict
 from tests.history.writers import Writers
 from tests.relay import faults
 from tests.relay.parked import numbers, numbers_by_key, parked_rows, write
-from tests.relay.threads import relays, wait_for_holders, wait_until_relayed
+from tests.relay.threads import quick, relays, running, wait_for_holders, wait_until_relayed
 from tests.relay.topic import NOISE, create_topic
 
 
@@ -60,6 +60,42 @@ def test_shards_share_the_work_and_miss_nothing(outbox: Outbox) -> None:
     assert sum(events for _, events in rows) == 12_000
     assert min(events for _, events in rows) > 1_000
     assert view == [("PROCESSED", 12_000, 12_000)]
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_shard_that_went_past_the_barrier_does_not_go_back(outbox: Outbox, delivery: str) -> None:
+    """Guards against a relay that takes its shard after the barrier was set, passes it, and returns to it.
+
+    The new shards would publish again what it has published.
+    """
+    settings = quick(outbox, delivery=delivery)
+
+    def ask(*, started: bool) -> None:
+        with outbox.connect() as connection:
+            given = {"wanted": 2, "started": started, "on_behalf_of": None}
+            assert connection.execute(queries.CHANGE_SHARDS, given).fetchone()
+
+    def shard() -> tuple[bool, bool]:
+        with outbox.connect() as connection:
+            ((held, has_barrier),) = connection.execute(
+                "SELECT is_held, barrier IS NOT NULL FROM outbox_shards"
+            ).fetchall()
+        return held, has_barrier
+
+    with running(settings):
+        wait_for_holders(outbox, 1)
+        ask(started=False)
+        wait_until(lambda: shard() == (True, False), what="the relay to stand still")
+    ask(started=True)
+    assert shard() == (True, True)
+    outbox.fill(100, aggregates=10)
+    service.relay(settings, until_empty=True)
+    ask(started=True)
+    with running(settings), running(settings):
+        assert resharding.change(settings, 2)
+        wait_until_relayed(outbox)
+    ids = [message.headers["id"] for message in outbox.messages()]
+    assert (len(ids), len(set(ids))) == (100, 100)
 
 
 def test_the_number_changes_again_and_again_under_load(outbox: Outbox) -> None:

@@ -146,7 +146,8 @@ class Complete:
         first = piece.events[0].seq if piece.events else math.inf
         is_next = position.target is None and piece.starts_tick
         goes_on = position.target == piece.target and first > (position.last_seq or 0)
-        if piece.done != position.done or not (is_next or goes_on):
+        is_forward = piece.target.covers(piece.done)
+        if piece.done != position.done or not is_forward or not (is_next or goes_on):
             raise ValueError(f"a batch from {piece.done} to {piece.target} does not follow {position}")
         return piece.position
 

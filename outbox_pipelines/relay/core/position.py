@@ -35,6 +35,10 @@ class Snapshot(NamedTuple):
         """Whether the transaction was over when the snapshot was taken."""
         return tx < self.xmax and tx not in self.xip
 
+    def covers(self, other: Snapshot) -> bool:
+        """Whether it sees everything that the other one sees."""
+        return self.xmax >= other.xmax and not any(other.sees(tx) for tx in self.xip)
+
     def late(self, target: Snapshot) -> list[int]:
         """The transactions that ran at this snapshot and were over at `target`."""
         return [tx for tx in self.xip if target.sees(tx)]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from outbox_pipelines.event import Event, Piece, Released
+from outbox_pipelines.relay.core.barrier import Hold
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.core.ledger import Ledger, Order, Parked
@@ -74,16 +75,6 @@ class Retries(Protocol):
 
     def look_after(self, *, may_try: bool) -> None:
         """One round of it."""
-
-
-class Hold:
-    """A stand-still, while the number of shards changes: the reader wants it, the settler reaches it."""
-
-    def __init__(self) -> None:
-        self.is_wanted = False
-        """Nothing new is tried."""
-        self.is_reached = False
-        """Nothing is under way."""
 
 
 class Settler:

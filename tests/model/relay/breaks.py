@@ -12,12 +12,13 @@ from typing import Any, Final, Protocol
 from outbox_pipelines.event import Piece, Released
 from outbox_pipelines.relay.core import record
 from outbox_pipelines.relay.core.attempts import Verdict
+from outbox_pipelines.relay.core.barrier import Barrier, Step
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
 from outbox_pipelines.relay.core.flow import Flow
 from outbox_pipelines.relay.core.ledger import Ledger
 from outbox_pipelines.relay.core.parking import ParkingLot
 from outbox_pipelines.relay.core.ports import CommitAnswer
-from outbox_pipelines.relay.core.position import Position
+from outbox_pipelines.relay.core.position import Position, Snapshot
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.retries import Retries
 from outbox_pipelines.relay.core.settler import Settler
@@ -497,3 +498,54 @@ def halts_nothing(patch: Patch) -> None:
 
     patch(Publisher, "blocked", asked)
     patch(Delivery, "hold_back", Delivery.hold_back)
+
+
+# --- another number of shards -------------------------------------------------------------------------------
+
+
+@_break("a relay goes to a barrier that it may have passed", "a", changes=1, **_ONCE)
+def goes_back(patch: Patch) -> None:
+    def step(self: Barrier, change: Any) -> Step:
+        change.is_held = change.is_held or change.barrier is not None
+        return asked(self, change)
+
+    asked = Barrier.step
+    patch(Barrier, "step", step)
+    patch(Snapshot, "covers", lambda self, other: True)
+    patch(Relays, "_of_shards", _careless)
+
+
+def _careless(self: Relays) -> list[Any]:
+    found = [action for action in of_shards(self) if action[0] != "meet again"]
+    if self.database.is_there and ("begin anew",) not in found:
+        found.append(("begin anew",))
+    return found
+
+
+of_shards = Relays._of_shards
+
+
+@_break("a relay says that it stands still before it has settled all", "a", "a", changes=1, faults=0)
+def holds_too_early(patch: Patch) -> None:
+    def meet(self: process.Process) -> bool:
+        database = self.world.database
+        going = asked(self)
+        if database.wanted and self.barrier.is_taking_part:
+            database.is_held = True
+            if database.barrier is not None:
+                database.is_there = True
+        return going
+
+    asked = process.Process.meet
+    patch(process.Process, "meet", meet)
+
+
+@_break("a relay goes on reading while it stands still", "a", "a", changes=1, faults=0)
+def reads_on(patch: Patch) -> None:
+    patch(Barrier, "is_taking_part", property(lambda self: False))
+
+
+@_break("new shards begin while parked events are tried", "a", parked=["retrying"], changes=1, faults=0)
+def tries_on(patch: Patch) -> None:
+    patch(Settler, "may_try", property(lambda self: True))
+    patch(Retries, "is_quiet", property(lambda self: True))

@@ -63,6 +63,10 @@ class Database:
         """Removed from the parked ones, as published."""
         self.discarded: set[int] = set()
         self.news = 0
+        self.wanted = False
+        """Whether the number of shards is to change. There is one shard before and after."""
+        self.is_held = self.is_there = False
+        self.barrier: Snapshot | None = None
         self.suspect: int | None = None
         self.deaths = 0
         self.suspect_deaths = 0
@@ -124,7 +128,29 @@ class Database:
             self.suspect_deaths += self.suspect is not None
         self.owner, self.identity = who, identity
         self.epoch += 1
+        self.is_held = self.is_there = False
         return died
+
+    # --- another number of shards -------------------------------------------------------------------------
+
+    def want(self) -> None:
+        self.wanted = True
+
+    def give_up(self) -> None:
+        self.wanted = self.is_held = self.is_there = False
+        self.barrier = None
+
+    def set_barrier(self) -> None:
+        self.barrier = self.snapshot()
+
+    def meet_again(self) -> None:
+        self.barrier, self.is_there = None, False
+
+    def begin_anew(self) -> None:
+        """The new shards begin: whoever has an old one can write nothing any more."""
+        self.give_up()
+        self.epoch += 1
+        self.identity = -1
 
     def key(self, now: float) -> Key:
         position, tick = self.done
@@ -140,6 +166,7 @@ class Database:
             tuple(sorted(self.published_parked)),
             tuple(sorted(self.discarded)),
             self.news,
+            (self.wanted, self.is_held, self.is_there, None if self.barrier is None else tuple(self.barrier)),
             (self.suspect, min(self.deaths, 2), self.suspect_deaths),
         )
 
@@ -156,6 +183,16 @@ class Source:
         self.done = position.done
         self.target = position.target
         self.last_seq = position.last_seq or 0
+
+
+class Change:
+    """What the reader's connection sees of a change: implements `core.barrier.Change`."""
+
+    def __init__(self, database: Database, epoch: int) -> None:
+        self.is_over = database.epoch != epoch
+        self.is_wanted = database.wanted and not self.is_over
+        self.is_held, self.is_there = database.is_held, database.is_there
+        self.barrier = database.barrier
 
 
 class Session:
@@ -228,7 +265,9 @@ class Session:
 
     def release(self) -> None:
         if self.is_held():
-            self._database.owner = self._database.identity = -1
+            self._database.identity = -1
+        if self._database.owner == self._who:
+            self._database.owner = -1
 
     def remove(self, seqs: Sequence[int]) -> None:
         for seq in seqs:

@@ -12,9 +12,10 @@ from typing import Any
 
 from outbox_pipelines.event import Event
 from outbox_pipelines.relay.core.attempts import Attempt, Tried, Verdict
+from outbox_pipelines.relay.core.parked import ParkedEvent, TakenOver
 from outbox_pipelines.relay.core.parking import Aggregate
 from outbox_pipelines.relay.core.quarantine import Quarantine
-from outbox_pipelines.relay.core.retries import DEATHS, ParkedEvent, Retries, TakenOver
+from outbox_pipelines.relay.core.retries import DEATHS, Retries
 from tests.model.explore import Key
 from tests.model.relay.database import Database, ParkedRow, Session
 from tests.model.relay.kafka import Kafka
@@ -25,7 +26,7 @@ _DEATH_PAUSE = 3.0
 
 
 class ModelTable:
-    """Implements `core.retries.Table`."""
+    """Implements `core.parked.Table`."""
 
     def __init__(self, process: Any, database: Database, session: Session) -> None:
         self._process = process
@@ -212,7 +213,7 @@ class ModelTable:
 
 
 class ModelProber:
-    """Tries what it is given when the world lets it: implements `core.retries.Prober`."""
+    """Tries what it is given when the world lets it: implements `core.parked.Prober`."""
 
     def __init__(self, process: Any, kafka: Kafka, *, rehearses: bool) -> None:
         self._process = process

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from outbox_pipelines.event import Event, Piece, Released
+from outbox_pipelines.relay.core.barrier import Barrier, Step
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.caution import Caution
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
@@ -28,7 +29,7 @@ from outbox_pipelines.relay.core.record import take_up
 from outbox_pipelines.relay.core.settler import Settler
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
 from tests.model.explore import Key
-from tests.model.relay.database import Session, Source, position_key
+from tests.model.relay.database import Change, Session, Source, position_key
 from tests.model.relay.kafka import Producer
 from tests.model.relay.parked import ModelRetries
 
@@ -137,6 +138,7 @@ class Process:
         if isinstance(self.publisher, TransactionalPublisher):
             self.publisher.ledger = self.flow
         self.source = Source(self.session.position)
+        self.barrier = Barrier(self.settler.hold)
         self.caution.until(database.snapshot())
         # The first settle of a relay is a sign of life; it moves nothing.
         self.settler._beat_at = self.clock()
@@ -195,19 +197,59 @@ class Process:
 
     def waits(self) -> bool:
         """Whether something goes on when time passes."""
-        return self.publisher.breaker.state is not State.CLOSED or self.retries.waits(self.clock())
+        # A position without events is settled with the next heartbeat.
+        waits_for_beat = self.barrier.is_taking_part and self.settler._position != self.world.database.done[0]
+        return (
+            waits_for_beat
+            or self.publisher.breaker.state is not State.CLOSED
+            or self.retries.waits(self.clock())
+        )
 
     # --- rounds of its threads ----------------------------------------------------------------------------
 
     def can_read(self) -> bool:
-        return not self.is_stopped and self.pieces.takes(self.peek())
+        return not (self.is_stopped or self.barrier.is_taking_part) and self._has_room(self.peek())
 
-    def peek(self) -> Piece | None:
-        return self._piece()[0]
+    def _has_room(self, piece: Piece | None) -> bool:
+        return piece is not None and self.pieces.takes(piece)
 
-    def read(self) -> None:
+    def peek(self, upto: Snapshot | None = None) -> Piece | None:
+        return self._piece(upto)[0]
+
+    def can_meet(self) -> bool:
+        """Whether the reading thread sees that the number of shards is to change."""
+        database = self.world.database
+        return not self.is_stopped and (
+            database.wanted or database.epoch != self.session.epoch or self.barrier.is_taking_part
+        )
+
+    def meet(self) -> bool:
+        """The reading thread: one step of a change; False if the relay has to end."""
+        database = self.world.database
+        step = self.barrier.step(Change(database, self.session.epoch))
+        self.world.covered.add(f"barrier: {step.value}")
+        if step is Step.PREPARE:
+            self.barrier.prepared(True)
+        elif step is Step.READ_REST and self.source.target is None:
+            self.barrier.read_rest()
+        elif step is Step.READ_REST and self._has_room(self.peek()):
+            self.read()
+        elif step is Step.READ and self.peek(database.barrier) is None:
+            self.barrier.read_all()
+        elif step is Step.READ and self._has_room(self.peek(database.barrier)):
+            self.read(database.barrier)
+        elif step in (Step.HOLD, Step.ARRIVE):
+            position, _ = database.done
+            here = self.source.done if step is Step.HOLD else database.barrier
+            is_meant = step is Step.ARRIVE or database.barrier is None
+            if database.wanted and is_meant and position.target is None and position.done == here:
+                database.is_held = True
+                database.is_there |= step is Step.ARRIVE
+        return step is not Step.END
+
+    def read(self, upto: Snapshot | None = None) -> None:
         """The reading thread: one piece."""
-        piece, source = self._piece()
+        piece, source = self._piece(upto)
         assert piece is not None
         if self.caution.step() == 1 and piece.events:
             (event,) = piece.events
@@ -216,10 +258,10 @@ class Process:
         self.source = source
         self.pieces.add(piece)
 
-    def _piece(self) -> tuple[Piece | None, Source]:
+    def _piece(self, upto: Snapshot | None = None) -> tuple[Piece | None, Source]:
         database, old = self.world.database, self.source
         new = Source(self.session.position)
-        target: Snapshot = old.target or database.snapshot()
+        target: Snapshot = old.target or upto or database.snapshot()
         if target == old.done:
             return None, old
         events = [event for event in database.visible(target, old.done) if event.seq > old.last_seq]
@@ -287,6 +329,8 @@ class Process:
             (self.session.is_held(), position_key(self.session.position), self.session.tick_id),
             (self.caution.is_needed, self.caution._left, self.caution._singles, self.caution.is_over),
             (self.is_stopped, self.identity == self.world.database.identity),
+            (self.barrier._is_prepared, self.barrier._has_read_all, self.settler.hold.is_wanted),
+            self.settler.hold.is_reached,
             self.retries.key(),
         )
 

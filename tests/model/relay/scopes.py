@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
+from outbox_pipelines.relay.core.barrier import Step
 from outbox_pipelines.relay.core.transactions import TRANSITIONS
 from tests.model.relay.world import COMMIT, Relays
 from tests.model.scope import Scope
@@ -42,6 +43,7 @@ def _scope(
 
 _FLOW: Final = _calls("settle") + _calls("send", what=_DIES)
 _COMMITS: Final = _calls("begin", "commit", what=_DIES) + _calls("commit", what=COMMIT)
+_BARRIER: Final = ("want shards", "meet again", "begin anew", *(f"barrier: {step.value}" for step in Step))
 _REFUSAL: Final = ("probe", "later", "heads", "record", "mark as tried")
 
 SCOPES: Final[dict[str, Scope]] = {
@@ -71,7 +73,7 @@ SCOPES: Final[dict[str, Scope]] = {
         stops=1,
         faults=1,
         switches=0,
-        states=10_000,
+        states=8_000,
     ),
     "relay-late": _scope(
         "three transactions that commit in any order, or roll back",
@@ -80,7 +82,16 @@ SCOPES: Final[dict[str, Scope]] = {
         faults=0,
         switches=0,
         rollbacks=1,
-        states=10_000,
+        states=8_000,
+    ),
+    "relay-shards": _scope(
+        "the number of shards changes, or does not; one fault",
+        ["a", "a"],
+        _BARRIER,
+        changes=1,
+        faults=1,
+        switches=0,
+        states=14_000,
     ),
     "relay-parked": _scope(
         "three parked events, one refused; an operator replays or discards; a fault, a switch",
@@ -92,7 +103,7 @@ SCOPES: Final[dict[str, Scope]] = {
         commands=1,
         faults=1,
         switches=1,
-        states=10_000,
+        states=8_000,
     ),
     "once": _scope(
         "exactly once: two transactions, one fault at any call, a switch of threads at any call",
@@ -123,7 +134,17 @@ SCOPES: Final[dict[str, Scope]] = {
         stops=1,
         faults=1,
         switches=0,
-        states=10_000,
+        states=8_000,
+    ),
+    "once-shards": _scope(
+        "exactly once: the number of shards changes, or does not; one fault",
+        ["a", "a"],
+        _BARRIER,
+        exactly_once=True,
+        changes=1,
+        faults=1,
+        switches=0,
+        states=14_000,
     ),
     "once-parked": _scope(
         "exactly once: three parked events, one refused; an operator replays or discards; a fault, a switch",
@@ -136,7 +157,7 @@ SCOPES: Final[dict[str, Scope]] = {
         commands=1,
         faults=1,
         switches=1,
-        states=10_000,
+        states=8_000,
     ),
     "relay-large": _scope(
         "two relays, two batches, one refused event, two faults, a switch",

@@ -78,10 +78,11 @@ class Relays:
         stops: how many relays are told to stop.
         mends: whether somebody makes Kafka take what it refuses.
         commands: how many dead letters are replayed or discarded.
+        changes: how often the number of shards is changed.
         parked: states of the first events, which an earlier relay has parked.
     """
 
-    FAULTS: Collection[str] = ("fault", "kill", "lose session", "vanish", "rollback")
+    FAULTS: Collection[str] = ("fault", "kill", "lose session", "vanish", "rollback", "give up")
 
     def __init__(
         self,
@@ -96,6 +97,7 @@ class Relays:
         stops: int = 0,
         mends: int = 0,
         commands: int = 0,
+        changes: int = 0,
         parked: Sequence[str] = (),
         piece_events: int = 2,
     ) -> None:
@@ -113,6 +115,7 @@ class Relays:
         self.stops = stops
         self.mends = mends
         self.commands = commands
+        self.changes = changes
         self.clock = Clock()
         self.ids = 0
         self.covered: set[str] = set()
@@ -162,6 +165,7 @@ class Relays:
                 found += self._of_process(n, process)
         if any(process is not None and process.waits() for process in self.slots):
             found.append(("later",))
+        found += self._of_shards()
         if self.kafka.refuses and self.mends:
             found.append(("mend",))
         if self.commands:
@@ -173,6 +177,19 @@ class Relays:
                 found.append(("broker", n))
                 if not connection.is_open:
                     found.append(("vanish", n))
+        return found
+
+    def _of_shards(self) -> list[Action]:
+        database = self.database
+        if not database.wanted:
+            return [("want shards",)] if self.changes else []
+        found: list[Action] = [("give up",)] if self.faults else []
+        if database.is_held and database.barrier is None:
+            found.append(("set barrier",))
+        if database.barrier is not None and not database.is_held:
+            found.append(("meet again",))
+        if database.is_there and database.is_held:
+            found.append(("begin anew",))
         return found
 
     @staticmethod
@@ -191,8 +208,10 @@ class Relays:
             found.append(("probe", n))
             if self.faults:
                 found += [("fault", "probe", n, ("probe", what)) for what in PROBE]
-        if process.peek() is not None and process.can_read():
+        if process.can_read():
             found.append(("read", n))
+        if process.can_meet():
+            found.append(("meet", n))
         if self.stops and not process.is_stopped:
             found.append(("stop", n))
         if self.switches:
@@ -247,6 +266,18 @@ class Relays:
             self.faults -= 1
             self.has_failed = True
             self.database.owner = -1
+        elif name == "want shards":
+            self.changes -= 1
+            self.database.want()
+        elif name == "give up":
+            self.faults -= 1
+            self.database.give_up()
+        elif name == "set barrier":
+            self.database.set_barrier()
+        elif name == "meet again":
+            self.database.meet_again()
+        elif name == "begin anew":
+            self.database.begin_anew()
         elif name == "later":
             self.clock.now += 1000.0
         elif name == "mend":
@@ -276,6 +307,11 @@ class Relays:
             process.plan = plan
             if step == "read":
                 process.read()
+            elif step == "meet":
+                if not process.meet():
+                    process.end(settler_failed=False)
+                    self._ended(n)
+                    return
             elif step == "probe":
                 process.retries.prober.answer()
             elif step == "publish":
@@ -365,7 +401,8 @@ class Relays:
         published = set(self.kafka.visible)
         position, _ = database.done
         return (
-            all(state in ("committed", "rolled back") for state in database.state)
+            not database.wanted
+            and all(state in ("committed", "rolled back") for state in database.state)
             and all(
                 database.covers(position, seq) and (seq in published or seq in database.parked)
                 for seq in database.committed
@@ -386,6 +423,7 @@ class Relays:
                 self.stops,
                 self.mends,
                 self.commands,
+                self.changes,
                 self.has_failed,
             ),
         )
