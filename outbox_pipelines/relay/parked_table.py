@@ -14,8 +14,9 @@ from typing import Any, Final
 from outbox_pipelines.event import Event
 from outbox_pipelines.relay import parked_queries
 from outbox_pipelines.relay.core.attempts import Tried, Verdict
+from outbox_pipelines.relay.core.parked import ParkedEvent, TakenOver
 from outbox_pipelines.relay.core.parking import DEATH_PAUSE, DIED, LONGEST_PAUSE
-from outbox_pipelines.relay.core.retries import DEATHS, ParkedEvent, TakenOver
+from outbox_pipelines.relay.core.retries import DEATHS
 from outbox_pipelines.relay.memory import LargeEvent
 from outbox_pipelines.relay.shards import Shard
 from outbox_pipelines.settings import Settings
@@ -25,7 +26,7 @@ _EVENT: Final = len(Event._fields)
 
 
 class ParkedTable:
-    """Implements `core.retries.Table`.
+    """Implements `core.parked.Table`.
 
     Args:
         large: the right to hold a large event, which the reader shares.

@@ -25,9 +25,10 @@ from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.caution import Caution
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.flow import Flow
+from outbox_pipelines.relay.core.parked import TakenOver
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.quarantine import Quarantine
-from outbox_pipelines.relay.core.retries import DEATHS, Retries, TakenOver
+from outbox_pipelines.relay.core.retries import DEATHS, Retries
 from outbox_pipelines.relay.core.settler import MANY_EVENTS, Settler
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
 from outbox_pipelines.relay.due_commands import DueCommands

@@ -11,14 +11,15 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 from outbox_pipelines.event import LARGE, Event, Released, weigh
 from outbox_pipelines.relay.core.attempts import Attempt, DeadLetter, Tried, Verdict
 from outbox_pipelines.relay.core.delivery import Complete
+from outbox_pipelines.relay.core.parked import Counters, ParkedEvent, Prober, Table, TakenOver
 from outbox_pipelines.relay.core.parking import LONGEST_PAUSE, MOMENT_SECONDS, Aggregate, ParkingLot
 from outbox_pipelines.relay.core.ports import Clock
 from outbox_pipelines.relay.core.quarantine import Quarantine
@@ -33,135 +34,6 @@ _OUTAGE_SECONDS: Final = 1.0
 _NEWS_SECONDS: Final = 1.0
 # An event that kills does so when it is encoded, compressed or sent.
 _INNOCENT_SECONDS: Final = 1.0
-
-
-class ParkedEvent(NamedTuple):
-    """A row of `outbox_parked`, without its content."""
-
-    event: Event
-    """Payload and metadata are empty."""
-    state: str
-    attempts: int = 0
-    due_in: float = 0.0
-    """Seconds until its next attempt; 0 or less if that is due."""
-    deaths: int = 0
-    is_covered: bool = True
-    """Whether the position is past it: until then it is read again."""
-
-    @property
-    def seq(self) -> int:
-        return self.event.seq
-
-    @property
-    def aggregate(self) -> Aggregate:
-        return Aggregate(self.event.aggregate_type, self.event.aggregate_id)
-
-
-class TakenOver(NamedTuple):
-    """An event that was being tried when a relay ended, as it is now."""
-
-    event: Event
-    was: str
-    """Its state before."""
-    state: str
-    attempts: int
-    error: str | None
-    is_alone: bool
-    """Whether nothing else was being tried."""
-    deaths: int
-    due_in: float
-
-
-class Table(Protocol):
-    """The parked events of a shard, in the session that holds it. Each call is one transaction."""
-
-    def take_over(self, *, died: bool) -> list[TakenOver]:
-        """Judge what was being tried when the relay before ended."""
-
-    def news(self) -> int:
-        """A number that is another one after somebody has replayed or discarded."""
-
-    def blocked(self) -> Iterable[tuple[str, str]]:
-        """All aggregates that have parked events."""
-
-    def heads(self, aggregates: Sequence[Aggregate]) -> list[ParkedEvent]:
-        """The first event of each that blocks it; none of one that is free."""
-
-    def behind(self, aggregates: Sequence[Aggregate], limit: int) -> list[ParkedEvent]:
-        """Of each, those that may go: up to the next one that must be tried alone."""
-
-    def replays(self, limit: int) -> list[ParkedEvent]:
-        """Dead letters that are to be tried again: of each aggregate the first that is due."""
-
-    def has_replays(self) -> bool:
-        """Whether there are any, due or not."""
-
-    def mark(self, seqs: Sequence[int]) -> None:
-        """These are about to be tried: a death from now on is counted against them."""
-
-    def clear(self, seqs: Sequence[int]) -> None:
-        """A death from now on is not theirs."""
-
-    def read(
-        self, seqs: Sequence[int], may_take_large: Callable[[], bool]
-    ) -> Generator[tuple[int, Event | str]]:
-        """The content of these, one after the other, or why it cannot be read.
-
-        Ends before a large one that may not be taken.
-        """
-
-    def take_large(self) -> bool:
-        """Whether this thread may hold a large event now: one thread at a time may."""
-
-    def let_go(self) -> None:
-        """The large event is dealt with, or there was none."""
-
-    def give_up(self, unreadable: dict[int, str]) -> list[tuple[int, int]]:
-        """Make dead letters of these; return which became some, with their attempts."""
-
-    def accept(self, seqs: Sequence[int]) -> None:
-        """These go like those behind them."""
-
-    def published(self, seqs: Sequence[int], suspects: dict[int, str]) -> None:
-        """Kafka has these; the suspects of their batch are to be tried alone."""
-
-    def record(
-        self, tried: Sequence[Tried], pauses: Sequence[float], *, most: int
-    ) -> list[tuple[int, str, int]]:
-        """Write verdicts; return seq, state and attempts of those that were refused."""
-
-
-class Prober(Protocol):
-    """Tries events alone."""
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether something is being tried, or its verdicts are not fetched."""
-
-    def is_ready(self, topic: str) -> bool:
-        """Whether an event of this topic (empty: of none) can be tried at once."""
-
-    def prepare(self, batch: list[Attempt]) -> None:
-        """Make ready for these; only those that cannot be tried now get a verdict."""
-
-    def submit(self, batch: list[Attempt]) -> None:
-        """Try these, each of another aggregate; while it is not busy."""
-
-    def verdicts(self) -> list[Tried]:
-        """The verdicts since the last call."""
-
-    def innocent(self) -> list[int]:
-        """The seqs of events that have been answered for, or are waited for: they do not kill."""
-
-
-class Counters(Protocol):
-    """What is counted."""
-
-    def published(self, events: int) -> None:
-        """So many parked events have been published, and their rows deleted."""
-
-    def rejected(self, reasons: Iterable[str]) -> None:
-        """Events were refused that were tried alone, each for one of these reasons."""
 
 
 @dataclass(slots=True)
