@@ -90,7 +90,7 @@ class Run:
         patience: float = 60.0,
     ) -> None:
         self.servers = servers
-        self.history = History(name, seed, relay.core.delivery, consumer=consumer)
+        self.history = History(name, seed, relay.delivery, consumer=consumer)
         self._relay, self.load = relay, load
         self._chance = random.Random(seed)
         self._patience = patience
