@@ -197,9 +197,18 @@ def no_answer_is_done(patch: Patch) -> None:
     patch(kafka.Producer, "commit", optimistic)
 
 
-@_break("a commit begins while something is not sent", "a", refuses=[1], **_ONCE)
+@_break("a commit begins while something is not sent", "abc", piece_events=3, **_ONCE)
 def commits_unsent(patch: Patch) -> None:
-    patch(Complete, "__init__", Complete.__init__)
+    commit, send = TransactionalPublisher._commit, kafka.Producer.send
+
+    def hasty(self: TransactionalPublisher) -> None:
+        unsent = [(delivery, delivery.unsent) for delivery in self._deliveries]
+        for delivery, _ in unsent:
+            delivery.unsent = []
+        commit(self)
+        for delivery, events in unsent:
+            if delivery in self._deliveries:
+                delivery.unsent = events
 
     def committed(self: TransactionalPublisher) -> None:
         self._complete += [_forged(delivery) for delivery in self._committing]
@@ -208,8 +217,12 @@ def commits_unsent(patch: Patch) -> None:
         self._go("committed")
         self._committing = []
 
+    def one_at_a_time(self: kafka.Producer, delivery: Delivery, events: Any, gate: Any) -> Any:
+        return [*send(self, delivery, events[:1], gate), *events[1:]]
+
+    patch(TransactionalPublisher, "_commit", hasty)
     patch(TransactionalPublisher, "_committed", committed)
-    patch(kafka.Producer, "send", lambda self, delivery, events, gate: events)
+    patch(kafka.Producer, "send", one_at_a_time)
 
 
 @_break("after an abort nothing is sent again", "ab", refuses=[1], faults=0, **_ONCE)
@@ -497,7 +510,6 @@ def halts_nothing(patch: Patch) -> None:
         return () if isinstance(delivery.piece, Released) else blocked(self, delivery)
 
     patch(Publisher, "blocked", asked)
-    patch(Delivery, "hold_back", Delivery.hold_back)
 
 
 # --- another number of shards -------------------------------------------------------------------------------

@@ -45,6 +45,24 @@ _FLOW: Final = _calls("settle") + _calls("send", what=_DIES)
 _COMMITS: Final = _calls("begin", "commit", what=_DIES) + _calls("commit", what=COMMIT)
 _BARRIER: Final = ("want shards", "meet again", "begin anew", *(f"barrier: {step.value}" for step in Step))
 _REFUSAL: Final = ("probe", "later", "heads", "record", "mark as tried")
+_LARGE: Final[dict[str, Any]] = {
+    "slots": 2,
+    "refuses": [1],
+    "mends": 1,
+    "faults": 2,
+    "switches": 1,
+    "stops": 1,
+}
+_RANDOM: Final[dict[str, Any]] = {
+    "slots": 2,
+    "refuses": [1, 4],
+    "mends": 1,
+    "faults": 3,
+    "switches": 3,
+    "rollbacks": 1,
+    "stops": 1,
+    "commands": 2,
+}
 
 SCOPES: Final[dict[str, Scope]] = {
     "relay": _scope(
@@ -163,38 +181,21 @@ SCOPES: Final[dict[str, Scope]] = {
         "two relays, two batches, one refused event, two faults, a switch",
         ["ab", "ab"],
         is_small=False,
-        slots=2,
-        refuses=[1],
-        mends=1,
-        faults=2,
-        switches=1,
-        stops=1,
+        **_LARGE,
     ),
     "once-large": _scope(
         "exactly once: two relays, two batches, one refused event, two faults, a switch",
         ["ab", "ab"],
         is_small=False,
         exactly_once=True,
-        slots=2,
-        refuses=[1],
-        mends=1,
-        faults=2,
-        switches=1,
-        stops=1,
+        **_LARGE,
     ),
     "relay-random": _scope(
         "random: seven events, two refused, two relays, three faults, an operator",
         ["ab", "a", "b", "abc"],
         seeds=5_000,
         is_small=False,
-        slots=2,
-        refuses=[1, 4],
-        mends=1,
-        faults=3,
-        switches=3,
-        rollbacks=1,
-        stops=1,
-        commands=2,
+        **_RANDOM,
     ),
     "once-random": _scope(
         "exactly once, random: seven events, two refused, two relays, three faults, an operator",
@@ -202,13 +203,6 @@ SCOPES: Final[dict[str, Scope]] = {
         seeds=5_000,
         is_small=False,
         exactly_once=True,
-        slots=2,
-        refuses=[1, 4],
-        mends=1,
-        faults=3,
-        switches=3,
-        rollbacks=1,
-        stops=1,
-        commands=2,
+        **_RANDOM,
     ),
 }
