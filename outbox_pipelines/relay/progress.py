@@ -1,9 +1,7 @@
 """What Kafka knows of how far a shard is: the last record of its partition in the progress topic.
 
 Invariants:
-- Written in the transaction that publishes the events, so it is true exactly when they are out.
-- Believed only if the database's row has the same tick id: a restored database, or one that crashed, has
-  another, and then it alone counts.
+- What a record says, and when it is believed, stands in `core.record`.
 - A record that no relay wrote is passed over: the last one of a relay before it is still the truth, and
   without any the database's row counts, which repeats events at worst.
 - One partition per shard, so that nobody's open transaction holds back another's reader.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from outbox_pipelines.relay import core
 
-PURE = {"__future__", "collections", "contextlib", "dataclasses", "enum", "json", "math", "typing"}
+PURE = {"__future__", "abc", "collections", "contextlib", "dataclasses", "enum", "json", "math", "typing"}
 OURS = ("outbox_pipelines.relay.core.", "outbox_pipelines.event", "outbox_pipelines.errors")
 
 

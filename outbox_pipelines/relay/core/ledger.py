@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -32,7 +33,7 @@ class Order:
     is_done: bool = False
 
 
-class Ledger:
+class Ledger(ABC):
     """Complete batches and orders."""
 
     def __init__(self) -> None:
@@ -82,10 +83,10 @@ class Ledger:
         for order in orders:
             order.is_done = True
 
+    @abstractmethod
     def wait_for(self, order: Order) -> None:
         """Return when it has been carried out.
 
         Raises:
             ShardLostError: it never will be.
         """
-        raise NotImplementedError
