@@ -17,7 +17,7 @@ WORKERS ?= 3
 # A suite starts a thousand processes: none should compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo ui test model soak lint bench clean
+.PHONY: demo ui test model soak lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/ready
@@ -40,6 +40,12 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The pages as a site, from build/docs/index.html; a broken link or anchor fails it.
+docs: $(VENV)/ready
+	@rm -rf build/docs
+	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky --jobs 2 -d build/doctrees docs build/docs
+	@echo build/docs/index.html
 
 bench: $(VENV)/ready
 	@$(BIN)/python -m benchmarks $(BENCH)
