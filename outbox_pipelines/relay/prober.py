@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -37,6 +38,8 @@ _LOG = logging.getLogger(__name__)
 _PATIENCE_SECONDS: Final = 15.0
 # An event that kills does so when it is encoded, compressed or sent.
 _INNOCENT_SECONDS: Final = 1.0
+# How long an ending prober waits for answers: an event that Kafka has, unknown to the table, is repeated.
+_LAST_SECONDS: Final = 2.0
 
 
 class Prober:
@@ -61,7 +64,7 @@ class Prober:
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._end = False
+        self._end_at = math.inf
         self._producer: Producer | None = None
         self._is_open = False
         """Whether a transaction has begun."""
@@ -117,19 +120,27 @@ class Prober:
             found += handed[1]
         return found
 
-    def close(self) -> None:
-        """Ends the thread; what is being tried is tried again by whoever comes next."""
+    def close(self, *, wait_seconds: float = _LAST_SECONDS) -> None:
+        """End the thread; `verdicts` has the last ones.
+
+        Args:
+            wait_seconds: how long to wait for the answers to what was sent.
+        """
         with self._wake:
-            self._end = True
+            self._end_at = time.monotonic() + wait_seconds
             self._wake.notify()
         if self._thread is not None:
             self._thread.join()
 
+    @property
+    def _is_ending(self) -> bool:
+        return self._end_at < math.inf
+
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._batch or self._end)
-                if self._end:
+                self._wake.wait_for(lambda: self._batch or self._is_ending)
+                if self._is_ending:
                     return
             try:
                 verdicts = self._unready if self._is_preparing else self._verdicts_on
@@ -178,6 +189,8 @@ class Prober:
         """Sends all, each in a batch of its own, and waits for the verdicts."""
         verdicts: dict[int, Tried] = {}
         for attempt in batch:
+            if self._is_ending:
+                break
             event = attempt.event
             try:
                 topic = self._topic(event)
@@ -297,12 +310,12 @@ class Prober:
     def _flush(self) -> None:
         """Waits for the reports; without them, gives the producer up."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        while self._producer is not None and len(self._producer) and not self._end:
+        while self._producer is not None and len(self._producer):
             try:
                 self._producer.flush(0.2)
             except KafkaException:
                 deadline = 0.0
-            if time.monotonic() > deadline:
+            if time.monotonic() > min(deadline, self._end_at):
                 break
         else:
             return

@@ -202,7 +202,7 @@ class Worker:
             settler.join()
             # Ending a transaction may take longer than the lease; a shard that is lost now counts as a death.
             with beating(self._shard.beat, self._heartbeat):
-                self._prober.close()
+                self._close_prober()
                 self._commands.close(_OFF_SECONDS if self._until_empty else _HURRY_SECONDS)
                 self._marks.close()
                 self._publisher.discard()
@@ -215,6 +215,19 @@ class Worker:
             totals = self.totals
             totals.held, totals.paused, totals.paused_seconds = self._parked.held()
         return self.totals
+
+    def _close_prober(self) -> None:
+        """End the prober; after a graceful stop, what it has published is no longer parked."""
+        try:
+            if self._failure is None:
+                self._prober.close()
+            else:
+                self._prober.close(wait_seconds=0.0)
+            self._retries.close()
+        except psycopg.OperationalError as error:
+            self._fail(_database_gone(error))
+        except BaseException as error:  # noqa: BLE001 - raised by run()
+            self._fail(error)
 
     def _settle(self) -> None:
         is_last = False
@@ -278,13 +291,17 @@ class Worker:
             try:
                 body()
             except psycopg.OperationalError as error:
-                self._fail(ShardLostError(f"the database has gone: {error}"))
+                self._fail(_database_gone(error))
             except BaseException as error:  # noqa: BLE001 - raised by run()
                 self._fail(error)
 
         thread = threading.Thread(target=guarded, name=name, daemon=True)
         thread.start()
         return thread
+
+
+def _database_gone(error: psycopg.OperationalError) -> ShardLostError:
+    return ShardLostError(f"the database has gone: {error}")
 
 
 def _warn(one: TakenOver) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import threading
 import time
 from typing import Any
 
@@ -243,6 +245,31 @@ def test_a_defect_in_the_prober_ends_the_relay(outbox: Outbox, monkeypatch: pyte
     monkeypatch.undo()
     change_topic(outbox, **{"max.message.bytes": "1000000"})
     assert _drain(outbox).events == 1
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_stop_while_a_parked_event_is_published(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch, delivery: str
+) -> None:
+    """Guards against a successor that publishes again what was published while the relay was told to stop."""
+    create_topic(outbox, **{"max.message.bytes": "2000"})
+    write(outbox, ("a", {"n": 0, "noise": NOISE}), ("a", {"n": 1}))
+    _drain(outbox, delivery=delivery)
+    change_topic(outbox, **{"max.message.bytes": "1000000"})
+    stop = threading.Event()
+
+    def stopped(self: Prober) -> None:
+        stop.set()
+        wait_until(lambda: self._end_at < math.inf, what="the relay to end")
+        flush(self)
+
+    flush = Prober._flush
+    monkeypatch.setattr(Prober, "_flush", stopped)
+    service.relay(quick(outbox, delivery=delivery), stop=stop)
+    monkeypatch.undo()
+    assert [row[2] for row in parked_rows(outbox)][-1:] == ["waiting"]
+    _drain(outbox, delivery=delivery)
+    assert numbers(outbox, "a") == [0, 1]
 
 
 def test_what_goes_on_in_a_moment_is_not_settled() -> None:

@@ -148,7 +148,7 @@ class Flow:
         if not room:
             raise LookupError
         released = self._retries.released
-        if released and self._publisher.takes(released[0]):
+        if released and not self._is_stopped() and self._publisher.takes(released[0]):
             return released.popleft()
         if not self._reading:
             raise LookupError

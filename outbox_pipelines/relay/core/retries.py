@@ -159,6 +159,10 @@ class Retries:
         if self._replay_at is not None and self._replay_at <= now and not self._is_occupied:
             self._replay(now)
 
+    def close(self) -> None:
+        """Record the last verdicts, once the prober has ended: otherwise the successor repeats them."""
+        self._record(self._prober.verdicts())
+
     def settled(self, complete: Complete) -> None:
         """A released run is complete: what Kafka has is no longer parked."""
         published = [event.seq for event in complete.published()]

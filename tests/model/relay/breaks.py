@@ -561,3 +561,15 @@ def reads_on(patch: Patch) -> None:
 def tries_on(patch: Patch) -> None:
     patch(Settler, "may_try", property(lambda self: True))
     patch(Retries, "is_quiet", property(lambda self: True))
+
+
+@_break(
+    "the last verdicts of a relay that stops are dropped",
+    *("a", "a"),
+    parked=["retrying"],
+    slots=2,
+    stops=1,
+    faults=0,
+)
+def drops_last_verdicts(patch: Patch) -> None:
+    patch(Retries, "close", lambda self: None)

@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -296,14 +296,20 @@ class Process:
             self.settler.look_after()
         self.in_settle = False
 
-    def end(self, *, settler_failed: bool) -> None:
+    def end(self, *, failed: bool) -> None:
         """What a worker does when a thread has failed, or all is done."""
+        settler_failed = failed and self.in_settle
         self.in_settle = self.in_publish = False
         if not settler_failed:
             try:
                 self.settle_once(last=True)
             except ShardLostError:
-                settler_failed = True
+                failed = True
+        if not failed:
+            # It waits for the answers to what was sent.
+            self.retries.prober.answer()
+        with suppress(ShardLostError):
+            self.retries.close()
         self.publisher.discard()
         self.session.release()
 

@@ -123,6 +123,17 @@ SCOPES: Final[dict[str, Scope]] = {
         switches=1,
         states=8_000,
     ),
+    "relay-stop": _scope(
+        "three parked events; the relay is told to stop at any moment, its successor goes on; a switch",
+        ["aab", "a"],
+        ("stop", "behind: another thread before"),
+        parked=["retrying", "waiting", "retrying"],
+        slots=2,
+        stops=1,
+        faults=0,
+        switches=1,
+        states=4_000,
+    ),
     "once": _scope(
         "exactly once: two transactions, one fault at any call, a switch of threads at any call",
         ["ab", "a"],

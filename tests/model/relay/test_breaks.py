@@ -12,3 +12,4 @@ def test_a_break_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a model that sees nothing."""
     result = found(BREAKS[name], monkeypatch.setattr)
     assert result.broken is not None, f"{result.states} states, and nothing is wrong"
+    assert result.states, "the world is wrong before anything happens"

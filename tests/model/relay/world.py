@@ -280,6 +280,8 @@ class Relays:
             self.database.begin_anew()
         elif name == "later":
             self.clock.now += 1000.0
+            # A relay that stops waits ten seconds for answers; an event without one is published again.
+            self.has_failed |= self._is_stopping_in_flight()
         elif name == "mend":
             self.mends -= 1
             self.kafka.refuses.clear()
@@ -297,6 +299,11 @@ class Relays:
         else:
             self._round(name, rest[0], None)
 
+    def _is_stopping_in_flight(self) -> bool:
+        return any(process is not None and process.is_stopped for process in self.slots) and any(
+            connection.in_flight for connection in self.kafka.connections
+        )
+
     def _round(self, step: str, n: int, plan: Plan) -> None:
         process = self.slots[n]
         try:
@@ -309,14 +316,14 @@ class Relays:
                 process.read()
             elif step == "meet":
                 if not process.meet():
-                    process.end(settler_failed=False)
+                    process.end(failed=False)
                     self._ended(n)
                     return
             elif step == "probe":
                 process.retries.prober.answer()
             elif step == "publish":
                 if not process.publish_once():
-                    process.end(settler_failed=False)
+                    process.end(failed=False)
                     self._ended(n)
                     return
             else:
@@ -330,7 +337,7 @@ class Relays:
             self.has_failed = True
             if process is not None:
                 process.plan = None
-                process.end(settler_failed=process.in_settle)
+                process.end(failed=True)
             elif self.database.owner == n:
                 self.database.owner = -1
             self._ended(n)
