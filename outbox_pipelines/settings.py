@@ -39,169 +39,260 @@ class Settings(BaseSettings):
         env_prefix="OUTBOX_", frozen=True, extra="ignore", env_ignore_empty=True, populate_by_name=True
     )
 
-    dsn: Secret = Field(default=Secret(), description="libpq connection string or URL of the database")
-    kafka: str = Field(default="", description="bootstrap servers, host:port, separated by commas")
+    dsn: Secret = Field(
+        default=Secret(), description="Connection string or URL of the database, in the format of libpq."
+    )
+    kafka: str = Field(default="", description="Bootstrap servers as `host:port`, separated by commas.")
     kafka_config: Path | None = Field(
-        default=None, description="file of librdkafka settings (name=value), for TLS and SASL"
+        default=None,
+        description="File of librdkafka settings, a line `name=value` each (`security.protocol=SASL_SSL`). "
+        "The relay refuses settings that would break a guarantee.",
     )
     # Not `schema`: that name belongs to pydantic.
-    db_schema: str = Field(default="public", alias="OUTBOX_SCHEMA", description="schema of the outbox tables")
+    db_schema: str = Field(
+        default="public", alias="OUTBOX_SCHEMA", description="Schema of the outbox tables."
+    )
     table: Path | None = Field(
         default=None,
-        description="TOML file that describes an existing outbox table, to be relayed as it is",
+        description="TOML file that describes an [existing outbox table](existing-tables.md), which the "
+        "relay publishes as it is.",
     )
     topic: str = Field(
         default="{aggregate_type}-events",
-        description="topic template; may use {aggregate_type} and {event_type}, each also with :lower",
+        description="Topic template. It may contain `{aggregate_type}` and `{event_type}`, each also with "
+        "`:lower` (`domain-events.{aggregate_type:lower}`).",
     )
     topic_map: Path | None = Field(
-        default=None, description="file of lines event_type=topic, for event types with a topic of their own"
+        default=None,
+        description="File of lines `event_type=topic` for event types with a topic of their own; the topic "
+        "may be a template. All other types use `OUTBOX_TOPIC`.",
     )
     create_topics: bool = Field(
-        default=False, description="whether the relay creates topics that are missing"
+        default=False,
+        description="Whether the relay creates missing topics. If not, each topic must exist or be created "
+        "by the broker.",
     )
     create_topics_pattern: str = Field(
         default="",
-        description="names of topics that the relay may create, as shell patterns separated by spaces; "
-        "default: those that OUTBOX_TOPIC and OUTBOX_TOPIC_MAP make",
+        description="Names of topics that the relay may create, as shell patterns separated by spaces "
+        "(`shop-*-events billing-*`). If not set: the names that `OUTBOX_TOPIC` and "
+        "`OUTBOX_TOPIC_MAP` produce.",
     )
     create_topics_max: int = Field(
-        default=50, ge=1, description="the relay creates a topic only while fewer match the pattern"
+        default=50,
+        ge=1,
+        description="The relay creates a topic only while fewer topics of the cluster match the pattern.",
     )
-    topic_partitions: int = Field(default=8, ge=1, description="partitions of a topic that the relay creates")
+    topic_partitions: int = Field(
+        default=8,
+        ge=1,
+        description="Partitions of a topic that the relay creates. Partitions that are added later move "
+        "keys: the order of an aggregate then holds before and after the change, not across it "
+        "(the relay logs this).",
+    )
     topic_replication: int = Field(
-        default=-1, ge=-1, description="replicas of a topic that the relay creates; -1: the broker's default"
+        default=-1,
+        ge=-1,
+        description="Replicas of a topic that the relay creates; -1 is the default of the broker.",
     )
     value: Literal["payload", "flat", "envelope", "cloudevents"] = Field(
-        default="payload", description="shape of a message's value"
+        default="payload", description="Shape of a message's value: see [Messages](messages.md#value)."
     )
     header_names: str = Field(
-        default="", description="other names of headers, as id=event-id,aggregate-type= (empty: left out)"
+        default="",
+        description="Other names of headers, as `id=event-id,version=,aggregate-id=aggregate-id`: the first "
+        "is renamed, the second is omitted, and the third adds a header that otherwise is only "
+        "the key.",
     )
     tombstones: bool = Field(
-        default=False, description="an event whose payload is null is published without a value"
+        default=False,
+        description="Whether an event whose payload is `null` is published without a value, so that a "
+        "compacted topic deletes its key.",
     )
     cloudevents_source: str = Field(
-        default="/outbox", description="the attribute `source` of CloudEvents, a URI reference"
+        default="/outbox", description="The attribute `source` of CloudEvents, a URI reference."
     )
-    piece_events: int = Field(default=5000, ge=1, le=20_000, description="most events read at once")
+    piece_events: int = Field(
+        default=5000,
+        ge=1,
+        le=20_000,
+        description="Maximum number of events that are read together as a batch.",
+    )
     piece_bytes: int = Field(
-        default=8_000_000, ge=1_000, description="most payload bytes read at once (one event may exceed it)"
+        default=8_000_000,
+        ge=1_000,
+        description="Maximum payload bytes of a batch. A single event may exceed it.",
     )
     lease_seconds: float = Field(
-        default=5.0, ge=1.0, le=300.0, description="a relay silent for so long loses its shard"
+        default=5.0,
+        ge=1.0,
+        le=300.0,
+        description="If a relay sends no heartbeat for this long, it loses its shard.",
     )
     delivery: Literal["at_least_once", "exactly_once"] = Field(
-        default="at_least_once", description="exactly_once: Kafka transactions, for read_committed consumers"
+        default="at_least_once",
+        description="`exactly_once` publishes in Kafka transactions, for consumers with "
+        "`isolation.level=read_committed`.",
     )
     transaction_seconds: float = Field(
-        default=10.0, ge=1.0, description="how long the broker keeps the transaction of a relay that died"
+        default=10.0,
+        ge=1.0,
+        description="With `exactly_once`: how long the broker keeps the transaction of a relay that crashed.",
     )
     breaker_seconds: float = Field(
-        default=5.0, ge=0.5, description="Kafka is away when it acknowledges nothing for so long"
+        default=5.0,
+        ge=0.5,
+        description="If Kafka acknowledges nothing for this long, the relay treats it as unavailable.",
     )
     max_attempts: int = Field(
-        default=5, ge=1, description="refusals of one event until it is a dead letter; outages do not count"
+        default=5,
+        ge=1,
+        description="Number of rejections after which an event becomes a dead letter. Outages do not count.",
     )
     retry_seconds: float = Field(
-        default=10.0, gt=0.0, description="pause after the first refusal; doubles with each, up to 300 s"
+        default=10.0,
+        gt=0.0,
+        description="Pause after the first rejection of an event. It doubles with each rejection, up to 300 "
+        "s.",
     )
     on_dead_letter: Literal["continue", "block"] = Field(
-        default="continue", description="whether an aggregate goes on past its dead letter"
+        default="continue",
+        description="Whether an aggregate continues after its dead letter, or stays blocked until the dead "
+        "letter is published or discarded.",
     )
     dead_letter_topics: bool = Field(
-        default=False, description="whether dead letters are also copied to <topic>.dlq"
+        default=False, description="Whether dead letters are also copied to `<topic>.dlq`."
     )
     dead_letter_command: Secret = Field(
         default=Secret(),
-        description="command run for each dead letter, with a JSON object on its standard input",
+        description="Command that runs for each dead letter, with a JSON object on its standard input: at "
+        "most four at a time, at most 30 s each, at least once (again if the relay crashes "
+        "while it runs). Of the relay's environment it gets only `PATH`, `HOME`, `TZ`, the "
+        "locale and similar variables: no settings and no secrets.",
     )
     metrics_port: int | None = Field(
         default=None,
         ge=0,
         le=65535,
-        description="where `outbox relay` serves Prometheus metrics; 0: any free port",
+        description="Port on which `outbox relay` serves Prometheus metrics, like `--metrics-port`; 0 is "
+        "any free port.",
     )
     metrics_address: str = Field(
-        default="127.0.0.1", description="address of that port; metrics are open to whoever reaches it"
+        default="127.0.0.1",
+        description="Address of the metrics port. `0.0.0.0` opens it to other machines, without a password.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="warning",
-        description="least level of what the commands log on stderr; debug has a line for each event",
+        description="Lowest level that the command `outbox` logs on standard error; `debug` logs a line for "
+        "each event. In Dagster, the settings of Dagster apply.",
     )
     log_format: Literal["text", "json"] = Field(
-        default="text", description="lines for people, or one JSON object a line"
+        default="text",
+        description="`json` logs an object a line with `time`, `level`, `logger`, `message`, and fields "
+        "such as `id` and `shard`. The last line of a command that fails is `outbox: …` with "
+        "both values.",
     )
     tracing: bool = Field(
         default=False,
-        description="whether events that carry a sampled trace get a span; OTEL_… variables say where to",
+        description="Whether events with a sampled `traceparent` get a span. If not, the header passes "
+        "unchanged. The standard variables `OTEL_…` say where spans go: see "
+        "[Traces](metrics.md#traces).",
     )
     partitions_ahead: int = Field(
-        default=14, ge=8, le=400, description="days ahead that have a partition; fewer than 7 are an alarm"
+        default=14,
+        ge=8,
+        le=400,
+        description="Number of days in the future that have a partition. Fewer than 7 raise an alert.",
     )
     close_after_minutes: float = Field(
-        default=60.0, ge=0.0, description="how long after its end a day takes no more inserts"
+        default=60.0, ge=0.0, description="How long after its end a day still accepts inserts."
     )
     archive: str = Field(
         default="",
-        description="where closed days go: a directory, or a URL (s3://bucket/path, gs://, az://); "
-        "none: days are dropped without an archive",
+        description="Where closed days are archived: a directory, or `s3://bucket/path`, "
+        "`gs://bucket/path`, `az://container/path`. With `none`, days are dropped without an "
+        "archive.",
     )
     archive_readers: Readers = Field(
-        default="owner", description="who may read the files of an archive in a directory"
+        default="owner",
+        description="Who may read archive files in a directory: `owner` (modes 0600 and 0700), `group` "
+        "(0640 and 0750), `everyone` (0644 and 0755).",
     )
     retention_days: int = Field(
-        default=30, ge=0, description="days that stay in the table; 0: until a day is closed and proven"
+        default=30,
+        ge=0,
+        description="Number of days that stay in the table; with 0, a day stays only until it is closed and "
+        "proven.",
     )
     # Not looked into here: a mistake in a text about events must not stop those who publish them.
     catalog: Path | None = Field(
-        default=None, description="YAML file that documents the event types, for `outbox catalog`"
+        default=None, description="YAML file that documents the event types: see [the catalog](catalog.md)."
     )
     consumers: Path | None = Field(
-        default=None, description="TOML file of the consumers whose records `outbox reconcile` compares"
+        default=None,
+        description="TOML file of the consumers that `outbox reconcile` compares: see "
+        "[reconciliation](reconciliation.md).",
     )
-    keys_days: int = Field(default=30, ge=1, description="how long an idempotency key is remembered, in days")
+    keys_days: int = Field(
+        default=30, ge=1, description="How long an idempotency key is remembered, in days."
+    )
     warn_at: str = Field(
-        default="", description="limits of checks for a warning, instead of the defaults: lag=30,backlog=off"
+        default="",
+        description="Limits of checks for a warning that differ from [the "
+        "defaults](operating.md#the-checks), as `lag=30,backlog=off`.",
     )
     error_at: str = Field(
         default="",
-        description="limits of checks for an error, which is an alert: lag=120,keys=off",
+        description="Limits of checks for an error, which is an alert, that differ from [the "
+        "defaults](operating.md#the-checks), as `lag=120,keys=off`.",
     )
     alerts: Secret = Field(
         default=Secret(),
-        description="who is told when a check fails: addresses of apprise, separated by spaces",
+        description="Who is notified when a check fails and when it recovers: addresses of "
+        "[apprise](https://appriseit.com/services/), separated by spaces.",
     )
     alert_after_seconds: float = Field(
-        default=30.0, ge=0.0, description="how long a problem lasts, or is gone, until it is told"
+        default=30.0,
+        ge=0.0,
+        description="How long a problem must last, or be gone, before a notification is sent.",
     )
-    ui_url: str = Field(default="", description="address of Dagster's pages, for links in messages")
+    ui_url: str = Field(default="", description="Address of Dagster's pages, for links in messages.")
     runbook_url: str = Field(
         default="",
-        description="address of docs/operating.md, for links in messages and checks",
+        description="Address of the page [Operating](operating.md), for links in messages and checks.",
     )
     drain: str = Field(
         default="",
-        description="consumers whose inboxes Dagster drains: module:name, separated by spaces",
+        description="Consumers whose inboxes Dagster drains, as `module:name` separated by spaces "
+        "(`billing.events:consumer`): see [Slow "
+        "handlers](consuming.md#slow-handlers-receive-then-process).",
     )
     session_seconds: float = Field(
-        default=600.0, ge=1.0, description="length of a relay session in Dagster before it hands over"
+        default=600.0,
+        ge=1.0,
+        description="Length of a relay session in Dagster before it hands over to its successor.",
     )
     history_days: int = Field(
-        default=14, ge=1, description="how long Dagster remembers runs and verdicts that are over, in days"
+        default=14,
+        ge=1,
+        description="How long Dagster keeps finished runs and old check results, in days. The newest ones "
+        "always stay.",
     )
 
     local_dir: Path = Field(
-        default=Path("~/.cache/outbox-pipelines/local"), description="data and logs of the local stack"
+        default=Path("~/.cache/outbox-pipelines/local"), description="Data and logs of the local stack."
     )
     local_jars: Path = Field(
-        default=Path("~/.cache/outbox-pipelines/jars"), description="Kafka's jars, shared by all local stacks"
+        default=Path("~/.cache/outbox-pipelines/jars"),
+        description="Kafka's jars, shared by all local stacks.",
     )
     local_postgres: Path | None = Field(
-        default=None, description="directory of PostgreSQL binaries (with initdb) for the local stack"
+        default=None,
+        description="Directory of PostgreSQL programs (with `initdb`) for the local stack. If not set: "
+        "those of the Python package.",
     )
     local_grace_seconds: float = Field(
-        default=60.0, ge=0.0, description="the local stack stops when nobody used it for so long"
+        default=60.0, ge=0.0, description="The local stack stops when it has not been used for this long."
     )
 
     @field_validator("dsn")

@@ -1,0 +1,18 @@
+"""docs/settings.md is what `python docs/settings_page.py` makes of the settings."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+from outbox_pipelines.settings import Settings
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_page_is_made_of_the_settings() -> None:
+    """Guards against a page that shows other defaults, and a setting that nobody finds."""
+    names = runpy.run_path(str(DOCS / "settings_page.py"))
+    assert names["PAGE"].read_text() == names["page"](), "run `python docs/settings_page.py`"
+    grouped = " ".join(names["GROUPS"].values()).split()
+    assert sorted(grouped) == sorted(Settings.model_fields)
