@@ -119,13 +119,17 @@ class SharedPieces(Pieces):
         super().__init__()
         self._changed = threading.Condition()
 
+    def add(self, piece: Piece | None) -> None:
+        with self._changed:
+            super().add(piece)
+            self._changed.notify_all()
+
     def put(self, piece: Piece | None, seconds: float) -> bool:
         """Add one; False where there has been no room for so long."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.takes(piece), seconds):
                 return False
             self.add(piece)
-            self._changed.notify_all()
             return True
 
     def get(self, seconds: float, wanted: Callable[[Piece], bool]) -> Piece | None:

@@ -187,8 +187,11 @@ class Holder:
         Raises:
             ShardLostError: the session is gone.
         """
-        cursor = self._run(query, parameters)
-        return cursor.fetchall() if cursor.description else []
+        try:
+            cursor = self._connection.execute(query, parameters)
+            return cursor.fetchall() if cursor.description else []
+        except psycopg.OperationalError as error:
+            raise self._lost(error) from error
 
     def read(self, query: bytes, seqs: Sequence[int]) -> Generator[tuple[int, tuple[Any, ...] | str]]:
         """The content of rows, one after the other, or why it cannot be read: see `bodies.read`."""
@@ -198,16 +201,12 @@ class Holder:
         except psycopg.OperationalError as error:
             raise self._lost(error) from error
 
-    def count(self, query: bytes, parameters: Parameters[str, Any]) -> int:
-        """The same; how many rows it changed."""
-        return self._run(query, parameters).rowcount
-
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[Connection]:
         """Everything inside commits together, or not at all."""
         try:
             with self._connection.transaction():
-                yield
+                yield self._connection
         except psycopg.OperationalError as error:
             raise self._lost(error) from error
 
@@ -217,14 +216,6 @@ class Holder:
             with suppress(psycopg.OperationalError):
                 self._connection.execute(queries.UNLOCK, {"key": key(_HOLDS, self._oid)})
         self._connection.close()
-
-    def _run(
-        self, query: LiteralString | bytes, parameters: Parameters[str, Any]
-    ) -> psycopg.Cursor[tuple[Any, ...]]:
-        try:
-            return self._connection.execute(query, parameters)
-        except psycopg.OperationalError as error:
-            raise self._lost(error) from error
 
     def _ask(self, query: LiteralString, lock: int) -> bool:
         rows = self.execute(query, {"key": key(lock, self._oid)})

@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -17,10 +18,12 @@ import psycopg
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.claims import queries
+from outbox_pipelines.relay.claims.core.ports import MarkError
 from outbox_pipelines.relay.claims.mapping import Mapping
 from outbox_pipelines.relay.claims.queries import Statements
 from outbox_pipelines.secret import first_line
 
+_LOG = logging.getLogger(__name__)
 # So many rows are looked for that cannot be marked: more of them are no matter of single rows.
 _MOST_BROKEN: Final = 20
 # A constraint or a trigger that is deferred would else speak at the commit.
@@ -36,10 +39,6 @@ _WRITTEN: Final = (
     "next_attempt_at",
     "failed_at",
 )
-
-
-class MarkError(SetupError):
-    """The table does not let published rows be marked: publish nothing more."""
 
 
 @contextmanager
@@ -62,11 +61,46 @@ def rehearse(connection: Connection, statements: Statements, table: Mapping, seq
     with connection.transaction(force_rollback=True), explained(table):
         marked = connection.execute(statements(queries.MARK), {"seqs": array(seqs)}).rowcount
         connection.execute(_NOW)
-        if marked < len(seqs):
+        left = len(seqs) - marked
+        if left > 0 and (left := _unmarked(connection, statements, seqs)):
             raise MarkError(
-                f"{table} does not let {len(seqs) - marked} of {len(seqs)} rows be marked, so nothing is "
+                f"{table} does not let {left} of {len(seqs)} rows be marked, so nothing is "
                 "published: look for a trigger, a rule or a policy that stops UPDATE"
             )
+
+
+def mark(connection: Connection, statements: Statements, table: Mapping, seqs: list[int]) -> None:
+    """Marks published rows in the open transaction; if their count differs, says so. Within `explained`.
+
+    Raises:
+        MarkError: the table does not let all of them be marked.
+        SetupError: a number has several rows.
+    """
+    marked = connection.execute(statements(queries.MARK), {"seqs": array(seqs)}).rowcount
+    if marked == len(seqs):
+        return
+    left = _unmarked(connection, statements, seqs)
+    if marked > len(seqs):
+        raise SetupError(
+            f"{table.columns['seq']!r} is not unique in {table}: {len(seqs)} events have {marked} rows; "
+            "give each row its own number"
+        )
+    if left:
+        raise MarkError(
+            f"{table} does not let {left} published rows be marked: look for a trigger, a rule or a policy "
+            "that stops UPDATE"
+        )
+    _LOG.warning(
+        "%d published events are not in %s any more, or were marked by another session: rows deleted, a "
+        "partition detached, or another publisher?",
+        *(len(seqs) - marked, table),
+    )
+
+
+def _unmarked(connection: Connection, statements: Statements, seqs: list[int]) -> int:
+    """How many of these are still pending: the others were deleted, or marked by another session."""
+    ((left,),) = connection.execute(statements(queries.UNMARKED), {"seqs": array(seqs)}).fetchall()
+    return int(left)
 
 
 def mark_what_can_be(connection: Connection, statements: Statements, seqs: list[int]) -> None:

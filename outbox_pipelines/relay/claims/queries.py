@@ -188,7 +188,7 @@ class Statements:
             "due_in": _due_in(columns),
             "time": columns.get("created_at", sql.SQL("NULL::timestamptz")),
             "processed": _processed(mapping, targets),
-            "refused": _refused(mapping, targets | columns, types),
+            "refused": _refused(mapping, targets | columns, types, max_attempts),
             "aggregate_type_type": sql.SQL(types.aggregate_type),
             "aggregate_id_type": sql.SQL(types.aggregate_id),
             "last_error_type": sql.SQL(types.last_error),
@@ -296,10 +296,17 @@ def _processed(mapping: Mapping, columns: dict[str, sql.Composable]) -> sql.Comp
     return sql.SQL(", ").join(changes)
 
 
-def _refused(mapping: Mapping, columns: dict[str, sql.Composable], types: Types) -> sql.Composable:
+def _refused(
+    mapping: Mapping, columns: dict[str, sql.Composable], types: Types, max_attempts: int
+) -> sql.Composable:
     """What a refusal writes, where there are columns for it; the last one gives the event up."""
+    count = "{set_retry_count} = coalesce({retry_count}, 0) + 1"
+    if not columns.keys() & {"status", "failed_at"}:
+        # Nothing else says that it was given up, also not of a row that could not be read.
+        count = """{set_retry_count} =
+            greatest(coalesce({retry_count}, 0) + 1, CASE WHEN r.is_last THEN {most} END)"""
     changes = {
-        "retry_count": "{set_retry_count} = coalesce({retry_count}, 0) + 1",
+        "retry_count": count,
         "last_error": "{set_last_error} = r.error::{last_error_type}",
         "next_attempt_at": """{set_next_attempt_at} =
             CASE WHEN NOT r.is_last THEN clock_timestamp() + make_interval(secs => r.pause) END""",
@@ -310,6 +317,7 @@ def _refused(mapping: Mapping, columns: dict[str, sql.Composable], types: Types)
         **columns,
         "last_error_type": sql.SQL(types.last_error),
         "failed_state": sql.Literal(mapping.states["failed"]),
+        "most": sql.Literal(max_attempts),
     }
     chosen = [sql.SQL(change).format(**names) for column, change in changes.items() if column in columns]
     return sql.SQL(", ").join(chosen)

@@ -1,7 +1,8 @@
 """What has been read and not been published yet: the way from the reader to the publisher.
 
 Invariants:
-- At most two pieces wait; the reader waits with a third, so that a slow Kafka fills no memory.
+- At most two pieces wait; the reader waits with a third, so that a slow Kafka fills no memory. Claims, which
+  are few, need not wait: `add`.
 - Small ticks that wait become one: a publisher that was busy gets at once all that has come meanwhile, and
   nothing that is read waits behind its next transaction.
 - Each call is atomic: see `relay.shared`.

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.model.relay.breaks import BREAKS, found
+from tests.model.explore import Result
+from tests.model.relay.breaks import BREAKS, Break, Patch, found
 
 
-def main() -> int:
+def main(breaks: Mapping[str, Break] = BREAKS, find: Callable[[Break, Patch], Result] = found) -> int:
+    """Print a row of docs/verification.md for each break; return 1 if one is not found."""
     missed = 0
-    for one in BREAKS.values():
+    for one in breaks.values():
         replaced: list[tuple[Any, str, Any]] = []
 
         def patch(target: Any, attribute: str, value: Any, replaced: list[Any] = replaced) -> None:
@@ -19,7 +22,7 @@ def main() -> int:
 
         began = time.monotonic()
         try:
-            result = found(one, patch)
+            result = find(one, patch)
         finally:
             for target, attribute, value in reversed(replaced):
                 setattr(target, attribute, value)

@@ -30,6 +30,7 @@ def _piece(piece: Piece) -> Hashable:
         piece.ends_tick,
         piece.starts_tick,
         tuple(piece.suspects),
+        tuple(piece.unreadable),
     )
 
 

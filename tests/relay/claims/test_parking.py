@@ -229,5 +229,5 @@ def test_an_aggregate_waits_until_nothing_of_it_is_on_its_way(
         assert source.claim(list(lot.blocked)) is None
         retries.look_after(may_try=True)
     assert tried == [first]
-    source.close()
+    source.sessions.close()
     holder.release()

@@ -12,9 +12,10 @@ import pytest
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import bodies, service
 from outbox_pipelines.relay.claims import queries, status
+from outbox_pipelines.relay.claims.core.claims import Claim
 from outbox_pipelines.relay.claims.holder import Holder
 from outbox_pipelines.relay.claims.marks import array
-from outbox_pipelines.relay.claims.source import Claim, ClaimSource
+from outbox_pipelines.relay.claims.source import ClaimSource
 from outbox_pipelines.relay.core.errors import ShardLostError
 from tests.conftest import wait_until
 from tests.relay.claims import textbook
@@ -33,7 +34,7 @@ def _holding(table: Table, **settings: object) -> Iterator[tuple[Holder, ClaimSo
     try:
         yield holder, source
     finally:
-        source.close()
+        source.sessions.close()
         holder.release()
 
 
@@ -111,7 +112,7 @@ def test_a_successor_waits_until_no_claim_of_its_predecessor_is_left(table: Tabl
             assert second.try_take()
             successor = ClaimSource(table.settings, second)
             assert _seqs(successor.claim([])) == [seqs[1], seqs[1] + 1]
-            successor.close()
+            successor.sessions.close()
         finally:
             second.release()
 
@@ -135,11 +136,11 @@ def test_a_sign_of_life_just_when_a_claim_meets_a_foreign_lock(table: Table) -> 
     (seq,) = table.write(("a", {"n": 1}))
     with _holding(table) as (_, source), table.connect(autocommit=False) as other:
         other.execute("SELECT FROM events WHERE seq = %s FOR UPDATE", [seq])
-        connection = source._free[0]
+        connection = source.sessions.free[0]
         connection.execute("BEGIN")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             connection.execute("SELECT FROM events FOR UPDATE NOWAIT")
-        source.beat()
+        source.sessions.beat()
         connection.execute("ROLLBACK")
         assert source.claim([]) is None
         other.rollback()
@@ -271,7 +272,7 @@ def test_a_claim_goes_by_the_index(table: Table, is_analyzed: bool) -> None:
             "most": bodies.FEW,
         }
         query = holder.statements(queries.CLAIM, queries.NOT_BUSY, queries.NOT_AMONG)
-        connection = source._free[0]
+        connection = source.sessions.free[0]
         plan = "".join(line for (line,) in connection.execute(b"EXPLAIN " + query, parameters))
     assert "Sort" not in plan
     assert "Index Scan using events_seq_idx" in plan

@@ -1,0 +1,1 @@
+"""What the relay of a marked table decides beyond `relay.core`, by the same rules: see there."""

@@ -1,0 +1,1 @@
+"""The relay of a marked table in a small world: rows, Kafka, writers, operators, time, any fault."""
