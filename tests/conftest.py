@@ -12,8 +12,8 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -197,6 +197,30 @@ def known_secrets() -> Iterator[None]:
     before = set(secret._known)
     yield
     secret._known.intersection_update(before)
+
+
+@dataclass(frozen=True)
+class Lasting:
+    """Servers and databases that are made once in a session, whoever asks first, and last until it ends.
+
+    A fixture of the session is not enough: one with parameters ends at each change of them, and each
+    directory that imports a fixture has one of its own.
+    """
+
+    ends: ExitStack
+    made: dict[object, Any] = field(default_factory=dict)
+
+    def once(self, name: object, make: Callable[[], AbstractContextManager[Any]]) -> Any:
+        """What was made under this name; made now where nothing was."""
+        if name not in self.made:
+            self.made[name] = self.ends.enter_context(make())
+        return self.made[name]
+
+
+@pytest.fixture(scope="session")
+def lasting() -> Iterator[Lasting]:
+    with ExitStack() as ends:
+        yield Lasting(ends)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 Invariants:
 - Every test runs on both; where the machine has no PostgreSQL its half is skipped, under CI=true it fails.
+- A server lasts for the session: a test leaves roles behind, but no connection, no prepared transaction.
 - A migrated database is a copy of one that was migrated once for each server.
 """
 
@@ -24,7 +25,7 @@ from outbox_pipelines import schema
 from outbox_pipelines.cli import cli
 from outbox_pipelines.local import postgres
 from outbox_pipelines.settings import Settings, load_settings
-from tests.conftest import may_log_in
+from tests.conftest import Lasting, may_log_in
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -114,27 +115,40 @@ def _bin_dir(which: str) -> Path:
     return found[-1].parent
 
 
+def _running(which: str, lasting: Lasting, directories: pytest.TempPathFactory) -> postgres.Postgres:
+    """The session's server with these programs; starting one takes two seconds."""
+    programs = _bin_dir(which)
+    server: postgres.Postgres = lasting.once(
+        ("postgres", which), lambda: postgres.running(directories.mktemp("postgres"), bin_dir=programs)
+    )
+    return server
+
+
 @pytest.fixture(scope="session", params=["wheel", "machine"])
 def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[postgres.Postgres]:
-    with postgres.running(tmp_path_factory.mktemp("postgres"), bin_dir=_bin_dir(request.param)) as server:
-        yield server
+    request: pytest.FixtureRequest, lasting: Lasting, tmp_path_factory: pytest.TempPathFactory
+) -> postgres.Postgres:
+    return _running(request.param, lasting, tmp_path_factory)
 
 
 @pytest.fixture(scope="session", name="server")
-def wheel_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[postgres.Postgres]:
+def wheel_server(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> postgres.Postgres:
     """The wheel's alone, for tests in which the server's version plays no part."""
-    with postgres.running(tmp_path_factory.mktemp("postgres"), bin_dir=_bin_dir("wheel")) as server:
-        yield server
+    return _running("wheel", lasting, tmp_path_factory)
+
+
+@contextmanager
+def _migrated(server: postgres.Postgres) -> Iterator[str]:
+    with fresh(server) as made:
+        schema.migrate(made.settings)
+        yield str(psycopg.conninfo.conninfo_to_dict(made.dsn)["dbname"])
 
 
 @pytest.fixture(scope="session")
-def template(server: postgres.Postgres) -> Iterator[str]:
+def template(server: postgres.Postgres, lasting: Lasting) -> str:
     """The name of a migrated database, to be copied."""
-    with fresh(server) as made:
-        schema.migrate(made.settings)
-        yield psycopg.conninfo.conninfo_to_dict(made.dsn)["dbname"]  # type: ignore[misc]
+    name: str = lasting.once(("template", server.dsn), lambda: _migrated(server))
+    return name
 
 
 @pytest.fixture
