@@ -3,6 +3,7 @@
 Invariants:
 - The servers are the local stack's, shared by every run on the machine; each test has its own database and
   topics, and a run removes its own topics alone.
+- Files lie in memory where there is enough of it (see `memory`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,15 @@ from outbox_pipelines.local import Stack
 from outbox_pipelines.local import stack as local_stack
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
+from tests import memory
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A worker inherits what the process that starts it has set.
+    if not hasattr(config, "workerinput"):
+        ends = ExitStack()
+        config.add_cleanup(ends.close)
+        ends.enter_context(memory.directories(workers=bool(config.getoption("numprocesses", None))))
 
 
 class Message(NamedTuple):
