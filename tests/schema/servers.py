@@ -118,8 +118,11 @@ def _bin_dir(which: str) -> Path:
 def _running(which: str, lasting: Lasting, directories: pytest.TempPathFactory) -> postgres.Postgres:
     """The session's server with these programs; starting one takes two seconds."""
     programs = _bin_dir(which)
+    # Each copy of a database adds ten megabytes to the log, which may lie in memory.
+    settings = {"max_wal_size": "128MB"}
     server: postgres.Postgres = lasting.once(
-        ("postgres", which), lambda: postgres.running(directories.mktemp("postgres"), bin_dir=programs)
+        ("postgres", which),
+        lambda: postgres.running(directories.mktemp("postgres"), settings, bin_dir=programs),
     )
     return server
 
