@@ -17,7 +17,7 @@ WORKERS ?= 3
 # A suite starts a thousand processes: none should compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo ui test model soak lint docs bench clean
+.PHONY: demo ui test model soak lint docs bench release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/ready
@@ -43,12 +43,16 @@ lint: $(VENV)/ready
 
 # The pages as a site, from build/docs/index.html; a broken link or anchor fails it.
 docs: $(VENV)/ready
-	@rm -rf build/docs
+	@rm -rf build/docs build/doctrees
 	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky --jobs 2 -d build/doctrees docs build/docs
 	@echo build/docs/index.html
 
 bench: $(VENV)/ready
 	@$(BIN)/python -m benchmarks $(BENCH)
+
+# Builds into dist/ and checks: files, page, and that it works alone. Uploads nothing.
+release: $(VENV)/ready
+	@$(BIN)/python -m tests.release
 
 clean:
 	rm -rf $(VENV)

@@ -2,10 +2,17 @@
 
 Invariants:
 - A build is strict about links and anchors and uses no network: no fonts, scripts or inventories of others.
-- Every page of this folder is in the table of contents of index.md.
+- Every page of this folder is in the table of contents of index.md. Some show a file from outside.
 """
 
 from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
 
 project = "Outbox Pipelines"
 copyright = "the authors of Outbox Pipelines"
@@ -19,3 +26,43 @@ html_show_sourcelink = False
 myst_heading_anchors = 4
 # "…" in an example stands for a value, and no lexer knows it.
 suppress_warnings = ["misc.highlighting_failure"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+# Types of other packages have no page here, and neither have names that are ours alone.
+nitpick_ignore_regex = [("py:.*", r"(?!outbox_pipelines\.).*"), ("py:.*", r".*\.(_\w+|Handler|Payload)")]
+
+# Alembic logs that it is imported.
+logging.getLogger("alembic").setLevel(logging.WARNING)
+
+_SHOWN = {
+    "changelog": "CHANGELOG.md",
+    "contributing": "CONTRIBUTING.md",
+    "examples": "examples/README.md",
+    "security": "SECURITY.md",
+}
+
+
+def _show_file(app: Sphinx, page: str, source: list[str]) -> None:
+    """Replace the content of a page by that of a file outside; only links to pages stay links."""
+    if page not in _SHOWN:
+        return
+    text = (Path(app.srcdir).parent / _SHOWN[page]).read_text()
+    for name, file in _SHOWN.items():
+        text = text.replace(f"]({file})", f"](docs/{name}.md)")
+    text = re.sub(r"\[([^\]]+)\]\((?!https?://|docs/|#)[^)]+\)", r"\1", text)
+    source[0] = text.replace("](docs/", "](")
+
+
+def _read_markdown(
+    app: Sphinx, what: str, name: str, obj: object, options: dict[str, Any], lines: list[str]
+) -> None:
+    """Docstrings have code between single backticks; reStructuredText has it between two."""
+    text = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", "\n".join(lines))
+    lines[:] = text.split("\n")
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", _show_file)
+    # Before napoleon, which has the usual priority of 500.
+    app.connect("autodoc-process-docstring", _read_markdown, priority=400)

@@ -26,7 +26,7 @@ Encode = Callable[[Event], tuple[str | None, Headers]]
 Shape = Callable[[Event, Metadata], str]
 
 # The headers of columns that are never null. The aggregate's id is the key; a header where asked for.
-_COLUMNS: Final = {
+_COLUMNS: Final[dict[str, Callable[[Event], str]]] = {
     "id": attrgetter("id"),
     "event-type": attrgetter("event_type"),
     "aggregate-type": attrgetter("aggregate_type"),
