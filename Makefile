@@ -17,7 +17,7 @@ WORKERS ?= 3
 # A suite starts a thousand processes: none should compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo ui test model soak lint docs bench release clean
+.PHONY: demo ui test test-fast model soak lint docs bench release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/ready
@@ -27,7 +27,11 @@ ui: $(VENV)/ready
 	@$(BIN)/python -m outbox_pipelines.demo ui $(if $(PORT),--port $(PORT))
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
+
+# The tests that start no server, in less than a minute.
+test-fast: $(VENV)/ready
+	$(BIN)/python -m pytest -n 2 --dist loadfile --fast
 
 model: $(VENV)/ready
 	@$(BIN)/python -m tests.model $(SCOPES) --seconds $(MODEL_SECONDS) --processes 2

@@ -25,12 +25,45 @@ from confluent_kafka.admin import AdminClient
 from outbox_pipelines import schema, secret
 from outbox_pipelines.local import Stack
 from outbox_pipelines.local import stack as local_stack
+from outbox_pipelines.local.server import Server
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
 from tests import memory
 
+# What --fast leaves out: tests with fixtures that start servers or fill archives, and folders that do.
+_SLOW_FIXTURES: Final = {
+    *("stack", "lasting", "own_servers", "own_table", "servers", "strict", "server"),
+    *("flights_archive", "storage", "of"),
+}
+_SLOW_FOLDERS: Final = {"browser", "demo", "history", "local", "model"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only the tests that start no server")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--fast", False):
+        slow = [item for item in items if _is_slow(item)]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not _is_slow(item)]
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return bool(
+        item.get_closest_marker("slow")
+        or _SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ()))
+        or _SLOW_FOLDERS.intersection(item.path.parts)
+    )
+
+
+def _refuse_server(*_: object) -> None:
+    pytest.fail("--fast starts no server: mark this test as slow")
+
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--fast", False):
+        Server._spawn = _refuse_server  # type: ignore[method-assign]
     # A worker inherits what the process that starts it has set.
     if not hasattr(config, "workerinput"):
         ends = ExitStack()

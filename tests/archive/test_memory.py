@@ -11,6 +11,8 @@ from outbox_pipelines.archive import export, sums
 from outbox_pipelines.archive.columns import SCHEMA
 from tests.archive.reading import ONE, event
 
+pytestmark = pytest.mark.slow
+
 
 def written(path: Path, events: int, size: int) -> Path:
     """A file as `export` writes it, of events with payloads of so many bytes that do not compress."""

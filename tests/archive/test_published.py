@@ -19,6 +19,8 @@ from tests.archive.days import at, days_ago, make_days, progress, publish, rows,
 from tests.schema.events import insert
 from tests.schema.servers import Connection, Database
 
+pytestmark = pytest.mark.slow
+
 Progress = list[tuple[datetime, str, str | None, int | None]]
 SEED = int(os.environ.get("SEED") or random.randrange(2**32))
 VIEW = "SELECT id::text, processed_at, status, retry_count, last_error FROM outbox_events"

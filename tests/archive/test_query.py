@@ -20,6 +20,8 @@ from outbox_pipelines.archive import open_archive
 from outbox_pipelines.cli import cli
 from tests.archive.reading import ONE, TWO, bucket, event, objects, put_day, three_days
 
+pytestmark = pytest.mark.slow
+
 COUNTS = "SELECT event_date, count(*) AS events FROM events GROUP BY ALL ORDER BY ALL"
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 RIGHT = """
 from dataclasses import dataclass
 import psycopg

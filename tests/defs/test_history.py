@@ -28,6 +28,8 @@ from outbox_pipelines.errors import SetupError
 from tests.conftest import password_of
 from tests.schema.servers import Database
 
+pytestmark = pytest.mark.slow
+
 OURS = "__repository__@outbox"
 DAYS = dg.DailyPartitionsDefinition(start_date="2026-01-01", timezone="UTC")
 HEALTH = dg.AssetKey(["outbox", "health"])

@@ -12,6 +12,8 @@ import pytest
 from outbox_pipelines.defs import outbox_definitions
 from outbox_pipelines.defs.resources import OutboxResource
 
+pytestmark = pytest.mark.slow
+
 # A project with all that a merge may meet: its own executor, I/O manager, and a resource of an obvious name.
 PROJECT = """
 import dagster as dg

@@ -24,6 +24,8 @@ from tests.deploy.files import (
     rules,
 )
 
+pytestmark = pytest.mark.slow
+
 CHECKS = {rule.name for rule in RULES} | {"database"}
 
 

@@ -29,6 +29,8 @@ from tests.defs.conftest import run
 from tests.deploy.secured import DOC, Secured, secured
 from tests.relay.threads import running
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:

@@ -26,6 +26,8 @@ from tests.conftest import wait_until
 from tests.deploy.files import DEPLOY, ROOT, check_command, settings_of
 from tests.deploy.test_manifests import env_asked_for
 
+pytestmark = pytest.mark.slow
+
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 BIN = "/opt/outbox/venv/bin/"
 

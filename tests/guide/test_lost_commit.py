@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from outbox_pipelines import schema
 from outbox_pipelines.local import postgres
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit
+
+pytestmark = pytest.mark.slow
 
 
 def test_an_event_that_was_seen_is_gone(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from outbox_pipelines.lint.files import python_files
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_our_own_code() -> None:
     """A false alarm, or a true one."""
     assert check(python_files([ROOT / "outbox_pipelines", ROOT / "tests" / "demo"])) == []

@@ -235,6 +235,7 @@ def test_progress_rides_on_the_settle(outbox: Outbox) -> None:
     holder.release()
 
 
+@pytest.mark.slow
 def test_a_standby_is_refused(tmp_path: Path) -> None:
     """Guards against a replica, on which running transactions look finished."""
     with postgres.running(tmp_path) as server:

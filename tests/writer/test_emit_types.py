@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 RIGHT = """
 from collections.abc import Coroutine
 from uuid import UUID
