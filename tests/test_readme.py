@@ -54,8 +54,8 @@ def test_the_examples_run(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> No
         "order_id": 42,
     }
     monkeypatch.setattr(Consumer, "run", lambda consumer: None)
-    exec(WRITER, names)
-    exec(CONSUMER, names)
+    for example in (WRITER, CONSUMER):
+        exec(compile(example, "README.md", "exec", dont_inherit=True), names)
     with psycopg.connect(names["dsn"]) as connection:
         row = connection.execute("SELECT aggregate_id, payload FROM outbox").fetchone()
         assert row == ("42", {"total": 5})

@@ -1,0 +1,100 @@
+"""The API reference names what is public, and its examples run."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import orm
+
+from outbox_pipelines import archive, consumer, writer
+from outbox_pipelines.consumer import Consumer
+from outbox_pipelines.consumer.testing import handle, make_event
+from tests.conftest import Outbox
+from tests.writer import targets
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = {"writer": writer, "consumer": consumer, "archive": archive}
+_DIRECTIVE = re.compile(r"^\.\. auto\w+:: (\S+?)\.(\w+)(?:\(\))?$", re.MULTILINE)
+
+
+def _text(name: str) -> str:
+    return (DOCS / f"api-{name}.md").read_text()
+
+
+def _examples(name: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", _text(name), re.MULTILINE | re.DOTALL)
+
+
+def _run(example: str, names: dict[str, Any]) -> None:
+    # Without the future of this file.
+    exec(compile(example, "example", "exec", dont_inherit=True), names)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_public_name_is_there(name: str) -> None:
+    """Guards against a function that only its source documents, and one that is gone."""
+    directives = _DIRECTIVE.findall(_text(name))
+    assert set(PAGES[name].__all__) <= {found for _, found in directives}
+    for module, found in directives:
+        assert hasattr(import_module(module), found), found
+
+
+def test_the_examples_of_the_writer_run(outbox: Outbox, capsys: pytest.CaptureFixture[str]) -> None:
+    class Base(orm.DeclarativeBase):
+        pass
+
+    with outbox.connect() as connection:
+        connection.execute("CREATE TABLE orders (id int PRIMARY KEY, state text NOT NULL)")
+        connection.execute("INSERT INTO orders VALUES (42, 'new')")
+    names: dict[str, Any] = {
+        "dsn": outbox.settings.dsn.reveal(),
+        "Base": Base,
+        "Mapped": orm.Mapped,
+        "mapped_column": orm.mapped_column,
+        "sessions": orm.sessionmaker(targets.engine(outbox.settings)),
+    }
+    for example in _examples("writer"):
+        _run(example, names)
+    assert capsys.readouterr().out == "False\n"
+    with outbox.connect() as connection:
+        written = connection.execute("SELECT event_type, correlation_id FROM outbox ORDER BY seq").fetchall()
+    sent = [("parcel.sent", "request 7")] * 3
+    assert written[:4] == [("order.shipped", "request 7"), *sent]
+    assert sorted(written[4:]) == [("order.placed", None), ("order.shipped", None)]
+
+
+def test_the_example_of_the_consumer_runs(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Consumer, "run", lambda consumer: None)
+    names: dict[str, Any] = {"dsn": outbox.settings.dsn.reveal(), "kafka": outbox.settings.kafka}
+    with psycopg.connect(names["dsn"]) as connection:
+        connection.execute("CREATE TABLE invoices (order_id text PRIMARY KEY)")
+    [example] = _examples("consumer")
+    _run(example, names)
+    with psycopg.connect(names["dsn"]) as connection:
+        event = make_event("order.shipped", {}, aggregate_id=42)
+        assert handle(names["consumer"], event, using=connection) == ["handled"]
+        assert connection.execute("SELECT order_id FROM invoices").fetchall() == [("42",)]
+
+
+def test_the_example_of_the_archive_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names a bucket that nobody has: what it calls must be there, with these arguments."""
+    from outbox_pipelines.archive import reader
+
+    asked: list[dict[str, object]] = []
+
+    class Opened:
+        days = ()
+
+        def dataframe(self, **wanted: object) -> None:
+            assert set(wanted) <= {"columns", "parse", *reader.Wanted.__annotations__}
+            asked.append(wanted)
+
+    monkeypatch.setattr(reader, "open_archive", lambda url: Opened())
+    [example] = _examples("archive")
+    _run(example, {})
+    assert asked == [{"since": "2026-11-01", "event_type": "order.placed"}]
