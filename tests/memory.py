@@ -26,6 +26,7 @@ from outbox_pipelines.local import client, lease
 from outbox_pipelines.settings import load_settings
 
 _MEMORY: Final = Path("/dev/shm")
+_CGROUP: Final = Path("/sys/fs/cgroup")
 _ENOUGH_BYTES: Final = 8 * 1024**3
 # A run that has just made its directory may not have locked it yet.
 _NEW_SECONDS: Final = 60.0
@@ -71,8 +72,15 @@ def _is_enough() -> bool:
     return (
         os.access(_MEMORY, os.W_OK)
         and not found.f_flag & os.ST_NOEXEC
-        and min(found.f_bavail * found.f_frsize, available) >= _ENOUGH_BYTES
+        and min(found.f_bavail * found.f_frsize, available, *_limits()) >= _ENOUGH_BYTES
     )
+
+
+def _limits() -> Iterator[int]:
+    """What a container may use: files in memory count, and /proc/meminfo speaks of the whole machine."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            yield int((_CGROUP / name).read_text())
 
 
 def _sweep(place: Path) -> None:
