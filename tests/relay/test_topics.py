@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,8 +45,21 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topics, "_AGAIN_SECONDS", 0.05)
 
 
+_made: list[Topics] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Ends the threads of this file's topics: others count theirs."""
+    yield
+    while _made:
+        _made.pop().close()
+
+
 def _topics(broker: Kafka, **settings: object) -> Topics:
-    return Topics(load_settings(kafka=broker.bootstrap, create_topics_pattern=f"{_RUN}*", **settings))
+    given = {"kafka": broker.bootstrap, "create_topics_pattern": f"{_RUN}*"} | settings
+    _made.append(Topics(load_settings(**given)))
+    return _made[-1]
 
 
 def _admin(bootstrap: str) -> AdminClient:
@@ -235,7 +249,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
 def test_the_operator_says_which_topics_may_be_created(strict: Kafka, name: str) -> None:
     """Guards against a writer whose made-up aggregate types fill the cluster with partitions."""
     settings = {"create_topics": True, "topic_partitions": 1, "create_topics_max": 3}
-    known = Topics(load_settings(kafka=strict.bootstrap, create_topics_pattern=f"{name}-*", **settings))
+    known = _topics(strict, create_topics_pattern=f"{name}-*", **settings)
     for n in range(3):
         assert known.find_for_trial(f"{name}-{n}", 20).partitions == 1
     with pytest.raises(TopicUnavailableError, match=r"OUTBOX_CREATE_TOPICS_MAX=3 is reached"):

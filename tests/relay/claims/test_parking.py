@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import threading
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay import service
 from outbox_pipelines.relay.brokers import Brokers, Unavailable
 from outbox_pipelines.relay.claims import status
 from outbox_pipelines.relay.claims.holder import Holder
@@ -22,6 +26,7 @@ from outbox_pipelines.relay.topics import Topics
 from tests.conftest import read_topic, wait_until
 from tests.relay.claims import textbook
 from tests.relay.claims.conftest import Make
+from tests.relay.claims.test_marks import REFUSE
 from tests.relay.claims.textbook import Table
 from tests.relay.parked import numbers_by_key
 from tests.relay.topic import NOISE, change_topic
@@ -186,6 +191,57 @@ def test_a_dead_letter_is_told_and_copied(table: Table, tmp_path: Any) -> None:
     assert told["help"] == "mend the row, make it pending"
     (copy,) = read_topic(table.settings.kafka, f"{table.outbox.topic()}.dlq")
     assert copy.headers["dead-letter-topic"] == table.outbox.topic()
+
+
+def test_a_row_that_cannot_be_read_is_given_up_until_it_is_changed(table: Table) -> None:
+    """Guards against such a row that no column shows as given up, or that waits for a restart."""
+    first, _ = table.write(("a", {"n": 0}), ("a", {"n": 1}))
+    with table.connect() as connection:
+        connection.execute(
+            "UPDATE events SET payload = jsonb_build_object('noise', repeat('x', 9000000)) WHERE seq = %s",
+            [first],
+        )
+        with table.relayed(max_attempts=3):
+            wait_until(lambda: _unpublished(table) == [("a", 3)])
+            connection.execute(
+                "UPDATE events SET payload = '{\"n\": 0}', retry_count = 0 WHERE seq = %s", [first]
+            )
+            wait_until(lambda: _unpublished(table) == [])
+    assert table.numbers("a") == [1, 0]
+
+
+def test_a_stop_while_a_refused_event_is_published(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a successor that publishes again what was published while the relay was told to stop."""
+    table.make_topic(**SMALL)
+    table.write(("a", {"n": 0, "noise": NOISE}), ("a", {"n": 1}))
+    table.drain(max_attempts=9, retry_seconds=0.01)
+    change_topic(table.outbox, **{"max.message.bytes": "1000000"})
+    stop = threading.Event()
+
+    def stopped(self: Prober) -> None:
+        stop.set()
+        wait_until(lambda: self._end_at < math.inf, what="the relay to end")
+        flush(self)
+
+    flush = Prober._flush
+    monkeypatch.setattr(Prober, "_flush", stopped)
+    service.relay(table.with_(max_attempts=9, retry_seconds=0.01).settings, stop=stop)
+    monkeypatch.undo()
+    assert len(table.pending()) == 1
+    table.drain()
+    assert table.numbers("a") == [0, 1]
+
+
+def test_a_row_that_cannot_be_marked_is_not_tried_alone(table: Table) -> None:
+    """Guards against a refused row that every relay publishes once it is accepted, and none can mark."""
+    table.make_topic(**SMALL)
+    with table.connect() as connection:
+        connection.execute(REFUSE.format(n=0, kind="TRIGGER refuse BEFORE UPDATE", when="").encode())
+    table.write(("b", {"n": 1}), ("a", {"n": 0, "noise": NOISE}))
+    with pytest.raises(SetupError, match="not this one: change what refuses it"):
+        # The first claim, which is rehearsed, is that of the other row.
+        table.drain(piece_events=1)
+    assert _unpublished(table) == [("a", 0)]
 
 
 def test_a_long_queue_behind_a_poisoned_row_comes_in_order(table: Table) -> None:
