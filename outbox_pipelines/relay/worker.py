@@ -23,7 +23,6 @@ from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.core.attempts import DeadLetter
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.caution import Caution
-from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.flow import Flow
 from outbox_pipelines.relay.core.parked import TakenOver
 from outbox_pipelines.relay.core.publisher import Publisher
@@ -41,6 +40,7 @@ from outbox_pipelines.relay.reader import Reader
 from outbox_pipelines.relay.routing import Router
 from outbox_pipelines.relay.shards import Settled, Shard
 from outbox_pipelines.relay.shared import SharedLedger, SharedLot
+from outbox_pipelines.relay.threads import Threads
 from outbox_pipelines.relay.transactional_producer import place
 from outbox_pipelines.settings import Settings
 
@@ -105,7 +105,7 @@ class Worker:
         self._heartbeat = settings.lease_seconds / 5
         self._started = time.monotonic()
         self._end = threading.Event()
-        self._failure: BaseException | None = None
+        self._threads = Threads(self._failed)
         self._settled: deque[Settled] = deque()
         self._shown = State.CLOSED
         self._ledger = SharedLedger()
@@ -188,13 +188,13 @@ class Worker:
             AwayError: with `until_empty`, Kafka has been away for too long.
         """
         self._retries.begin(died=self._shard.predecessor_died)
-        reader = self._thread(self._reader.run, "outbox-reader")
-        settler = self._thread(self._settle, "outbox-settler")
+        reader = self._threads.start(self._reader.run, "outbox-reader")
+        settler = self._threads.start(self._settle, "outbox-settler")
         try:
-            while self._failure is None and self._flow.step():
+            while self._threads.failure is None and self._flow.step():
                 self._report()
         except BaseException as error:  # noqa: BLE001 - raised below, when the threads have ended
-            self._fail(error)
+            self._threads.fail(error)
         finally:
             self._end.set()
             reader.join()
@@ -202,15 +202,15 @@ class Worker:
             settler.join()
             # Ending a transaction may take longer than the lease; a shard that is lost now counts as a death.
             with beating(self._shard.beat, self._heartbeat):
-                self._close_prober()
+                self._threads.guard(self._close_prober)
                 self._commands.close(_OFF_SECONDS if self._until_empty else _HURRY_SECONDS)
                 self._marks.close()
                 self._publisher.discard()
         self._report()
         self.totals.events += self._retries.published
         self.totals.seconds = time.monotonic() - self._started
-        if self._failure is not None:
-            raise self._failure
+        if self._threads.failure is not None:
+            raise self._threads.failure
         if self._until_empty:
             totals = self.totals
             totals.held, totals.paused, totals.paused_seconds = self._parked.held()
@@ -218,16 +218,11 @@ class Worker:
 
     def _close_prober(self) -> None:
         """End the prober; after a graceful stop, what it has published is no longer parked."""
-        try:
-            if self._failure is None:
-                self._prober.close()
-            else:
-                self._prober.close(wait_seconds=0.0)
-            self._retries.close()
-        except psycopg.OperationalError as error:
-            self._fail(_database_gone(error))
-        except BaseException as error:  # noqa: BLE001 - raised by run()
-            self._fail(error)
+        if self._threads.failure is None:
+            self._prober.close()
+        else:
+            self._prober.close(wait_seconds=0.0)
+        self._retries.close()
 
     def _settle(self) -> None:
         is_last = False
@@ -281,27 +276,9 @@ class Worker:
     def _ending(self) -> bool:
         return self._stop.is_set() or self._end.is_set()
 
-    def _fail(self, error: BaseException) -> None:
-        self._failure = self._failure or error
+    def _failed(self) -> None:
         self._end.set()
         self._ledger.fail()
-
-    def _thread(self, body: Callable[[], None], name: str) -> threading.Thread:
-        def guarded() -> None:
-            try:
-                body()
-            except psycopg.OperationalError as error:
-                self._fail(_database_gone(error))
-            except BaseException as error:  # noqa: BLE001 - raised by run()
-                self._fail(error)
-
-        thread = threading.Thread(target=guarded, name=name, daemon=True)
-        thread.start()
-        return thread
-
-
-def _database_gone(error: psycopg.OperationalError) -> ShardLostError:
-    return ShardLostError(f"the database has gone: {error}")
 
 
 def _warn(one: TakenOver) -> None:

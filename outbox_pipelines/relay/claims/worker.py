@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-import psycopg
-
 from outbox_pipelines.relay.claims import queries
 from outbox_pipelines.relay.claims.core.claimer import Claimer
 from outbox_pipelines.relay.claims.holder import Holder
@@ -24,13 +22,13 @@ from outbox_pipelines.relay.claims.source import ClaimSource, names
 from outbox_pipelines.relay.core.attempts import DeadLetter
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.caution import Caution
-from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.flow import Flow
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.metrics import Metrics
 from outbox_pipelines.relay.producer import IdempotentProducer
 from outbox_pipelines.relay.shards import Settled
 from outbox_pipelines.relay.shared import SharedLedger, SharedLot, SharedPieces
+from outbox_pipelines.relay.threads import Threads
 from outbox_pipelines.relay.worker import Totals
 from outbox_pipelines.settings import Settings
 
@@ -102,7 +100,7 @@ class ClaimWorker:
         )
         self._started = time.monotonic()
         self._end = threading.Event()
-        self._failure: BaseException | None = None
+        self._threads = Threads()
         self._shown = State.CLOSED
         self._progress_at = 0.0
         self._progress: deque[int] = deque()
@@ -120,16 +118,18 @@ class ClaimWorker:
         try:
             self._source.sessions.rehearse_rights()
             self._claimer.begin()
-            threads = [self._thread(self._claim, "outbox-claims"), self._thread(self._beat, "outbox-beat")]
-            while self._failure is None and self._flow.step():
+            threads.append(self._threads.start(self._claim, "outbox-claims"))
+            threads.append(self._threads.start(self._beat, "outbox-beat"))
+            while self._threads.failure is None and self._flow.step():
                 self._report()
         except BaseException as error:  # noqa: BLE001 - raised below, when the threads have ended
-            self._fail(error)
+            self._threads.fail(error)
         finally:
             self._ledger.finish()
             if threads:
                 threads[0].join()
-            self._guarded(lambda: self._retries.close_prober(failed=self._failure is not None))
+            failed = self._threads.failure is not None
+            self._threads.guard(lambda: self._retries.close_prober(failed=failed))
             self._retries.close_commands()
             self._publisher.discard()
             # The heartbeats end last: until here Kafka's client may still send.
@@ -140,7 +140,7 @@ class ClaimWorker:
         self._report(last=True)
         self.totals.events += self._retries.published
         self.totals.seconds = time.monotonic() - self._started
-        if failure := self._failure or self._claimer.broken:
+        if failure := self._threads.failure or self._claimer.broken:
             raise failure
         self._count_held()
         return self.totals
@@ -199,19 +199,3 @@ class ClaimWorker:
             parameters = names(self._lot.blocked) | {"upto": self._source.upto}
             ((held,),) = self._holder.execute(query, parameters)
             self.totals.held += held
-
-    def _guarded(self, body: Callable[[], None]) -> None:
-        try:
-            body()
-        except psycopg.OperationalError as error:
-            self._fail(ShardLostError(f"the database has gone: {error}"))
-        except BaseException as error:  # noqa: BLE001 - raised by run()
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        self._failure = self._failure or error
-
-    def _thread(self, body: Callable[[], None], name: str) -> threading.Thread:
-        thread = threading.Thread(target=self._guarded, args=[body], name=name, daemon=True)
-        thread.start()
-        return thread

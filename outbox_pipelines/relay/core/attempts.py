@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from outbox_pipelines.event import Event
+from outbox_pipelines.relay.core.parking import LONGEST_PAUSE
+
+# A topic that is missing, or a Kafka that is away, is asked again after so long.
+_TOPIC_SECONDS: Final = 10.0
+_OUTAGE_SECONDS: Final = 1.0
 
 
 class Verdict(Enum):
@@ -37,6 +44,19 @@ class Tried:
     attempt: Attempt
     verdict: Verdict
     reason: str = ""
+
+    def pause(self, retry_seconds: float, jitter: Callable[[], float]) -> float:
+        """Return the seconds until the next attempt.
+
+        Args:
+            retry_seconds: the pause after the first refusal.
+            jitter: makes a factor, so that what was refused together does not stay together.
+        """
+        if self.verdict is Verdict.UNKNOWN:
+            return _OUTAGE_SECONDS
+        if self.verdict is Verdict.UNAVAILABLE:
+            return _TOPIC_SECONDS
+        return min(LONGEST_PAUSE, retry_seconds * 2.0**self.attempt.attempts) * jitter()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from outbox_pipelines.event import LARGE, Event, Released, weigh
 from outbox_pipelines.relay.core.attempts import Attempt, DeadLetter, Tried, Verdict
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.core.parked import Counters, ParkedEvent, Prober, Table, TakenOver
-from outbox_pipelines.relay.core.parking import LONGEST_PAUSE, MOMENT_SECONDS, Aggregate, ParkingLot
+from outbox_pipelines.relay.core.parking import MOMENT_SECONDS, Aggregate, ParkingLot
 from outbox_pipelines.relay.core.ports import Clock
 from outbox_pipelines.relay.core.quarantine import Quarantine
 
@@ -28,9 +28,6 @@ DEATHS: Final = 3
 _AT_ONCE: Final = 500
 _RELEASE: Final = 5000
 _MOST_RELEASES: Final = 2
-# A topic that is missing, or a Kafka that is away, is asked again after so long.
-_TOPIC_SECONDS: Final = 10.0
-_OUTAGE_SECONDS: Final = 1.0
 _NEWS_SECONDS: Final = 1.0
 # An event that kills does so when it is encoded, compressed or sent.
 _INNOCENT_SECONDS: Final = 1.0
@@ -377,7 +374,8 @@ class Retries:
         """Writes verdicts, then lets the aggregates be looked after again."""
         if not tried:
             return
-        rows = self._table.record(tried, [self._pause(one) for one in tried], most=self._most_attempts)
+        pauses = [one.pause(self._retry_seconds, self._jitter) for one in tried]
+        rows = self._table.record(tried, pauses, most=self._most_attempts)
         self._count(sum(one.verdict is Verdict.PUBLISHED for one in tried))
         self._counters.rejected(one.reason for one in tried if one.verdict is Verdict.REFUSED)
         for one in tried:
@@ -395,14 +393,6 @@ class Retries:
         for seq, state, attempts in rows:
             if state == "failed":
                 self._on_dead_letter(DeadLetter(by_seq[seq].attempt.event, attempts, by_seq[seq].reason))
-
-    def _pause(self, tried: Tried) -> float:
-        """Until the next attempt."""
-        if tried.verdict is Verdict.UNKNOWN:
-            return _OUTAGE_SECONDS
-        if tried.verdict is Verdict.UNAVAILABLE:
-            return _TOPIC_SECONDS
-        return min(LONGEST_PAUSE, self._retry_seconds * 2.0**tried.attempt.attempts) * self._jitter()
 
 
 def _firsts(parked: Iterable[ParkedEvent]) -> list[int]:

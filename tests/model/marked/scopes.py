@@ -65,7 +65,6 @@ SCOPES: Final[dict[str, Scope]] = {
         slots=2,
         stops=1,
         faults=0,
-        states=5_000,
     ),
     "marked-refused": _scope(
         "one event is refused, and later is not; one fault",
@@ -74,7 +73,7 @@ SCOPES: Final[dict[str, Scope]] = {
         refuses=[1],
         repairs=1,
         switches=0,
-        states=4_000,
+        states=3_000,
     ),
     "marked-pair": _scope(
         "two relays, one hands over, one fault",
@@ -83,7 +82,7 @@ SCOPES: Final[dict[str, Scope]] = {
         slots=2,
         stops=1,
         switches=0,
-        states=3_000,
+        states=2_000,
     ),
     "marked-late": _scope(
         "three transactions that commit in any order, or roll back; another session locks a row",
@@ -91,7 +90,7 @@ SCOPES: Final[dict[str, Scope]] = {
         ("rollback", "lock", "locked"),
         rollbacks=1,
         locks=1,
-        states=2_500,
+        states=2_000,
         **_QUIET,
     ),
     "marked-block": _scope(
@@ -102,7 +101,7 @@ SCOPES: Final[dict[str, Scope]] = {
         repairs=1,
         commands=1,
         blocks=True,
-        states=3_000,
+        states=2_500,
         **_QUIET,
     ),
     "marked-unreadable": _scope(
@@ -131,7 +130,7 @@ SCOPES: Final[dict[str, Scope]] = {
         refuses=[2],
         repairs=2,
         piece_events=1,
-        states=2_000,
+        states=1_500,
         **_QUIET,
     ),
     "marked-forgets": _scope(
@@ -142,7 +141,7 @@ SCOPES: Final[dict[str, Scope]] = {
         repairs=1,
         remembers=False,
         switches=0,
-        states=2_000,
+        states=1_500,
     ),
     "marked-until-empty": _scope(
         "a run until empty; another session locks a row, an event is refused",

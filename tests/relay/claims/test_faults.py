@@ -127,7 +127,7 @@ def test_an_orderly_stop_duplicates_nothing(table: Table) -> None:
 
 def test_the_commands(table: Table) -> None:
     """Guards against a relay that cannot be looked at, needs tables of ours, or leaves threads behind."""
-    before = set(threading.enumerate())
+    threads = set(threading.enumerate())
     table.write(("a", {"n": 1}), ("or/der", {"n": 2}))
     with table.connect() as connection:
         connection.execute("UPDATE events SET aggregate_type = 'or/der', retry_count = 5 WHERE seq = 2")
@@ -146,4 +146,4 @@ def test_the_commands(table: Table) -> None:
         row = connection.execute("SELECT to_regclass('outbox_shards')").fetchone()
         assert row == (None,)
     # Look-ups end by themselves.
-    wait_until(lambda: set(threading.enumerate()) <= before, what="the threads of the relay to end")
+    wait_until(lambda: set(threading.enumerate()) <= threads, what="the threads of the relay to end")

@@ -22,14 +22,11 @@ from outbox_pipelines.relay.claims.core.ports import MarkError, Name, Refusals
 from outbox_pipelines.relay.core.attempts import Attempt, DeadLetter, Tried, Verdict
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.core.parked import Prober
-from outbox_pipelines.relay.core.parking import LONGEST_PAUSE, MOMENT_SECONDS, Aggregate, ParkingLot
+from outbox_pipelines.relay.core.parking import MOMENT_SECONDS, Aggregate, ParkingLot
 from outbox_pipelines.relay.core.ports import Clock
 from outbox_pipelines.relay.core.quarantine import Quarantine
 
 _AT_ONCE: Final = 500
-# A topic that is missing, or a Kafka that is away, is asked again after so long.
-_TOPIC_SECONDS: Final = 10.0
-_OUTAGE_SECONDS: Final = 1.0
 # With OUTBOX_ON_DEAD_LETTER=block: whether the row has been changed.
 _MENDED_SECONDS: Final = 2.0
 
@@ -257,7 +254,7 @@ class Retries:
         """Write verdicts, then have the aggregates looked after again."""
         if not tried:
             return
-        pauses = [self._pause(one) for one in tried]
+        pauses = [one.pause(self._retry_seconds, self._jitter) for one in tried]
         # A topic that is missing for hours is written down once: each change rewrites the row.
         news = {
             one.attempt.event.seq
@@ -291,14 +288,6 @@ class Retries:
         if tried.verdict is not Verdict.UNKNOWN:
             trial.error = tried.reason
         self._lot.look_again(aggregate, pause)
-
-    def _pause(self, tried: Tried) -> float:
-        """Until the next attempt."""
-        if tried.verdict is Verdict.UNKNOWN:
-            return _OUTAGE_SECONDS
-        if tried.verdict is Verdict.UNAVAILABLE:
-            return _TOPIC_SECONDS
-        return min(LONGEST_PAUSE, self._retry_seconds * 2.0**tried.attempt.attempts) * self._jitter()
 
 
 def _of(tried: Tried) -> Name:
