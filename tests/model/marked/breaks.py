@@ -181,7 +181,15 @@ def looks_after_early(patch: Patch) -> None:
         self._put_back = type(self._put_back)((-1, events) for _, events in self._put_back)
         look_after(self, may_try=may_try)
 
+    of_process = Marked._of_process
+
+    def only_stalls(self: Marked, n: int, process: Any) -> Any:
+        faults = {"fault", "kill", "lose session"}
+        return [each for each in of_process(self, n, process) if each[0] not in faults]
+
     patch(Retries, "look_after", early)
+    # Of all faults, a stall of Kafka is what shows it.
+    patch(Marked, "_of_process", only_stalls)
 
 
 @_break("what is pending again is not looked after", "a", refuses=[1])
