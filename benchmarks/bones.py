@@ -1,7 +1,7 @@
 """The relay's loop stripped to its bones: the reference that the real one is held against.
 
-The same reading (between two snapshots, by pieces of 5,000, one ahead), the same messages (key, three
-headers, a callback each), one UPDATE a piece. Nothing else: no ownership, no heartbeat, no bound on memory,
+The same reading (between two snapshots, by batches of 5,000, one ahead), the same messages (key, three
+headers, a callback each), one UPDATE a batch. Nothing else: no ownership, no heartbeat, no bound on memory,
 no late transactions, no routing, no errors, no progress.
 
 As a program: ``python -m benchmarks.bones DSN KAFKA TOPIC`` prints events and seconds.
@@ -41,7 +41,7 @@ def drain(dsn: str, kafka: str, topic: str) -> tuple[int, float]:
     low, high, leaf = _one(connection, "SELECT min(seq), max(seq), max(tableoid)::regclass::text FROM outbox")
     producer = Producer({"bootstrap.servers": kafka, **PRODUCER})
     producer.list_topics(topic, timeout=10)
-    pieces: queue.Queue[list[Any] | None] = queue.Queue(2)
+    batches: queue.Queue[list[Any] | None] = queue.Queue(2)
 
     def read() -> None:
         with psycopg.connect(dsn, autocommit=True) as reader:
@@ -49,8 +49,8 @@ def drain(dsn: str, kafka: str, topic: str) -> tuple[int, float]:
             for last in range(low - 1, high, PIECE):
                 with reader.cursor(binary=True) as cursor:
                     cursor.execute(READ.format(leaf=leaf).encode(), [last, last + PIECE, target, done])
-                    pieces.put(cursor.fetchall())
-        pieces.put(None)
+                    batches.put(cursor.fetchall())
+        batches.put(None)
 
     acknowledged = 0
 
@@ -63,7 +63,7 @@ def drain(dsn: str, kafka: str, topic: str) -> tuple[int, float]:
     threading.Thread(target=read, daemon=True).start()
     sent = 0
     flying: list[tuple[int, int]] = []
-    while (rows := pieces.get()) is not None:
+    while (rows := batches.get()) is not None:
         for _seq, name, kind, aggregate, event, payload in rows:
             headers = [("id", name), ("event-type", event), ("aggregate-type", kind)]
             producer.produce(topic, payload, aggregate, on_delivery=report, headers=headers)

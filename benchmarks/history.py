@@ -62,7 +62,10 @@ def _maintain() -> None:
 
 def measure(settings: Settings) -> list[Row]:
     """Rows of the table."""
-    with tempfile.TemporaryDirectory(prefix="outbox-bench-") as home, _environment(OUTBOX_HISTORY_DAYS="1"):
+    with (
+        tempfile.TemporaryDirectory(prefix="outbox-bench-") as home,
+        _environment(OUTBOX_RUN_RETENTION_DAYS="1"),
+    ):
         overrides = {"telemetry": {"enabled": False}}
         with dg.DagsterInstance.local_temp(home, overrides=overrides) as instance:
             _week(Path(home), instance)

@@ -18,7 +18,7 @@ from benchmarks.bones import PIECE, PRODUCER, READ
 _ENDS = "SELECT min(seq), max(seq), max(tableoid)::regclass::text, pg_current_snapshot()::text FROM outbox"
 
 
-def pieces(dsn: str) -> Iterator[list[Any]]:
+def batches(dsn: str) -> Iterator[list[Any]]:
     """All rows, as the relay reads them."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         row = connection.execute(_ENDS).fetchone()
@@ -34,12 +34,12 @@ def pieces(dsn: str) -> Iterator[list[Any]]:
 def read(dsn: str) -> tuple[int, float]:
     """Reads everything; events and seconds."""
     started = time.perf_counter()
-    return sum(map(len, pieces(dsn))), time.perf_counter() - started
+    return sum(map(len, batches(dsn))), time.perf_counter() - started
 
 
 def produce(dsn: str, kafka: str, topic: str) -> tuple[int, float]:
     """Produces everything out of the memory, with headers and without a callback; events and seconds."""
-    rows = [row for piece in pieces(dsn) for row in piece]
+    rows = [row for batch in batches(dsn) for row in batch]
     producer = Producer({"bootstrap.servers": kafka, **PRODUCER, "queue.buffering.max.messages": len(rows)})
     producer.list_topics(topic, timeout=10)
     started = time.perf_counter()

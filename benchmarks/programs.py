@@ -21,7 +21,7 @@ def environment(settings: Settings) -> dict[str, str]:
         "OUTBOX_KAFKA": settings.kafka,
         "OUTBOX_TOPIC": settings.topic,
         "OUTBOX_DELIVERY": settings.delivery,
-        **({"OUTBOX_TABLE": str(settings.table)} if settings.table else {}),
+        **({"OUTBOX_TABLE_FILE": str(settings.table_file)} if settings.table_file else {}),
     }
 
 

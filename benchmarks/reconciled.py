@@ -30,7 +30,7 @@ def _watch(directory: Path, sizes: list[int], stop: threading.Event) -> None:
 
 
 def main() -> None:
-    settings = load_settings(consumers=sys.argv[2])
+    settings = load_settings(consumers_file=sys.argv[2])
     log.configure(settings)
     sizes, stop = [0], threading.Event()
     with tempfile.TemporaryDirectory(prefix="outbox-bench-") as directory:

@@ -16,7 +16,7 @@ GROUPS: Final = {
     "Topics": "topic topic_map create_topics create_topics_pattern create_topics_max topic_partitions "
     "topic_replication",
     "Messages": "value header_names tombstones cloudevents_source",
-    "Delivery": "delivery transaction_seconds piece_events piece_bytes lease_seconds breaker_seconds",
+    "Delivery": "delivery transaction_seconds batch_events batch_bytes lease_seconds breaker_seconds",
     "Rejected events": "max_attempts retry_seconds on_dead_letter dead_letter_topics dead_letter_command",
     "Metrics, logs and traces": "metrics_port metrics_address log_level log_format tracing",
     "Days and the archive": "partitions_ahead close_after_minutes archive archive_readers retention_days "
@@ -29,7 +29,7 @@ GROUPS: Final = {
 INTRODUCTION: Final = """\
 <!-- Generated from outbox_pipelines/settings.py: run `python docs/settings_page.py`. Do not edit. -->
 # Settings
-A setting is an environment variable, or a line `NAME=value` in the file that `OUTBOX_SETTINGS` names. If both
+A setting is an environment variable, or a line `NAME=value` in the file that `OUTBOX_SETTINGS_FILE` names. If both
 have a value, the environment wins. An empty variable counts as not set.
 
 Each command except `outbox lint-writes` checks all values when it starts. If a value is wrong, it prints one

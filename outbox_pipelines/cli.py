@@ -25,7 +25,7 @@ from outbox_pipelines.local.commands import local
 from outbox_pipelines.partitions.commands import partitions
 from outbox_pipelines.quality.commands import alerts, quality
 from outbox_pipelines.reconciliation.commands import reconcile
-from outbox_pipelines.relay.dead_letter_commands import dead_letters
+from outbox_pipelines.relay.parking.commands import dead_letters
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.text import plain
 
@@ -37,11 +37,11 @@ class _Cli(click.Group):
         import psycopg
 
         from outbox_pipelines.database import refusal
-        from outbox_pipelines.relay.service import ShardHeldError
+        from outbox_pipelines.relay.service import ShardOwnedError
 
         try:
             return super().invoke(context)
-        except (ShardHeldError, NotReadyError) as error:
+        except (ShardOwnedError, NotReadyError) as error:
             _end(str(error), 1)
         except SetupError as error:
             _end(str(error), 2)
@@ -60,7 +60,7 @@ def _end(why: str, code: int) -> NoReturn:
 def cli(context: click.Context) -> None:
     """Relay a transactional outbox from PostgreSQL to Kafka.
 
-    Settings come from the environment (OUTBOX_DSN, OUTBOX_KAFKA, …) or from the file that OUTBOX_SETTINGS
+    Settings come from the environment (OUTBOX_DSN, OUTBOX_KAFKA, …) or from the file that OUTBOX_SETTINGS_FILE
     names. Exit codes: 0 done, 1 the thing asked about is not so, 2 usage or set-up.
     """
     # A linter in somebody's CI has no relay to be set up.
@@ -133,7 +133,8 @@ def relay(
     and exits 1. An event that Kafka refuses is parked, with those of its aggregate behind it: see
     `outbox status` and `outbox dead-letters`.
     """
-    from outbox_pipelines.relay import metrics, service, tracing
+    from outbox_pipelines.relay import service
+    from outbox_pipelines.relay.telemetry import metrics, tracing
 
     if delivery is not None:
         settings = settings.model_copy(update={"delivery": delivery})
@@ -168,16 +169,16 @@ def relay(
         events=totals.events,
         seconds=round(totals.seconds, 3),
     )
-    if until_empty and totals.held:
+    if until_empty and totals.unpublished:
         click.echo(
-            f"outbox: {totals.held} events could not be published; they are parked or dead letters: see "
+            f"outbox: {totals.unpublished} events could not be published; they are parked or dead letters: see "
             "`outbox status`",
             err=True,
         )
         if totals.paused:
             click.echo(
                 f"outbox: a relay died while it tried {totals.paused} of them: the next attempt is due in "
-                f"{totals.paused_seconds:.0f} s; after three deaths such an event becomes a dead letter",
+                f"{totals.paused_seconds:.0f} s; after three crashes such an event becomes a dead letter",
                 err=True,
             )
         sys.exit(1)
@@ -197,7 +198,7 @@ def shards(context: click.Context, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(shard) for shard in found], indent=2))
     else:
-        click.echo("\n".join(plain(f"shard {one.shard}  {rendering.holder(one)}") for one in found))
+        click.echo("\n".join(plain(f"shard {one.shard}  {rendering.owner(one)}") for one in found))
 
 
 @shards.command("set")
@@ -213,7 +214,7 @@ def set_shards(settings: Settings, /, number: int, seconds: float) -> None:
     lost, doubled or reordered. Every shard of now must have a relay. Events wait for a second or two.
     """
     from outbox_pipelines.dead_letter_options import actor
-    from outbox_pipelines.relay.resharding import NotAllThereError, change
+    from outbox_pipelines.relay.shards.resharding import NotAllThereError, change
 
     try:
         changed = change(
@@ -230,7 +231,7 @@ def set_shards(settings: Settings, /, number: int, seconds: float) -> None:
 
 
 def _rebase(settings: Settings) -> None:
-    from outbox_pipelines.relay.rebase import rebase
+    from outbox_pipelines.relay.shards.rebase import rebase
 
     found = rebase(settings)
     if found is None:
@@ -273,7 +274,7 @@ def status(settings: Settings, as_json: bool, check: bool) -> None:
     from outbox_pipelines.quality import measurements, rules
     from outbox_pipelines.quality import status as rendering
 
-    if settings.table is not None:
+    if settings.table_file is not None:
         _table_status(settings, as_json=as_json, check=check)
         return
     found = measurements.read(settings)
@@ -288,10 +289,12 @@ def status(settings: Settings, as_json: bool, check: bool) -> None:
 
 
 def _table_status(settings: Settings, *, as_json: bool, check: bool) -> None:
-    from outbox_pipelines.relay.claims import status as table_status
+    from outbox_pipelines.relay.marked_table import status as table_status
 
     if check:
-        raise SetupError("--check knows the pipeline's own tables alone: unset OUTBOX_TABLE, or leave it out")
+        raise SetupError(
+            "--check knows the pipeline's own tables alone: unset OUTBOX_TABLE_FILE, or leave it out"
+        )
     found = table_status.read(settings)
     click.echo(json.dumps(dataclasses.asdict(found), indent=2) if as_json else table_status.render(found))
 

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 
 from outbox_pipelines import session
-from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
@@ -33,7 +33,7 @@ def connect(settings: Settings, *, name: str, beside: Connection | None = None) 
         beside: connects to the very host that this connection leads to, of all that OUTBOX_DSN names.
 
     Raises:
-        AwayError: the database is unavailable, is a standby, or refuses the credentials.
+        UnavailableError: the database is unavailable, is a standby, or refuses the credentials.
         SetupError: OUTBOX_DSN is not a connection string.
     """
     try:
@@ -52,8 +52,8 @@ def connect(settings: Settings, *, name: str, beside: Connection | None = None) 
         )
     except psycopg.OperationalError as error:
         if "hot standby" in str(error):
-            raise AwayError(_STANDBY) from None
-        raise AwayError(f"no entry to the database (OUTBOX_DSN): {first_line(error)}") from None
+            raise UnavailableError(_STANDBY) from None
+        raise UnavailableError(f"no entry to the database (OUTBOX_DSN): {first_line(error)}") from None
     except psycopg.ProgrammingError as error:
         raise SetupError(f"OUTBOX_DSN is no connection string: {first_line(error)}") from None
     try:
@@ -68,14 +68,14 @@ def reading_dsn(dsn: str) -> str:
     """Return the connection string for Arrow's driver; run `session.pin_own` first there.
 
     Raises:
-        AwayError: the database is unavailable.
+        UnavailableError: the database is unavailable.
     """
     given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(dsn, **session.CONNECTION)
     try:
         with psycopg.connect(dsn, autocommit=True, connect_timeout=10, **session.CONNECTION) as connection:
             quotes = connection.execute("SHOW quote_all_identifiers").fetchone()
     except psycopg.OperationalError as error:
-        raise AwayError(f"no entry to the database: {first_line(error)}") from None
+        raise UnavailableError(f"no entry to the database: {first_line(error)}") from None
     if quotes == ("on",):
         # It asks for the types while it connects, and knows none of them by a quoted name. Not always: some
         # poolers refuse options.
@@ -84,9 +84,9 @@ def reading_dsn(dsn: str) -> str:
 
 
 def refuse_standby(connection: Connection) -> None:
-    """Raise `AwayError` on a standby behind a pooler, which answers the driver's question itself."""
+    """Raise `UnavailableError` on a standby behind a pooler, which answers the driver's question itself."""
     if connection.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
-        raise AwayError(_STANDBY)
+        raise UnavailableError(_STANDBY)
 
 
 def refusal(error: psycopg.Error) -> str:

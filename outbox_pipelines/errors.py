@@ -25,5 +25,5 @@ class NotReadyError(SetupError):
     """What is asked for cannot be done yet; commands print it and exit with 1."""
 
 
-class AwayError(SetupError):
+class UnavailableError(SetupError):
     """A server does not answer: at the start a setting to be mended, later an outage, which passes."""

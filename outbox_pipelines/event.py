@@ -1,8 +1,8 @@
-"""What travels through the relay: an event, and pieces of them.
+"""What travels through the relay: an event, and batches of them.
 
 Invariants:
 - All are immutable; every part of the relay shares them, none adds to them.
-- The events of a piece are in `seq` order, and publishing all of them justifies its position.
+- The events of a batch are in `seq` order, and publishing all of them justifies its position.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from sys import getsizeof
 from typing import Final, NamedTuple
 
-from outbox_pipelines.relay.core.position import Position, Snapshot
+from outbox_pipelines.position import Position, Snapshot
 
 
 class Event(NamedTuple):
@@ -58,7 +58,7 @@ LARGE: Final = 16_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Batch:
     """Events of one tick that are published together."""
 
     events: list[Event]
@@ -80,8 +80,8 @@ class Piece:
             return Position(self.target)
         return Position(self.done, self.target, self.events[-1].seq)
 
-    def cut(self, events: int) -> tuple[Piece, Piece | None]:
-        """The first so many events as a piece of their own, and the rest if there is one."""
+    def cut(self, events: int) -> tuple[Batch, Batch | None]:
+        """The first so many events as a batch of their own, and the rest if there is one."""
         if len(self.events) <= events:
             return self, None
         first, rest = self.events[:events], self.events[events:]
@@ -100,19 +100,19 @@ class Piece:
         """Whether it is a tick."""
         return self.starts_tick and self.ends_tick
 
-    def followed_by(self, piece: Piece) -> Piece:
+    def followed_by(self, batch: Batch) -> Batch:
         """Two ticks as one: what the second's target sees, and the first's `done` did not."""
         assert self.is_whole
-        assert piece.is_whole
-        events = sorted(self.events + piece.events)
-        return Piece(
+        assert batch.is_whole
+        events = sorted(self.events + batch.events)
+        return Batch(
             events,
-            self.size + piece.size,
+            self.size + batch.size,
             self.done,
-            piece.target,
+            batch.target,
             ends_tick=True,
-            unreadable={**self.unreadable, **piece.unreadable},
-            suspects={**self.suspects, **piece.suspects},
+            unreadable={**self.unreadable, **batch.unreadable},
+            suspects={**self.suspects, **batch.suspects},
         )
 
 

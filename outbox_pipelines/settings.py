@@ -1,7 +1,7 @@
 """Every setting of the pipelines, in one place.
 
 Invariants:
-- A setting is named ``OUTBOX_<FIELD>``, in the environment or in the file that ``OUTBOX_SETTINGS`` names
+- A setting is named ``OUTBOX_<FIELD>``, in the environment or in the file that ``OUTBOX_SETTINGS_FILE`` names
   (lines ``NAME=value``); the environment wins.
 - Values are checked here, once; a wrong one is a `SetupError` that names the setting and the remedy.
 - What holds a password or a token is a `Secret`. No other setting may: credentials in one are refused.
@@ -43,7 +43,7 @@ class Settings(BaseSettings):
         default=Secret(), description="Connection string or URL of the database, in the format of libpq."
     )
     kafka: str = Field(default="", description="Bootstrap servers as `host:port`, separated by commas.")
-    kafka_config: Path | None = Field(
+    kafka_config_file: Path | None = Field(
         default=None,
         description="File of librdkafka settings, a line `name=value` each (`security.protocol=SASL_SSL`). "
         "The relay refuses settings that would break a guarantee.",
@@ -52,7 +52,7 @@ class Settings(BaseSettings):
     db_schema: str = Field(
         default="public", alias="OUTBOX_SCHEMA", description="Schema of the outbox tables."
     )
-    table: Path | None = Field(
+    table_file: Path | None = Field(
         default=None,
         description="TOML file that describes an [existing outbox table](existing-tables.md), which the "
         "relay publishes as it is.",
@@ -62,7 +62,7 @@ class Settings(BaseSettings):
         description="Topic template. It may contain `{aggregate_type}` and `{event_type}`, each also with "
         "`:lower` (`domain-events.{aggregate_type:lower}`).",
     )
-    topic_map: Path | None = Field(
+    topic_map_file: Path | None = Field(
         default=None,
         description="File of lines `event_type=topic` for event types with a topic of their own; the topic "
         "may be a template. All other types use `OUTBOX_TOPIC`.",
@@ -76,7 +76,7 @@ class Settings(BaseSettings):
         default="",
         description="Names of topics that the relay may create, as shell patterns separated by spaces "
         "(`shop-*-events billing-*`). If not set: the names that `OUTBOX_TOPIC` and "
-        "`OUTBOX_TOPIC_MAP` produce.",
+        "`OUTBOX_TOPIC_MAP_FILE` produce.",
     )
     create_topics_max: int = Field(
         default=50,
@@ -95,7 +95,7 @@ class Settings(BaseSettings):
         ge=-1,
         description="Replicas of a topic that the relay creates; -1 is the default of the broker.",
     )
-    value: Literal["payload", "flat", "envelope", "cloudevents"] = Field(
+    value_format: Literal["payload", "flat", "envelope", "cloudevents"] = Field(
         default="payload", description="Shape of a message's value: see [Messages](messages.md#value)."
     )
     header_names: str = Field(
@@ -112,13 +112,13 @@ class Settings(BaseSettings):
     cloudevents_source: str = Field(
         default="/outbox", description="The attribute `source` of CloudEvents, a URI reference."
     )
-    piece_events: int = Field(
+    batch_events: int = Field(
         default=5000,
         ge=1,
         le=20_000,
         description="Maximum number of events that are read together as a batch.",
     )
-    piece_bytes: int = Field(
+    batch_bytes: int = Field(
         default=8_000_000,
         ge=1_000,
         description="Maximum payload bytes of a batch. A single event may exceed it.",
@@ -225,15 +225,15 @@ class Settings(BaseSettings):
         "proven.",
     )
     # Not looked into here: a mistake in a text about events must not stop those who publish them.
-    catalog: Path | None = Field(
+    catalog_file: Path | None = Field(
         default=None, description="YAML file that documents the event types: see [the catalog](catalog.md)."
     )
-    consumers: Path | None = Field(
+    consumers_file: Path | None = Field(
         default=None,
         description="TOML file of the consumers that `outbox reconcile` compares: see "
         "[reconciliation](reconciliation.md).",
     )
-    keys_days: int = Field(
+    key_retention_days: int = Field(
         default=30, ge=1, description="How long an idempotency key is remembered, in days."
     )
     warn_at: str = Field(
@@ -261,7 +261,7 @@ class Settings(BaseSettings):
         default="",
         description="Address of the page [Operating](operating.md), for links in messages and checks.",
     )
-    drain: str = Field(
+    drain_consumers: str = Field(
         default="",
         description="Consumers whose inboxes Dagster drains, as `module:name` separated by spaces "
         "(`billing.events:consumer`): see [Slow "
@@ -272,7 +272,7 @@ class Settings(BaseSettings):
         ge=1.0,
         description="Length of a relay session in Dagster before it hands over to its successor.",
     )
-    history_days: int = Field(
+    run_retention_days: int = Field(
         default=14,
         ge=1,
         description="How long Dagster keeps finished runs and old check results, in days. The newest ones "
@@ -322,22 +322,22 @@ class Settings(BaseSettings):
         if "@" in value or "://" in value:
             raise ValueError(
                 "write host:port, separated by commas; user and password belong in the file of "
-                "OUTBOX_KAFKA_CONFIG"
+                "OUTBOX_KAFKA_CONFIG_FILE"
             )
         return value
 
     @field_validator("topic")
     @classmethod
     def _topic_is_a_template(cls, value: str) -> str:
-        from outbox_pipelines.relay.routing import TopicTemplate
+        from outbox_pipelines.relay.kafka.routing import TopicTemplate
 
         TopicTemplate(value)
         return value
 
-    @field_validator("topic_map")
+    @field_validator("topic_map_file")
     @classmethod
     def _topic_map_is_a_map(cls, value: Path | None) -> Path | None:
-        from outbox_pipelines.relay.routing import read_map
+        from outbox_pipelines.relay.kafka.routing import read_map
 
         if value is not None:
             read_map(value)
@@ -353,16 +353,16 @@ class Settings(BaseSettings):
                 )
         return value
 
-    @field_validator("table")
+    @field_validator("table_file")
     @classmethod
     def _table_is_described(cls, value: Path | None) -> Path | None:
-        from outbox_pipelines.relay.claims.mapping import read_mapping
+        from outbox_pipelines.relay.marked_table.mapping import read_mapping
 
         if value is not None:
             read_mapping(value)
         return value
 
-    @field_validator("consumers")
+    @field_validator("consumers_file")
     @classmethod
     def _consumers_are_named(cls, value: Path | None) -> Path | None:
         from outbox_pipelines.reconciliation.consumers import read_consumers
@@ -394,7 +394,7 @@ class Settings(BaseSettings):
     @field_validator("header_names")
     @classmethod
     def _header_names_can_be(cls, value: str) -> str:
-        from outbox_pipelines.relay.encoding import header_names
+        from outbox_pipelines.relay.kafka.encoding import header_names
 
         header_names(value)
         return value
@@ -465,15 +465,17 @@ class Settings(BaseSettings):
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """The settings from the environment and the file of ``OUTBOX_SETTINGS``; overrides by field name win.
+    """The settings from the environment and the file of ``OUTBOX_SETTINGS_FILE``; overrides by field name win.
 
     Raises:
         SetupError: a value does not fit; the message names the setting.
     """
     register_variables()
-    path = os.environ.get("OUTBOX_SETTINGS")
+    path = os.environ.get("OUTBOX_SETTINGS_FILE")
     if path and not Path(path).is_file():
-        raise SetupError(f"OUTBOX_SETTINGS names {path}, which is not a file: correct the path or unset it")
+        raise SetupError(
+            f"OUTBOX_SETTINGS_FILE names {path}, which is not a file: correct the path or unset it"
+        )
     given = {name: value for name, value in overrides.items() if value is not None}
     try:
         return Settings(_env_file=path, **given)

@@ -22,7 +22,7 @@ CREATE TABLE outbox_shards (
     -- The process of the database in which the owner holds the lock: any other one that does is no relay.
     pid               int,
     epoch             bigint      NOT NULL DEFAULT 0,
-    held_since        timestamptz,
+    owned_since        timestamptz,
     heartbeat         timestamptz,
     done              pg_snapshot NOT NULL,
     target            pg_snapshot,
@@ -33,9 +33,9 @@ CREATE TABLE outbox_shards (
     -- settled all it had read and waits; where all are to meet; this one is there.
     wanted            int         CHECK (wanted > 0),
     wanted_at         timestamptz,
-    is_held           boolean     NOT NULL DEFAULT false,
+    barrier_paused           boolean     NOT NULL DEFAULT false,
     barrier           pg_snapshot,
-    is_there          boolean     NOT NULL DEFAULT false,
+    barrier_reached          boolean     NOT NULL DEFAULT false,
     -- What the relay sees of Kafka, and why.
     breaker           text        NOT NULL DEFAULT 'closed' CHECK (breaker IN ('closed', 'open', 'half-open')),
     breaker_reason    text,
@@ -43,9 +43,9 @@ CREATE TABLE outbox_shards (
     top_up_error      text,
     -- How often in a row a relay of this shard died without giving it back; the event that was handed over
     -- alone because of that, and how often a relay died at it.
-    deaths            int         NOT NULL DEFAULT 0,
-    suspect           bigint,
-    suspect_deaths    int         NOT NULL DEFAULT 0,
+    crashes            int         NOT NULL DEFAULT 0,
+    crash_guard_seq           bigint,
+    crash_guard_crashes    int         NOT NULL DEFAULT 0,
     -- Transaction ids mean something in one database only: this one.
     system_identifier bigint      NOT NULL,
     database          oid         NOT NULL,
@@ -91,7 +91,7 @@ CREATE TABLE outbox_parked (
     failed_at       timestamptz,
     -- Handed to Kafka's client and not yet heard of; and how often the relay died in that state.
     trying          boolean     NOT NULL DEFAULT false,
-    deaths          int         NOT NULL DEFAULT 0,
+    crashes          int         NOT NULL DEFAULT 0,
     -- A dead letter for which OUTBOX_DEAD_LETTER_COMMAND is still to be run.
     command_due     boolean     NOT NULL DEFAULT false,
     -- Not the id: two events may have the same one, and neither may be lost.

@@ -39,7 +39,7 @@ DECLARE
 BEGIN
     IF outbox_act.action = 'replay' THEN
         WITH changed AS (
-            UPDATE outbox_parked SET state = 'replaying', next_attempt_at = NULL, deaths = 0
+            UPDATE outbox_parked SET state = 'replaying', next_attempt_at = NULL, crashes = 0
             WHERE state = 'failed' AND seq = ANY (seqs) RETURNING seq
         ) SELECT array_agg(seq ORDER BY seq) INTO acted FROM changed;
     ELSIF outbox_act.action = 'discard' THEN
@@ -90,7 +90,7 @@ BEGIN
         ELSE
             UPDATE outbox_shards
             SET wanted = outbox_change_shards.wanted, wanted_at = clock_timestamp(),
-                is_held = false, is_there = false, barrier = NULL;
+                barrier_paused = false, barrier_reached = false, barrier = NULL;
             step := 'wait';
             missing := 'the relays to settle what they have read';
         END IF;
@@ -104,13 +104,13 @@ BEGIN
     -- Whoever wants it is still there.
     UPDATE outbox_shards SET wanted_at = clock_timestamp();
     step := 'wait';
-    IF has_met AND EXISTS (SELECT FROM outbox_shards WHERE NOT is_held) THEN
+    IF has_met AND EXISTS (SELECT FROM outbox_shards WHERE NOT barrier_paused) THEN
         -- A relay has taken its shard since, and may have gone past the barrier: all meet again, further on.
-        UPDATE outbox_shards SET barrier = NULL, is_there = false;
+        UPDATE outbox_shards SET barrier = NULL, barrier_reached = false;
         has_met := false;
     END IF;
     IF NOT has_met THEN
-        SELECT string_agg(shard::text, ', ' ORDER BY shard) INTO missing FROM outbox_shards WHERE NOT is_held;
+        SELECT string_agg(shard::text, ', ' ORDER BY shard) INTO missing FROM outbox_shards WHERE NOT barrier_paused;
         IF missing IS NOT NULL THEN
             missing := format('no answer from the relay of shard %s yet (is there one?)', missing);
             RETURN;
@@ -121,7 +121,7 @@ BEGIN
         RETURN;
     END IF;
     SELECT string_agg(shard::text, ', ' ORDER BY shard) INTO missing FROM outbox_shards
-    WHERE NOT (is_there AND done::text = barrier::text AND target IS NULL);
+    WHERE NOT (barrier_reached AND done::text = barrier::text AND target IS NULL);
     IF missing IS NOT NULL THEN
         missing := format('shard %s to publish what is committed', missing);
         RETURN;
@@ -133,8 +133,8 @@ BEGIN
     FROM outbox_shards s, generate_series(0, outbox_change_shards.wanted - 1) n
     WHERE s.shard = 0 AND NOT EXISTS (SELECT FROM outbox_shards o WHERE o.shard = n);
     UPDATE outbox_shards
-    SET shards = outbox_change_shards.wanted, epoch = epoch + 1, owner = NULL, held_since = NULL, tick_id = NULL,
-        wanted = NULL, wanted_at = NULL, is_held = false, is_there = false, barrier = NULL;
+    SET shards = outbox_change_shards.wanted, epoch = epoch + 1, owner = NULL, owned_since = NULL, tick_id = NULL,
+        wanted = NULL, wanted_at = NULL, barrier_paused = false, barrier_reached = false, barrier = NULL;
     INSERT INTO outbox_audit (on_behalf_of, action, reason, filter, events)
     VALUES (outbox_change_shards.on_behalf_of, 'shards',
             format('from %s to %s shards', now_shards, outbox_change_shards.wanted), '{}', '{}');
@@ -144,7 +144,7 @@ END $$;
 -- Gives a change up: the relays go on as before.
 CREATE FUNCTION outbox_keep_shards() RETURNS void LANGUAGE sql SECURITY DEFINER AS $$
     UPDATE outbox_shards
-    SET wanted = NULL, wanted_at = NULL, is_held = false, is_there = false, barrier = NULL
+    SET wanted = NULL, wanted_at = NULL, barrier_paused = false, barrier_reached = false, barrier = NULL
     WHERE wanted IS NOT NULL
 $$;
 

@@ -17,8 +17,9 @@ from outbox_pipelines.catalog.page import page
 from outbox_pipelines.catalog.yaml_file import parse
 from outbox_pipelines.cli import cli
 from outbox_pipelines.partitions import close
-from outbox_pipelines.relay import client, prometheus
-from outbox_pipelines.relay.claims import status as claims_status
+from outbox_pipelines.relay.kafka import client
+from outbox_pipelines.relay.marked_table import status as claims_status
+from outbox_pipelines.relay.telemetry import prometheus
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.text import plain, to_json
 from tests.conftest import wait_until
@@ -135,7 +136,7 @@ def test_a_client_that_reads_trusts_whom_the_file_says(tmp_path: object) -> None
 
     file = Path(str(tmp_path)) / "kafka.conf"
     file.write_text("https.ca.location=/ca.pem\nsasl.mechanism=OAUTHBEARER\nlinger.ms=5\n")
-    settings = load_settings(kafka="broker:9092", kafka_config=file)
+    settings = load_settings(kafka="broker:9092", kafka_config_file=file)
     assert client.consumer_config(settings) == {
         "https.ca.location": "/ca.pem",
         "sasl.mechanism": "OAUTHBEARER",

@@ -18,8 +18,8 @@ from outbox_pipelines.cli import cli
 from outbox_pipelines.consumer import Consumer
 from outbox_pipelines.definitions import defs
 from outbox_pipelines.defs.resources import OutboxResource
-from outbox_pipelines.errors import AwayError, SetupError
-from outbox_pipelines.relay.prometheus import serving
+from outbox_pipelines.errors import SetupError, UnavailableError
+from outbox_pipelines.relay.telemetry.prometheus import serving
 from outbox_pipelines.secret import Secret, redacted
 from outbox_pipelines.settings import Settings, load_settings
 
@@ -111,13 +111,13 @@ SWAPPED = tuple(
     {**FINE, name: f"postgresql://relay:hunter2@{AWAY}/shop"}
     for name in (
         "OUTBOX_KAFKA",
-        "OUTBOX_KAFKA_CONFIG",
-        "OUTBOX_TABLE",
+        "OUTBOX_KAFKA_CONFIG_FILE",
+        "OUTBOX_TABLE_FILE",
         "OUTBOX_TOPIC",
-        "OUTBOX_TOPIC_MAP",
-        "OUTBOX_SETTINGS",
-        "OUTBOX_CONSUMERS",
-        "OUTBOX_CATALOG",
+        "OUTBOX_TOPIC_MAP_FILE",
+        "OUTBOX_SETTINGS_FILE",
+        "OUTBOX_CONSUMERS_FILE",
+        "OUTBOX_CATALOG_FILE",
         "OUTBOX_UI_URL",
         "OUTBOX_LOG_LEVEL",
         "OUTBOX_LEASE_SECONDS",
@@ -125,7 +125,7 @@ SWAPPED = tuple(
         "OUTBOX_WARN_AT",
         "OUTBOX_ARCHIVE",
         "OUTBOX_ALERTS",
-        "OUTBOX_DRAIN",
+        "OUTBOX_DRAIN_CONSUMERS",
     )
 )
 COMMANDS = (
@@ -150,19 +150,19 @@ def misconfigurations(directory: Path) -> Iterator[dict[str, str]]:
     for number, text in enumerate(KAFKA_FILES):
         file = directory / f"kafka-{number}.conf"
         file.write_text(text)
-        yield {**FINE, "OUTBOX_KAFKA_CONFIG": str(file)}
+        yield {**FINE, "OUTBOX_KAFKA_CONFIG_FILE": str(file)}
     yield from ({**FINE, "OUTBOX_ALERTS": address} for address in ADDRESSES)
     yield from ({**FINE, "OUTBOX_ARCHIVE": archive} for archive in ARCHIVES)
     for number, text in enumerate(CONSUMERS):
         file = directory / f"consumers-{number}.toml"
         file.write_text(text)
-        yield {**FINE, "OUTBOX_CONSUMERS": str(file)}
+        yield {**FINE, "OUTBOX_CONSUMERS_FILE": str(file)}
     yield from SWAPPED
     yield {**FINE, "OUTBOX_KAFKA": f"relay:hunter2@{AWAY}"}
     yield {**FINE, "OUTBOX_KAFKA": f"SASL_SSL://relay:hunter2@{AWAY}"}
     yield {**FINE, "OUTBOX_UI_URL": "https://relay:hunter2@dagster.example.com"}
     yield {**FINE, "OUTBOX_RUNBOOK_URL": "https://relay:hunter2@wiki.example.com"}
-    yield {**FINE, "OUTBOX_KAFKA_CONFIG": "sasl.username=a\nsasl.password=hunter2"}
+    yield {**FINE, "OUTBOX_KAFKA_CONFIG_FILE": "sasl.username=a\nsasl.password=hunter2"}
 
 
 def leaks(text: str) -> list[str]:
@@ -320,7 +320,7 @@ def test_one_place_makes_errors_safe(capsys: pytest.CaptureFixture[str]) -> None
         "password=b",
         "Secret: 'b c'",
     ):
-        assert "***" in str(AwayError(f"refused: {text} …")), text
+        assert "***" in str(UnavailableError(f"refused: {text} …")), text
         log.configure(load_settings())
         log.say(f"it is {text}", more=text)
         assert text not in capsys.readouterr().err

@@ -21,7 +21,7 @@ from outbox_pipelines.writer import emit
 from tests.archive import days
 from tests.conftest import Outbox, fresh_database, topic_prefix, wait_until
 from tests.consumer.place import Place, running
-from tests.relay.claims import textbook
+from tests.relay.marked_table import textbook
 from tests.relay.topic import NOISE, create_topic
 
 HOSTILE: Final = {
@@ -159,8 +159,8 @@ def test_a_marked_table(hostile: Hostile, tmp_path: Path) -> None:
         file.write_text(textbook.PUBLISHED_AT_MAPPING)
         for n in range(3):
             textbook.insert(connection, "a", {"n": n, "text": "€"})
-    hostile.run("relay", "--until-empty", OUTBOX_TABLE=str(file))
-    hostile.run("status", OUTBOX_TABLE=str(file))
+    hostile.run("relay", "--until-empty", OUTBOX_TABLE_FILE=str(file))
+    hostile.run("status", OUTBOX_TABLE_FILE=str(file))
     assert [json.loads(m.value or "")["n"] for m in hostile.outbox.messages()] == [0, 1, 2]
 
 

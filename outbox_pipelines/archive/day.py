@@ -61,7 +61,7 @@ def archive(
         NotReadyError: the day is not over, something in it is not published, or its rows are gone.
         SetupError: no archive is named, or it holds another outbox; the manifest is not the one that was
             written.
-        AwayError: the database or the archive does not answer.
+        UnavailableError: the database or the archive does not answer.
     """
     store = open_store(settings)
     require_schema(settings)
@@ -107,7 +107,7 @@ def verify(settings: Settings, day: date) -> Proof:
 
     Raises:
         NotReadyError: the day is not archived.
-        SetupError, AwayError: as `archive`.
+        SetupError, UnavailableError: as `archive`.
     """
     store = open_store(settings)
     require_schema(settings)

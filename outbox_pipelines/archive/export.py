@@ -31,7 +31,7 @@ from outbox_pipelines.archive.columns import SCHEMA, schema_with
 from outbox_pipelines.archive.manifest import Column
 from outbox_pipelines.archive.published import Published, earliest
 from outbox_pipelines.database import Connection, reading_dsn
-from outbox_pipelines.errors import AwayError
+from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
@@ -94,7 +94,7 @@ def export(
         progress: told how many rows are written, every half a million or so.
 
     Raises:
-        AwayError: the database has gone away, or refuses.
+        UnavailableError: the database has gone away, or refuses.
         OSError: the file cannot be written.
     """
     published = _published(connection, day)
@@ -150,7 +150,7 @@ def _batches(
             yield from cursor.fetch_record_batch()
     # A server that ends the connection between two batches is an OSError.
     except (adbc_driver_manager.Error, OSError) as error:
-        raise AwayError(f"the database ended the export: {first_line(error)}") from None
+        raise UnavailableError(f"the database ended the export: {first_line(error)}") from None
 
 
 def _complete(

@@ -59,7 +59,7 @@ def history(settings: Settings, aggregate_type: str, aggregate_id: str) -> list[
 
     Raises:
         SetupError: days were dropped that the archive does not have, or none is named.
-        AwayError: the database or the archive does not answer.
+        UnavailableError: the database or the archive does not answer.
     """
     require_schema(settings)
     aggregate = {"aggregate_type": aggregate_type, "aggregate_id": aggregate_id}

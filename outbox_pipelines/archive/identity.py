@@ -106,7 +106,7 @@ def adopt(settings: Settings, force: bool = False) -> Adopted:
     Raises:
         NotReadyError: archived days are missing there.
         SetupError: another outbox has made it; no archive is named.
-        AwayError: the database or the archive does not answer.
+        UnavailableError: the database or the archive does not answer.
     """
     store = open_store(settings)
     require_schema(settings)

@@ -23,7 +23,7 @@ from outbox_pipelines.archive import queries, sums
 from outbox_pipelines.archive.manifest import Column, Manifest, Sum, digest, read_manifest
 from outbox_pipelines.archive.store import Store, key, manifest_key
 from outbox_pipelines.database import Connection
-from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.errors import SetupError, UnavailableError
 
 # Enough to see what is wrong.
 _BUCKETS: Final = 3
@@ -96,7 +96,7 @@ def _manifest(store: Store, day: date, manifest_sha256: str | None) -> tuple[Man
     """The manifest, and what is wrong with it."""
     try:
         loaded = load(store, day)
-    except AwayError:
+    except UnavailableError:
         raise
     except SetupError as error:
         return None, [str(error)]

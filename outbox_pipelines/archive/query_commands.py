@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from outbox_pipelines import log
-from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.text import plain
@@ -88,8 +88,8 @@ def query(
             _table(archive, asked, limit or 100)
     except duckdb.Error as error:
         # Raised in the middle of DuckDB, which tells of it with a stack.
-        if away := re.search(r"^AwayError: (.*)$", str(error), re.MULTILINE):
-            raise AwayError(away[1]) from None
+        if away := re.search(r"^UnavailableError: (.*)$", str(error), re.MULTILINE):
+            raise UnavailableError(away[1]) from None
         # What stands behind it shows the place in the query, or another name that would do.
         said = [line.strip() for line in str(error).split("\n\nLINE")[0].splitlines() if line.strip()]
         raise SetupError(f"the query fails: {' '.join(said)}") from None

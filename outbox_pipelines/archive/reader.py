@@ -276,7 +276,7 @@ def open_archive(url: str, beside: Sequence[Path] = ()) -> Archive:
 
     Raises:
         SetupError: there is none, it holds no day yet, or a manifest in it cannot be read.
-        AwayError: the bucket does not answer.
+        UnavailableError: the bucket does not answer.
     """
     store = Store(url)
     if store.root is not None and not store.root.is_dir():

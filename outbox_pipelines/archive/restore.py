@@ -53,7 +53,7 @@ def restore(
     Raises:
         NotReadyError: the day is not dropped, or the table is there already.
         SetupError: no archive is named, or the file is not what its manifest says.
-        AwayError: the database or the archive does not answer.
+        UnavailableError: the database or the archive does not answer.
     """
     store = open_store(settings)
     require_schema(settings)

@@ -26,7 +26,7 @@ from typing import Any, Final
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
-from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Readers, Settings
 
@@ -64,7 +64,7 @@ class Stored:
 class Store:
     """One archive.
 
-    Every method raises `AwayError` where the store does not answer or refuses.
+    Every method raises `UnavailableError` where the store does not answer or refuses.
     """
 
     def __init__(self, url: str, readers: Readers = "owner") -> None:
@@ -263,7 +263,9 @@ class Store:
         try:
             yield
         except (BaseError, OSError) as error:
-            raise AwayError(f"the archive {self.url} (OUTBOX_ARCHIVE) refuses: {_reason(error)}") from None
+            raise UnavailableError(
+                f"the archive {self.url} (OUTBOX_ARCHIVE) refuses: {_reason(error)}"
+            ) from None
 
 
 def open_store(settings: Settings) -> Store:

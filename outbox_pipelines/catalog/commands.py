@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def catalog() -> None:
-    """Compare the documented event types with the table, and make a page of them (OUTBOX_CATALOG)."""
+    """Compare the documented event types with the table, and make a page of them (OUTBOX_CATALOG_FILE)."""
 
 
 @catalog.command()

@@ -1,4 +1,4 @@
-"""The file that OUTBOX_CATALOG names: what is documented of each event type.
+"""The file that OUTBOX_CATALOG_FILE names: what is documented of each event type.
 
 Invariants:
 - A catalogue that exists is whole: every schema is there, is a JSON Schema, and refers to nothing outside of
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from outbox_pipelines.catalog.schemas import check_schema
 from outbox_pipelines.catalog.yaml_file import parse
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.routing import is_topic
+from outbox_pipelines.relay.kafka.routing import is_topic
 from outbox_pipelines.settings import Settings
 
 Lifecycle = Literal["proposed", "active", "deprecated", "retired"]
@@ -38,7 +38,7 @@ class EventType(BaseModel):
     """Whom to ask: an e-mail address, ``team:name``, or any text."""
     consumers: tuple[str, ...] = ()
     topic: str | None = None
-    """Where it goes; None: by OUTBOX_TOPIC and OUTBOX_TOPIC_MAP."""
+    """Where it goes; None: by OUTBOX_TOPIC and OUTBOX_TOPIC_MAP_FILE."""
     lifecycle: Lifecycle = "active"
     retired_on: date | None = None
     """From this UTC day on a retired type is not written; None: any row of it is one too many."""
@@ -74,20 +74,20 @@ class Catalog(BaseModel):
 
 
 def require_catalog(settings: Settings) -> Catalog:
-    """The catalogue that OUTBOX_CATALOG names, read anew.
+    """The catalogue that OUTBOX_CATALOG_FILE names, read anew.
 
     Raises:
         SetupError: none is named, or it has a mistake.
     """
-    if settings.catalog is None:
+    if settings.catalog_file is None:
         raise SetupError(
-            "no catalogue is named: set OUTBOX_CATALOG to a YAML file that documents the event types, "
+            "no catalogue is named: set OUTBOX_CATALOG_FILE to a YAML file that documents the event types, "
             "see docs/catalog.md"
         )
     try:
-        return read_catalog(settings.catalog)
+        return read_catalog(settings.catalog_file)
     except ValueError as error:
-        raise SetupError(f"OUTBOX_CATALOG={settings.catalog}: {error}") from None
+        raise SetupError(f"OUTBOX_CATALOG_FILE={settings.catalog_file}: {error}") from None
 
 
 def read_catalog(path: Path) -> Catalog:

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outbox_pipelines.consumer.asynchronous import AsyncConsumer
     from outbox_pipelines.consumer.cache import RedisCache
+    from outbox_pipelines.consumer.config import Counts
     from outbox_pipelines.consumer.consumer import Consumer
     from outbox_pipelines.consumer.errors import ConsumerError, OutageError, RefusedError
     from outbox_pipelines.consumer.event import Event
-    from outbox_pipelines.consumer.plan import Counts
     from outbox_pipelines.consumer.tables import Pruned, migrate, prune
 
 _PLACES = {

@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Unpack
 
 from outbox_pipelines.consumer import limits, transactions
+from outbox_pipelines.consumer.config import Counts
 from outbox_pipelines.consumer.inbox import Backlog
 from outbox_pipelines.consumer.membership import Member
 from outbox_pipelines.consumer.options import (
@@ -26,9 +27,8 @@ from outbox_pipelines.consumer.options import (
     Options,
     require_one_way,
 )
-from outbox_pipelines.consumer.plan import Counts
+from outbox_pipelines.consumer.processor import Work
 from outbox_pipelines.consumer.transactions import AsyncConnection, AsyncConnections, AsyncSessions, Database
-from outbox_pipelines.consumer.work import Work
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession

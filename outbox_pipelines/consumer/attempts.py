@@ -17,12 +17,12 @@ from typing import Any, Final, TypeVar
 
 from outbox_pipelines.consumer import inbox, queries
 from outbox_pipelines.consumer.breaker import Breaker, Policy, policy_of
+from outbox_pipelines.consumer.config import Counts, Plan, StoppedError
 from outbox_pipelines.consumer.errors import ConsumerError, UnreadableError
 from outbox_pipelines.consumer.event import NAMESPACE, Event
 from outbox_pipelines.consumer.figures import Figures
 from outbox_pipelines.consumer.handlers import Handler, Handlers
 from outbox_pipelines.consumer.inbox import Inbox, Waiting
-from outbox_pipelines.consumer.plan import Counts, Plan, StoppedError
 from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.tracing import surroundings
 from outbox_pipelines.consumer.transactions import (

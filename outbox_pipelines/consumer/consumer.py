@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from outbox_pipelines.consumer import limits, transactions
-from outbox_pipelines.consumer.driving import drive
+from outbox_pipelines.consumer.config import Counts
 from outbox_pipelines.consumer.inbox import Backlog
 from outbox_pipelines.consumer.membership import Member
 from outbox_pipelines.consumer.options import (
@@ -28,9 +28,9 @@ from outbox_pipelines.consumer.options import (
     Options,
     require_one_way,
 )
-from outbox_pipelines.consumer.plan import Counts
+from outbox_pipelines.consumer.processor import Work
+from outbox_pipelines.consumer.run_sync import drive
 from outbox_pipelines.consumer.transactions import Connection, Connections, Database, Sessions
-from outbox_pipelines.consumer.work import Work
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session

@@ -105,7 +105,7 @@ class Event(Generic[Payload]):
     def content(self, *, by_key: bool) -> UUID | None:
         """Return a digest of what the event says, for an id that its origin may use again; otherwise None.
 
-        It is the same in every shape of the value: a repetition after a change of OUTBOX_VALUE is one.
+        It is the same in every shape of the value: a repetition after a change of OUTBOX_VALUE_FORMAT is one.
         """
         if self._uuid or (by_key and self.idempotency_key is not None):
             return None

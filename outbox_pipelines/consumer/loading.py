@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from outbox_pipelines.consumer.asynchronous import AsyncConsumer
+from outbox_pipelines.consumer.config import Counts
 from outbox_pipelines.consumer.consumer import Consumer
 from outbox_pipelines.consumer.inbox import Backlog
-from outbox_pipelines.consumer.plan import Counts
 from outbox_pipelines.errors import SetupError
 
 AnyConsumer = Consumer | AsyncConsumer

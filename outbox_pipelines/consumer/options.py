@@ -18,15 +18,15 @@ from typing import Any, Final, Literal, TypedDict
 
 from outbox_pipelines.consumer import limits
 from outbox_pipelines.consumer.breaker import Policy
-from outbox_pipelines.consumer.copies import DeadLetterTopic
+from outbox_pipelines.consumer.config import Cache, Counts, Plan, StoppedError
+from outbox_pipelines.consumer.dead_letter_topic import DeadLetterTopic
 from outbox_pipelines.consumer.figures import Figures
 from outbox_pipelines.consumer.handlers import Handlers
 from outbox_pipelines.consumer.inbox import LONGEST_SECONDS
 from outbox_pipelines.consumer.membership import settings
-from outbox_pipelines.consumer.plan import Cache, Counts, Plan, StoppedError
+from outbox_pipelines.consumer.processor import Work
 from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.transactions import Database
-from outbox_pipelines.consumer.work import Work
 from outbox_pipelines.errors import SetupError
 
 _LOG: Final = logging.getLogger(__name__)

@@ -29,13 +29,14 @@ from outbox_pipelines.consumer.asynchronous import AsyncConsumer
 from outbox_pipelines.consumer.attempts import Item
 from outbox_pipelines.consumer.breaker import policy_of
 from outbox_pipelines.consumer.consumer import Consumer
-from outbox_pipelines.consumer.driving import drive
 from outbox_pipelines.consumer.errors import RefusedError
 from outbox_pipelines.consumer.event import Event
 from outbox_pipelines.consumer.handlers import Handler
 from outbox_pipelines.consumer.membership import Member
 from outbox_pipelines.consumer.options import Configured
+from outbox_pipelines.consumer.processor import Work
 from outbox_pipelines.consumer.reading import Reader
+from outbox_pipelines.consumer.run_sync import drive
 from outbox_pipelines.consumer.transactions import (
     AsyncConnections,
     AsyncSessions,
@@ -44,7 +45,6 @@ from outbox_pipelines.consumer.transactions import (
     Rows,
     Sessions,
 )
-from outbox_pipelines.consumer.work import Work
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.writer.encoding import to_json
 

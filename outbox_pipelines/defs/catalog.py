@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @dg.asset_check(
     asset=events.key,
     name="event_types_documented",
-    description="""Whether the catalogue (OUTBOX_CATALOG) documents every event type in the table.
+    description="""Whether the catalogue (OUTBOX_CATALOG_FILE) documents every event type in the table.
 
 An event type that is not documented, or is retired and still written, makes it fail, as a warning: no event
 is held back. An active one that nobody writes is named in the metadata alone. It reads every row once.
@@ -84,7 +84,7 @@ check_catalog = dg.define_asset_job(
 Use: its schedule runs it every day. By hand after a deployment that writes new event types. It reads the rows
 of all attached days once, with two workers, and holds nobody up.
 
-When it fails: the run says in one line what to mend: no catalogue is named (OUTBOX_CATALOG), it has a
+When it fails: the run says in one line what to mend: no catalogue is named (OUTBOX_CATALOG_FILE), it has a
 mistake, or the database does not answer. That types are not documented fails the check, not the run.
 """,
 )
@@ -99,7 +99,7 @@ mistake, or the database does not answer. That types are not documented fails th
     default_status=dg.DefaultScheduleStatus.RUNNING,
     description="""Runs the job `check_catalog` every day.
 
-Use: leave it on; without OUTBOX_CATALOG it does nothing, and says so.
+Use: leave it on; without OUTBOX_CATALOG_FILE it does nothing, and says so.
 
 When a tick fails: its error says in one line which setting is wrong. When a run fails, see the job: it says
 what is wrong in the catalogue.
@@ -107,6 +107,6 @@ what is wrong in the catalogue.
 )
 def check_catalog_schedule(outbox_pipelines: OutboxResource) -> dg.RunRequest | dg.SkipReason:
     """A tick. `SetupError` is left to fail it, as in `relay_supervisor`."""
-    if outbox_pipelines.settings().catalog is None:
-        return dg.SkipReason("no catalogue is named: set OUTBOX_CATALOG to have event types checked")
+    if outbox_pipelines.settings().catalog_file is None:
+        return dg.SkipReason("no catalogue is named: set OUTBOX_CATALOG_FILE to have event types checked")
     return dg.RunRequest()

@@ -37,7 +37,7 @@ def read_from(resource: OutboxResource) -> None:
 def first_day() -> date:
     """Return the outbox's first day; today where it has none yet; the earliest possible one where unknown."""
     # Without settings nothing is read, and no driver is loaded.
-    if not (_given and _given.dsn) and not os.environ.keys() & {"OUTBOX_DSN", "OUTBOX_SETTINGS"}:
+    if not (_given and _given.dsn) and not os.environ.keys() & {"OUTBOX_DSN", "OUTBOX_SETTINGS_FILE"}:
         return _EARLIEST
     try:
         from outbox_pipelines.partitions import calendar

@@ -24,7 +24,7 @@ def delete_old_history(context: dg.OpExecutionContext, outbox_pipelines: OutboxR
 
     started = time.monotonic()
     try:
-        days = outbox_pipelines.settings().history_days
+        days = outbox_pipelines.settings().run_retention_days
         before = datetime.now(UTC) - timedelta(days=days)
         context.log.info(f"removing what ended before {before:%Y-%m-%d %H:%M} UTC ({days} days)")
         runs, kept = _delete_runs(context, before)
@@ -76,7 +76,7 @@ def _delete_runs(context: dg.OpExecutionContext, before: datetime) -> tuple[int,
 @dg.job(
     tags=ours.TAGS,
     executor_def=ours.EXECUTOR,
-    description="""Removes what Dagster remembers of runs that ended more than OUTBOX_HISTORY_DAYS ago (14):
+    description="""Removes what Dagster remembers of runs that ended more than OUTBOX_RUN_RETENTION_DAYS ago (14):
 the runs of this package's jobs in this code location with their events and logs, and old verdicts and
 observations of its assets without a run. Your own jobs, assets and checks keep their history. Dagster itself
 never removes any; a busy outbox adds some 60 MB a day in SQLite.
@@ -85,7 +85,7 @@ What a page shows as the newest stays, however old: each day's materialization a
 evaluation, each asset's last observation. Runs in flight stay. Ticks are Dagster's own to remove: see
 `retention` in dagster.yaml. Nothing of the outbox itself is touched, neither events nor archives.
 
-Use: its schedule runs it every night. By hand after OUTBOX_HISTORY_DAYS was lowered. Safe at any time.
+Use: its schedule runs it every night. By hand after OUTBOX_RUN_RETENTION_DAYS was lowered. Safe at any time.
 
 When it fails: the run says in one line what to mend. What was removed stays removed; run it again.
 """,

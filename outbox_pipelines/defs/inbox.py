@@ -28,7 +28,7 @@ inbox = dg.AssetSpec(
     owners=OWNERS,
     kinds={"postgres"},
     description="""What consumers have received and not handled yet: events of slow handlers, and those whose
-handling failed. Observed by the sensor `inbox`, for the consumers that OUTBOX_DRAIN names: how many wait, for
+handling failed. Observed by the sensor `inbox`, for the consumers that OUTBOX_DRAIN_CONSUMERS names: how many wait, for
 how long, and dead letters.
 
 When it grows: see the runs of `drain_inbox`; `outbox consumer status` and `outbox consumer dead-letters
@@ -38,7 +38,7 @@ list` say what fails (docs/consuming.md).
 
 
 @dg.op(
-    config_schema={"consumer": dg.Field(str, description="module:name, as in OUTBOX_DRAIN")},
+    config_schema={"consumer": dg.Field(str, description="module:name, as in OUTBOX_DRAIN_CONSUMERS")},
     description="Handles what is due in a consumer's inbox.",
 )
 def drain(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> None:
@@ -58,7 +58,7 @@ def drain(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> N
     name="drain_inbox",
     description="""Handles what is due in a consumer's inbox, each key in its order, and ends.
 
-Use: the sensor `inbox` starts it for the consumers that OUTBOX_DRAIN names. By hand: give the consumer's
+Use: the sensor `inbox` starts it for the consumers that OUTBOX_DRAIN_CONSUMERS names. By hand: give the consumer's
 name, module:name, in the run's config. It can run beside itself, and beside the consumer's own processes:
 nothing is handled twice.
 
@@ -73,7 +73,7 @@ def drain_inbox() -> None:
 @dg.asset_check(
     asset=_INBOX,
     name="handled",
-    description="""Whether the consumers that OUTBOX_DRAIN names handle what they receive.
+    description="""Whether the consumers that OUTBOX_DRAIN_CONSUMERS names handle what they receive.
 
 Warns when a message has waited for more than 15 minutes; fails when there are dead letters. The sensor
 `inbox` reports it without a run: at once when it changes, else every 5 minutes.
@@ -83,7 +83,7 @@ consumer dead-letters replay`. When it warns: see the runs of `drain_inbox`, or 
 """,
 )
 def handled(outbox_pipelines: OutboxResource) -> dg.AssetCheckResult:
-    looks = _looks(outbox_pipelines.settings().drain.split())
+    looks = _looks(outbox_pipelines.settings().drain_consumers.split())
     return dg.AssetCheckResult(**_verdict([backlog for backlog, _ in looks.values()]))
 
 
@@ -92,21 +92,21 @@ def handled(outbox_pipelines: OutboxResource) -> dg.AssetCheckResult:
     target=drain_inbox,
     minimum_interval_seconds=15,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="""Starts `drain_inbox` for each consumer that OUTBOX_DRAIN names and that has something due
+    description="""Starts `drain_inbox` for each consumer that OUTBOX_DRAIN_CONSUMERS names and that has something due
 in its inbox, one run for each at a time; reports the check `handled` of `outbox/inbox`, and observes there
-how far it is behind: when that changes, and every 5 minutes. Without OUTBOX_DRAIN it does nothing: consumers
+how far it is behind: when that changes, and every 5 minutes. Without OUTBOX_DRAIN_CONSUMERS it does nothing: consumers
 drain by themselves.
 
-When a tick fails: a name in OUTBOX_DRAIN is wrong, or a consumer's database is away; the next tick tries
+When a tick fails: a name in OUTBOX_DRAIN_CONSUMERS is wrong, or a consumer's database is away; the next tick tries
 again.
 """,
 )
 def inbox_sensor(
     context: dg.SensorEvaluationContext, outbox_pipelines: OutboxResource
 ) -> dg.SensorResult | dg.SkipReason:
-    names = outbox_pipelines.settings().drain.split()
+    names = outbox_pipelines.settings().drain_consumers.split()
     if not names:
-        return dg.SkipReason("no consumer is to be drained from here: OUTBOX_DRAIN names none")
+        return dg.SkipReason("no consumer is to be drained from here: OUTBOX_DRAIN_CONSUMERS names none")
     looks = _looks(names)
     requests = [
         dg.RunRequest(run_config={"ops": {"drain": {"config": {"consumer": name}}}}, tags={_CONSUMER: name})
@@ -150,7 +150,7 @@ def _verdict(backlogs: list["Backlog"]) -> dict[str, Any]:
     return {
         "passed": not dead and not late,
         "severity": dg.AssetCheckSeverity.ERROR if dead else dg.AssetCheckSeverity.WARN,
-        "description": "; ".join(told) or "OUTBOX_DRAIN names no consumer",
+        "description": "; ".join(told) or "OUTBOX_DRAIN_CONSUMERS names no consumer",
         "metadata": _numbers(backlogs),
     }
 

@@ -87,7 +87,7 @@ def show_days(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) 
     tags=ours.TAGS,
     executor_def=ours.EXECUTOR,
     description="""Makes the partitions of the days ahead (OUTBOX_PARTITIONS_AHEAD), closes the days that
-are over, by the database's clock, and purges old idempotency keys (OUTBOX_KEYS_DAYS) and progress.
+are over, by the database's clock, and purges old idempotency keys (OUTBOX_KEY_RETENTION_DAYS) and progress.
 
 Use: its schedule runs it every hour. By hand after an outage of days, or when `outbox status` or the
 check `partitions_ahead` of `outbox/health` says that there are few. Safe at any time, and by two at once; no

@@ -48,7 +48,7 @@ lags is gone when the job `reconcile_day` is run again later.
         )
     ],
     description="""Each day's events beside the messages of their topics, and beside what each consumer that
-OUTBOX_CONSUMERS names has handled. The check `nothing_is_lost` is the verdict.
+OUTBOX_CONSUMERS_FILE names has handled. The check `nothing_is_lost` is the verdict.
 
 A partition is a UTC day, in the table or in the archive. Only ids and places are read, and compared on disk,
 within a fixed amount of memory. Nothing is changed, and no consumer notices: no offset is committed, no group

@@ -38,10 +38,10 @@ class OutboxResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     kafka: str | None = Field(default=None, description="instead of OUTBOX_KAFKA")
     db_schema: str | None = Field(default=None, description="instead of OUTBOX_SCHEMA")
     topic: str | None = Field(default=None, description="instead of OUTBOX_TOPIC")
-    catalog: str | None = Field(default=None, description="instead of OUTBOX_CATALOG")
+    catalog_file: str | None = Field(default=None, description="instead of OUTBOX_CATALOG_FILE")
     archive: str | None = Field(default=None, description="instead of OUTBOX_ARCHIVE")
-    consumers: str | None = Field(default=None, description="instead of OUTBOX_CONSUMERS")
-    drain: str | None = Field(default=None, description="instead of OUTBOX_DRAIN")
+    consumers_file: str | None = Field(default=None, description="instead of OUTBOX_CONSUMERS_FILE")
+    drain_consumers: str | None = Field(default=None, description="instead of OUTBOX_DRAIN_CONSUMERS")
     session_seconds: float | None = Field(default=None, description="instead of OUTBOX_SESSION_SECONDS")
 
     def __init__(self, **given: Any) -> None:

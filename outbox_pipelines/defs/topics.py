@@ -41,11 +41,11 @@ def _documented(resource: OutboxResource) -> dict[str, dict[str, EventType]]:
     """The event types of each topic that the catalogue names."""
     found: dict[str, dict[str, EventType]] = {}
     # Checking all settings takes drivers that definitions are to load without.
-    if not (resource.catalog or os.environ.keys() & {"OUTBOX_CATALOG", "OUTBOX_SETTINGS"}):
+    if not (resource.catalog_file or os.environ.keys() & {"OUTBOX_CATALOG_FILE", "OUTBOX_SETTINGS_FILE"}):
         return found
     try:
         settings = resource.process_config_and_initialize().settings()
-        if settings.catalog is not None:
+        if settings.catalog_file is not None:
             from outbox_pipelines.catalog.document import require_catalog
 
             for name, each in require_catalog(settings).events.items():
@@ -88,7 +88,7 @@ def _lines(types: dict[str, EventType]) -> list[str]:
     ]
 
 
-_UNDOCUMENTED: Final = "None of its event types names it in the catalogue (OUTBOX_CATALOG)."
+_UNDOCUMENTED: Final = "None of its event types names it in the catalogue (OUTBOX_CATALOG_FILE)."
 _DESCRIPTION: Final = """The topic `{name}`, to which the relay publishes; its sessions observe it.
 
 {types}

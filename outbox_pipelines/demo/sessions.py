@@ -47,7 +47,7 @@ def environment(settings: Settings, home: Path, session_seconds: float) -> dict[
         "OUTBOX_TOPIC": settings.topic,
         "OUTBOX_SESSION_SECONDS": str(session_seconds),
         **({"OUTBOX_ARCHIVE": settings.archive} if settings.archive else {}),
-        **({"OUTBOX_CATALOG": str(settings.catalog)} if settings.catalog else {}),
+        **({"OUTBOX_CATALOG_FILE": str(settings.catalog_file)} if settings.catalog_file else {}),
         # The working directory, where `-m` would look first, is the user's: no place to import from.
         "PYTHONSAFEPATH": "1",
     }

@@ -59,7 +59,7 @@ def run(port: int, seed: int) -> int:
         shown = settings.model_copy(
             update={
                 "archive": settings.archive or str(Path(home) / "archive"),
-                "catalog": settings.catalog or Path(__file__).parent / "catalog.yaml",
+                "catalog_file": settings.catalog_file or Path(__file__).parent / "catalog.yaml",
             }
         )
         flights = operations(IN_A_YEAR)

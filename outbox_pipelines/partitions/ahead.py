@@ -16,7 +16,7 @@ from typing import Final
 import psycopg
 
 from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.partitions import calendar, queries
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.secret import first_line
@@ -46,7 +46,7 @@ def ensure(settings: Settings, days: int | None = None, since: date | None = Non
 
     Raises:
         SetupError: this role does not own the table, something stands in the way, or days then are closed.
-        AwayError: the database does not answer, or its table was locked all the time.
+        UnavailableError: the database does not answer, or its table was locked all the time.
     """
     require_schema(settings)
     wanted = settings.partitions_ahead if days is None else days
@@ -58,7 +58,7 @@ def ensure(settings: Settings, days: int | None = None, since: date | None = Non
             except psycopg.errors.LockNotAvailable as error:
                 if not tries_left:
                     reason = f"the outbox is locked by somebody else's maintenance: {first_line(error)}"
-                    raise AwayError(f"{reason}; try again") from None
+                    raise UnavailableError(f"{reason}; try again") from None
                 time.sleep(_PAUSE_SECONDS)
             except psycopg.errors.InsufficientPrivilege as error:
                 raise SetupError(

@@ -19,7 +19,7 @@ from typing import Final
 import psycopg
 
 from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.errors import AwayError, NotReadyError, SetupError
+from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.partitions import queries
 from outbox_pipelines.partitions.calendar import leaf_of, require_day, working_at
 from outbox_pipelines.schema import require_schema
@@ -54,7 +54,7 @@ def close(settings: Settings, day: date | None = None) -> list[Closing]:
 
     Raises:
         SetupError: this role does not own the outbox; the clocks differ; there is no such day.
-        AwayError: the database does not answer.
+        UnavailableError: the database does not answer.
     """
     require_schema(settings)
     with connect(settings, name="outbox partitions close") as connection:
@@ -217,12 +217,12 @@ def _not_over(connection: Connection, day: date, settings: Settings) -> Closing:
 
 
 def compare_clocks(connection: Connection) -> None:
-    """Raise `AwayError` if the clocks of the database and of this machine differ by more than ten minutes."""
+    """Raise `UnavailableError` if the clocks of the database and of this machine differ by more than ten minutes."""
     row = connection.execute(queries.CLOCK).fetchone()
     assert row is not None
     apart = abs((row[0] - datetime.now(UTC)).total_seconds()) / 60
     if apart > _CLOCKS_MINUTES:
-        raise AwayError(
+        raise UnavailableError(
             f"the clocks of the database and of this machine are {apart:.0f} minutes apart: no day is closed "
             "or dropped, and nothing is purged, until they agree"
         )

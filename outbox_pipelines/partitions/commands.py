@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.options import DAY
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.text import plain
@@ -141,7 +141,7 @@ def drop_days(settings: Settings, day: date | None, due: bool, as_json: bool) ->
     for each in days:
         try:
             dropped.append(drop.drop(settings, each))
-        except AwayError:
+        except UnavailableError:
             raise
         except SetupError as error:
             # One day that stays holds up no other.
@@ -178,7 +178,7 @@ def attach_day(settings: Settings, day: date) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def purge_rows(settings: Settings, as_json: bool) -> None:
-    """Remove idempotency keys older than OUTBOX_KEYS_DAYS, and progress of days that are archived."""
+    """Remove idempotency keys older than OUTBOX_KEY_RETENTION_DAYS, and progress of days that are archived."""
     from outbox_pipelines.partitions import purge
 
     purged = dataclasses.asdict(purge.purge(settings))

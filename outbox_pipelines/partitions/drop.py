@@ -21,7 +21,7 @@ import psycopg
 from outbox_pipelines.archive import identity, proof
 from outbox_pipelines.archive.store import NOWHERE, open_store
 from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.errors import AwayError, NotReadyError, SetupError
+from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.partitions import attach, close, queries
 from outbox_pipelines.partitions.calendar import leaf_of, place_of, require_day, working_at
 from outbox_pipelines.schema import require_schema
@@ -65,7 +65,7 @@ def due(settings: Settings) -> list[date]:
     """Return the days that are past OUTBOX_RETENTION_DAYS and can be dropped, the oldest first.
 
     Raises:
-        AwayError: the database does not answer, or its clock and this machine's differ.
+        UnavailableError: the database does not answer, or its clock and this machine's differ.
     """
     require_schema(settings)
     states = ["closed", "archived"] if settings.archive == NOWHERE else ["archived"]
@@ -85,7 +85,7 @@ def drop(settings: Settings, day: date, *, early: bool = True) -> Dropped:
         NotReadyError: the day is not archived, or too young, or a long transaction uses the outbox.
         NotProvenError: file and rows differ; the day is as it was.
         SetupError: this role does not own the outbox; no archive is named.
-        AwayError: the database or the archive does not answer.
+        UnavailableError: the database or the archive does not answer.
     """
     require_schema(settings)
     if settings.archive != NOWHERE:
@@ -118,7 +118,9 @@ def drop(settings: Settings, day: date, *, early: bool = True) -> Dropped:
                 f"{first_line(error)}: days are dropped by the role that owns the outbox"
             ) from None
         except psycopg.Error as error:
-            raise AwayError(f"{day} is not dropped, the database refuses: {first_line(error)}") from None
+            raise UnavailableError(
+                f"{day} is not dropped, the database refuses: {first_line(error)}"
+            ) from None
 
 
 def _look_first(settings: Settings, connection: Connection, day: date, manifest_sha256: str | None) -> None:

@@ -28,11 +28,11 @@ class Purged:
 
 
 def purge(settings: Settings) -> Purged:
-    """Removes keys older than OUTBOX_KEYS_DAYS, and the rest with the days it belongs to.
+    """Removes keys older than OUTBOX_KEY_RETENTION_DAYS, and the rest with the days it belongs to.
 
     Raises:
         SetupError: this role does not own the outbox.
-        AwayError: the database does not answer, or its clock and this machine's differ.
+        UnavailableError: the database does not answer, or its clock and this machine's differ.
     """
     require_schema(settings)
     with connect(settings, name="outbox partitions purge") as connection:
@@ -40,7 +40,7 @@ def purge(settings: Settings) -> Purged:
         given = {"archives": settings.archive != NOWHERE, "retention": settings.retention_days}
         ((before,),) = connection.execute(queries.PURGE_BEFORE, given)
         return Purged(
-            keys=_keys(connection, settings.keys_days),
+            keys=_keys(connection, settings.key_retention_days),
             progress=_all(connection, queries.PURGE_PROGRESS, {"before": before}),
             released=_all(connection, queries.PURGE_RELEASED, {"before": before}),
             discarded=_all(connection, queries.PURGE_DISCARDED, {"before": before}),

@@ -162,7 +162,7 @@ WITH opened AS (
     UPDATE outbox_days SET state = 'open', sealed_at = NULL, closed_at = NULL, published = NULL
     WHERE day = %(day)s
 )
-UPDATE outbox_shards SET epoch = epoch + 1, owner = NULL, held_since = NULL"""
+UPDATE outbox_shards SET epoch = epoch + 1, owner = NULL, owned_since = NULL"""
 
 # --- dropping -------------------------------------------------------------------------------------------
 

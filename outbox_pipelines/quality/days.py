@@ -58,7 +58,7 @@ def measure(settings: Settings, day: date) -> DayFacts | None:
         SetupError: the database does not answer, the outbox has no such day, or the catalogue has a mistake.
     """
     require_schema(settings)
-    catalog = None if settings.catalog is None else require_catalog(settings)
+    catalog = None if settings.catalog_file is None else require_catalog(settings)
     start, stop = bounds_of(day)
     with connect(settings, name=f"outbox quality: {day}") as connection:
         connection.execute(day_queries.TUNE)

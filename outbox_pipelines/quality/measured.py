@@ -26,15 +26,15 @@ class ShardStatus:
     shards: int
     """How many there are."""
     owner: str | None
-    """The holder; None while nobody holds the shard."""
-    held_seconds: float | None
+    """The owner; None while nobody holds the shard."""
+    owned_seconds: float | None
     heartbeat_seconds: float | None
     """Age of the last sign of life, whoever gave it."""
-    unheld_seconds: float
+    unowned_seconds: float
     """For how long nobody has held it; 0 while somebody does."""
     successor_waits: bool
     breaker: str
-    """What the holder sees of Kafka: closed (all is well), open, half-open."""
+    """What the owner sees of Kafka: closed (all is well), open, half-open."""
     breaker_reason: str | None
     top_up_error: str | None
     """Why its relay could not create the partitions of the coming days; None if it could."""
@@ -101,9 +101,9 @@ class Measurements:
         return sum(shard.events_per_second for shard in self.shards)
 
     @property
-    def unheld_seconds(self) -> float:
+    def unowned_seconds(self) -> float:
         """Of the shard that has been without a relay for longest."""
-        return max((shard.unheld_seconds for shard in self.shards), default=0.0)
+        return max((shard.unowned_seconds for shard in self.shards), default=0.0)
 
     @property
     def shards_without_kafka(self) -> int:

@@ -41,7 +41,7 @@ SELECT coalesce(sum(events), 0) / 60 AS events_per_second,
 FROM outbox_progress
 WHERE shard = s.shard AND at > clock_timestamp() - interval '1 minute' AND at <= clock_timestamp()"""
 
-# The holder is who has the lock now: the row alone would still name one that was killed. Any other session
+# The owner is who has the lock now: the row alone would still name one that was killed. Any other session
 # with the lock keeps every relay from it. A shard that was never relayed is alone since the tables were made.
 _SHARDS: Final[LiteralString] = f"""
 WITH locks AS (
@@ -51,13 +51,13 @@ WITH locks AS (
 )
 SELECT coalesce(jsonb_agg(to_jsonb(found) ORDER BY found.shard), '[]') FROM (
     SELECT s.shard, s.shards, h.owner,
-           CASE WHEN h.held_since IS NOT NULL THEN greatest(
-               0, extract(epoch FROM clock_timestamp() - h.held_since)) END AS held_seconds,
+           CASE WHEN h.owned_since IS NOT NULL THEN greatest(
+               0, extract(epoch FROM clock_timestamp() - h.owned_since)) END AS owned_seconds,
            CASE WHEN s.heartbeat IS NOT NULL THEN greatest(
                0, extract(epoch FROM clock_timestamp() - s.heartbeat)) END AS heartbeat_seconds,
            CASE WHEN h.shard IS NOT NULL THEN 0 ELSE greatest(
                0, extract(epoch FROM clock_timestamp() - coalesce(
-                   s.heartbeat, (SELECT min(applied_at) FROM outbox_migrations)))) END AS unheld_seconds,
+                   s.heartbeat, (SELECT min(applied_at) FROM outbox_migrations)))) END AS unowned_seconds,
            EXISTS (SELECT FROM locks WHERE objid = s.shard
                    AND classid = hashtext(%(waiting)s)::bigint & 4294967295) AS successor_waits,
            coalesce(h.breaker, 'closed') AS breaker, h.breaker_reason, s.top_up_error,

@@ -162,7 +162,7 @@ RULES: Final = (
     ),
     Rule(
         "shards_relayed",
-        lambda found: found.unheld_seconds,
+        lambda found: found.unowned_seconds,
         "a shard has been without a relay for {}",
         why="Nobody holds the shard, so that its events wait. A successor takes over within seconds "
         "where one is started: as a service, or by the sensor relay_supervisor.",
@@ -197,9 +197,9 @@ RULES: Final = (
         lambda found: found.keys,
         "about {} idempotency keys are remembered",
         why="Each key takes some 100 bytes with its index, and they are removed when they are older "
-        "than OUTBOX_KEYS_DAYS. When far more are kept than are written in that time, nobody "
+        "than OUTBOX_KEY_RETENTION_DAYS. When far more are kept than are written in that time, nobody "
         "removes them.",
-        help="see whether maintain_partitions succeeds; lower OUTBOX_KEYS_DAYS",
+        help="see whether maintain_partitions succeeds; lower OUTBOX_KEY_RETENTION_DAYS",
         warn=50_000_000.0,
     ),
 )

@@ -15,7 +15,7 @@ def render(found: Measurements, verdicts: Iterable[Verdict]) -> str:
     for shard in found.shards:
         lines += [
             f"shard {shard.shard}",
-            f"  holder      {holder(shard)}",
+            f"  owner       {owner(shard)}",
             f"  kafka       {_kafka(shard)}",
             *([f"  partitions  not created ahead: {shard.top_up_error}"] if shard.top_up_error else []),
             f"  backlog     {_count(shard.backlog)} events"
@@ -72,7 +72,7 @@ def _bytes(size: float) -> str:
     return f"{size:,.1f} TB"
 
 
-def holder(shard: ShardStatus) -> str:
+def owner(shard: ShardStatus) -> str:
     """Who relays a shard since when, for people."""
     if shard.intruder is not None:
         return f"no active relay: the lock is held by {shard.intruder}"
@@ -80,7 +80,7 @@ def holder(shard: ShardStatus) -> str:
         seen = shard.heartbeat_seconds
         return "nobody: start `outbox relay`" + ("" if seen is None else f"; last seen {age(seen)} ago")
     successor = ", a successor waits" if shard.successor_waits else ""
-    return f"{shard.owner} for {age(shard.held_seconds or 0)}{successor}"
+    return f"{shard.owner} for {age(shard.owned_seconds or 0)}{successor}"
 
 
 def _kafka(shard: ShardStatus) -> str:

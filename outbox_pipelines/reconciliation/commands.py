@@ -17,7 +17,10 @@ from outbox_pipelines.text import plain
 @click.command()
 @click.argument("day", type=DAY)
 @click.option(
-    "--consumer", "names", multiple=True, help="This one alone, by its name in OUTBOX_CONSUMERS; repeatable."
+    "--consumer",
+    "names",
+    multiple=True,
+    help="This one alone, by its name in OUTBOX_CONSUMERS_FILE; repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj

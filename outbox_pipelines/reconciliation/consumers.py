@@ -1,4 +1,4 @@
-"""The file that OUTBOX_CONSUMERS names: who consumes, and where each keeps what it has handled.
+"""The file that OUTBOX_CONSUMERS_FILE names: who consumes, and where each keeps what it has handled.
 
 Invariants:
 - A consumer is held only to the topics and event types that it takes.
@@ -59,11 +59,11 @@ def chosen(settings: Settings, names: Sequence[str]) -> list[Consumer]:
     Raises:
         SetupError: there is none of this name.
     """
-    known = read_consumers(settings.consumers) if settings.consumers else {}
+    known = read_consumers(settings.consumers_file) if settings.consumers_file else {}
     for name in names:
         if name not in known:
             there = f"there are {', '.join(known)}" if known else "it names none"
-            raise SetupError(f"no consumer is named {name!r}: {there} (the file of OUTBOX_CONSUMERS)")
+            raise SetupError(f"no consumer is named {name!r}: {there} (the file of OUTBOX_CONSUMERS_FILE)")
     return [known[name] for name in names or known]
 
 

@@ -40,16 +40,16 @@ def reconcile(
     """Compares all that was written on a UTC day with the topics and with the consumers of the settings.
 
     Args:
-        names: of consumers, these alone; without any, all that OUTBOX_CONSUMERS names.
+        names: of consumers, these alone; without any, all that OUTBOX_CONSUMERS_FILE names.
         progress: told what is done, every million or so.
 
     Raises:
         SetupError: a setting is missing or wrong, the outbox has no such day, or its events are nowhere.
-        AwayError: a database, the archive or Kafka does not answer.
+        UnavailableError: a database, the archive or Kafka does not answer.
     """
     started = time.monotonic()
-    if settings.table is not None:
-        raise SetupError("only the pipeline's own tables can be reconciled: unset OUTBOX_TABLE")
+    if settings.table_file is not None:
+        raise SetupError("only the pipeline's own tables can be reconciled: unset OUTBOX_TABLE_FILE")
     settings.require_kafka()
     wanted = consumers.chosen(settings, names)
     require_schema(settings)

@@ -36,7 +36,7 @@ def load(
 
     Raises:
         SetupError: the outbox has no such day, or it has not begun; or its events are nowhere.
-        AwayError: the database or the archive does not answer.
+        UnavailableError: the database or the archive does not answer.
     """
     with connect(settings, name=f"outbox reconcile: {day}") as connection:
         state, *_ = require_day(connection, day)

@@ -15,11 +15,11 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from outbox_pipelines.consumer.reading import headers_of, sent_ms
-from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.reconciliation import queries
 from outbox_pipelines.reconciliation.topics import Topic
 from outbox_pipelines.reconciliation.workspace import Workspace
-from outbox_pipelines.relay.encoding import header_names
+from outbox_pipelines.relay.kafka.encoding import header_names
 from outbox_pipelines.settings import Settings
 
 _AT_ONCE: Final = 5_000
@@ -54,7 +54,7 @@ def load(
         times: when the day begins and ends, in ms: of other times nobody asks what cannot be read.
 
     Raises:
-        AwayError: Kafka goes silent.
+        UnavailableError: Kafka goes silent.
         SetupError: a topic may not be read.
     """
     name = header_names(settings.header_names)["id"]
@@ -75,7 +75,7 @@ def load(
         if messages:
             heard = time.monotonic()
         elif time.monotonic() > heard + _SILENT_SECONDS:
-            raise AwayError(f"Kafka at {settings.kafka} (OUTBOX_KAFKA) has sent nothing for a minute")
+            raise UnavailableError(f"Kafka at {settings.kafka} (OUTBOX_KAFKA) has sent nothing for a minute")
         for message in messages:
             topic, partition = message.topic(), message.partition()
             part, error = unread.get((topic, partition)), message.error()
@@ -134,5 +134,5 @@ def _judged(settings: Settings, topic: str | None, error: KafkaError) -> Excepti
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         return SetupError(f"topic {topic} cannot be read: grant READ on it")
     if error.code() == KafkaError._AUTO_OFFSET_RESET:
-        return AwayError(f"topic {topic} has deleted messages while it was read: run it again")
-    return AwayError(f"Kafka at {settings.kafka} (OUTBOX_KAFKA) ended the reading: {error.str()}")
+        return UnavailableError(f"topic {topic} has deleted messages while it was read: run it again")
+    return UnavailableError(f"Kafka at {settings.kafka} (OUTBOX_KAFKA) ended the reading: {error.str()}")

@@ -16,7 +16,7 @@ from confluent_kafka import TopicPartition
 from psycopg import sql
 
 from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.reconciliation import ids, queries, topics
 from outbox_pipelines.reconciliation.consumers import Consumer
 from outbox_pipelines.reconciliation.stream import reading
@@ -49,7 +49,7 @@ def load(
     """Fills the tables of a consumer, and finds what it has not handled.
 
     Raises:
-        AwayError: its database or Kafka does not answer.
+        UnavailableError: its database or Kafka does not answer.
         SetupError: its database has no `processed_events`.
     """
     own = settings.model_copy(
@@ -90,7 +90,7 @@ def _require_tables(own: Settings, consumer: Consumer) -> bool:
     if not has_processed:
         raise SetupError(
             f"consumer {consumer.name}: its database has no table processed_events in schema "
-            f"{own.db_schema!r}: name its dsn and schema in the file of OUTBOX_CONSUMERS"
+            f"{own.db_schema!r}: name its dsn and schema in the file of OUTBOX_CONSUMERS_FILE"
         )
     return bool(has_inbox)
 
@@ -98,9 +98,11 @@ def _require_tables(own: Settings, consumer: Consumer) -> bool:
 def _entered(own: Settings, consumer: Consumer) -> Connection:
     try:
         return connect(own, name=f"outbox reconcile: {consumer.name}")
-    except AwayError as error:
-        said = str(error).replace("OUTBOX_DSN", f"dsn of [{consumer.name}] in the file of OUTBOX_CONSUMERS")
-        raise AwayError(said) from None
+    except UnavailableError as error:
+        said = str(error).replace(
+            "OUTBOX_DSN", f"dsn of [{consumer.name}] in the file of OUTBOX_CONSUMERS_FILE"
+        )
+        raise UnavailableError(said) from None
 
 
 def _commits(settings: Settings, consumer: Consumer, space: Workspace) -> list[str]:

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from outbox_pipelines import session
 from outbox_pipelines.database import reading_dsn
-from outbox_pipelines.errors import AwayError
+from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.reconciliation import queries
 from outbox_pipelines.secret import first_line
 
@@ -28,7 +28,7 @@ def reading(dsn: str, schema: str) -> Iterator[Read]:
     """A connection to read from.
 
     Raises:
-        AwayError: the database has gone away, or refuses.
+        UnavailableError: the database has gone away, or refuses.
     """
     hint = {adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
     try:
@@ -46,4 +46,4 @@ def reading(dsn: str, schema: str) -> Iterator[Read]:
             yield read
     # A server that ends the connection between two batches is an OSError.
     except (adbc_driver_manager.Error, OSError) as error:
-        raise AwayError(f"the database ended the reading of ids: {first_line(error)}") from None
+        raise UnavailableError(f"the database ended the reading of ids: {first_line(error)}") from None

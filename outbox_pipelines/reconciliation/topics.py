@@ -16,11 +16,11 @@ from typing import Any, Final
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec  # type: ignore[attr-defined]
 
-from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.reconciliation import queries
 from outbox_pipelines.reconciliation.workspace import Workspace
-from outbox_pipelines.relay import client
-from outbox_pipelines.relay.routing import IllegalTopicError, Router
+from outbox_pipelines.relay.kafka import client
+from outbox_pipelines.relay.kafka.routing import IllegalTopicError, Router
 from outbox_pipelines.settings import Settings
 
 # Untyped there.
@@ -108,7 +108,7 @@ def find(
         day_ms: when the day begins.
 
     Raises:
-        AwayError: no broker answers.
+        UnavailableError: no broker answers.
         SetupError: a topic may not be read.
     """
     admin = AdminClient(client.consumer_config(settings), logger=client.LOG)
@@ -201,7 +201,7 @@ def committed(settings: Settings, group: str, partitions: list[TopicPartition]) 
     """How far a group has come; a negative offset where it has none.
 
     Raises:
-        AwayError: no broker answers.
+        UnavailableError: no broker answers.
         SetupError: the group may not be asked about.
     """
     kafka = consumer(settings, group)
@@ -215,9 +215,9 @@ def committed(settings: Settings, group: str, partitions: list[TopicPartition]) 
         kafka.close()
 
 
-def _no_answer(settings: Settings, error: BaseException) -> AwayError:
+def _no_answer(settings: Settings, error: BaseException) -> UnavailableError:
     reason = error.args[0].str() if isinstance(error, KafkaException) else "it takes too long"
-    return AwayError(f"no broker answers at {settings.kafka} (OUTBOX_KAFKA): {reason}")
+    return UnavailableError(f"no broker answers at {settings.kafka} (OUTBOX_KAFKA): {reason}")
 
 
 def kept_from(topic: Topic, first_ms: dict[int, int]) -> int | None:

@@ -187,7 +187,7 @@ WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
 
 # The session of the relay that has this shard, while it does nothing. If two looks find the same, it has done
 # nothing between them.
-IDLE_HOLDER: Final = """
+IDLE_OWNER: Final = """
 SELECT a.pid, a.backend_start::text, a.state_change::text
 FROM outbox_shards s
 JOIN pg_locks l ON l.pid = s.pid AND l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
@@ -215,8 +215,8 @@ LIMIT 1"""
 
 SHARD_IDENTITY: Final = "SELECT system_identifier, database FROM outbox_shards LIMIT 1"
 
-HOLDER: Final = """
-SELECT owner, to_char(held_since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
+OWNER: Final = """
+SELECT owner, to_char(owned_since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
 FROM outbox_shards WHERE shard = %(shard)s"""
 
 # The epoch fences whoever held the shard before. A shard that was not given back was held by a relay that
@@ -225,30 +225,30 @@ FROM outbox_shards WHERE shard = %(shard)s"""
 TAKE: Final = """
 UPDATE outbox_shards s
 SET owner = %(owner)s, pid = pg_backend_pid(), epoch = epoch + 1,
-    held_since = clock_timestamp(), heartbeat = clock_timestamp(),
-    breaker = 'closed', breaker_reason = NULL, is_held = false, is_there = false,
-    deaths = CASE WHEN was IS NULL THEN 0 ELSE deaths + (was <> %(owner)s)::int END,
-    suspect = CASE WHEN was IS NULL THEN NULL ELSE suspect END,
-    suspect_deaths = CASE WHEN was IS NULL OR suspect IS NULL THEN 0
-                          ELSE suspect_deaths + (was <> %(owner)s)::int END
+    owned_since = clock_timestamp(), heartbeat = clock_timestamp(),
+    breaker = 'closed', breaker_reason = NULL, barrier_paused = false, barrier_reached = false,
+    crashes = CASE WHEN was IS NULL THEN 0 ELSE crashes + (was <> %(owner)s)::int END,
+    crash_guard_seq = CASE WHEN was IS NULL THEN NULL ELSE crash_guard_seq END,
+    crash_guard_crashes = CASE WHEN was IS NULL OR crash_guard_seq IS NULL THEN 0
+                          ELSE crash_guard_crashes + (was <> %(owner)s)::int END
 FROM (SELECT owner AS was FROM outbox_shards WHERE shard = %(shard)s FOR UPDATE) before
 WHERE shard = %(shard)s
 RETURNING epoch, s.ctid::text, done::text, target::text, last_seq, tick_id::text, shards,
-          coalesce(was <> %(owner)s, false), outbox_open_from()::text, deaths, suspect, suspect_deaths"""
+          coalesce(was <> %(owner)s, false), outbox_open_from()::text, crashes, crash_guard_seq, crash_guard_crashes"""
 
 # While nothing is settled yet, or any more.
 HEARTBEAT: Final = """
 UPDATE outbox_shards SET heartbeat = clock_timestamp() WHERE shard = %(shard)s AND epoch = %(epoch)s"""
 
 # Before an event is handed over alone, because relays have died here. Another event begins its own count.
-SUSPECT: Final = """
+CRASH_GUARD: Final = """
 UPDATE outbox_shards
-SET suspect = %(seq)s, suspect_deaths = CASE WHEN suspect = %(seq)s THEN suspect_deaths ELSE 0 END
+SET crash_guard_seq = %(seq)s, crash_guard_crashes = CASE WHEN crash_guard_seq = %(seq)s THEN crash_guard_crashes ELSE 0 END
 WHERE shard = %(shard)s AND epoch = %(epoch)s"""
 
 # All that may have been on its way when a relay died is published: nothing in it kills.
 CALM: Final = """
-UPDATE outbox_shards SET deaths = 0, suspect = NULL, suspect_deaths = 0
+UPDATE outbox_shards SET crashes = 0, crash_guard_seq = NULL, crash_guard_crashes = 0
 WHERE shard = %(shard)s AND epoch = %(epoch)s"""
 
 # Without Kafka's part in it: at_least_once.
@@ -287,7 +287,7 @@ SELECT moved.ctid, (SELECT lag FROM written), outbox_open_from()::text FROM move
 FIND_AGAIN: Final = "SELECT ctid::text FROM outbox_shards WHERE shard = %(shard)s AND epoch = %(epoch)s"
 
 RELEASE: Final = """
-UPDATE outbox_shards SET owner = NULL, held_since = NULL
+UPDATE outbox_shards SET owner = NULL, owned_since = NULL
 WHERE shard = %(shard)s AND epoch = %(epoch)s"""
 
 SHARD_NUMBERS: Final = "SELECT shard FROM outbox_shards ORDER BY shard"
@@ -303,24 +303,24 @@ KEEP_SHARDS: Final = "SELECT outbox_keep_shards()"
 # went back.
 UNWANT_FORGOTTEN: Final = """
 UPDATE outbox_shards
-SET wanted = NULL, wanted_at = NULL, is_held = false, is_there = false, barrier = NULL
+SET wanted = NULL, wanted_at = NULL, barrier_paused = false, barrier_reached = false, barrier = NULL
 WHERE wanted IS NOT NULL AND wanted_at NOT BETWEEN clock_timestamp() - interval '10 seconds'
                                               AND clock_timestamp() + interval '10 seconds'"""
 
 # A relay that cannot follow says so before anything has stopped.
 UNWANT: Final = """
 UPDATE outbox_shards
-SET wanted = NULL, wanted_at = NULL, is_held = false, is_there = false, barrier = NULL
+SET wanted = NULL, wanted_at = NULL, barrier_paused = false, barrier_reached = false, barrier = NULL
 WHERE wanted = %(wanted)s"""
 
 CHANGE: Final = """
-SELECT epoch, wanted, barrier::text, is_held, is_there FROM outbox_shards WHERE shard = %(shard)s"""
-HELD: Final = """
-UPDATE outbox_shards SET is_held = true
+SELECT epoch, wanted, barrier::text, barrier_paused, barrier_reached FROM outbox_shards WHERE shard = %(shard)s"""
+PAUSED: Final = """
+UPDATE outbox_shards SET barrier_paused = true
 WHERE shard = %(shard)s AND epoch = %(epoch)s AND wanted IS NOT NULL AND barrier IS NULL
   AND target IS NULL AND done::text = %(done)s"""
-THERE: Final = """
-UPDATE outbox_shards SET is_there = true
+REACHED: Final = """
+UPDATE outbox_shards SET barrier_reached = true
 WHERE shard = %(shard)s AND epoch = %(epoch)s AND target IS NULL AND done::text = barrier::text"""
 
 # --- start ----------------------------------------------------------------------------------------------
@@ -379,7 +379,7 @@ SELECT count(*) FILTER (WHERE published), count(*) FILTER (WHERE NOT published) 
 REBASE_SHARDS: Final = """
 UPDATE outbox_shards
 SET done = %(done)s, target = NULL, last_seq = NULL, tick_id = NULL, epoch = epoch + 1, owner = NULL,
-    wanted = NULL, wanted_at = NULL, is_held = false, is_there = false, barrier = NULL,
+    wanted = NULL, wanted_at = NULL, barrier_paused = false, barrier_reached = false, barrier = NULL,
     system_identifier = (SELECT system_identifier FROM pg_control_system()),
     database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 

@@ -1,4 +1,4 @@
-"""The thread that reads, a piece or two ahead of the one that publishes.
+"""The thread that reads, a batch or two ahead of the one that publishes.
 
 Invariants:
 - It owns its connection, which sees the lock that the shard's session holds: another server (a standby) would
@@ -16,20 +16,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from outbox_pipelines.errors import AwayError, SetupError
-from outbox_pipelines.event import Piece
+from outbox_pipelines.errors import SetupError, UnavailableError
+from outbox_pipelines.event import Batch
 from outbox_pipelines.partitions.ahead import top_up
+from outbox_pipelines.position import Snapshot
 from outbox_pipelines.relay import queries
-from outbox_pipelines.relay.core.barrier import Barrier, Hold, Step
-from outbox_pipelines.relay.core.caution import Caution
+from outbox_pipelines.relay.core.barrier import Barrier, BarrierPause, Step
+from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.errors import ShardLostError
-from outbox_pipelines.relay.core.position import Snapshot
 from outbox_pipelines.relay.core.settler import CHANGE_POLL, MANY_EVENTS
-from outbox_pipelines.relay.encoding import needs_time
+from outbox_pipelines.relay.kafka.encoding import needs_time
 from outbox_pipelines.relay.memory import EndingError, LargeEvent
-from outbox_pipelines.relay.resharding import Change
-from outbox_pipelines.relay.shards import Shard
-from outbox_pipelines.relay.shared import SharedPieces
+from outbox_pipelines.relay.shards.ownership import Shard
+from outbox_pipelines.relay.shards.resharding import Change
+from outbox_pipelines.relay.shared import SharedBatchQueue
 from outbox_pipelines.relay.source import SnapshotSource
 from outbox_pipelines.settings import Settings
 
@@ -47,12 +47,12 @@ _CHANGE_EVERY: Final = 0.5
 
 
 class Reader:
-    """Reads a shard that has been taken, into `pieces`.
+    """Reads a shard that has been taken, into `batches`.
 
     Args:
         ending: whether to stop reading.
-        end: set when nobody takes pieces any more.
-        has_passed: set when a piece that had to be settled alone has been.
+        end: set when nobody takes batches any more.
+        has_passed: set when a batch that had to be settled alone has been.
         prepare: makes ready what so many shards need.
         until_empty: reads what has committed by the start alone.
     """
@@ -61,8 +61,8 @@ class Reader:
         self,
         settings: Settings,
         shard: Shard,
-        caution: Caution,
-        hold: Hold,
+        crash_guard: CrashGuard,
+        pause: BarrierPause,
         large: threading.Lock,
         *,
         ending: Callable[[], bool],
@@ -73,15 +73,15 @@ class Reader:
     ) -> None:
         self._settings = settings
         self._shard = shard
-        self._caution = caution
+        self._crash_guard = crash_guard
         self._ending = ending
         self._large = LargeEvent(large, ending)
         self._end = end
         self._prepare = prepare
         self._until_empty = until_empty
-        self._hold = hold
+        self._pause = pause
         self._has_passed = has_passed
-        self.pieces = SharedPieces()
+        self.batches = SharedBatchQueue()
 
     def run(self) -> None:
         """Reads until the end, or until there is nothing more; raises whatever goes wrong."""
@@ -94,17 +94,17 @@ class Reader:
             source = SnapshotSource(
                 connection,
                 self._shard.position,
-                piece_events=self._settings.piece_events,
-                piece_bytes=self._settings.piece_bytes,
+                batch_events=self._settings.batch_events,
+                batch_bytes=self._settings.batch_bytes,
                 with_time=needs_time(self._settings),
                 shard=self._shard.shard,
                 shards=self._shard.shards,
-                guard=self._caution,
+                guard=self._crash_guard,
                 may_take_large=self._large.take,
             )
             change = Change(connection, self._shard.key)
             now = source.now()
-            self._caution.until(now)
+            self._crash_guard.until(now)
             upto: Snapshot | None = now if self._until_empty else None
             pause = _Pause()
             partitions_due = time.monotonic()
@@ -118,14 +118,14 @@ class Reader:
                     error = top_up(connection, self._settings.partitions_ahead)
                     connection.execute(queries.TOP_UP_ERROR, {**self._shard.key, "error": error})
                     partitions_due += _PARTITIONS_AGAIN if error else _PARTITIONS_EVERY
-                piece = source.read(upto)
-                if piece is not None:
-                    self._put(piece)
-                    if piece.events:
+                batch = source.read(upto)
+                if batch is not None:
+                    self._put(batch)
+                    if batch.events:
                         pause.reset()
-                    is_more = len(piece.events) >= MANY_EVENTS or not piece.ends_tick
+                    is_more = len(batch.events) >= MANY_EVENTS or not batch.ends_tick
                     # A variable would keep its content in memory until the next is read.
-                    del piece
+                    del batch
                     if is_more:
                         continue
                 elif self._until_empty:
@@ -134,7 +134,7 @@ class Reader:
 
     def _take_part(self, change: Change, source: SnapshotSource) -> None:
         """In a change of the number of shards: settles all that was read, meets the others at the barrier."""
-        barrier = Barrier(self._hold)
+        barrier = Barrier(self._pause)
         while not self._ending():
             step = barrier.step(change)
             if step is Step.END:
@@ -150,14 +150,14 @@ class Reader:
                     self._put(rest)
                 barrier.read_rest()
             elif step is Step.READ:
-                while not self._ending() and (piece := source.read(change.barrier)) is not None:
-                    self._put(piece)
+                while not self._ending() and (batch := source.read(change.barrier)) is not None:
+                    self._put(batch)
                 barrier.read_all()
-            elif step is Step.HOLD:
-                change.hold(source.done)
+            elif step is Step.PAUSE:
+                change.pause(source.done)
             elif step is Step.ARRIVE:
                 change.arrive()
-            if step in (Step.HOLD, Step.ARRIVE, Step.WAIT):
+            if step in (Step.PAUSE, Step.ARRIVE, Step.WAIT):
                 self._end.wait(CHANGE_POLL)
             change.look()
 
@@ -165,7 +165,7 @@ class Reader:
         """Whether the new shards can begin; without it no relay could, once there is no way back."""
         try:
             self._prepare(change.wanted)
-        except AwayError as error:
+        except UnavailableError as error:
             _LOG.warning("a change to %d shards waits: %s", change.wanted, error)
             return False
         except SetupError as error:
@@ -174,11 +174,11 @@ class Reader:
             return False
         return True
 
-    def _put(self, piece: Piece | None) -> None:
-        is_awaited = piece is not None and (self._caution.is_needed or piece.is_large)
-        if piece is not None and not piece.is_large:
+    def _put(self, batch: Batch | None) -> None:
+        is_awaited = batch is not None and (self._crash_guard.is_needed or batch.is_large)
+        if batch is not None and not batch.is_large:
             self._large.give_back()
-        while not self._end.is_set() and not self.pieces.put(piece, 0.1):
+        while not self._end.is_set() and not self.batches.put(batch, 0.1):
             pass
         # Nothing else is read meanwhile: a death would not tell at what, or the memory is full.
         while is_awaited and not self._end.is_set() and not self._has_passed.wait(0.1):

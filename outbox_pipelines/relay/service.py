@@ -23,19 +23,20 @@ from uuid import uuid4
 import psycopg
 
 from outbox_pipelines.database import connect
-from outbox_pipelines.errors import AwayError
-from outbox_pipelines.relay import hooks, queries
-from outbox_pipelines.relay.claims.holder import Holder
-from outbox_pipelines.relay.claims.worker import ClaimWorker
+from outbox_pipelines.errors import UnavailableError
+from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
-from outbox_pipelines.relay.heartbeats import beating
+from outbox_pipelines.relay.kafka.producer import IdempotentProducer
+from outbox_pipelines.relay.marked_table.ownership import TableOwnership
+from outbox_pipelines.relay.marked_table.worker import MarkedTableWorker
 from outbox_pipelines.relay.memory import return_large_blocks
-from outbox_pipelines.relay.metrics import Metrics
-from outbox_pipelines.relay.producer import IdempotentProducer
-from outbox_pipelines.relay.shards import NoSuchShardError, Settled, Shard
-from outbox_pipelines.relay.shared import SharedLot
+from outbox_pipelines.relay.parking import hooks
+from outbox_pipelines.relay.shards.heartbeats import beating
+from outbox_pipelines.relay.shards.ownership import NoSuchShardError, Settled, Shard
+from outbox_pipelines.relay.shared import SharedBlockedAggregates
+from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.relay.transactional_producer import FencingProducer, recover
 from outbox_pipelines.relay.worker import Totals, Worker
 from outbox_pipelines.schema import require_schema
@@ -54,13 +55,13 @@ _TOKEN = secrets.token_hex(4)
 class Standby(Enum):
     """What a relay does that finds its shard held."""
 
-    REFUSE = "end, naming the holder"
+    REFUSE = "end, naming the owner"
     NEXT = "wait as the one successor; end if there is one already"
     ANY = "wait, however many do"
 
 
-class ShardHeldError(Exception):
-    """The shard is held, and this relay was not to wait; the message names the holder."""
+class ShardOwnedError(Exception):
+    """The shard is held, and this relay was not to wait; the message names the owner."""
 
 
 def default_owner() -> str:
@@ -96,13 +97,13 @@ def relay(
 
     Raises:
         SetupError: database, schema or broker are not as they must be.
-        ShardHeldError: another relay holds the shard (or waits for it), and `standby` says not to wait.
+        ShardOwnedError: another relay holds the shard (or waits for it), and `standby` says not to wait.
     """
     return_large_blocks()
     stop = stop or threading.Event()
     metrics = metrics or Metrics()
     owner = owner or default_owner()
-    if until_empty and shard is None and settings.table is None:
+    if until_empty and shard is None and settings.table_file is None:
         totals = Totals()
         for number in _numbers(settings):
             totals += relay(
@@ -120,14 +121,18 @@ def relay(
     has_worked = has_taken = False
     pauses = _pauses()
     while True:
-        place: Shard | Holder | None = None
+        place: Shard | TableOwnership | None = None
         try:
-            if settings.table is None:
+            if settings.table_file is None:
                 require_schema(settings)
-            lot = SharedLot()
+            blocked = SharedBlockedAggregates()
             producer = IdempotentProducer(settings)
             producer.connect()
-            place = Shard(settings, shard, owner) if settings.table is None else Holder(settings, owner)
+            place = (
+                Shard(settings, shard, owner)
+                if settings.table_file is None
+                else TableOwnership(settings, owner)
+            )
             has_worked = True
             if not _take(place, standby, stop, producer.idle):
                 return Totals()
@@ -137,19 +142,21 @@ def relay(
                     settings.delivery == "exactly_once" or place.tick_id is not None
                 ):
                     producer = _transactional(settings, place) or producer
-                publisher = _publisher(settings, place, producer, lot)
+                publisher = _publisher(settings, place, producer, blocked)
                 if on_take is not None:
                     on_take(place.shard)
                 metrics.took(place.shard)
                 has_taken, pauses = True, _pauses()
-                if isinstance(place, Holder):
-                    make: Callable[..., Worker | ClaimWorker] = partial(ClaimWorker, settings, place)
+                if isinstance(place, TableOwnership):
+                    make: Callable[..., Worker | MarkedTableWorker] = partial(
+                        MarkedTableWorker, settings, place
+                    )
                 else:
                     make = partial(Worker, settings, place)
                 worker = make(
                     producer,
                     publisher,
-                    lot,
+                    blocked,
                     stop=stop,
                     until_empty=until_empty,
                     hand_over_after=hand_over_after,
@@ -163,7 +170,7 @@ def relay(
             if not has_taken:
                 raise
             return Totals()
-        except (ShardLostError, AwayError, psycopg.OperationalError) as error:
+        except (ShardLostError, UnavailableError, psycopg.OperationalError) as error:
             if stop.is_set() and has_worked:
                 # What was on its way is read again by whoever comes next.
                 _LOG.warning("stopped while %s", first_line(error))
@@ -191,15 +198,18 @@ def _transactional(settings: Settings, place: Shard) -> FencingProducer | None:
 
 
 def _publisher(
-    settings: Settings, place: Shard | Holder, producer: IdempotentProducer, lot: SharedLot
+    settings: Settings,
+    place: Shard | TableOwnership,
+    producer: IdempotentProducer,
+    blocked: SharedBlockedAggregates,
 ) -> Publisher:
     patience, clock = settings.breaker_seconds, time.monotonic
     if isinstance(producer, FencingProducer) and isinstance(place, Shard):
         tick = place.position, place.tick_id
         return TransactionalPublisher(
-            producer, lot, *tick, patience=patience, clock=clock, new_id=lambda: str(uuid4())
+            producer, blocked, *tick, patience=patience, clock=clock, new_id=lambda: str(uuid4())
         )
-    return Publisher(producer, lot, patience=patience, clock=clock)
+    return Publisher(producer, blocked, patience=patience, clock=clock)
 
 
 def _numbers(settings: Settings) -> list[int]:
@@ -217,7 +227,9 @@ def _pauses() -> Iterator[float]:
         pause = min(pause * 2, 5.0)
 
 
-def _take(place: Shard | Holder, standby: Standby, stop: threading.Event, idle: Callable[[], None]) -> bool:
+def _take(
+    place: Shard | TableOwnership, standby: Standby, stop: threading.Event, idle: Callable[[], None]
+) -> bool:
     """Waits for the shard as `standby` says; False when told to stop first.
 
     Args:
@@ -226,10 +238,10 @@ def _take(place: Shard | Holder, standby: Standby, stop: threading.Event, idle: 
     if place.try_take():
         return True
     if standby is Standby.REFUSE:
-        raise ShardHeldError(place.holder())
+        raise ShardOwnedError(place.describe_owner())
     is_next = place.try_wait()
     if standby is Standby.NEXT and not is_next:
-        raise ShardHeldError(f"{place.holder()}, and a successor waits for it")
+        raise ShardOwnedError(f"{place.describe_owner()}, and a successor waits for it")
     look_at, seen = time.monotonic() + _INTRUDER_SECONDS, None
     idle_at = 0.0
     while not stop.wait(_STANDBY_POLL):

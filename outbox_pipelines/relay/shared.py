@@ -6,15 +6,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from outbox_pipelines.event import Event, Piece
+from outbox_pipelines.event import Batch, Event
+from outbox_pipelines.relay.core.batch_queue import BatchQueue
+from outbox_pipelines.relay.core.blocked import Aggregate, BlockedAggregates
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.ledger import Ledger, Order
-from outbox_pipelines.relay.core.parking import Aggregate, ParkingLot
-from outbox_pipelines.relay.core.pieces import Pieces
 
 
-class SharedLot(ParkingLot):
+class SharedBlockedAggregates(BlockedAggregates):
     """The blocked aggregates, for the publishing and the settling thread."""
 
     def __init__(self) -> None:
@@ -112,30 +112,30 @@ class SharedLedger(Ledger):
             self._changed.notify_all()
 
 
-class SharedPieces(Pieces):
+class SharedBatchQueue(BatchQueue):
     """What has been read, from the reading to the publishing thread; each waits for the other."""
 
     def __init__(self) -> None:
         super().__init__()
         self._changed = threading.Condition()
 
-    def add(self, piece: Piece | None) -> None:
+    def add(self, batch: Batch | None) -> None:
         with self._changed:
-            super().add(piece)
+            super().add(batch)
             self._changed.notify_all()
 
-    def put(self, piece: Piece | None, seconds: float) -> bool:
+    def put(self, batch: Batch | None, seconds: float) -> bool:
         """Add one; False where there has been no room for so long."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self.takes(piece), seconds):
+            if not self._changed.wait_for(lambda: self.takes(batch), seconds):
                 return False
-            self.add(piece)
+            self.add(batch)
             return True
 
-    def get(self, seconds: float, wanted: Callable[[Piece], bool]) -> Piece | None:
+    def get(self, seconds: float, wanted: Callable[[Batch], bool]) -> Batch | None:
         with self._changed:
             if not self._changed.wait_for(lambda: self.has(wanted), seconds):
                 raise LookupError
-            piece = self.pop()
+            batch = self.pop()
             self._changed.notify_all()
-            return piece
+            return batch

@@ -1,11 +1,11 @@
-"""Reads the append-only outbox between two snapshots, piece by piece.
+"""Reads the append-only outbox between two snapshots, batch by batch.
 
 Invariants:
 - `read` returns every committed event once, in ticks; inside a tick in `seq` order.
 - No statement stays open between two reads, so that nothing holds vacuum back while Kafka is slow.
-- A piece holds at most `piece_events` events and, but for its last event, `piece_bytes` of text; a chunk that
+- A batch holds at most `batch_events` events and, but for its last event, `batch_bytes` of text; a chunk that
   is fetched at once holds rows of at most `bodies.FEW` bytes. Larger rows are fetched one by one.
-- A row that cannot be read stops nobody: its piece says so.
+- A row that cannot be read stops nobody: its batch says so.
 - Where a relay has died, no content is read before `guard` was told of it.
 """
 
@@ -21,9 +21,9 @@ from typing import Any, Final, LiteralString, NamedTuple, Protocol
 import psycopg
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.event import Event, Piece, weigh
+from outbox_pipelines.event import Batch, Event, weigh
+from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay import bodies, queries
-from outbox_pipelines.relay.core.position import Position, Snapshot
 
 # Rows that libpq hands over at once: bounds memory where payloads are large. Older libpq knows 1 only.
 _CHUNK = 500 if psycopg.pq.version() >= 170000 else 1
@@ -72,8 +72,8 @@ class SnapshotSource:
         connection: psycopg.Connection[Any],
         position: Position,
         *,
-        piece_events: int,
-        piece_bytes: int,
+        batch_events: int,
+        batch_bytes: int,
         with_time: bool = False,
         shard: int = 0,
         shards: int = 1,
@@ -88,20 +88,20 @@ class SnapshotSource:
         """
         self._connection = connection
         self._done = position.done
-        self._piece_events = piece_events
-        self._piece_bytes = piece_bytes
+        self._batch_events = batch_events
+        self._batch_bytes = batch_bytes
         self._queries = queries.EVENTS_WITH_TIME if with_time else queries.EVENTS
         self._mine = {"shard": shard, "shards": shards}
         self._guard = guard or _Unguarded()
         self._may_take_large = may_take_large
-        self._tick: Iterator[Piece] = iter(())
+        self._tick: Iterator[Batch] = iter(())
         self._open_from = ""
         self._careful = 0
         self._days_read = -math.inf
         connection.execute(queries.TUNE)
         if position.target is not None:
             # It was opened with this target: no other tick may be joined to it.
-            self._tick = self._pieces(position.target, position.last_seq or 0, starts=False)
+            self._tick = self._batches(position.target, position.last_seq or 0, starts=False)
 
     @property
     def done(self) -> Snapshot:
@@ -114,30 +114,30 @@ class SnapshotSource:
         assert row is not None
         return Snapshot.parse(row[0])
 
-    def read(self, upto: Snapshot | None = None) -> Piece | None:
-        """The next piece; None when all is read that has committed by now, or that `upto` sees.
+    def read(self, upto: Snapshot | None = None) -> Batch | None:
+        """The next batch; None when all is read that has committed by now, or that `upto` sees.
 
-        A piece without events only moves the position: other transactions have come and gone.
+        A batch without events only moves the position: other transactions have come and gone.
         """
-        piece = next(self._tick, None)
-        if piece is None:
+        batch = next(self._tick, None)
+        if batch is None:
             target = upto or self.now()
             if target == self._done:
                 return None
-            self._tick = self._pieces(target, 0, starts=True)
-            piece = next(self._tick)
-        if piece.ends_tick:
-            self._done = piece.target
-        return piece
+            self._tick = self._batches(target, 0, starts=True)
+            batch = next(self._tick)
+        if batch.ends_tick:
+            self._done = batch.target
+        return batch
 
-    def rest(self) -> Piece | None:
-        """The next piece of the tick at hand; None at its end."""
-        piece = next(self._tick, None)
-        if piece is not None and piece.ends_tick:
-            self._done = piece.target
-        return piece
+    def rest(self) -> Batch | None:
+        """The next batch of the tick at hand; None at its end."""
+        batch = next(self._tick, None)
+        if batch is not None and batch.ends_tick:
+            self._done = batch.target
+        return batch
 
-    def _pieces(self, target: Snapshot, last_seq: int, *, starts: bool) -> Iterator[Piece]:
+    def _batches(self, target: Snapshot, last_seq: int, *, starts: bool) -> Iterator[Batch]:
         """One tick, after `last_seq`.
 
         Args:
@@ -153,7 +153,7 @@ class SnapshotSource:
             "target": str(target),
             "done": str(self._done),
             "late": "{" + ",".join(map(str, late)) + "}",
-            "limit": self._piece_events,
+            "limit": self._batch_events,
         }
         while True:
             found = self._fetch(query, tick | {"last_seq": last_seq})
@@ -162,7 +162,7 @@ class SnapshotSource:
                 return
             last_seq = found.events[-1].seq if found.events else last_seq
             is_all = found.is_all
-            yield Piece(
+            yield Batch(
                 *(found.events, found.size, self._done, target, is_all, starts),
                 *(found.unreadable, found.suspects),
             )
@@ -174,19 +174,19 @@ class SnapshotSource:
 
     def _windows(
         self, tick: dict[str, Any], target: Snapshot, last_seq: int, *, starts: bool
-    ) -> Iterator[Piece]:
+    ) -> Iterator[Batch]:
         """A big tick: by windows of `seq` over the spans in which it has rows."""
         spans = self._connection.execute(queries.SPANS, tick | {"last_seq": last_seq}).fetchall()
         for first, end in _merge(spans):
             last_seq = max(last_seq, first - 1)
             window = tick | self._days(first, end)
             while last_seq < end:
-                width = self._piece_events if self._guard.step() is None else _LISTED
+                width = self._batch_events if self._guard.step() is None else _LISTED
                 to = min(last_seq + width, end)
                 found = self._fetch(self._queries.window, window | {"last_seq": last_seq, "to": to})
                 last_seq = to if found.is_all else found.events[-1].seq
                 if found.events:
-                    yield Piece(
+                    yield Batch(
                         *(found.events, found.size, self._done, target),
                         ends_tick=False,
                         starts_tick=starts,
@@ -197,7 +197,7 @@ class SnapshotSource:
                 else:
                     last_seq = self._before_next(window, last_seq, end)
                 del found
-        yield Piece([], 0, self._done, target, ends_tick=True, starts_tick=starts)
+        yield Batch([], 0, self._done, target, ends_tick=True, starts_tick=starts)
 
     def _days(self, first: int, end: int) -> dict[str, Any]:
         """The first and the last day that have a seq in a span."""
@@ -260,14 +260,14 @@ class SnapshotSource:
                 except TypeError:
                     size += weigh([event for event in chunk if not _is_listed(event)])
                     is_whole = False
-                if size > self._piece_bytes:
+                if size > self._batch_bytes:
                     cut = next(rows, None) is not None
                     rows.close()
                     return events, size if is_whole else None, not cut
         return events, size if is_whole else None, True
 
     def _read(self, rows: list[Event], *, is_all: bool, alone: bool = False) -> _Found:
-        """The same with the content of those that were listed without, as many as fit into a piece."""
+        """The same with the content of those that were listed without, as many as fit into a batch."""
         unread = [row.seq for row in rows if _is_listed(row)]
         if not unread:
             return _Found(rows, 0, is_all, {}, {})
@@ -293,7 +293,7 @@ class SnapshotSource:
                         event = Event._make(content)
                 events.append(event)
                 size += weigh([event])
-                if size > self._piece_bytes:
+                if size > self._batch_bytes:
                     break
         return _Found(events, size, is_all and len(events) == len(rows), unreadable, {})
 

@@ -47,9 +47,9 @@ def start_at(settings: Settings, start: str) -> Start | None:
     Raises:
         SetupError: the start is none of these, or the outbox has been relayed before.
     """
-    if settings.table is not None:
+    if settings.table_file is not None:
         raise SetupError(
-            "--start-at: the marks in OUTBOX_TABLE decide what is published; mark rows to skip them"
+            "--start-at: the marks in OUTBOX_TABLE_FILE decide what is published; mark rows to skip them"
         )
     since = None if start in (NOW, BEGINNING) or _SNAPSHOT.fullmatch(start) else _time(start)
     require_schema(settings)

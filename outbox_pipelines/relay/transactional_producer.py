@@ -15,13 +15,13 @@ from typing import Any, Final
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
-from outbox_pipelines.errors import AwayError, SetupError
-from outbox_pipelines.relay import client, progress
+from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.ports import CommitAnswer
 from outbox_pipelines.relay.core.record import Record, take_up
-from outbox_pipelines.relay.producer import IdempotentProducer
-from outbox_pipelines.relay.shards import Shard
+from outbox_pipelines.relay.kafka import client, progress_topic
+from outbox_pipelines.relay.kafka.producer import IdempotentProducer
+from outbox_pipelines.relay.shards.ownership import Shard
 from outbox_pipelines.settings import Settings
 
 _INIT_SECONDS: Final = 30.0
@@ -65,15 +65,15 @@ def recover(
 
     Raises:
         ShardLostError: somebody has taken the shard meanwhile.
-        AwayError: Kafka does not answer.
+        UnavailableError: Kafka does not answer.
         SetupError: the progress topic cannot be made.
     """
     where = place(shard)
-    progress.create_topic(settings, where.topic, shard.shards)
+    progress_topic.create_topic(settings, where.topic, shard.shards)
     producer = begin(settings, where, on_error)
     if not shard.is_held():
         raise ShardLostError(f"another relay has taken shard {shard.shard}")
-    take_up(shard, progress.read_last(settings, where.topic, where.shard))
+    take_up(shard, progress_topic.read_last(settings, where.topic, where.shard))
     return producer
 
 
@@ -83,7 +83,7 @@ def begin(
     """A producer that can begin transactions; from here on every older one of that name is fenced.
 
     Raises:
-        AwayError: Kafka does not answer.
+        UnavailableError: Kafka does not answer.
         SetupError: the broker never gives this relay a transaction.
     """
     milliseconds = int(settings.transaction_seconds * 1000)
@@ -104,7 +104,7 @@ def begin(
         if (advice := _ADVICE.get(reason.code())) is not None:
             values = {"seconds": settings.transaction_seconds, "id": where.transactional_id}
             raise SetupError(f"exactly_once: {reason.str()}: {advice.format(**values)}") from None
-        raise AwayError(f"Kafka gives no transactions: {reason.str()}") from None
+        raise UnavailableError(f"Kafka gives no transactions: {reason.str()}") from None
     return producer
 
 
@@ -127,10 +127,10 @@ class FencingProducer(IdempotentProducer):
         """Gives the progress topic a partition for each.
 
         Raises:
-            AwayError: Kafka does not answer.
+            UnavailableError: Kafka does not answer.
             SetupError: it may not be changed.
         """
-        progress.create_topic(self._settings, self._place.topic, shards)
+        progress_topic.create_topic(self._settings, self._place.topic, shards)
 
     def begin(self) -> None:
         """Begin a transaction."""

@@ -1,7 +1,7 @@
 """The relay of one shard: source → encode → publish → settle, in three threads around the core.
 
 Invariants:
-- A reader stays a piece or two ahead; the calling thread publishes; a settler moves the position, and looks
+- A reader stays a batch or two ahead; the calling thread publishes; a settler moves the position, and looks
   after what is parked. Each owns its connection. What they share is in `shared`.
 - The first failure anywhere ends all three, and is raised to the caller; what was on its way is read again.
 """
@@ -22,24 +22,24 @@ import psycopg
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.core.attempts import DeadLetter
 from outbox_pipelines.relay.core.breaker import State
-from outbox_pipelines.relay.core.caution import Caution
+from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.flow import Flow
 from outbox_pipelines.relay.core.parked import TakenOver
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.quarantine import Quarantine
-from outbox_pipelines.relay.core.retries import DEATHS, Retries
+from outbox_pipelines.relay.core.retries import MAX_CRASHES, Retries
 from outbox_pipelines.relay.core.settler import MANY_EVENTS, Settler
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
-from outbox_pipelines.relay.due_commands import DueCommands
-from outbox_pipelines.relay.heartbeats import beating
-from outbox_pipelines.relay.metrics import Metrics
-from outbox_pipelines.relay.parked_table import ParkedTable
-from outbox_pipelines.relay.prober import Prober
-from outbox_pipelines.relay.producer import IdempotentProducer
+from outbox_pipelines.relay.kafka.producer import IdempotentProducer
+from outbox_pipelines.relay.kafka.routing import Router
+from outbox_pipelines.relay.parking.due_commands import DueCommands
+from outbox_pipelines.relay.parking.prober import Prober
+from outbox_pipelines.relay.parking.table import ParkedTable
 from outbox_pipelines.relay.reader import Reader
-from outbox_pipelines.relay.routing import Router
-from outbox_pipelines.relay.shards import Settled, Shard
-from outbox_pipelines.relay.shared import SharedLedger, SharedLot
+from outbox_pipelines.relay.shards.heartbeats import beating
+from outbox_pipelines.relay.shards.ownership import Settled, Shard
+from outbox_pipelines.relay.shared import SharedBlockedAggregates, SharedLedger
+from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.relay.threads import Threads
 from outbox_pipelines.relay.transactional_producer import place
 from outbox_pipelines.settings import Settings
@@ -57,18 +57,18 @@ class Totals:
     """What a worker has done."""
 
     events: int = 0
-    held: int = 0
+    unpublished: int = 0
     """After a run until empty: events of the table that are parked or dead letters."""
     seconds: float = 0.0
     paused: int = 0
-    """How many of `held` wait for their next attempt because a relay died while it tried them."""
+    """How many of `unpublished` wait for their next attempt because a relay died while it tried them."""
     paused_seconds: float = 0.0
     """How long the first of these waits at least."""
 
     def __add__(self, other: Totals) -> Totals:
         return Totals(
             self.events + other.events,
-            self.held + other.held,
+            self.unpublished + other.unpublished,
             self.seconds + other.seconds,
             self.paused + other.paused,
             max(self.paused_seconds, other.paused_seconds),
@@ -84,7 +84,7 @@ class Worker:
         shard: Shard,
         producer: IdempotentProducer,
         publisher: Publisher,
-        lot: SharedLot,
+        blocked: SharedBlockedAggregates,
         *,
         stop: threading.Event,
         until_empty: bool = False,
@@ -111,9 +111,9 @@ class Worker:
         self._ledger = SharedLedger()
         large, has_passed = threading.Lock(), threading.Event()
         self._marks = _Marks(shard)
-        self._caution = Caution(
-            shard.deaths,
-            (shard.suspect, shard.suspect_deaths),
+        self._crash_guard = CrashGuard(
+            shard.crashes,
+            (shard.crash_guard_seq, shard.crash_guard_crashes),
             mark=self._marks.mark,
             on_passed=has_passed.set,
         )
@@ -125,23 +125,23 @@ class Worker:
         )
         self._retries = Retries(
             self._parked,
-            lot,
+            blocked,
             self._prober,
-            Quarantine(producer.lookups, lot, time.monotonic),
+            Quarantine(producer.lookups, blocked, time.monotonic),
             clock=time.monotonic,
             topic_of=Router(settings).topic_or_empty,
             jitter=lambda: random.uniform(0.8, 1.2),
             most_attempts=settings.max_attempts,
             retry_seconds=settings.retry_seconds,
-            batch_bytes=settings.piece_bytes,
+            batch_bytes=settings.batch_bytes,
             on_dead_letter=on_dead_letter,
-            on_death=_warn,
+            on_crash=_warn,
             counters=self._metrics,
         )
         self._settler = Settler(
             shard,
             self._ledger,
-            lot,
+            blocked,
             self._retries,
             publisher.breaker,
             clock=time.monotonic,
@@ -153,8 +153,8 @@ class Worker:
         self._reader = Reader(
             settings,
             shard,
-            self._caution,
-            self._settler.hold,
+            self._crash_guard,
+            self._settler.barrier_pause,
             large,
             ending=self._ending,
             end=self._end,
@@ -164,11 +164,11 @@ class Worker:
         )
         self._flow = Flow(
             publisher,
-            self._reader.pieces,
+            self._reader.batches,
             self._ledger,
-            lot,
+            blocked,
             self._retries,
-            self._caution,
+            self._crash_guard,
             clock=time.monotonic,
             is_stopped=stop.is_set,
             until_empty=until_empty,
@@ -185,9 +185,9 @@ class Worker:
 
         Raises:
             ShardLostError: the shard or the database is gone.
-            AwayError: with `until_empty`, Kafka has been away for too long.
+            UnavailableError: with `until_empty`, Kafka has been away for too long.
         """
-        self._retries.begin(died=self._shard.predecessor_died)
+        self._retries.begin(crashed=self._shard.predecessor_crashed)
         reader = self._threads.start(self._reader.run, "outbox-reader")
         settler = self._threads.start(self._settle, "outbox-settler")
         try:
@@ -213,7 +213,7 @@ class Worker:
             raise self._threads.failure
         if self._until_empty:
             totals = self.totals
-            totals.held, totals.paused, totals.paused_seconds = self._parked.held()
+            totals.unpublished, totals.paused, totals.paused_seconds = self._parked.unpublished()
         return self.totals
 
     def _close_prober(self) -> None:
@@ -256,8 +256,8 @@ class Worker:
                 _LOG.warning("Kafka is away: %s", breaker.reason)
             elif breaker.state is State.CLOSED:
                 _LOG.warning("Kafka is back")
-        if self._caution.is_over:
-            self._caution.is_over = False
+        if self._crash_guard.is_over:
+            self._crash_guard.is_over = False
             self._shard.calm()
 
     def _is_time_to_hand_over(self) -> bool:
@@ -284,7 +284,7 @@ class Worker:
 def _warn(one: TakenOver) -> None:
     _LOG.warning(
         "the relay died while it was trying %s alone (%d of %d): it is tried again in %.0f s",
-        *(one.event, one.deaths, DEATHS, one.due_in),
+        *(one.event, one.crashes, MAX_CRASHES, one.due_in),
     )
 
 
@@ -298,8 +298,8 @@ class _Marks:
     def mark(self, seq: int | None) -> None:
         """This event is about to be read; None: nobody is to blame if the relay dies now."""
         if self._connection is None:
-            self._connection = self._shard.connect("caution")
-        self._connection.execute(queries.SUSPECT, {**self._shard.key, "seq": seq})
+            self._connection = self._shard.connect("crash_guard")
+        self._connection.execute(queries.CRASH_GUARD, {**self._shard.key, "seq": seq})
 
     def close(self) -> None:
         """Close the connection, if there was a need for one."""

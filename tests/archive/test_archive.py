@@ -24,7 +24,7 @@ from outbox_pipelines.archive import day as days
 from outbox_pipelines.archive import export, identity
 from outbox_pipelines.archive.columns import SCHEMA
 from outbox_pipelines.archive.manifest import Manifest, digest
-from outbox_pipelines.errors import AwayError, NotReadyError, SetupError
+from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.settings import Settings
 from tests.archive.days import (
     SHAPES,
@@ -293,7 +293,7 @@ def test_a_disk_that_is_full_leaves_no_file(
     make_days(database, day)
     write_many(database, day, 5000)
     publish(database)
-    with disk_of(10_000), pytest.raises(AwayError, match="File too large"):
+    with disk_of(10_000), pytest.raises(UnavailableError, match="File too large"):
         days.archive(settings, day)
     assert names(settings, day) == []
     assert "outbox archive" not in {thread.name for thread in threading.enumerate()}
@@ -304,7 +304,7 @@ def test_a_disk_that_is_full_at_the_end(database: Database, settings: Settings) 
     """Guards against a file that is replaced by one without its last bytes."""
     day = past_day(database)
     kept = days.archive(settings, day).manifest
-    with disk_of(kept.size - 10), pytest.raises(AwayError, match="File too large"):
+    with disk_of(kept.size - 10), pytest.raises(UnavailableError, match="File too large"):
         days.archive(settings, day, again=True)
     assert manifest(settings, day) == kept
     assert names(settings, day) == [kept.file]
@@ -329,7 +329,7 @@ def test_a_database_that_goes_away_leaves_no_file(
             ended.append(rows)
             assert database.value(END_EXPORT)
 
-    with pytest.raises(AwayError, match="ended the export"):
+    with pytest.raises(UnavailableError, match="ended the export"):
         days.archive(settings, day, progress=end)
     assert ended
     assert names(settings, day) == []

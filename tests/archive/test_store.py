@@ -12,7 +12,7 @@ import pytest
 
 from outbox_pipelines.archive import day as days
 from outbox_pipelines.archive.store import Store, key, manifest_key
-from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.settings import Readers, load_settings
 from tests.archive import buckets
 from tests.archive.days import past_day
@@ -237,9 +237,9 @@ def test_a_bucket_that_is_not_there(database: Database, bucket: dict[str, str]) 
     """Guards against a missing bucket that passes for an empty archive."""
     day = past_day(database)
     assert "The specified bucket does not exist" in refused(database, day, "s3://no-such-bucket/days")
-    with pytest.raises(AwayError, match="does not exist"), Store("s3://no-such-bucket").local(NAME):
+    with pytest.raises(UnavailableError, match="does not exist"), Store("s3://no-such-bucket").local(NAME):
         pass
-    with pytest.raises(AwayError, match="does not exist"):
+    with pytest.raises(UnavailableError, match="does not exist"):
         Store("s3://no-such-bucket").days()
 
 

@@ -22,7 +22,7 @@ def test_the_table_is_compared_with_the_catalogue(database: Database, write: Wri
         insert(connection)
         insert(connection, event_type="order.lost")
     path = str(write(CATALOG))
-    done = database.outbox("catalog", "check", "--json", OUTBOX_CATALOG=path)
+    done = database.outbox("catalog", "check", "--json", OUTBOX_CATALOG_FILE=path)
     assert done.exit_code == 1
     assert done.stderr == "outbox: order.lost is written and not documented: add it to the catalogue\n"
     lost, placed, shipped = json.loads(done.stdout)
@@ -38,7 +38,7 @@ def test_what_is_never_seen_is_only_said(database: Database, write: Write) -> No
     """Guards against a failing pipeline because a type is rare, or its events are in the archive."""
     with database.connect() as connection:
         insert(connection)
-    done = database.outbox("catalog", "check", OUTBOX_CATALOG=str(write(CATALOG)))
+    done = database.outbox("catalog", "check", OUTBOX_CATALOG_FILE=str(write(CATALOG)))
     assert (done.exit_code, done.stderr) == (0, "")
     [heading, placed, shipped] = done.stdout.splitlines()
     assert heading.split()[:3] == ["event", "type", "events"]
@@ -52,15 +52,15 @@ def test_a_retired_type_is_not_to_be_written(database: Database, write: Write) -
     make_days(database, before)
     write_day(database, before)
     retired = CATALOG.replace("topic: order-events", "lifecycle: retired")
-    done = database.outbox("catalog", "check", OUTBOX_CATALOG=str(write(retired)))
+    done = database.outbox("catalog", "check", OUTBOX_CATALOG_FILE=str(write(retired)))
     assert done.exit_code == 1
     assert done.stderr.startswith("outbox: order.placed is retired and still written: stop its writer")
     since = retired.replace("lifecycle: retired", f"lifecycle: retired\n    retired_on: {days_ago(2)}")
     path = str(write(since))
-    assert database.outbox("catalog", "check", OUTBOX_CATALOG=path).exit_code == 0
+    assert database.outbox("catalog", "check", OUTBOX_CATALOG_FILE=path).exit_code == 0
     with database.connect() as connection:
         insert(connection)
-    assert database.outbox("catalog", "check", OUTBOX_CATALOG=path).exit_code == 1
+    assert database.outbox("catalog", "check", OUTBOX_CATALOG_FILE=path).exit_code == 1
 
 
 def test_deprecated_and_proposed_types_are_noted(database: Database, write: Write) -> None:
@@ -69,7 +69,7 @@ def test_deprecated_and_proposed_types_are_noted(database: Database, write: Writ
         insert(connection)
     for lifecycle in ("deprecated", "proposed"):
         path = write(CATALOG.replace("topic: order-events", f"lifecycle: {lifecycle}"))
-        settings = load_settings(dsn=database.dsn, catalog=path)
+        settings = load_settings(dsn=database.dsn, catalog_file=path)
         found = {each.event_type: (each.verdict, each.is_wrong) for each in compare(settings)}
         assert found["order.placed"] == (lifecycle, False)
 
@@ -79,5 +79,5 @@ def test_without_a_catalogue_it_says_what_to_set(database: Database) -> None:
     for command in ("check", "render"):
         done = database.outbox("catalog", command)
         assert done.exit_code == 2
-        assert done.stderr.startswith("outbox: no catalogue is named: set OUTBOX_CATALOG")
+        assert done.stderr.startswith("outbox: no catalogue is named: set OUTBOX_CATALOG_FILE")
         assert len(done.stderr.splitlines()) == 1

@@ -60,20 +60,20 @@ def test_what_is_documented_is_read(write: Write) -> None:
 def test_a_wrong_catalogue_is_one_line_that_helps(write: Write, text: str, says: str) -> None:
     """Guards against mistakes that surface as a stack of pydantic's, or not at all."""
     path = write(text)
-    with pytest.raises(SetupError, match=rf"^OUTBOX_CATALOG={re.escape(str(path))}: {says}") as refused:
-        require_catalog(load_settings(catalog=path))
+    with pytest.raises(SetupError, match=rf"^OUTBOX_CATALOG_FILE={re.escape(str(path))}: {says}") as refused:
+        require_catalog(load_settings(catalog_file=path))
     assert len(str(refused.value).splitlines()) == 1
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """Guards against checks that pass because there is nothing to check."""
-    with pytest.raises(SetupError, match=r"^OUTBOX_CATALOG=.* cannot be read .*: name a YAML file"):
-        require_catalog(load_settings(catalog=tmp_path / "none.yaml"))
+    with pytest.raises(SetupError, match=r"^OUTBOX_CATALOG_FILE=.* cannot be read .*: name a YAML file"):
+        require_catalog(load_settings(catalog_file=tmp_path / "none.yaml"))
 
 
 def test_a_wrong_catalogue_stops_nobody_else(write: Write) -> None:
     """Guards against a relay that ends because somebody mistyped a description."""
-    assert load_settings(catalog=write("events: [")).catalog is not None
+    assert load_settings(catalog_file=write("events: [")).catalog is not None
 
 
 def test_a_schema_may_lie_in_a_file_beside_it(write: Write, tmp_path: Path) -> None:

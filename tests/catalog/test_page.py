@@ -64,7 +64,7 @@ def test_a_schema_that_contains_itself_has_an_end(write: Write) -> None:
 
 def test_it_is_written_where_one_says(write: Write, tmp_path: Path) -> None:
     """Guards against a page that cannot be kept, and a failure to write that looks like success."""
-    environment = {"OUTBOX_CATALOG": str(write(CATALOG))}
+    environment = {"OUTBOX_CATALOG_FILE": str(write(CATALOG))}
     output = tmp_path / "types.md"
     done = CliRunner().invoke(cli, ["catalog", "render", "--output", str(output)], env=environment)
     assert (done.exit_code, done.stdout) == (0, f"{output}: 2 event types\n")

@@ -111,7 +111,7 @@ def test_an_id_that_is_used_again_is_not_received_as_another(
 
 
 def test_the_shape_of_the_value_does_not_matter() -> None:
-    """Guards against a change of OUTBOX_VALUE that makes dead letters of what comes again."""
+    """Guards against a change of OUTBOX_VALUE_FORMAT that makes dead letters of what comes again."""
     rest: dict[str, Any] = dict.fromkeys(
         ("idempotency_key", "correlation_id", "causation_id", "traceparent", "version", "timestamp")
     )

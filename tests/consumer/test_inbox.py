@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from outbox_pipelines.consumer import Counts, Event, queries
-from outbox_pipelines.consumer.driving import drive
 from outbox_pipelines.consumer.inbox import Inbox, Waiting
+from outbox_pipelines.consumer.run_sync import drive
 from outbox_pipelines.consumer.transactions import Connections
 from tests.conftest import wait_until
 from tests.consumer.place import Part, Place, at_work, effect, uuid7

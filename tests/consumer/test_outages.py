@@ -19,14 +19,14 @@ from tests.consumer.place import Place, effect, running, uuid7
 Connection = psycopg.Connection[Any]
 
 
-class AwayError(Exception):
+class UnavailableError(Exception):
     """As a client of some service has it."""
 
 
 class Dependent:
     """A handler whose service is away until it is healed; it refuses some events also then."""
 
-    def __init__(self, *refused: int, error: type[Exception] = AwayError) -> None:
+    def __init__(self, *refused: int, error: type[Exception] = UnavailableError) -> None:
         self.healed = False
         self.refused = refused
         self.error = error
@@ -155,7 +155,7 @@ def test_the_same_with_each_driver(place: Place, driver: str) -> None:
     async def handle(event: Event, transaction: Any) -> None:
         tried.append(event.id)
         if away:
-            raise AwayError("503")
+            raise UnavailableError("503")
         await test_async.effect(event, transaction)
 
     async def scenario() -> None:

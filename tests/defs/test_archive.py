@@ -146,7 +146,7 @@ def test_a_check_that_fails_holds_no_archive_up(
     """Guards against days that stay in the table because somebody mistyped the catalogue."""
     (tmp_path / "catalog.yaml").write_text("events: [")
     mistyped = OutboxResource(
-        dsn=resource.dsn, archive=resource.archive, catalog=str(tmp_path / "catalog.yaml")
+        dsn=resource.dsn, archive=resource.archive, catalog_file=str(tmp_path / "catalog.yaml")
     )
     result = Dagster(dagster.instance, mistyped).run(DAY)
     assert not result.success

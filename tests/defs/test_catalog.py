@@ -28,7 +28,7 @@ def resource(database: Database, tmp_path: Path) -> OutboxResource:
         insert(connection)
         insert(connection, event_type="order.lost")
         insert(connection, event_type="order.lost", aggregate_type="parcel")
-    return OutboxResource(dsn=database.dsn, catalog=str(tmp_path / "catalog.yaml"))
+    return OutboxResource(dsn=database.dsn, catalog_file=str(tmp_path / "catalog.yaml"))
 
 
 def run(instance: dg.DagsterInstance, resource: OutboxResource) -> dg.ExecuteInProcessResult:
@@ -66,7 +66,7 @@ def test_it_passes_when_all_is_documented(
     (tmp_path / "catalog.yaml").write_text(CATALOG)
     with database.connect() as connection:
         insert(connection)
-    result = run(instance, OutboxResource(dsn=database.dsn, catalog=str(tmp_path / "catalog.yaml")))
+    result = run(instance, OutboxResource(dsn=database.dsn, catalog_file=str(tmp_path / "catalog.yaml")))
     [verdict] = result.get_asset_check_evaluations()
     assert verdict.passed
     assert verdict.description == "1 event types, all documented"
@@ -79,7 +79,7 @@ def test_without_a_catalogue_the_run_says_what_to_set(
     result = run(instance, OutboxResource(dsn=database.dsn))
     assert not result.success
     [failure] = [event for event in result.all_events if event.is_step_failure]
-    assert "set OUTBOX_CATALOG" in str(failure.step_failure_data.user_failure_data.description)
+    assert "set OUTBOX_CATALOG_FILE" in str(failure.step_failure_data.user_failure_data.description)
 
 
 def test_the_schedule_skips_without_a_catalogue(instance: dg.DagsterInstance, tmp_path: Path) -> None:
@@ -94,6 +94,6 @@ def test_the_schedule_skips_without_a_catalogue(instance: dg.DagsterInstance, tm
 
     skipped = tick(OutboxResource())
     assert isinstance(skipped, dg.SkipReason)
-    assert "set OUTBOX_CATALOG" in str(skipped.skip_message)
+    assert "set OUTBOX_CATALOG_FILE" in str(skipped.skip_message)
     (tmp_path / "catalog.yaml").write_text(CATALOG)
-    assert isinstance(tick(OutboxResource(catalog=str(tmp_path / "catalog.yaml"))), dg.RunRequest)
+    assert isinstance(tick(OutboxResource(catalog_file=str(tmp_path / "catalog.yaml"))), dg.RunRequest)

@@ -219,10 +219,10 @@ def test_the_setting_says_how_long(instance: dg.DagsterInstance, monkeypatch: py
     age(instance, 13)
     assert purge(instance)["runs"] == 0
     assert ids(instance) == {kept}
-    monkeypatch.setenv("OUTBOX_HISTORY_DAYS", "12")
+    monkeypatch.setenv("OUTBOX_RUN_RETENTION_DAYS", "12")
     assert purge(instance)["runs"] == 1
-    monkeypatch.setenv("OUTBOX_HISTORY_DAYS", "0")
-    assert str(purge(instance)["failed"]).startswith("OUTBOX_HISTORY_DAYS=0: ")
+    monkeypatch.setenv("OUTBOX_RUN_RETENTION_DAYS", "0")
+    assert str(purge(instance)["failed"]).startswith("OUTBOX_RUN_RETENTION_DAYS=0: ")
 
 
 def test_a_run_in_flight_stays(instance: dg.DagsterInstance) -> None:

@@ -54,7 +54,9 @@ def named(
 
 def look(instance: dg.DagsterInstance, names: str, cursor: str | None = None) -> dg.SensorExecutionData:
     context = dg.build_sensor_context(
-        instance=instance, cursor=cursor, resources={"outbox_pipelines": OutboxResource(drain=names)}
+        instance=instance,
+        cursor=cursor,
+        resources={"outbox_pipelines": OutboxResource(drain_consumers=names)},
     )
     return inbox_sensor.evaluate_tick(context)
 
@@ -126,14 +128,14 @@ def test_one_run_at_a_time_and_the_backlog_is_observed(
 def test_the_check_by_hand(database: Database, named: str, change: str, passed: bool, says: str) -> None:
     with database.connect() as connection:
         connection.execute(change.encode())
-    verdict = handled(outbox_pipelines=OutboxResource(drain=named))
+    verdict = handled(outbox_pipelines=OutboxResource(drain_consumers=named))
     assert isinstance(verdict, dg.AssetCheckResult)
     assert verdict.passed is passed
     assert re.search(says, str(verdict.description))
 
 
 def test_nothing_is_asked_for(instance: dg.DagsterInstance) -> None:
-    assert "OUTBOX_DRAIN names none" in str(look(instance, "").skip_message)
+    assert "OUTBOX_DRAIN_CONSUMERS names none" in str(look(instance, "").skip_message)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def _reasons(result: dg.ExecuteInProcessResult) -> dict[str, str]:
 def test_days_begin_with_the_outbox(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against months of days on the pages that the outbox never had, and against none where the
     database does not answer when the definitions load."""
-    monkeypatch.delenv("OUTBOX_SETTINGS", raising=False)
+    monkeypatch.delenv("OUTBOX_SETTINGS_FILE", raising=False)
     monkeypatch.setenv("OUTBOX_DSN", database.dsn)
     monkeypatch.setattr(module, "_given", None)
     [(begun,)] = database.rows("SELECT min(day) FROM outbox_days")

@@ -33,7 +33,7 @@ def _run(
     definitions = dg.Definitions(
         assets=[events, relay, reconciliation],
         jobs=[reconcile_day],
-        resources={"outbox_pipelines": resource_of(place.outbox, consumers=consumers)},
+        resources={"outbox_pipelines": resource_of(place.outbox, consumers_file=consumers)},
         executor=dg.in_process_executor,
     )
     job = definitions.resolve_job_def("reconcile_day")

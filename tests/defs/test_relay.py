@@ -100,13 +100,13 @@ def test_once_names_who_holds_the_shard(
 def test_session_ends_where_its_place_is_taken(
     outbox: Outbox, instance: dg.DagsterInstance, resource: OutboxResource, hold: Hold
 ) -> None:
-    """Guards against standbys that pile up behind a holder and its successor."""
-    hold("the holder")
+    """Guards against standbys that pile up behind an owner and its successor."""
+    hold("the owner")
     hold("the successor")
     result, numbers = run("relay_session", instance, resource)
     assert result.success
     assert numbers is None
-    assert "the holder" in str(observed(instance, result.run_id)[0].description)
+    assert "the owner" in str(observed(instance, result.run_id)[0].description)
 
 
 def test_sessions_hand_over(outbox: Outbox, instance: dg.DagsterInstance, hold: Hold) -> None:

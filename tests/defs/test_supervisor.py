@@ -45,7 +45,7 @@ def migrated(stack: Stack) -> Iterator[Outbox]:
 def outbox(migrated: Outbox) -> Outbox:
     """One database for all of them: they publish nothing, and a shard that was never held is soon made."""
     with migrated.connect() as connection:
-        connection.execute("UPDATE outbox_shards SET owner = NULL, held_since = NULL, heartbeat = NULL")
+        connection.execute("UPDATE outbox_shards SET owner = NULL, owned_since = NULL, heartbeat = NULL")
     return migrated
 
 
@@ -173,7 +173,7 @@ def test_session_that_relays_is_left_alone(
     run = launched(instance, tick())
     owner = owner_of(run.run_id, "host:1")
     hold(owner)
-    age(outbox, "held_since", 500)
+    age(outbox, "owned_since", 500)
     later(500)
     assert owner in reason(tick())
     assert instance.get_run_by_id(run.run_id).status is STARTED  # type: ignore[union-attr]
@@ -184,9 +184,9 @@ def test_session_past_its_time_gets_one_successor(
 ) -> None:
     """Guards against sessions that never end, and against more than one successor."""
     hold(owner_of("a-session", "host:1"))
-    age(outbox, "held_since", 539)
+    age(outbox, "owned_since", 539)
     reason(tick())
-    age(outbox, "held_since", 541)
+    age(outbox, "owned_since", 541)
     asked = tick()
     launched(instance, asked, QUEUED)
     assert "on its way" in reason(tick())
@@ -199,7 +199,7 @@ def test_lost_successor_is_replaced(
 ) -> None:
     """Guards against a dead successor that keeps the next one out."""
     hold(owner_of("a-session", "host:1"))
-    age(outbox, "held_since", 541)
+    age(outbox, "owned_since", 541)
     dead = launched(instance, tick())
     later(61)
     assert tick().run_requests
@@ -211,13 +211,13 @@ def test_run_that_may_wait_is_not_ended(
 ) -> None:
     """Guards against a healthy successor, or a session that has just handed over, being marked as failed."""
     run = launched(instance, tick())
-    holder = hold(owner_of("a-session", "host:1"))
+    owner = hold(owner_of("a-session", "host:1"))
     later(3600)
     reason(tick())
-    age(outbox, "held_since", 3600)
+    age(outbox, "owned_since", 3600)
     hold(owner_of(run.run_id, "host:2"))
     reason(tick())
-    holder.release()
+    owner.release()
     tick()
     assert instance.get_run_by_id(run.run_id).status is STARTED  # type: ignore[union-attr]
 
@@ -225,7 +225,7 @@ def test_run_that_may_wait_is_not_ended(
 def test_standalone_relay_is_left_alone(outbox: Outbox, tick: Tick, hold: Hold) -> None:
     """Guards against Dagster competing with the service that relays in production."""
     hold("db-host:4711")
-    age(outbox, "held_since", 100_000)
+    age(outbox, "owned_since", 100_000)
     assert "db-host:4711" in reason(tick())
 
 

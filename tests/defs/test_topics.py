@@ -25,7 +25,7 @@ def test_a_documented_topic_says_what_is_in_it(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "catalog.yaml").write_text(
         CATALOG.replace("owner: ada@example.com", "owner: Ada, room 3\n    topic: order-events")
     )
-    monkeypatch.setenv("OUTBOX_CATALOG", str(tmp_path / "catalog.yaml"))
+    monkeypatch.setenv("OUTBOX_CATALOG_FILE", str(tmp_path / "catalog.yaml"))
     [topic] = found().values()
     assert topic.key == topic_key("order-events")
     assert [dep.asset_key for dep in topic.deps] == [relay.key]
@@ -41,7 +41,7 @@ def test_a_documented_topic_says_what_is_in_it(tmp_path: Path, monkeypatch: pyte
 
 def test_topics_that_were_seen_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against topics that only a complete catalogue would show, and names that clash as Python's."""
-    monkeypatch.delenv("OUTBOX_CATALOG", raising=False)
+    monkeypatch.delenv("OUTBOX_CATALOG_FILE", raising=False)
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     names = {"a.order-events", "a_order_events", "a-order_events"}
     with dg.DagsterInstance.get() as instance:
@@ -56,9 +56,9 @@ def test_topics_that_were_seen_are_shown(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "environment",
     [
-        {"OUTBOX_CATALOG": "/none.yaml"},
+        {"OUTBOX_CATALOG_FILE": "/none.yaml"},
         {"DAGSTER_HOME": "/none"},
-        {"OUTBOX_CATALOG": "x", "OUTBOX_VALUE": "x"},
+        {"OUTBOX_CATALOG_FILE": "x", "OUTBOX_VALUE_FORMAT": "x"},
     ],
 )
 def test_definitions_load_whatever_is_wrong(

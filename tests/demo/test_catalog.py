@@ -27,7 +27,7 @@ def test_it_documents_what_the_demo_writes(airline: Settings) -> None:
             operations_service.cancel(connection, GROUNDED)
     finally:
         validate_with(None)
-    compared = compare(airline.model_copy(update={"catalog": PATH}))
+    compared = compare(airline.model_copy(update={"catalog_file": PATH}))
     assert {each.event_type: each.verdict for each in compared} == dict.fromkeys(
         ("flight.scheduled", "flight.departed", "flight.arrived", "flight.cancelled"), "ok"
     )

@@ -61,12 +61,12 @@ def test_nothing_goes_on_when_it_is_ended(
     with running(tmp_path, database, "--flights", "all") as process:
         with psycopg.connect(database["OUTBOX_DSN"], autocommit=True) as connection:
 
-            def holder() -> object:
+            def owner() -> object:
                 assert process.process.poll() is None, process.output
                 with suppress(psycopg.errors.UndefinedTable):
                     return connection.execute(HOLDER).fetchone()
 
-            wait_until(holder, seconds=60, what="a relay session")
+            wait_until(owner, seconds=60, what="a relay session")
         assert process.descendants()
         process.process.send_signal(how)
         assert process.process.wait(30) == code, process.output

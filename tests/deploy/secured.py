@@ -89,7 +89,7 @@ class Secured:
     tls: str
 
     def client(self, directory: Path, mechanism: str, name: str) -> tuple[str, Path]:
-        """The brokers, and a file for OUTBOX_KAFKA_CONFIG, of a component."""
+        """The brokers, and a file for OUTBOX_KAFKA_CONFIG_FILE, of a component."""
         lines = [f"ssl.ca.location={self.authority.path}"]
         if mechanism == "scram":
             lines += ["security.protocol=SASL_SSL", "sasl.mechanism=SCRAM-SHA-512"]

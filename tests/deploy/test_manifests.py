@@ -281,7 +281,7 @@ def test_kafkas_credentials_are_a_file(
 ) -> None:
     """Guards against a password of Kafka's in a ConfigMap, for want of another place."""
     (settings,) = [o for o in objects if o["metadata"]["name"] == "outbox-settings"]
-    path = settings["data"]["OUTBOX_KAFKA_CONFIG"]
+    path = settings["data"]["OUTBOX_KAFKA_CONFIG_FILE"]
     (secret,) = [o for o in objects if o["metadata"]["name"] == "outbox-kafka"]
     assert secret["kind"] == "Secret"
     assert path.rsplit("/", 1)[1] in secret["stringData"]

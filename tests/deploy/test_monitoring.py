@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from outbox_pipelines.quality.rules import RULES, Rule
-from outbox_pipelines.relay.prometheus import Database, Registered
+from outbox_pipelines.relay.telemetry.prometheus import Database, Registered
 from outbox_pipelines.settings import Settings
 from tests.deploy.files import (
     DEPLOY,

@@ -21,7 +21,8 @@ from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import postgres
 from outbox_pipelines.reconciliation.day import reconcile
-from outbox_pipelines.relay import resharding, service
+from outbox_pipelines.relay import service
+from outbox_pipelines.relay.shards import resharding
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
 from tests.conftest import may_log_in, topic_prefix, wait_until

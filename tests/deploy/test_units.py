@@ -131,7 +131,7 @@ def test_each_unit_has_the_settings_it_needs_and_no_more() -> None:
     assert not any(name.startswith("DAGSTER_") for name in relay)
     assert settings_of(code).archives
     assert settings_of(code).log_format == settings_of(relay).log_format == "json"
-    for name in ("OUTBOX_DSN", "PGPASSFILE", "OUTBOX_KAFKA_CONFIG"):
+    for name in ("OUTBOX_DSN", "PGPASSFILE", "OUTBOX_KAFKA_CONFIG_FILE"):
         assert code[name] != relay[name]
 
 

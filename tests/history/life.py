@@ -1,5 +1,5 @@
 """Everything that happens to a relay in its life, so that each of its durable steps occurs: parking and
-release, dead letters and their replay, an outage, deaths, another number of shards, a change of the mode.
+release, dead letters and their replay, an outage, crashes, another number of shards, a change of the mode.
 
 Invariants:
 - Phases wait for what they are about, not for a time.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Load:
-    """What is written, and in how large pieces it is relayed."""
+    """What is written, and in how large batches it is relayed."""
 
     sizes: str = "small"
     """A name in `business.SIZES`."""
@@ -19,8 +19,8 @@ class Load:
     writers: bool = True
 
 
-# Small pieces, so that faults meet unfinished ticks, and transactions of many pieces.
-SMALL = Load(environment={"OUTBOX_PIECE_EVENTS": "5"})
+# Small batches, so that faults meet unfinished ticks, and transactions of many batches.
+SMALL = Load(environment={"OUTBOX_BATCH_EVENTS": "5"})
 # As users have them: ticks and transactions that take seconds.
 LARGE = Load("mixed", 40_000)
 USUAL = Load("usual", 60_000)

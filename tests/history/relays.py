@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.history import broken, watched
 from tests.history.record import Delivery
 from tests.history.steps import Mode
-from tests.relay.claims import textbook
+from tests.relay.marked_table import textbook
 
 # A short lease, so that a successor comes soon. What was refused is tried again soon; a dead letter, which is
 # one after a few refusals, blocks its aggregate until it is replayed: so the order holds for all events.
@@ -66,7 +66,7 @@ RELAYS: Mapping[str, Relay] = {
     ),
     "table": Relay(
         (_RELAY, _SESSION),
-        _QUICK | {"OUTBOX_TABLE": str(Path(__file__).parent / "table.toml")},
+        _QUICK | {"OUTBOX_TABLE_FILE": str(Path(__file__).parent / "table.toml")},
         # The writers know our outbox alone: its rows are copied.
         prepare=f"{textbook.PUBLISHED_AT}; {textbook.COPY}",
         mode="table",

@@ -49,7 +49,7 @@ _REPLAY_SECONDS = 2.0
 # With a row in the audit, by which relays hear of it.
 _REPLAY = """
 WITH replayed AS (
-    UPDATE outbox_parked SET state = 'replaying', next_attempt_at = NULL, deaths = 0
+    UPDATE outbox_parked SET state = 'replaying', next_attempt_at = NULL, crashes = 0
     WHERE state = 'failed' RETURNING seq
 ), hurried AS (
     UPDATE outbox_parked SET next_attempt_at = clock_timestamp() WHERE state = 'retrying' RETURNING seq
@@ -70,7 +70,7 @@ class Run:
 
     Args:
         name: of the relay, for the record.
-        load: how large events are, how many a backlog has, and in how large pieces the relay reads them.
+        load: how large events are, how many a backlog has, and in how large batches the relay reads them.
         consumer: whose members consume, a name in `CONSUMERS`; nobody where it is empty.
         missing: a kind whose topic is not made before `create_missing`.
         patience: how long events may stay away, after a fault and at the end, before that is a finding.

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from outbox_pipelines.partitions import queries as partition_queries
-from outbox_pipelines.relay import parked_queries, queries
-from outbox_pipelines.relay.claims import queries as claim_queries
+from outbox_pipelines.relay import queries
+from outbox_pipelines.relay.marked_table import queries as claim_queries
+from outbox_pipelines.relay.parking import queries as parked_queries
 
 Mode = Literal["at_least_once", "exactly_once", "table"]
 MODES: Final[tuple[Mode, ...]] = ("at_least_once", "exactly_once", "table")
@@ -43,7 +44,7 @@ STEPS: Final[Mapping[str, Step]] = {
     "fence predecessors": Step(_ONCE),
     "clear the tried marks": Step(_OURS, (parked_queries.WAS_TRYING,)),
     "isolate a released run": Step(_OURS, (parked_queries.ALONE,)),
-    "mark a suspect": Step(_OURS, (queries.SUSPECT,)),
+    "mark a suspect": Step(_OURS, (queries.CRASH_GUARD,)),
     "clear the crash state": Step(_OURS, (queries.CALM,)),
     # With the id of a new tick; a plain settle has none.
     "open a tick": Step(_ONCE),
@@ -66,7 +67,7 @@ STEPS: Final[Mapping[str, Step]] = {
     "show the breaker": Step(_OURS, (queries.BREAKER,)),
     "mark": Step(_TABLE, (claim_queries.MARK,)),
     "reach the pause": Step(_OURS, (queries.HELD,)),
-    "reach the barrier": Step(_OURS, (queries.THERE,)),
+    "reach the barrier": Step(_OURS, (queries.REACHED,)),
     "forget the tick": Step(("at_least_once",), (queries.FORGET_TICK,)),
     "give the shard back": Step(_OURS, (queries.RELEASE,)),
     "release the lock": Step(MODES, (queries.UNLOCK, claim_queries.UNLOCK)),

@@ -1,6 +1,6 @@
 """Broken consumers, killed between their two commits: the judge finds them, every time.
 
-The same deaths of the real consumer are in order, so that it is the consumer which is judged.
+The same crashes of the real consumer are in order, so that it is the consumer which is judged.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def test_every_kind_of_fault(servers: Servers, seed: int, tmp_path: Path, half: 
     assert verdict.wrong == []
 
 
-def test_deaths_at_steps_while_a_large_backlog_drains(servers: Servers, seed: int, tmp_path: Path) -> None:
+def test_crashes_at_steps_while_a_large_backlog_drains(servers: Servers, seed: int, tmp_path: Path) -> None:
     """Guards G1, G2 and G5 between durable steps, with parked events and other shards too."""
     chance = random.Random(seed)
     run = Run(servers, "exactly_once", RELAYS["exactly_once"], seed, tmp_path, load=LARGE)

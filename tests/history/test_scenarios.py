@@ -18,7 +18,7 @@ from tests.history.servers import Servers
 from tests.history.watched import Order
 
 # Nothing is to time out on a busy machine.
-_PATIENT = {"OUTBOX_TRANSACTION_SECONDS": "30", "OUTBOX_PIECE_EVENTS": "20000"}
+_PATIENT = {"OUTBOX_TRANSACTION_SECONDS": "30", "OUTBOX_BATCH_EVENTS": "20000"}
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def test_a_full_transaction_whose_commit_answers_late(
 ) -> None:
     """Guards G1: what comes while a commit waits for its answer is refused by the client: it was not sent."""
     monkeypatch.setenv("HISTORIES", str(tmp_path))
-    # Whenever the first transaction ends, the piece after it makes one that is full.
+    # Whenever the first transaction ends, the batch after it makes one that is full.
     with _run(servers, tmp_path, Load(environment=_PATIENT, writers=False)) as run:
         run.pile_up(60_000)
         run.start_relay(run.relays[0], Order("commit", "lost"))

@@ -32,7 +32,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from outbox_pipelines.relay import queries
-from outbox_pipelines.relay.claims.queries import Statements
+from outbox_pipelines.relay.marked_table.queries import Statements
 from tests.history import steps
 
 T = TypeVar("T")
@@ -245,7 +245,7 @@ def _text(query: Any) -> str:
 
 def watch_kafka(watch: Watch) -> None:
     """Makes the relay's producers and its progress topic pass by the watch."""
-    from outbox_pipelines.relay import client, progress
+    from outbox_pipelines.relay.kafka import client, progress_topic
 
     class Watched(Producer):
         """One that says what it does; the prober's goes by other names."""
@@ -311,7 +311,7 @@ def watch_kafka(watch: Watch) -> None:
             )
 
     client.Producer = Watched  # type: ignore[misc,attr-defined]
-    progress.AdminClient = Admin  # type: ignore[misc,attr-defined]
+    progress_topic.AdminClient = Admin  # type: ignore[misc,attr-defined]
 
 
 def _reported(watch: Watch, names: list[str], report: Callable[..., None]) -> Callable[..., None]:
@@ -343,7 +343,7 @@ def main(words: list[str]) -> None:
 
 def _hand_over(seconds: float) -> None:
     """Relays as Dagster's sessions do: after so long the shard goes to a successor."""
-    from outbox_pipelines.errors import AwayError
+    from outbox_pipelines.errors import UnavailableError
     from outbox_pipelines.relay import service
     from outbox_pipelines.settings import load_settings
 
@@ -362,7 +362,7 @@ def _hand_over(seconds: float) -> None:
             return
         try:
             service.relay(load_settings(), stop=stops[-1], hand_over_after=seconds)
-        except (AwayError, psycopg.OperationalError) as error:
+        except (UnavailableError, psycopg.OperationalError) as error:
             # The next session comes, as it does in Dagster.
             print(error, file=sys.stderr)
             ended.wait(0.5)

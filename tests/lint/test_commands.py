@@ -98,7 +98,7 @@ def test_usage(application: Path, tmp_path_factory: pytest.TempPathFactory) -> N
 
 def test_without_settings_and_servers(application: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A linter that wants a relay's settings in somebody's CI."""
-    monkeypatch.setenv("OUTBOX_SETTINGS", "/nowhere")
+    monkeypatch.setenv("OUTBOX_SETTINGS_FILE", "/nowhere")
     assert lint(application).exit_code == 1
 
 

@@ -275,7 +275,7 @@ class Endings:
         """
         key = getattr(world, "live_key", world.key)
         way: list[int] = []
-        on_the_way: set[int] = set()
+        in_flight: set[int] = set()
         steps: list[Action] = []
         last: dict[Any, int] = {}
         actor = getattr(world, "actor", None)
@@ -286,8 +286,8 @@ class Endings:
                     self._good.update(way)
                     self._good.add(print_of)
                     return steps, None
-                if print_of not in on_the_way:
-                    on_the_way.add(print_of)
+                if print_of not in in_flight:
+                    in_flight.add(print_of)
                     way.append(print_of)
                 actions = [each for each in world.actions() if each[0] not in faults]
                 if not actions:

@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
-from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.partitions import ahead, calendar, close
-from outbox_pipelines.relay.core.position import Snapshot
+from outbox_pipelines.position import Snapshot
 from tests.conftest import wait_until
 from tests.partitions import days
 from tests.partitions.days import DAY, TODAY
@@ -241,7 +241,7 @@ def test_a_clock_that_is_ahead_closes_nothing(database: Database, monkeypatch: p
     """Guards against today being closed because the database's clock has jumped to tomorrow."""
     ahead_of_us = "SELECT clock_timestamp() + interval '1 day'"
     monkeypatch.setattr(close.queries, "CLOCK", ahead_of_us)
-    with pytest.raises(AwayError, match="1440 minutes apart"):
+    with pytest.raises(UnavailableError, match="1440 minutes apart"):
         close.close(database.settings)
 
 

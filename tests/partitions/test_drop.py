@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.archive import day as archive
-from outbox_pipelines.errors import AwayError, NotReadyError, SetupError
+from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.partitions import attach, calendar, drop, queries
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.settings import Settings
@@ -297,7 +297,9 @@ def test_whatever_fails_the_day_is_attached_again(
         detach(connection, day)
         assert not _is_attached(database)
         if trouble == "archive":
-            monkeypatch.setattr(drop.proof, "prove", Mock(side_effect=AwayError("the archive refuses")))
+            monkeypatch.setattr(
+                drop.proof, "prove", Mock(side_effect=UnavailableError("the archive refuses"))
+            )
         elif trouble == "statement_timeout":
             connection.execute("SET statement_timeout = '1ms'")
             monkeypatch.setattr(queries, "LOCK_DETACHED", "LOCK TABLE {leaf}; SELECT pg_sleep(1)")

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.archive import day as archive
-from outbox_pipelines.errors import AwayError, SetupError
+from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.partitions import ahead, calendar, close, drop
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.quality.measured import Late
@@ -105,7 +105,7 @@ def test_maintenance_of_others_is_waited_for(database: Database, monkeypatch: py
     monkeypatch.setattr(ahead, "_TRIES", 1)
     with database.connect(autocommit=False) as other:
         other.execute("LOCK TABLE outbox IN SHARE UPDATE EXCLUSIVE MODE")
-        with pytest.raises(AwayError, match="locked by somebody else's maintenance"):
+        with pytest.raises(UnavailableError, match="locked by somebody else's maintenance"):
             ahead.ensure(database.settings)
         monkeypatch.setattr(ahead, "_TRIES", 1000)
         found: list[ahead.Ensured] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines.archive import day as archive
-from outbox_pipelines.errors import AwayError
+from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.partitions import close, drop, purge, queries
 from outbox_pipelines.writer import emit
 from tests.partitions import days
@@ -41,9 +41,9 @@ def test_old_keys_go(database: Database) -> None:
 def test_keys_are_remembered_as_long_as_is_said(database: Database) -> None:
     """Guards against a setting that nobody reads."""
     database.rows(_KEYS, 5, 10)
-    shown = database.outbox("partitions", "purge", "--json", OUTBOX_KEYS_DAYS="6")
+    shown = database.outbox("partitions", "purge", "--json", OUTBOX_KEY_RETENTION_DAYS="6")
     assert json.loads(shown.output)["keys"] == 0
-    shown = database.outbox("partitions", "purge", "--json", OUTBOX_KEYS_DAYS="4")
+    shown = database.outbox("partitions", "purge", "--json", OUTBOX_KEY_RETENTION_DAYS="4")
     assert json.loads(shown.output)["keys"] == 10
 
 
@@ -112,7 +112,9 @@ def test_nothing_is_removed_while_the_clocks_differ(
     database.rows(_KEYS, 100, 10)
     monkeypatch.setattr(close, "datetime", _Slow)
     for remove in (purge.purge, drop.due):
-        with pytest.raises(AwayError, match="the clocks of the database and of this machine are 60 minutes"):
+        with pytest.raises(
+            UnavailableError, match="the clocks of the database and of this machine are 60 minutes"
+        ):
             remove(database.settings)
     monkeypatch.undo()
     assert purge.purge(database.settings).keys == 10

@@ -136,7 +136,7 @@ def test_the_catalogue_is_asked(database: Database, tmp_path: Path) -> None:
         {"event_type": "order.lost", "payload": Jsonb({})},
     ]
     write(database, DAY, rows)
-    found = facts(database, catalog=catalog(tmp_path))
+    found = facts(database, catalog_file=catalog(tmp_path))
     assert (found.lacking, found.lacking_by_type) == (1, {"order.placed": 1})
     assert (found.unknown_types, found.unknown_by_type) == (1, {"order.lost": 2})
     assert found.not_objects == 1
@@ -148,7 +148,7 @@ def test_of_many_unknown_types_a_few_are_named(database: Database, tmp_path: Pat
     """Guards against metadata as large as a day, where somebody has written ids into the type."""
     make_days(database, DAY)
     write(database, DAY, [{"event_type": f"order {n}"} for n in range(50)])
-    found = facts(database, catalog=catalog(tmp_path))
+    found = facts(database, catalog_file=catalog(tmp_path))
     assert found.unknown_types == 50
     assert len(found.unknown_by_type) == day_queries.MOST_NAMED
 

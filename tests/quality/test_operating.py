@@ -70,7 +70,7 @@ def test_what_is_shown_of_a_check_is_what_is_printed() -> None:
 def test_the_messages_that_are_shown_are_sent() -> None:
     """Guards against a sample that people set their filters by, and that never comes."""
     settings = load_settings(dsn="postgresql://127.0.0.1/shop", ui_url="https://dagster.example.com")
-    found = replace(WELL, shards=[replace(SHARD, unheld_seconds=33.1)])
+    found = replace(WELL, shards=[replace(SHARD, unowned_seconds=33.1)])
     problems = alerts.of_verdicts(settings, judge(settings, found))
     where = alerts.where(settings)
     begins, known = alerts.news({}, problems, now=0.0, after=0.0, where=where)

@@ -176,7 +176,7 @@ def test_its_records_may_be_in_another_database(place: Place) -> None:
 
 def test_one_that_is_not_named_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "consumers.toml").write_text("[billing]\n[accounts]")
-    settings = load_settings(consumers=tmp_path / "consumers.toml")
+    settings = load_settings(consumers_file=tmp_path / "consumers.toml")
     assert [each.name for each in chosen(settings, [])] == ["billing", "accounts"]
     assert [each.group for each in chosen(settings, ["accounts"])] == ["accounts"]
     with pytest.raises(SetupError, match="no consumer is named 'shipping': there are billing, accounts"):
@@ -198,5 +198,5 @@ def test_one_that_is_not_named_is_an_error(tmp_path: Path) -> None:
 )
 def test_a_file_with_a_mistake_says_how_to_mend_it(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "consumers.toml").write_text(text)
-    with pytest.raises(SetupError, match=f"OUTBOX_CONSUMERS=.*{said}"):
-        load_settings(consumers=tmp_path / "consumers.toml")
+    with pytest.raises(SetupError, match=f"OUTBOX_CONSUMERS_FILE=.*{said}"):
+        load_settings(consumers_file=tmp_path / "consumers.toml")

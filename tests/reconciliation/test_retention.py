@@ -16,7 +16,7 @@ from outbox_pipelines.partitions import close, drop
 from outbox_pipelines.quality.rules import State
 from outbox_pipelines.reconciliation import day as days
 from outbox_pipelines.reconciliation import topics
-from outbox_pipelines.relay import dead_letters
+from outbox_pipelines.relay.parking import dead_letters
 from tests.conftest import Outbox
 from tests.reconciliation.place import DAY, START_MS, Place, found, new_id, one
 from tests.relay.topic import change_topic

@@ -11,7 +11,7 @@ from psycopg.conninfo import make_conninfo
 
 from outbox_pipelines.quality.rules import State
 from outbox_pipelines.reconciliation import topics
-from outbox_pipelines.relay import dead_letters
+from outbox_pipelines.relay.parking import dead_letters
 from tests.conftest import Outbox, may_log_in
 from tests.consumer.place import uuid7
 from tests.reconciliation.place import DAY, END_MS, START_MS, TODAY, Place, found, new_id, one

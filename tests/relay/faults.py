@@ -63,17 +63,17 @@ def wait_for_more(published: Callable[[], int], more: int = 1, seconds: float = 
     wait_until(lambda: published() >= goal, seconds=seconds, what=f"the relay to publish {more} more")
 
 
-def holder(outbox: Outbox) -> str | None:
+def owner(outbox: Outbox) -> str | None:
     return measurements.read(outbox.settings).shards[0].owner
 
 
 def drain(outbox: Outbox, settings: Settings) -> None:
-    """Publishes what is left, without the pauses after deaths."""
+    """Publishes what is left, without the pauses after crashes."""
 
     def is_done() -> bool:
         with outbox.connect() as connection:
             connection.execute(
-                "UPDATE outbox_parked SET next_attempt_at = clock_timestamp() WHERE deaths > 0"
+                "UPDATE outbox_parked SET next_attempt_at = clock_timestamp() WHERE crashes > 0"
             )
         return not service.relay(settings, until_empty=True).paused
 

@@ -191,11 +191,11 @@ def test_wrong_settings_of_kafka(outbox: Outbox, tmp_path: Path) -> None:
         ("no equals", "is not name=value"),
     ):
         config.write_text(f"# ours\n\n{line}\n")
-        _refuses(outbox, "relay", OUTBOX_KAFKA_CONFIG=str(config), says=says)
-    _refuses(outbox, "relay", OUTBOX_KAFKA_CONFIG="/nonexistent", says="OUTBOX_KAFKA_CONFIG")
+        _refuses(outbox, "relay", OUTBOX_KAFKA_CONFIG_FILE=str(config), says=says)
+    _refuses(outbox, "relay", OUTBOX_KAFKA_CONFIG_FILE="/nonexistent", says="OUTBOX_KAFKA_CONFIG_FILE")
     config.write_text("compression.type = zstd\n")
     outbox.write(1)
-    assert outbox.outbox("relay", "--until-empty", OUTBOX_KAFKA_CONFIG=str(config)).returncode == 0
+    assert outbox.outbox("relay", "--until-empty", OUTBOX_KAFKA_CONFIG_FILE=str(config)).returncode == 0
 
 
 def test_wrong_credentials_for_kafka(outbox: Outbox, tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_wrong_credentials_for_kafka(outbox: Outbox, tmp_path: Path) -> None:
     text = "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.username=relay\nsasl.password="
     with running_kafka(tmp_path / "kafka", settings) as broker:
         config.write_text(text + "wrong\n")
-        given = {"OUTBOX_KAFKA": broker.bootstrap, "OUTBOX_KAFKA_CONFIG": str(config)}
+        given = {"OUTBOX_KAFKA": broker.bootstrap, "OUTBOX_KAFKA_CONFIG_FILE": str(config)}
         _refuses(outbox, "relay", says="uthentication", **given)
         config.write_text(text + "right\n")
         outbox.write(1)
@@ -237,11 +237,13 @@ def test_a_position_from_another_database(outbox: Outbox) -> None:
 def test_settings_that_do_not_fit(outbox: Outbox, tmp_path: Path) -> None:
     """Guards against pydantic's report in an operator's terminal."""
     _refuses(outbox, "status", OUTBOX_LEASE_SECONDS="soon", says="OUTBOX_LEASE_SECONDS=soon")
-    _refuses(outbox, "status", OUTBOX_PIECE_EVENTS="0", says="OUTBOX_PIECE_EVENTS=0")
-    _refuses(outbox, "status", OUTBOX_SETTINGS="/nonexistent", says="OUTBOX_SETTINGS names /nonexistent")
+    _refuses(outbox, "status", OUTBOX_BATCH_EVENTS="0", says="OUTBOX_BATCH_EVENTS=0")
+    _refuses(
+        outbox, "status", OUTBOX_SETTINGS_FILE="/nonexistent", says="OUTBOX_SETTINGS_FILE names /nonexistent"
+    )
     file = tmp_path / "settings"
     file.write_text("OUTBOX_LEASE_SECONDS=never\n")
-    given = {"OUTBOX_LEASE_SECONDS": "", "OUTBOX_SETTINGS": str(file)}
+    given = {"OUTBOX_LEASE_SECONDS": "", "OUTBOX_SETTINGS_FILE": str(file)}
     _refuses(outbox, "status", says="OUTBOX_LEASE_SECONDS=never", **given)
 
 
@@ -249,13 +251,13 @@ def test_a_file_of_settings(outbox: Outbox, tmp_path: Path) -> None:
     """Guards against a file that is read for some settings only."""
     file = tmp_path / "settings"
     file.write_text(f"OUTBOX_DSN={outbox.settings.require_dsn()}\nOUTBOX_SCHEMA=elsewhere\n")
-    given = {"OUTBOX_DSN": "", "OUTBOX_SETTINGS": str(file)}
+    given = {"OUTBOX_DSN": "", "OUTBOX_SETTINGS_FILE": str(file)}
     _refuses(outbox, "status", says="no outbox in schema 'elsewhere'", **given)
 
 
 def test_a_held_shard_is_named(outbox: Outbox) -> None:
     """Guards against a second relay that publishes beside the first."""
-    from outbox_pipelines.relay.shards import Shard
+    from outbox_pipelines.relay.shards.ownership import Shard
 
     place = Shard(outbox.settings, 0, "the-other-host:1")
     assert place.try_take()

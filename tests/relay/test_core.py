@@ -9,12 +9,12 @@ from types import ModuleType
 import pytest
 
 from outbox_pipelines.relay import core
-from outbox_pipelines.relay.claims import core as claims_core
+from outbox_pipelines.relay.marked_table import core as claims_core
 
 PURE = {"__future__", "abc", "collections", "contextlib", "dataclasses", "enum", "json", "math", "typing"}
 OURS = (
     "outbox_pipelines.relay.core.",
-    "outbox_pipelines.relay.claims.core.",
+    "outbox_pipelines.relay.marked_table.core.",
     "outbox_pipelines.event",
     "outbox_pipelines.errors",
 )

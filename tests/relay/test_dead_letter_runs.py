@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from outbox_pipelines.relay import dead_letter_runs, service
-from outbox_pipelines.relay.dead_letter_runs import DeadLetterRuns
+from outbox_pipelines.relay import service
+from outbox_pipelines.relay.parking import notify
+from outbox_pipelines.relay.parking.notify import DeadLetterRuns
 from tests.conftest import Outbox, wait_until
 from tests.relay import faults
 from tests.relay.parked import parked_rows
@@ -59,7 +60,7 @@ def test_many_dead_letters_have_few_threads(outbox: Outbox, tmp_path: Path) -> N
             most = max(most, sum(1 for t in threading.enumerate() if t.name == "outbox-dead-letter"))
             wait_until(lambda: True)
         wait_until(lambda: _due(outbox) == 0, what="all to be written down as run")
-    assert 1 <= most <= dead_letter_runs._WORKERS
+    assert 1 <= most <= notify._WORKERS
     assert sorted(_told(heard)) == _ids(outbox)
 
 
@@ -75,7 +76,7 @@ def test_the_command_gets_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "canary" not in str(seen)
     # What the shell adds by itself.
     names = {name for name in seen if not name.startswith("LC_")} - {"PWD", "OLDPWD", "SHLVL", "_"}
-    assert names <= dead_letter_runs._INHERITED
+    assert names <= notify._INHERITED
     assert (seen["TZ"], seen["PATH"]) == ("Europe/Oslo", os.environ["PATH"])
     runs.close()
 
@@ -116,7 +117,7 @@ def test_a_command_that_hangs_is_ended_with_what_it_started(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Guards against four hanging commands that stop all others."""
-    monkeypatch.setattr(dead_letter_runs, "_COMMAND_SECONDS", 0.2)
+    monkeypatch.setattr(notify, "_COMMAND_SECONDS", 0.2)
     runs = DeadLetterRuns("sleep 600 | sleep 600", most=10)
     for n in range(6):
         runs.submit(n, "{}")

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from outbox_pipelines.event import Event, Piece
+from outbox_pipelines.event import Batch, Event
+from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay.core.delivery import Complete, Delivery, IncompleteError
 from outbox_pipelines.relay.core.outcome import WAITING, Suspect
-from outbox_pipelines.relay.core.position import Position, Snapshot
 
 SNAPSHOT = Snapshot(1, 1, ())
 EVENTS = [Event(n, str(n), "order", "1", "order.placed", "{}", None) for n in range(1, 4)]
 
 
 def _delivery(*, acknowledged: int, **state: Any) -> Delivery:
-    delivery = Delivery(Piece(EVENTS, 6, SNAPSHOT, SNAPSHOT, ends_tick=True))
+    delivery = Delivery(Batch(EVENTS, 6, SNAPSHOT, SNAPSHOT, ends_tick=True))
     delivery.unsent = []
     for _ in range(acknowledged):
         delivery.report(None, None)
@@ -34,7 +34,7 @@ def _delivery(*, acknowledged: int, **state: Any) -> Delivery:
         _delivery(acknowledged=3, unsent=EVENTS[2:]),
         _delivery(acknowledged=2, failed=[(None, None)]),
         _delivery(acknowledged=3, failed=[(None, None)]),
-        _delivery(acknowledged=1, held={3: (EVENTS[2], WAITING)}),
+        _delivery(acknowledged=1, parked={3: (EVENTS[2], WAITING)}),
         _delivery(acknowledged=4),
     ],
 )
@@ -48,25 +48,25 @@ def test_every_event_has_one_outcome() -> None:
     """Guards against a proof that says another thing than the delivery."""
     second, third = EVENTS[1:]
     batch = _delivery(
-        acknowledged=1, held={3: (third, WAITING), 2: (second, Suspect("too large"))}
+        acknowledged=1, parked={3: (third, WAITING), 2: (second, Suspect("too large"))}
     ).complete()
     assert batch.published() == EVENTS[:1]
-    assert batch.aside() == {3: ("waiting", None), 2: ("retrying", "too large")}
+    assert batch.parked_states() == {3: ("waiting", None), 2: ("retrying", "too large")}
 
 
 def test_a_position_never_goes_back() -> None:
     """Guards against a batch that ends before the position: what lies between would be published again."""
     later = Snapshot(5, 5, ())
-    batch = Delivery(Piece([], 0, later, SNAPSHOT, ends_tick=True)).complete()
+    batch = Delivery(Batch([], 0, later, SNAPSHOT, ends_tick=True)).complete()
     with pytest.raises(ValueError, match="does not follow"):
         batch.moves(Position(later))
-    batch = Delivery(Piece([], 0, SNAPSHOT, later, ends_tick=True)).complete()
+    batch = Delivery(Batch([], 0, SNAPSHOT, later, ends_tick=True)).complete()
     assert batch.moves(Position(SNAPSHOT)) == Position(later)
 
 
 def test_a_position_moves_over_what_follows_it_alone() -> None:
     """Guards against a batch that is passed over."""
     later, last = Snapshot(5, 5, ()), Snapshot(9, 9, ())
-    batch = Delivery(Piece([], 0, later, last, ends_tick=True)).complete()
+    batch = Delivery(Batch([], 0, later, last, ends_tick=True)).complete()
     with pytest.raises(ValueError, match="does not follow"):
         batch.moves(Position(SNAPSHOT))

@@ -6,7 +6,7 @@ import pytest
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.event import Event
-from outbox_pipelines.relay.encoding import Encoder, EncodingError, Headers
+from outbox_pipelines.relay.kafka.encoding import Encoder, EncodingError, Headers
 from outbox_pipelines.settings import load_settings
 
 USUAL = [("id", "0198"), ("event-type", "order.placed"), ("aggregate-type", "order")]
@@ -125,5 +125,5 @@ def test_a_payload_of_null_is_a_tombstone_where_that_is_switched_on() -> None:
     gone = _event({"version": 2, "headers": {}}, "null")
     assert _encode(gone) == ("null", [*USUAL, ("version", "2")])
     for shape in ("payload", "flat", "envelope", "cloudevents"):
-        assert _encode(gone, value=shape, tombstones=True) == (None, [*USUAL, ("version", "2")])
+        assert _encode(gone, value_format=shape, tombstones=True) == (None, [*USUAL, ("version", "2")])
     assert _encode(_event(payload='"null"'), tombstones=True) == ('"null"', USUAL)

@@ -13,12 +13,15 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Producer
 
-from outbox_pipelines.errors import AwayError
+from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.relay import parked_queries, progress, resharding, service
+from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.transactions import Phase, TransactionalPublisher
-from outbox_pipelines.relay.shards import Shard
+from outbox_pipelines.relay.kafka import progress_topic
+from outbox_pipelines.relay.parking import queries
+from outbox_pipelines.relay.shards import resharding
+from outbox_pipelines.relay.shards.ownership import Shard
 from outbox_pipelines.relay.transactional_producer import FencingProducer
 from outbox_pipelines.relay.worker import Totals
 from tests.conftest import Outbox, wait_until
@@ -103,7 +106,7 @@ def test_a_death_around_the_commit(outbox: Outbox, monkeypatch: pytest.MonkeyPat
         Shard, "settle", lambda self, *a, **k: None if k.get("last") else settle(self, *a, **k)
     )
     with pytest.raises(SystemExit, match="dead"):
-        _drain(outbox, piece_events=1000)
+        _drain(outbox, batch_events=1000)
     monkeypatch.undo()
     _drain(outbox)
     _assert_once(outbox, 9_000)
@@ -130,7 +133,7 @@ def test_a_mended_topic_lets_parked_events_through_once(
 ) -> None:
     """Guards against a retry outside of the transactions: a crash would double it."""
     if not asked:
-        monkeypatch.setattr("outbox_pipelines.relay.brokers._limit", lambda answer: None)
+        monkeypatch.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
     create_topic(outbox, **{"max.message.bytes": "2000"})
     write(outbox, ("a", {"n": 0}), ("a", {"n": 1, "noise": NOISE}), ("a", {"n": 2}), ("b", {"n": 0}))
     with running(quick(outbox, max_attempts=1000, **ONCE)):
@@ -254,10 +257,11 @@ def test_all_relays_ask_for_the_same_partitions(outbox: Outbox) -> None:
     """Guards against a change of the number of shards that is given up since another relay was first."""
     for _ in range(3):
         name = outbox.topic(uuid4().hex)
-        progress.create_topic(outbox.settings, name, 1)
+        progress_topic.create_topic(outbox.settings, name, 1)
         with ThreadPoolExecutor(8) as relays_of_all_shards:
             asked = [
-                relays_of_all_shards.submit(progress.create_topic, outbox.settings, name, 8) for _ in range(8)
+                relays_of_all_shards.submit(progress_topic.create_topic, outbox.settings, name, 8)
+                for _ in range(8)
             ]
         assert [each.exception() for each in asked] == [None] * 8
 
@@ -267,14 +271,14 @@ def test_a_broker_that_stands_still_at_the_start(
 ) -> None:
     """Guards against a relay that ends with a traceback since the progress topic was not made in time."""
     _, kafka, outbox = own_servers
-    monkeypatch.setattr(progress, "_SECONDS", 0.5)
+    monkeypatch.setattr(progress_topic, "_SECONDS", 0.5)
     kafka.freeze()
     try:
-        with pytest.raises(AwayError, match="the progress topic p cannot be made"):
-            progress.create_topic(outbox.settings, "p", 1)
-        monkeypatch.setattr(progress, "_GRACE_SECONDS", -0.4)
-        with pytest.raises(AwayError, match="the progress topic p cannot be made"):
-            progress.create_topic(outbox.settings, "p", 1)
+        with pytest.raises(UnavailableError, match="the progress topic p cannot be made"):
+            progress_topic.create_topic(outbox.settings, "p", 1)
+        monkeypatch.setattr(progress_topic, "_GRACE_SECONDS", -0.4)
+        with pytest.raises(UnavailableError, match="the progress topic p cannot be made"):
+            progress_topic.create_topic(outbox.settings, "p", 1)
     finally:
         kafka.thaw()
 
@@ -377,6 +381,6 @@ def test_a_run_that_is_released_ends_where_the_position_does(outbox: Outbox) -> 
             "INSERT INTO outbox_parked SELECT *, 'waiting', 0, NULL, 'aside', now(), NULL FROM outbox"
         )
         names = {"types": ["order"], "ids": ["a"], "shard": 0, "limit": 10, "blocking": ["waiting"]}
-        free = connection.execute(parked_queries.FREE, names).fetchall()
+        free = connection.execute(queries.FREE, names).fetchall()
         written = connection.execute("SELECT seq FROM outbox ORDER BY seq").fetchall()
     assert [row[0] for row in free] == [seq for (seq,) in written[:2]]

@@ -20,8 +20,9 @@ from confluent_kafka.admin import (
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.kafka import running as broker
-from outbox_pipelines.relay import resharding, service
-from outbox_pipelines.relay.resharding import NotAllThereError
+from outbox_pipelines.relay import service
+from outbox_pipelines.relay.shards import resharding
+from outbox_pipelines.relay.shards.resharding import NotAllThereError
 from tests.conftest import Outbox, wait_until
 from tests.relay.parked import parked_rows
 from tests.relay.test_exactly_once import ONCE

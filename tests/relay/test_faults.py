@@ -78,7 +78,7 @@ def _running_writers(outbox: Outbox) -> int:
 
 
 def test_a_frozen_relay_is_succeeded_and_harms_nothing_when_it_wakes(outbox: Outbox) -> None:
-    """Guards against a stopped holder that keeps its lock, and a zombie that moves the position."""
+    """Guards against a stopped owner that keeps its lock, and a zombie that moves the position."""
     seed = faults.seed()
     with outbox.connect() as connection:
         business.prepare(connection)
@@ -87,15 +87,15 @@ def test_a_frozen_relay_is_succeeded_and_harms_nothing_when_it_wakes(outbox: Out
     quick = {"OUTBOX_LEASE_SECONDS": "1"}
     with faults.relay(outbox, **quick) as frozen:
         faults.wait_for_more(published)
-        first = faults.holder(outbox)
+        first = faults.owner(outbox)
         with faults.relay(outbox, **quick) as successor:
             os.kill(frozen.pid, signal.SIGSTOP)
-            wait_until(lambda: faults.holder(outbox) not in (None, first), what="a successor")
+            wait_until(lambda: faults.owner(outbox) not in (None, first), what="a successor")
             faults.wait_for_more(published)
             os.kill(frozen.pid, signal.SIGCONT)
             faults.wait_for_more(published, 100)
             assert successor.poll() is None
-            assert faults.holder(outbox) not in (None, first)
+            assert faults.owner(outbox) not in (None, first)
     writers.stop()
     faults.verify(outbox)
 

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.batch_size import MOST, BatchSize
+from outbox_pipelines.relay.kafka.batch_size import MOST, BatchSize
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, wait_until
 from tests.relay.parked import numbers_by_key, parked_rows, write
@@ -76,7 +76,7 @@ def test_each_compression_around_the_limit(
                 text = noise if size <= 2 * LIMIT else "x" * size
                 emit(connection, name, n, "e", {"n": n, "text": text})
     service.relay(
-        quick(outbox, delivery=delivery, kafka_config=config, max_attempts=1, retry_seconds=60),
+        quick(outbox, delivery=delivery, kafka_config_file=config, max_attempts=1, retry_seconds=60),
         until_empty=True,
     )
     with outbox.connect() as connection:

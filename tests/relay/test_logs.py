@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outbox_pipelines import log
-from outbox_pipelines.relay.observe import observer
+from outbox_pipelines.relay.telemetry.event_log import observer
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox
@@ -80,7 +80,7 @@ def test_machines_get_an_object_a_line(outbox: Outbox) -> None:
     *lines, last = _drain(outbox, code=1, OUTBOX_MAX_ATTEMPTS="1", OUTBOX_LOG_FORMAT="json")
     taken, letter, published = _objects(lines)
     assert (taken["message"], taken["level"], taken["shard"]) == ("shard 0 taken", "info", 0)
-    assert (letter["level"], letter["logger"]) == ("error", "outbox_pipelines.relay.hooks")
+    assert (letter["level"], letter["logger"]) == ("error", "outbox_pipelines.relay.parking.hooks")
     assert (letter["id"], letter["seq"], letter["attempts"]) == (str(written.id), written.seq, 1)
     assert letter["aggregate_id"] == "1"
     assert "MSG_SIZE_TOO_LARGE" in letter["error"]
@@ -93,7 +93,11 @@ def test_at_debug_each_event_has_a_line(outbox: Outbox) -> None:
     """Guards against an event that cannot be followed into its topic."""
     outbox.write("a", "b", "größer")
     lines = _drain(outbox, OUTBOX_LOG_LEVEL="debug", OUTBOX_LOG_FORMAT="json")
-    told = {one["id"]: one for one in _objects(lines) if one["logger"] == "outbox_pipelines.relay.observe"}
+    told = {
+        one["id"]: one
+        for one in _objects(lines)
+        if one["logger"] == "outbox_pipelines.relay.telemetry.event_log"
+    }
     assert len(told) == 3
     for message in outbox.messages():
         one = told[message.headers["id"] or ""]
@@ -115,7 +119,7 @@ def test_at_debug_parked_events_have_lines_too(outbox: Outbox) -> None:
     told = [
         (one["id"], one.get("error", one.get("offset")))
         for one in _objects(lines[:-1])
-        if one["logger"] == "outbox_pipelines.relay.observe"
+        if one["logger"] == "outbox_pipelines.relay.telemetry.event_log"
     ]
     assert (str(guilty.id), "MSG_SIZE_TOO_LARGE") in told
     assert (str(behind.id), 0) in told
@@ -149,7 +153,7 @@ def test_case_does_not_matter_and_levels_come_and_go(capsys: pytest.CaptureFixtu
     """Guards against two handlers, each of which writes every line."""
     for level in ("DEBUG", "Warning"):
         log.configure(load_settings(log_level=level))
-        logging.getLogger("outbox_pipelines.relay.observe").debug("one event")
+        logging.getLogger("outbox_pipelines.relay.telemetry.event_log").debug("one event")
         logging.getLogger("outbox_pipelines.librdkafka").error("kafka")
     text = capsys.readouterr().err
     assert (text.count("one event"), text.count("kafka")) == (1, 1)

@@ -19,17 +19,18 @@ from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.quality.measured import Measurements
-from outbox_pipelines.relay import metrics, prometheus, service
+from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.breaker import State
-from outbox_pipelines.relay.metrics import Metrics
-from outbox_pipelines.relay.shards import Shard
+from outbox_pipelines.relay.shards.ownership import Shard
+from outbox_pipelines.relay.telemetry import metrics, prometheus
+from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, command, wait_until
 from tests.relay import faults
 from tests.relay.topic import NOISE, create_topic
 
-# By name and labels: "outbox_published_total", "outbox_shard_held 0".
+# By name and labels: "outbox_published_total", "outbox_shard_owned 0".
 Samples = dict[str, float]
 
 OF_THE_DATABASE = {
@@ -110,7 +111,7 @@ def test_a_relay_says_what_it_does(outbox: Outbox) -> None:
     assert found["outbox_settle_seconds_count 0"] >= 1
     assert found["outbox_settle_seconds_sum 0"] > 0
     assert 0 < found["outbox_lag_seconds 0"] < 60
-    assert found["outbox_shard_held 0"] == 1
+    assert found["outbox_shard_owned 0"] == 1
     assert found["outbox_breaker_state 0"] == 0
     assert found["outbox_dead_lettered_total 0"] == 0
     assert found["outbox_database_up"] == 1
@@ -120,16 +121,16 @@ def test_a_relay_says_what_it_does(outbox: Outbox) -> None:
 
 
 def test_a_standby_knows_the_backlog_and_claims_no_shard(outbox: Outbox) -> None:
-    """Guards against a backlog that only the holder would tell of, and against two holders of one shard."""
+    """Guards against a backlog that only the owner would tell of, and against two owners of one shard."""
     place = Shard(outbox.settings, 0, "another")
     assert place.try_take()
     outbox.write(1, 2, 3)
     with _relay(outbox) as url:
         found = _wait_for(url, outbox_unpublished_count=3)
         assert found["outbox_oldest_unpublished_age_seconds 0"] > 0
-        assert "outbox_shard_held 0" not in found
+        assert "outbox_shard_owned 0" not in found
         place.release()
-        _wait_for(url, outbox_shard_held=1, outbox_published_total=3)
+        _wait_for(url, outbox_shard_owned=1, outbox_published_total=3)
 
 
 def test_rejections_are_counted_by_their_reason(outbox: Outbox) -> None:
@@ -157,16 +158,16 @@ def test_a_database_that_is_away_fails_no_scrape(outbox: Outbox) -> None:
     name = psycopg.conninfo.conninfo_to_dict(outbox.settings.dsn)["dbname"]
     outbox.write(1)
     with _relay(outbox) as url, _elsewhere(outbox) as admin:
-        found = _wait_for(url, outbox_database_up=1, outbox_shard_held=1, outbox_published_total=1)
+        found = _wait_for(url, outbox_database_up=1, outbox_shard_owned=1, outbox_published_total=1)
         assert found.keys() >= OF_THE_DATABASE
         admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false".encode())
         admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
-        found = _wait_for(url, outbox_database_up=0, outbox_shard_held=0)
+        found = _wait_for(url, outbox_database_up=0, outbox_shard_owned=0)
         assert not found.keys() & OF_THE_DATABASE
         assert not found.keys() & {"outbox_lag_seconds 0", "outbox_breaker_state 0"}
         assert found["outbox_published_total 0"] == 1
         admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true".encode())
-        found = _wait_for(url, outbox_database_up=1, outbox_shard_held=1)
+        found = _wait_for(url, outbox_database_up=1, outbox_shard_owned=1)
         assert found.keys() >= OF_THE_DATABASE
 
 
@@ -207,7 +208,7 @@ def test_an_open_breaker_shows(own_servers: tuple[Postgres, Kafka, Outbox]) -> N
         kafka.kill()
         outbox.write(2)
         found = _wait_for(url, outbox_breaker_state=2, outbox_unpublished_count=1)
-        assert found["outbox_shard_held 0"] == 1
+        assert found["outbox_shard_owned 0"] == 1
         kafka.start()
         _wait_for(url, seconds=60, outbox_breaker_state=0, outbox_published_total=2)
 
@@ -240,7 +241,7 @@ def test_a_run_until_empty_counts_and_gives_the_shard_back(outbox: Outbox, deliv
     with prometheus.serving(settings, 0) as (counting, url):
         service.relay(settings, until_empty=True, metrics=counting)
         found = _scrape(url)
-        assert (found["outbox_published_total 0"], found["outbox_shard_held 0"]) == (100, 0)
+        assert (found["outbox_published_total 0"], found["outbox_shard_owned 0"]) == (100, 0)
         assert found["outbox_batch_events_sum 0"] == 100
         assert not found.keys() & {"outbox_lag_seconds 0", "outbox_breaker_state 0"}
         service.relay(settings, until_empty=True, metrics=counting)

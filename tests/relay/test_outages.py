@@ -156,7 +156,7 @@ def test_an_outage_during_an_attempt_does_not_count(
 ) -> None:
     """Guards against a dead letter made by an outage: what Kafka did not answer was not refused."""
     _, kafka, outbox = own_servers
-    monkeypatch.setattr("outbox_pipelines.relay.prober._PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr("outbox_pipelines.relay.parking.prober._PATIENCE_SECONDS", 0.5)
     create_topic(outbox, **{"max.message.bytes": "2000"})
     write(outbox, ("a", {"noise": NOISE}))
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.core.parking import MOMENT_SECONDS, ParkingLot
-from outbox_pipelines.relay.prober import Prober
+from outbox_pipelines.relay.core.blocked import MOMENT_SECONDS, BlockedAggregates
+from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, read_topic, wait_until
 from tests.relay.parked import keys, numbers, numbers_by_key, parked_rows, write
@@ -27,7 +27,7 @@ def _drain(outbox: Outbox, **more: object) -> service.Totals:
 @pytest.fixture
 def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay that may not ask for the topics' limits: it learns of them by refusals."""
-    monkeypatch.setattr("outbox_pipelines.relay.brokers._limit", lambda answer: None)
+    monkeypatch.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
 
 
 def test_only_the_guilty_aggregate_waits(outbox: Outbox) -> None:
@@ -274,10 +274,10 @@ def test_a_stop_while_a_parked_event_is_published(
 
 def test_what_goes_on_in_a_moment_is_not_settled() -> None:
     """Guards against a run until empty that ends while an event waits for a large one to be published."""
-    lot = ParkingLot(time.monotonic)
-    lot.load([("order", "a")])
-    (aggregate,) = lot.due(1)
-    lot.look_again(aggregate, MOMENT_SECONDS)
-    assert not lot.is_settled
-    lot.look_again(aggregate, 60)
-    assert lot.is_settled
+    blocked = BlockedAggregates(time.monotonic)
+    blocked.load([("order", "a")])
+    (aggregate,) = blocked.due(1)
+    blocked.look_again(aggregate, MOMENT_SECONDS)
+    assert not blocked.is_settled
+    blocked.look_again(aggregate, 60)
+    assert blocked.is_settled

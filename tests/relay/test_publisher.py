@@ -10,37 +10,37 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import KafkaError
 
-from outbox_pipelines.event import Event, Piece
+from outbox_pipelines.event import Batch, Event
+from outbox_pipelines.position import Snapshot
 from outbox_pipelines.relay.core.breaker import State
-from outbox_pipelines.relay.core.position import Snapshot
 from outbox_pipelines.relay.core.publisher import Publisher
-from outbox_pipelines.relay.producer import IdempotentProducer
-from outbox_pipelines.relay.shards import Shard
-from outbox_pipelines.relay.shared import SharedLot
+from outbox_pipelines.relay.kafka.producer import IdempotentProducer
+from outbox_pipelines.relay.shards.ownership import Shard
+from outbox_pipelines.relay.shared import SharedBlockedAggregates
 from tests.conftest import Outbox, wait_until
 from tests.relay.threads import running
 from tests.relay.topic import NOISE, change_topic, create_topic
 
 
 def _publisher(producer: IdempotentProducer) -> Publisher:
-    return Publisher(producer, SharedLot(), patience=10.0, clock=time.monotonic)
+    return Publisher(producer, SharedBlockedAggregates(), patience=10.0, clock=time.monotonic)
 
 
-def _piece(*seqs: int) -> Piece:
+def _batch(*seqs: int) -> Batch:
     nowhere = Snapshot(0, 0, ())
     events = [Event(n, f"id-{n}", "order", "a", "order.placed", json.dumps({"n": n}), None) for n in seqs]
-    return Piece(events, sum(len(event.payload) for event in events), nowhere, nowhere, ends_tick=False)
+    return Batch(events, sum(len(event.payload) for event in events), nowhere, nowhere, ends_tick=False)
 
 
-def test_a_piece_does_not_overtake_the_rest_of_the_one_before(outbox: Outbox) -> None:
-    """Guards against a new producer (for a topic with a low limit) that takes the next piece first."""
+def test_a_batch_does_not_overtake_the_rest_of_the_one_before(outbox: Outbox) -> None:
+    """Guards against a new producer (for a topic with a low limit) that takes the next batch first."""
     create_topic(outbox, **{"max.message.bytes": "2000"})
     producer = IdempotentProducer(outbox.settings)
     publisher = _publisher(producer)
     # What the client says at its start is served; else it counts as something on its way.
     wait_until(lambda: publisher.poll(0.01) or not producer.in_flight)
-    publisher.publish(_piece(1, 2))
-    publisher.publish(_piece(3, 4))
+    publisher.publish(_batch(1, 2))
+    publisher.publish(_batch(3, 4))
 
     def is_empty() -> bool:
         publisher.poll(0.01)
@@ -72,18 +72,18 @@ class Failed(NamedTuple):
 def test_of_equal_messages_the_last_have_failed(outbox: Outbox) -> None:
     """Guards against sending again what Kafka has: of a partition it has the first, never the last alone."""
     producer = IdempotentProducer(outbox.settings)
-    flying = [Event(n, f"id-{n}", "order", "a", "order.placed", "{}", None) for n in range(4)]
+    in_flight = [Event(n, f"id-{n}", "order", "a", "order.placed", "{}", None) for n in range(4)]
     error = KafkaError(KafkaError._PURGE_INFLIGHT)
     failed: list[Any] = [(Failed(outbox.topic(), "a", "{}"), error)] * 2
     producer.close()
-    assert {event.seq for event, _ in producer.identify(flying, failed)} == {2, 3}
+    assert {event.seq for event, _ in producer.identify(in_flight, failed)} == {2, 3}
 
 
 def test_only_the_guilty_are_suspects_where_the_limit_is_not_to_be_had(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against thousands of innocents that are tried alone for one guilty event in their batch."""
-    monkeypatch.setattr("outbox_pipelines.relay.brokers._limit", lambda answer: None)
+    monkeypatch.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
     create_topic(outbox, **{"max.message.bytes": "2000"})
     producer = IdempotentProducer(outbox.settings)
     publisher = _publisher(producer)
@@ -112,7 +112,7 @@ def test_no_event_is_suspected_when_its_topics_limit_is_lowered(outbox: Outbox) 
 
 def test_a_refusal_is_no_outage(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a breaker that opens because refusals take long, and nothing is acknowledged (G4)."""
-    monkeypatch.setattr("outbox_pipelines.relay.brokers._limit", lambda answer: None)
+    monkeypatch.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
     create_topic(outbox, **{"max.message.bytes": "2000"})
     producer = IdempotentProducer(outbox.settings)
     publisher = _publisher(producer)
@@ -127,14 +127,14 @@ def test_a_refusal_is_no_outage(outbox: Outbox, monkeypatch: pytest.MonkeyPatch)
     publisher.discard()
 
 
-def _unrelated(noise: dict[int, list[str]]) -> Piece:
+def _unrelated(noise: dict[int, list[str]]) -> Batch:
     """An event for each, each of another aggregate."""
     nowhere = Snapshot(0, 0, ())
     events = [
         Event(n, f"id-{n}", "order", str(n), "order.placed", json.dumps({"n": n, "noise": some}), None)
         for n, some in noise.items()
     ]
-    return Piece(events, sum(len(event.payload) for event in events), nowhere, nowhere, ends_tick=False)
+    return Batch(events, sum(len(event.payload) for event in events), nowhere, nowhere, ends_tick=False)
 
 
 def _complete(publisher: Publisher) -> list[int]:

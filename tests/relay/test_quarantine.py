@@ -9,9 +9,10 @@ import pytest
 from confluent_kafka.admin import AclOperation, AdminClient, NewTopic
 
 from outbox_pipelines.local.kafka import Kafka
-from outbox_pipelines.relay import service, topics
-from outbox_pipelines.relay.brokers import Brokers
+from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.publisher import Publisher
+from outbox_pipelines.relay.kafka import topics
+from outbox_pipelines.relay.kafka.brokers import Brokers
 from tests.conftest import Outbox, wait_until
 from tests.relay.parked import numbers_by_key
 from tests.relay.threads import quick, running
@@ -113,7 +114,7 @@ def test_a_topic_that_refuses_everything_disturbs_the_flow_once(
         recover(self)
 
     monkeypatch.setattr(Publisher, "_recover", counting)
-    settings = quick(shop, max_attempts=1, piece_events=100)
+    settings = quick(shop, max_attempts=1, batch_events=100)
     with running(settings):
         _write(shop, "order", "secret", aggregates=1000)
         wait_until(lambda: len(shop.messages()) == 1000, seconds=60, what="the others")
@@ -134,7 +135,7 @@ def test_a_run_until_empty_waits_for_a_topic_in_creation(shop: Outbox) -> None:
     """Guards against a run that ends, and leaves events parked, while their topic is being created."""
     _write(shop, "order", aggregates=10)
     totals = service.relay(quick(shop, create_topics=True), until_empty=True)
-    assert (totals.events, totals.held) == (10, 0)
+    assert (totals.events, totals.unpublished) == (10, 0)
     assert len(shop.messages()) == 10
 
 

@@ -55,7 +55,7 @@ def test_keys_are_placed_as_java_producers_place_them(outbox: Outbox) -> None:
 
 
 def test_one_aggregate_arrives_in_order(outbox: Outbox) -> None:
-    """Guards against reordering between pieces (G2)."""
+    """Guards against reordering between batches (G2)."""
     outbox.fill(12_000, aggregates=7)
     assert _drain(outbox) == 12_000
     for aggregate in range(7):

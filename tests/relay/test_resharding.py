@@ -12,10 +12,11 @@ from contextlib import ExitStack
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import queries, resharding, service
-from outbox_pipelines.relay.core.position import Snapshot
-from outbox_pipelines.relay.prober import Prober
-from outbox_pipelines.relay.resharding import Change
+from outbox_pipelines.position import Snapshot
+from outbox_pipelines.relay import queries, service
+from outbox_pipelines.relay.parking.prober import Prober
+from outbox_pipelines.relay.shards import resharding
+from outbox_pipelines.relay.shards.resharding import Change
 from tests.conftest import Outbox, wait_until
 from tests.history import business
 from tests.history.verify import verdict
@@ -78,7 +79,7 @@ def test_a_shard_that_went_past_the_barrier_does_not_go_back(outbox: Outbox, del
     def shard() -> tuple[bool, bool]:
         with outbox.connect() as connection:
             ((held, has_barrier),) = connection.execute(
-                "SELECT is_held, barrier IS NOT NULL FROM outbox_shards"
+                "SELECT barrier_paused, barrier IS NOT NULL FROM outbox_shards"
             ).fetchall()
         return held, has_barrier
 
@@ -155,7 +156,7 @@ def test_a_shard_without_a_relay_stops_the_change_and_nothing_else(outbox: Outbo
             with pytest.raises(resharding.NotAllThereError, match=r"no answer from the relay of shard 1"):
                 resharding.change(outbox.settings, 3, seconds=2, on_wait=waited.append)
             assert any("shard 1" in text for text in waited)
-            rows = connection.execute("SELECT wanted, is_held, barrier FROM outbox_shards").fetchall()
+            rows = connection.execute("SELECT wanted, barrier_paused, barrier FROM outbox_shards").fetchall()
             assert rows == [(None, False, None)] * 2
             connection.execute("DELETE FROM outbox_shards WHERE shard = 1")
         outbox.write(1, 2, 3)
@@ -229,7 +230,7 @@ def test_a_change_waits_for_what_is_being_tried(outbox: Outbox, monkeypatch: pyt
     trying, answered = threading.Event(), threading.Event()
     looks: list[bool] = []
     held_after_the_answer: list[bool] = []
-    flush, look, hold = Prober._flush, Change.look, Change.hold
+    flush, look, hold = Prober._flush, Change.look, Change.pause
 
     def slow_flush(self: Prober) -> None:
         trying.set()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.routing import IllegalTopicError, Router, TopicTemplate
+from outbox_pipelines.relay.kafka.routing import IllegalTopicError, Router, TopicTemplate
 from outbox_pipelines.settings import load_settings
 
 
@@ -68,7 +68,7 @@ def test_the_map_wins_over_the_template(tmp_path: Path) -> None:
     """Guards against a mapped event type in the default topic, and an unmapped one in none."""
     path = tmp_path / "topics"
     path.write_text("# ours\n\norder.placed = orders\nCard.paid=pay.{aggregate_type:lower}\na=b=c\n")
-    router = Router(load_settings(topic="all.{aggregate_type}", topic_map=path))
+    router = Router(load_settings(topic="all.{aggregate_type}", topic_map_file=path))
     assert router.topic("Order", "order.placed") == "orders"
     assert router.topic("Card", "Card.paid") == "pay.card"
     assert router.topic("Order", "a=b") == "c"
@@ -91,11 +91,13 @@ def test_a_map_that_cannot_work_is_refused_where_it_enters(tmp_path: Path, text:
     """Guards against a map whose mistake shows at the first event of that type."""
     path = tmp_path / "topics"
     path.write_text(text)
-    with pytest.raises(SetupError, match=rf"^OUTBOX_TOPIC_MAP={path}: {says}"):
-        load_settings(topic_map=path)
+    with pytest.raises(SetupError, match=rf"^OUTBOX_TOPIC_MAP_FILE={path}: {says}"):
+        load_settings(topic_map_file=path)
 
 
 def test_a_map_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """Guards against a relay that goes on without the map."""
-    with pytest.raises(SetupError, match=r"^OUTBOX_TOPIC_MAP=.* cannot be read .*lines event_type=topic$"):
-        load_settings(topic_map=tmp_path)
+    with pytest.raises(
+        SetupError, match=r"^OUTBOX_TOPIC_MAP_FILE=.* cannot be read .*lines event_type=topic$"
+    ):
+        load_settings(topic_map_file=tmp_path)

@@ -1,4 +1,4 @@
-"""One holder at a time, and a position that only its holder moves."""
+"""One owner at a time, and a position that only its owner moves."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from outbox_pipelines import schema
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import postgres
+from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay.core.errors import ShardLostError
-from outbox_pipelines.relay.core.position import Position, Snapshot
-from outbox_pipelines.relay.shards import Shard
+from outbox_pipelines.relay.shards.ownership import Shard
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox, wait_until
 from tests.relay.threads import running
@@ -39,15 +39,15 @@ def _saved(outbox: Outbox) -> str:
 
 def test_one_takes_it_and_one_waits(outbox: Outbox) -> None:
     """Guards against two active relays, and against successors that pile up."""
-    holder, successor, third = (Shard(outbox.settings, 0, name) for name in ("a", "b", "c"))
-    assert holder.try_take()
+    owner, successor, third = (Shard(outbox.settings, 0, name) for name in ("a", "b", "c"))
+    assert owner.try_take()
     assert not successor.try_take()
-    assert not holder.is_awaited()
+    assert not owner.is_awaited()
     assert successor.try_wait()
-    assert holder.is_awaited()
+    assert owner.is_awaited()
     assert not third.try_wait()
     assert measurements.read(outbox.settings).shards[0].successor_waits
-    holder.release()
+    owner.release()
     assert successor.try_take()
     assert not successor.is_awaited()
     assert third.try_wait()
@@ -58,21 +58,21 @@ def test_one_takes_it_and_one_waits(outbox: Outbox) -> None:
     assert measurements.read(outbox.settings).shards[0].owner is None
 
 
-def test_a_silent_holder_is_ended_by_its_successor(outbox: Outbox) -> None:
+def test_a_silent_owner_is_ended_by_its_successor(outbox: Outbox) -> None:
     """Guards against a frozen relay that keeps the shard because the clock of the database went back."""
     settings = outbox.settings.model_copy(update={"lease_seconds": 1.0})
-    holder, successor = (Shard(settings, 0, name) for name in ("a", "b"))
-    assert holder.try_take()
+    owner, successor = (Shard(settings, 0, name) for name in ("a", "b"))
+    assert owner.try_take()
     # The timers of the database do not fire while its clock is behind.
-    for shard in (holder, successor):
+    for shard in (owner, successor):
         shard.execute("SET idle_session_timeout = 0", {})
     # Not while it does something, however slow the machine is.
     deadline = time.monotonic() + 3.0
     while time.monotonic() < deadline:
-        holder.beat()
+        owner.beat()
         successor.end_silent()
         time.sleep(0.1)
-    holder.beat()
+    owner.beat()
 
     def taken() -> bool:
         successor.end_silent()
@@ -80,14 +80,14 @@ def test_a_silent_holder_is_ended_by_its_successor(outbox: Outbox) -> None:
 
     wait_until(taken, what="the successor to take the shard")
     with pytest.raises(ShardLostError):
-        holder.beat()
+        owner.beat()
     successor.release()
 
 
 def test_measurements_after_the_clock_went_back(outbox: Outbox) -> None:
     """Guards against ages below zero, and a lag that stays what it was until the clock has caught up."""
-    holder = Shard(outbox.settings, 0, "a")
-    assert holder.try_take()
+    owner = Shard(outbox.settings, 0, "a")
+    assert owner.try_take()
     outbox.write(1)
     with outbox.connect() as connection:
         connection.execute(
@@ -96,13 +96,13 @@ def test_measurements_after_the_clock_went_back(outbox: Outbox) -> None:
             "FROM (VALUES (interval '-1 s', 7), (interval '1 h', 0.1)) AS given (ahead, lag)"
         )
         connection.execute(
-            "UPDATE outbox_shards SET heartbeat = now() + interval '1 h', held_since = now() + interval '1 h'"
+            "UPDATE outbox_shards SET heartbeat = now() + interval '1 h', owned_since = now() + interval '1 h'"
         )
     (shard,) = measurements.read(outbox.settings).shards
     assert shard.lag_seconds == 7
     assert shard.events_per_second <= 1
-    assert (shard.heartbeat_seconds, shard.held_seconds) == (0, 0)
-    holder.release()
+    assert (shard.heartbeat_seconds, shard.owned_seconds) == (0, 0)
+    owner.release()
 
 
 def test_a_stranger_with_the_lock_is_named(outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
@@ -117,7 +117,7 @@ def test_a_stranger_with_the_lock_is_named(outbox: Outbox, caplog: pytest.LogCap
         (shard,) = measurements.read(outbox.settings).shards
         assert shard.owner is None
         assert re.search(named, shard.intruder or "")
-        assert shard.unheld_seconds > 0
+        assert shard.unowned_seconds > 0
         assert re.search(named, outbox.outbox("status").stdout)
         wait_until(lambda: re.search(named, caplog.text), what="the standby to name it")
         refused = outbox.outbox("relay", "--until-empty")
@@ -139,9 +139,9 @@ def _steals(stranger: psycopg.Connection[tuple[object, ...]]) -> bool:
 
 
 def test_the_lock_goes_with_the_session(outbox: Outbox) -> None:
-    """Guards against a lease row that outlives its holder: a killed relay would block its successor."""
-    holder, successor = Shard(outbox.settings, 0, "a"), Shard(outbox.settings, 0, "b")
-    assert holder.try_take()
+    """Guards against a lease row that outlives its owner: a killed relay would block its successor."""
+    owner, successor = Shard(outbox.settings, 0, "a"), Shard(outbox.settings, 0, "b")
+    assert owner.try_take()
     with outbox.connect() as connection:
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -149,35 +149,35 @@ def test_the_lock_goes_with_the_session(outbox: Outbox) -> None:
         )
     wait_until(successor.try_take)
     with pytest.raises(ShardLostError, match="session at shard 0 has ended"):
-        holder.settle(_position(outbox), 1, 1)
+        owner.settle(_position(outbox), 1, 1)
     successor.release()
 
 
-def test_a_silent_holder_loses_the_shard(outbox: Outbox) -> None:
+def test_a_silent_owner_loses_the_shard(outbox: Outbox) -> None:
     """Guards against a stopped process whose kernel keeps its connection, and so its lock, alive."""
     quick = outbox.settings.model_copy(update={"lease_seconds": 1.0})
-    holder, successor = Shard(quick, 0, "a"), Shard(quick, 0, "b")
-    assert holder.try_take()
+    owner, successor = Shard(quick, 0, "a"), Shard(quick, 0, "b")
+    assert owner.try_take()
     wait_until(successor.try_take, seconds=5)
     with pytest.raises(ShardLostError):
-        holder.settle(_position(outbox), 1, 1)
+        owner.settle(_position(outbox), 1, 1)
     successor.release()
 
 
 def test_a_silent_successor_loses_its_place(outbox: Outbox) -> None:
-    """Guards against a stopped process that waits for ever: the holder could never hand over."""
+    """Guards against a stopped process that waits for ever: the owner could never hand over."""
     quick = outbox.settings.model_copy(update={"lease_seconds": 1.0})
-    holder, successor, third = (
+    owner, successor, third = (
         Shard(outbox.settings, 0, "a"),
         Shard(quick, 0, "b"),
         Shard(outbox.settings, 0, "c"),
     )
-    assert holder.try_take()
+    assert owner.try_take()
     assert successor.try_wait()
     wait_until(third.try_wait, seconds=5)
     with pytest.raises(ShardLostError):
         successor.try_take()
-    for place in (holder, successor, third):
+    for place in (owner, successor, third):
         place.release()
 
 
@@ -185,54 +185,54 @@ def test_an_old_epoch_cannot_move_the_position(outbox: Outbox) -> None:
     """Guards against a zombie whose session still lives (a pooler, a network that came back)."""
     with outbox.connect() as connection:
         connection.execute("VACUUM FULL outbox_shards")
-    holder = Shard(outbox.settings, 0, "a")
-    assert holder.try_take()
+    owner = Shard(outbox.settings, 0, "a")
+    assert owner.try_take()
     with outbox.connect() as connection:
-        # The new holder's row ends up in the very place that the old one remembers.
+        # The new owner's row ends up in the very place that the old one remembers.
         connection.execute("UPDATE outbox_shards SET epoch = epoch + 1")
         connection.execute("VACUUM FULL outbox_shards")
         connection.execute("UPDATE outbox_shards SET heartbeat = now()")
     before = _saved(outbox)
     with pytest.raises(ShardLostError, match="another relay has taken shard 0"):
-        holder.settle(_position(outbox), 1, 1)
+        owner.settle(_position(outbox), 1, 1)
     assert _saved(outbox) == before
-    holder.release()
+    owner.release()
 
 
 def test_the_row_is_found_again_where_it_moved(outbox: Outbox) -> None:
     """Guards against a relay that takes VACUUM FULL for the loss of its shard."""
-    holder = Shard(outbox.settings, 0, "a")
-    assert holder.try_take()
+    owner = Shard(outbox.settings, 0, "a")
+    assert owner.try_take()
     with outbox.connect() as connection:
         connection.execute("UPDATE outbox_shards SET heartbeat = now()")
         connection.execute("VACUUM FULL outbox_shards")
     position = _position(outbox)
-    holder.settle(position)
+    owner.settle(position)
     assert _saved(outbox) == str(position.done)
-    holder.release()
+    owner.release()
 
 
 def test_progress_rides_on_the_settle(outbox: Outbox) -> None:
     """Guards against a commit more per settle, and against a progress row for each of them."""
-    holder = Shard(outbox.settings, 0, "a")
-    assert holder.try_take()
+    owner = Shard(outbox.settings, 0, "a")
+    assert owner.try_take()
     (seq,) = outbox.write(1)
     position = _position(outbox)
-    settled = holder.settle(position, 1, seq)
+    settled = owner.settle(position, 1, seq)
     assert settled is not None
     assert settled.events == 1
     with outbox.connect() as connection:
         same = connection.execute("SELECT p.xmin = s.xmin FROM outbox_progress p, outbox_shards s").fetchall()
         assert same == [(True,)]
-        assert [holder.settle(position, 1, seq) for _ in range(9)] == [None] * 9
-        last = holder.settle(position, 1, seq, last=True)
+        assert [owner.settle(position, 1, seq) for _ in range(9)] == [None] * 9
+        last = owner.settle(position, 1, seq, last=True)
         assert last is not None
         assert last.events == 10
         assert connection.execute("SELECT events FROM outbox_progress ORDER BY at").fetchall() == [
             (1,),
             (10,),
         ]
-    holder.release()
+    owner.release()
 
 
 @pytest.mark.slow

@@ -52,10 +52,10 @@ def distant(servers: own.Servers, network: Proxy) -> Outbox:
     return Outbox(settings)
 
 
-def _deaths(outbox: Outbox) -> tuple[str | None, int]:
+def _crashes(outbox: Outbox) -> tuple[str | None, int]:
     """Who owns the shard, and what a successor would count."""
     with outbox.connect() as connection:
-        row = connection.execute("SELECT owner, deaths FROM outbox_shards").fetchone()
+        row = connection.execute("SELECT owner, crashes FROM outbox_shards").fetchone()
     assert row is not None
     return row[0], row[1]
 
@@ -72,7 +72,7 @@ def test_a_takeover_that_is_slower_than_the_lease(distant: Outbox, network: Prox
     with distant.connect() as connection:
         epochs = connection.execute("SELECT epoch FROM outbox_shards").fetchall()
     assert epochs == [(1,)], "the relay lost the shard while it took it over"
-    assert _deaths(distant) == (None, 0)
+    assert _crashes(distant) == (None, 0)
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
@@ -92,7 +92,7 @@ def test_sigterm_ends_a_relay_whose_breaker_is_open(distant: Outbox, network: Pr
         relay.send_signal(signal.SIGTERM)
         # Half of the least patience in deploy/.
         assert relay.wait(15) == 0
-    assert _deaths(distant) == (None, 0)
+    assert _crashes(distant) == (None, 0)
     network.heal()
     assert service.relay(distant.settings, until_empty=True).events > 0
 

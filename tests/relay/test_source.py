@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines.event import Event, Piece
-from outbox_pipelines.relay.core.position import Position, Snapshot
+from outbox_pipelines.event import Batch, Event
+from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay.source import SnapshotSource
 from tests.conftest import Outbox
 
@@ -37,8 +37,8 @@ def _source(
     return SnapshotSource(
         connection,
         position,
-        piece_events=limits.get("piece_events", 5000),
-        piece_bytes=limits.get("piece_bytes", 8_000_000),
+        batch_events=limits.get("batch_events", 5000),
+        batch_bytes=limits.get("batch_bytes", 8_000_000),
     )
 
 
@@ -47,10 +47,10 @@ def _write(connection: psycopg.Connection[Any], events: int = 1, size: int = 10)
 
 
 def _all(source: SnapshotSource) -> list[Event]:
-    return [event for piece in _pieces(source) for event in piece.events]
+    return [event for batch in _batches(source) for event in batch.events]
 
 
-def _pieces(source: SnapshotSource) -> list[Piece]:
+def _batches(source: SnapshotSource) -> list[Batch]:
     upto = source.now()
     return list(iter(lambda: source.read(upto), None))
 
@@ -101,14 +101,14 @@ def test_what_commits_after_the_target_waits_for_the_next(
     outbox: Outbox, connection: psycopg.Connection[Any], more: int
 ) -> None:
     """Guards against a read that sees more than its target: the next tick would read it again."""
-    source = _source(connection, piece_events=10)
+    source = _source(connection, batch_events=10)
     with outbox.connect(autocommit=False) as slow, outbox.connect() as quick:
         early = _write(quick, 1 + more)
         late = _write(slow)
         early += _write(quick, 1 + more)
         upto = source.now()
         slow.commit()
-        found = [event for piece in iter(lambda: source.read(upto), None) for event in piece.events]
+        found = [event for batch in iter(lambda: source.read(upto), None) for event in batch.events]
         assert _seqs(found) == early
         assert _seqs(_all(source)) == late
 
@@ -129,24 +129,24 @@ def test_a_transaction_with_a_late_id_and_an_early_seq(
 
 
 @pytest.mark.parametrize("events", [9, 10, 11, 95])
-def test_ticks_around_the_size_of_a_piece_are_whole_and_in_order(
+def test_ticks_around_the_size_of_a_batch_are_whole_and_in_order(
     outbox: Outbox, connection: psycopg.Connection[Any], events: int
 ) -> None:
     """Guards against an off-by-one where a small tick becomes a big one."""
-    source = _source(connection, piece_events=10)
+    source = _source(connection, batch_events=10)
     with outbox.connect() as writer:
         written = [seq for _ in range(events) for seq in _write(writer)]
-    pieces = _pieces(source)
-    assert _seqs([event for piece in pieces for event in piece.events]) == written
-    assert all(len(piece.events) <= 10 for piece in pieces)
-    assert [piece.ends_tick for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    batches = _batches(source)
+    assert _seqs([event for batch in batches for event in batch.events]) == written
+    assert all(len(batch.events) <= 10 for batch in batches)
+    assert [batch.ends_tick for batch in batches] == [False] * (len(batches) - 1) + [True]
 
 
 def test_a_big_tick_holds_late_rows_in_their_place(
     outbox: Outbox, connection: psycopg.Connection[Any]
 ) -> None:
     """Guards against a big tick that reads its range and forgets the transactions that ended late."""
-    source = _source(connection, piece_events=10)
+    source = _source(connection, batch_events=10)
     with outbox.connect(autocommit=False) as slow, outbox.connect() as quick:
         expected = _write(slow, 3)
         _write(quick, 40)
@@ -161,7 +161,7 @@ def test_a_jump_of_the_sequence_is_crossed_at_once(
     outbox: Outbox, connection: psycopg.Connection[Any]
 ) -> None:
     """Guards against a relay that crawls through a billion numbers, window by window."""
-    source = _source(connection, piece_events=10)
+    source = _source(connection, batch_events=10)
     with outbox.connect() as writer, writer.transaction():
         expected = _write(writer, 15)
         writer.execute("SELECT setval('outbox_seq', 1000000000)")
@@ -169,19 +169,19 @@ def test_a_jump_of_the_sequence_is_crossed_at_once(
     assert _seqs(_all(source)) == expected
 
 
-def test_large_payloads_make_small_pieces(outbox: Outbox, connection: psycopg.Connection[Any]) -> None:
+def test_large_payloads_make_small_batches(outbox: Outbox, connection: psycopg.Connection[Any]) -> None:
     """Guards against 5,000 events of a megabyte each in memory."""
-    source = _source(connection, piece_bytes=100_000)
+    source = _source(connection, batch_bytes=100_000)
     with outbox.connect() as writer:
         written = _write(writer, 1200, size=1000)
-    pieces = _pieces(source)
-    assert len(pieces) > 1
-    assert _seqs([event for piece in pieces for event in piece.events]) == written
+    batches = _batches(source)
+    assert len(batches) > 1
+    assert _seqs([event for batch in batches for event in batch.events]) == written
 
 
-@pytest.mark.parametrize("piece_events", [10, 5000])
+@pytest.mark.parametrize("batch_events", [10, 5000])
 def test_goes_on_inside_a_tick_where_the_position_says(
-    outbox: Outbox, connection: psycopg.Connection[Any], piece_events: int
+    outbox: Outbox, connection: psycopg.Connection[Any], batch_events: int
 ) -> None:
     """Guards against a successor that takes a new target: it would skip late rows with a low seq."""
     start = _source(connection).now()
@@ -191,7 +191,7 @@ def test_goes_on_inside_a_tick_where_the_position_says(
         target = _source(connection).now()
         slow.commit()
         position = Position(start, target, written[24])
-        source = _source(connection, position, piece_events=piece_events)
+        source = _source(connection, position, batch_events=batch_events)
         found = _seqs(_all(source))
     assert found == written[25:] + late
 
@@ -203,7 +203,7 @@ def test_random_transactions_are_all_read_once_and_in_order_of_commit(
     seed = random.randrange(1 << 30)
     print("seed", seed)
     chance = random.Random(seed)
-    source = _source(connection, piece_events=7)
+    source = _source(connection, batch_events=7)
     writers = [outbox.connect(autocommit=False) for _ in range(6)]
     held: dict[int, list[int]] = {}
     committed: list[int] = []
@@ -237,6 +237,6 @@ def test_a_tick_that_was_opened_keeps_its_target(connection: psycopg.Connection[
     opened = _source(connection).now()
     _write(connection)
     source = _source(connection, Position(done, opened, 0))
-    first, second = _pieces(source)
+    first, second = _batches(source)
     assert (first.target, first.starts_tick, first.is_whole) == (opened, False, False)
     assert (second.done, second.is_whole) == (opened, True)

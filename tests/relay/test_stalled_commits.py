@@ -1,4 +1,4 @@
-"""exactly_once where its two logs could differ: late answers, aborts, deaths in between (G1, G5)."""
+"""exactly_once where its two logs could differ: late answers, aborts, crashes in between (G1, G5)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from outbox_pipelines.event import Piece, Released
+from outbox_pipelines.event import Batch, Released
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.relay import parked_queries, service, transactional_producer
-from outbox_pipelines.relay.core.caution import Caution
+from outbox_pipelines.relay import service, transactional_producer
+from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
-from outbox_pipelines.relay.shards import Shard
+from outbox_pipelines.relay.parking import queries
+from outbox_pipelines.relay.shards.ownership import Shard
 from outbox_pipelines.relay.shared import SharedLedger
 from tests.conftest import Outbox, wait_until
 from tests.relay.parked import keys, numbers, parked_rows, write
@@ -40,7 +41,7 @@ def test_a_commit_that_is_not_answered_at_first(outbox: Outbox, monkeypatch: pyt
 
     monkeypatch.setattr(TransactionalPublisher, "_commit", counted)
     outbox.fill(30_000)
-    service.relay(quick(outbox, **ONCE, piece_events=1_000), until_empty=True)
+    service.relay(quick(outbox, **ONCE, batch_events=1_000), until_empty=True)
     assert len(tries) > 6, "no commit took more than one try"
     _assert_each_once(outbox, 30_000)
 
@@ -109,8 +110,8 @@ def test_a_death_while_released_events_are_removed(outbox: Outbox, monkeypatch: 
     kept: list[Any] = []
 
     def late(self: SharedLedger, batches: list[Any]) -> None:
-        kept.extend(batch for batch in batches if isinstance(batch.piece, Released))
-        hand(self, [batch for batch in batches if not isinstance(batch.piece, Released)])
+        kept.extend(batch for batch in batches if isinstance(batch.batch, Released))
+        hand(self, [batch for batch in batches if not isinstance(batch.batch, Released)])
 
     def together(self: SharedLedger, wanted: Any) -> None:
         # The settler is busy: it finds the released events and the next tick at once.
@@ -120,7 +121,7 @@ def test_a_death_while_released_events_are_removed(outbox: Outbox, monkeypatch: 
             order(self, wanted)
 
     def dying(self: Shard, query: Any, parameters: Any) -> Any:
-        if query is parked_queries.RELEASED and parameters["seqs"]:
+        if query is queries.RELEASED and parameters["seqs"]:
             raise SystemExit("dead")
         return execute(self, query, parameters)
 
@@ -155,7 +156,7 @@ def test_a_refusal_after_events_of_its_batch_were_parked(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a batch that is parked only once: what its first transaction refuses would be lost."""
-    monkeypatch.setattr("outbox_pipelines.relay.brokers._limit", lambda answer: None)
+    monkeypatch.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
     create_topic(outbox, **{"max.message.bytes": "2000"})
     settings = quick(outbox, **ONCE | {"max_attempts": 1000, "retry_seconds": 100.0})
     with running(settings):
@@ -181,14 +182,14 @@ def test_a_death_after_the_first_event_of_a_tick_was_parked(
     outbox.write("after", "after")
     with outbox.connect() as connection:
         connection.execute(
-            "UPDATE outbox_shards SET owner = 'died', deaths = 2, suspect_deaths = 1, "
-            "suspect = (SELECT seq FROM outbox WHERE aggregate_id = 'deadly')"
+            "UPDATE outbox_shards SET owner = 'died', crashes = 2, crash_guard_crashes = 1, "
+            "crash_guard_seq = (SELECT seq FROM outbox WHERE aggregate_id = 'deadly')"
         )
 
-    def dying(self: Caution, part: Piece) -> None:
+    def dying(self: CrashGuard, part: Batch) -> None:
         raise SystemExit("dead")
 
-    monkeypatch.setattr(Caution, "passed", dying)
+    monkeypatch.setattr(CrashGuard, "passed", dying)
     with pytest.raises(SystemExit):
         service.relay(settings, until_empty=True)
     monkeypatch.undo()

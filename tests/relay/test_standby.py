@@ -13,13 +13,13 @@ import pytest
 
 from outbox_pipelines import schema
 from outbox_pipelines.database import connect
-from outbox_pipelines.errors import AwayError
+from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.local import Stack, user
 from outbox_pipelines.local.postgres import Postgres, find_programs
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.errors import ShardLostError
-from outbox_pipelines.relay.shards import Shard
+from outbox_pipelines.relay.shards.ownership import Shard
 from outbox_pipelines.settings import Settings, load_settings
 from tests.conftest import Outbox, password_of, topic_prefix, wait_until
 from tests.history.proxy import Proxy
@@ -87,7 +87,7 @@ def test_every_connection_finds_the_primary(pair: Pair) -> None:
         wait_until(lambda: len(pair.outbox.messages()) == 2, what="the late event")
         assert measurements.read(pair.outbox.settings).shards[0].owner is not None
         early.close()
-    with pytest.raises(AwayError, match="leads to a standby"):
+    with pytest.raises(UnavailableError, match="leads to a standby"):
         connect(pair.straight(pair.standby), name="alone")
 
 
@@ -99,7 +99,7 @@ def test_a_reader_on_another_server_is_refused(pair: Pair) -> None:
         assert shard.try_take()
         shard.connect("reader").close()
         balancer._target = pair.standby.port
-        with pytest.raises(AwayError, match="leads to a standby"):
+        with pytest.raises(UnavailableError, match="leads to a standby"):
             shard.connect("reader")
         pair.promote()
         # By now the standby takes everything that a primary does. It has nobody's lock.

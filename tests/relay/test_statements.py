@@ -1,4 +1,4 @@
-"""What a piece costs the database, in statements: a slow path that creeps in shows here, on any machine."""
+"""What a batch costs the database, in statements: a slow path that creeps in shows here, on any machine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.core.position import Position, Snapshot
 from outbox_pipelines.relay.source import SnapshotSource
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox
@@ -41,27 +41,27 @@ def _counted() -> Iterator[Counter[str]]:
         yield found
 
 
-def _drain(outbox: Outbox, pieces: int, **more: object) -> Counter[str]:
-    """What the drain of so many pieces takes."""
-    outbox.fill(pieces * PIECE)
-    settings = outbox.settings.model_copy(update={"piece_events": PIECE, **more})
+def _drain(outbox: Outbox, batches: int, **more: object) -> Counter[str]:
+    """What the drain of so many batches takes."""
+    outbox.fill(batches * PIECE)
+    settings = outbox.settings.model_copy(update={"batch_events": PIECE, **more})
     with _counted() as found:
         totals = service.relay(settings, until_empty=True)
-    assert totals.events + totals.held >= pieces * PIECE
+    assert totals.events + totals.unpublished >= batches * PIECE
     return found
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
-def test_a_piece_is_one_read_and_at_most_one_settle(outbox: Outbox, delivery: str) -> None:
-    """Guards against a look-up, a lock or a commit for each piece, or each event."""
+def test_a_batch_is_one_read_and_at_most_one_settle(outbox: Outbox, delivery: str) -> None:
+    """Guards against a look-up, a lock or a commit for each batch, or each event."""
     few, many = _drain(outbox, 10, delivery=delivery), _drain(outbox, 50, delivery=delivery)
     more = many - few
     assert more["SELECT seq, id::text,"] == 40
-    # Reads, settles, and less than one of anything else: some come with the time, not with a piece.
+    # Reads, settles, and less than one of anything else: some come with the time, not with a batch.
     assert more.total() < 3 * 40, more
 
 
-def test_a_piece_with_a_blocked_aggregate_is_two_more(outbox: Outbox) -> None:
+def test_a_batch_with_a_blocked_aggregate_is_two_more(outbox: Outbox) -> None:
     """Guards against a statement for each event that is put aside."""
     create_topic(outbox, **{"max.message.bytes": "10000"})
     with outbox.connect(autocommit=False) as connection:
@@ -77,12 +77,12 @@ def test_a_small_tick_is_a_snapshot_and_a_read(outbox: Outbox) -> None:
     with outbox.connect() as connection:
         ((now,),) = connection.execute("SELECT pg_current_snapshot()::text")
         position = Position(Snapshot.parse(now))
-        source = SnapshotSource(connection, position, piece_events=PIECE, piece_bytes=8_000_000)
+        source = SnapshotSource(connection, position, batch_events=PIECE, batch_bytes=8_000_000)
         for n in range(5):
             outbox.write(n)
             with _counted() as found:
-                piece = source.read()
-            assert piece is not None
-            assert len(piece.events) == 1
+                batch = source.read()
+            assert batch is not None
+            assert len(batch.events) == 1
             # Once a minute it asks which days are closed.
             assert found.total() == 2 + (n == 0)

@@ -24,16 +24,16 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
         if hasattr(publisher, "_tick"):
             recording.begins_at = starts.pop()
         found.append(recording)
-        names = ("pieces", "ledger", "lot", "retries", "caution")
+        names = ("batches", "ledger", "blocked", "retries", "crash_guard")
         real = dict(zip(names, ports, strict=True)) | more
         return recording.flow(publisher, real, {"until_empty": until_empty, "on_complete": on_complete})
 
     starts: list[Any] = []
     made = service._publisher
 
-    def publisher(settings: Any, place: Any, producer: Any, lot: Any) -> Publisher:
+    def publisher(settings: Any, place: Any, producer: Any, blocked: Any) -> Publisher:
         starts.append((place.position, place.tick_id))
-        return made(settings, place, producer, lot)
+        return made(settings, place, producer, blocked)
 
     monkeypatch.setattr(service, "_publisher", publisher)
     monkeypatch.setattr(worker, "Flow", flow)
@@ -44,7 +44,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
 def test_a_real_relay_and_the_core_agree(outbox: Outbox, recordings: list[Recording], delivery: str) -> None:
     """Guards against a model whose drivers behave in another way than the real ones."""
     create_topic(outbox, **{"max.message.bytes": "2000"})
-    settings = quick(outbox, delivery=delivery, max_attempts=1000, piece_events=50)
+    settings = quick(outbox, delivery=delivery, max_attempts=1000, batch_events=50)
     with running(settings):
         write(outbox, *[(str(n % 7), {"n": n}) for n in range(300)])
         write(outbox, ("3", {"n": 300, "noise": NOISE}), *[("3", {"n": n}) for n in range(301, 320)])
@@ -65,7 +65,7 @@ def test_another_core_does_not_agree(
 ) -> None:
     """Guards against a comparison that sees nothing."""
     outbox.fill(300)
-    service.relay(quick(outbox, piece_events=50), until_empty=True)
+    service.relay(quick(outbox, batch_events=50), until_empty=True)
     monkeypatch.setattr(Publisher, "has_room", property(lambda self: not self._deliveries))
     with pytest.raises(DifferentError):
         recordings[0].play()

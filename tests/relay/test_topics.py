@@ -22,9 +22,10 @@ from confluent_kafka.admin import (
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.kafka import Kafka
-from outbox_pipelines.relay import service, topics
-from outbox_pipelines.relay.routing import patterns
-from outbox_pipelines.relay.topics import Change, Topic, Topics, TopicUnavailableError
+from outbox_pipelines.relay import service
+from outbox_pipelines.relay.kafka import topics
+from outbox_pipelines.relay.kafka.routing import patterns
+from outbox_pipelines.relay.kafka.topics import Change, Topic, Topics, TopicUnavailableError
 from outbox_pipelines.settings import load_settings
 from tests.conftest import _RUN, Outbox, topic_prefix, wait_until
 from tests.relay.topic import deny
@@ -266,7 +267,7 @@ def test_by_default_the_template_says_which_topics_may_be_created(tmp_path: Path
     """Guards against a default that refuses the outbox's own topics, or counts everybody's."""
     file = tmp_path / "map"
     file.write_text("order.paid=payments\norder.refunded=refunds-{aggregate_type:lower}\n")
-    settings = load_settings(kafka="nowhere:1", topic="shop-{aggregate_type}-events", topic_map=file)
+    settings = load_settings(kafka="nowhere:1", topic="shop-{aggregate_type}-events", topic_map_file=file)
     assert patterns(settings) == ["payments", "refunds-*", "shop-*-events"]
 
 

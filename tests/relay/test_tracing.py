@@ -18,7 +18,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from psycopg.types.json import Jsonb
 
-from outbox_pipelines.relay import service, tracing
+from outbox_pipelines.relay import service
+from outbox_pipelines.relay.telemetry import tracing
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit
 from tests.conftest import Message, Outbox
@@ -156,7 +157,7 @@ def test_the_value_keeps_the_trace_in_which_the_event_was_made(
 ) -> None:
     """Guards against a value that changes from one attempt to the next: refused messages are found by it."""
     _write(outbox, SAMPLED)
-    _drain(outbox, value="cloudevents")
+    _drain(outbox, value_format="cloudevents")
     (message,) = outbox.messages()
     (span,) = spans.get_finished_spans()
     assert f'"traceparent": "{SAMPLED}"' in (message.value or "")
@@ -168,7 +169,7 @@ def test_each_refusal_is_a_span_with_its_reason(
 ) -> None:
     """Guards against refusals that a trace does not show, and spans that never end."""
     # Without the topic's limit the event is refused by the broker: first in its batch, then alone.
-    monkeypatch.setattr("outbox_pipelines.relay.brokers._limit", lambda answer: None)
+    monkeypatch.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
     create_topic(outbox, **{"max.message.bytes": "2000"})
     (event_id,) = _write(outbox, SAMPLED, payload={"noise": NOISE})
     _drain(outbox, max_attempts=1)

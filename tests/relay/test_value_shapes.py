@@ -13,7 +13,7 @@ from cloudevents.core.formats.json import JSONFormat
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.event import Event
 from outbox_pipelines.relay import service
-from outbox_pipelines.relay.encoding import Encoder, EncodingError
+from outbox_pipelines.relay.kafka.encoding import Encoder, EncodingError
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit
 from tests.conftest import Message, Outbox
@@ -27,7 +27,7 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 def _flat(payload: str, metadata: str | None = None) -> str | None:
     event = Event(7, "0198", "order", "42", "order.placed", payload, metadata)
-    return Encoder(load_settings(value="flat")).encode(event)[0]
+    return Encoder(load_settings(value_format="flat")).encode(event)[0]
 
 
 def _shaped(outbox: Outbox, **settings: object) -> Outbox:
@@ -57,7 +57,7 @@ def _relayed(outbox: Outbox, **settings: object) -> Message:
 def test_flat_adds_type_and_key_to_the_body(outbox: Outbox) -> None:
     """Guards against a body that lost a member, or a number that lost a digit."""
     _, payload, _ = _write(outbox)
-    message = _relayed(outbox, value="flat")
+    message = _relayed(outbox, value_format="flat")
     expected = '{"event_type": "order.placed", "idempotency_key": "key \\"1\\"", ' + payload[1:]
     assert message.value == expected
     assert json.loads(message.value) == {
@@ -96,13 +96,15 @@ def test_flat_has_each_member_once(payload: str, metadata: str | None, value: st
 @pytest.mark.parametrize("payload", ["[1]", '"text"', "5", "null", "true"])
 def test_flat_refuses_a_body_that_is_no_object(payload: str) -> None:
     """Guards against a value that is not JSON."""
-    with pytest.raises(EncodingError, match=r"OUTBOX_VALUE=flat needs a payload that is a JSON object"):
+    with pytest.raises(
+        EncodingError, match=r"OUTBOX_VALUE_FORMAT=flat needs a payload that is a JSON object"
+    ):
         _flat(payload)
 
 
 def test_a_body_that_does_not_fit_is_parked_and_says_why(outbox: Outbox) -> None:
     """Guards against an event that is skipped in silence."""
-    flat = _shaped(outbox, value="flat")
+    flat = _shaped(outbox, value_format="flat")
     with outbox.connect(autocommit=False) as connection:
         emit(connection, "order", 1, "order.placed", {"n": 0})
         guilty = emit(connection, "order", 2, "order.placed", [1, 2])
@@ -125,7 +127,7 @@ def test_an_event_too_large_in_its_shape_is_named(outbox: Outbox, value: str) ->
         guilty = emit(connection, "order", 1, "order.placed", {"noise": NOISE})
     with pytest.MonkeyPatch.context() as unasked:
         # Else it would be held back before the broker sees it.
-        unasked.setattr("outbox_pipelines.relay.brokers._limit", lambda answer: None)
+        unasked.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
         service.relay(_shaped(outbox, value=value).settings, until_empty=True)
     with outbox.connect() as connection:
         ((parked, attempts, error),) = connection.execute(
@@ -138,7 +140,7 @@ def test_an_event_too_large_in_its_shape_is_named(outbox: Outbox, value: str) ->
 def test_an_envelope_has_all_that_identifies_the_event(outbox: Outbox) -> None:
     """Guards against a time in another zone or precision, and against one that shows up as a header."""
     event_id, payload, created_at = _write(outbox)
-    message = _relayed(outbox, value="envelope")
+    message = _relayed(outbox, value_format="envelope")
     assert message.value is not None
     assert f'"payload": {payload}, ' in message.value
     assert json.loads(message.value) == {
@@ -167,7 +169,7 @@ def test_an_envelope_has_all_that_identifies_the_event(outbox: Outbox) -> None:
 def test_a_cloudevent_is_read_by_the_cloudevents_project(outbox: Outbox) -> None:
     """Guards against what only we would call a CloudEvent."""
     event_id, payload, created_at = _write(outbox)
-    message = _relayed(outbox, value="cloudevents", cloudevents_source="https://example.com/shop")
+    message = _relayed(outbox, value_format="cloudevents", cloudevents_source="https://example.com/shop")
     assert message.value is not None
     assert message.headers["content-type"] == "application/cloudevents+json"
     assert message.headers["tenant"] == "eu"
@@ -198,7 +200,7 @@ def test_a_cloudevent_without_metadata_has_no_empty_attributes(outbox: Outbox) -
     """Guards against attributes that are null or empty, which the specification forbids."""
     with outbox.connect(autocommit=False) as connection:
         emit(connection, "order", 1, "order.placed", [1], correlation_id="")
-    message = _relayed(outbox, value="cloudevents")
+    message = _relayed(outbox, value_format="cloudevents")
     assert message.value is not None
     attributes = json.loads(message.value)
     assert sorted(attributes) == [
@@ -213,7 +215,7 @@ def test_a_row_cannot_change_how_a_cloudevent_is_read() -> None:
     """Guards against own headers that make a reader take another id, or another format."""
     metadata = '{"created-at": "2026-01-01T00:00:00.000000Z", "headers": {"content-type": "x", "ce_id": "y"}}'
     event = Event(7, "0198", "order", "42", "order.placed", "{}", metadata)
-    headers = dict(Encoder(load_settings(value="cloudevents")).encode(event)[1])
+    headers = dict(Encoder(load_settings(value_format="cloudevents")).encode(event)[1])
     assert headers["content-type"] == "application/cloudevents+json"
     assert "ce_id" not in headers
     assert "content-type" not in dict(Encoder(load_settings()).encode(event)[1])
@@ -221,7 +223,7 @@ def test_a_row_cannot_change_how_a_cloudevent_is_read() -> None:
 
 def test_a_big_tick_and_a_late_transaction_have_their_time(outbox: Outbox) -> None:
     """Guards against one of the ways to read events that leaves the time out."""
-    shaped = _shaped(outbox, value="envelope", piece_events=100)
+    shaped = _shaped(outbox, value_format="envelope", batch_events=100)
     with outbox.connect(autocommit=False) as late:
         emit(late, "order", "late", "order.placed", {})
         outbox.fill(250)
@@ -247,7 +249,7 @@ def test_a_tombstone_arrives_without_a_value(outbox: Outbox) -> None:
     [
         (
             {"value": "avro"},
-            r"OUTBOX_VALUE=avro: Input should be 'payload', 'flat', 'envelope' or 'cloudevents'",
+            r"OUTBOX_VALUE_FORMAT=avro: Input should be 'payload', 'flat', 'envelope' or 'cloudevents'",
         ),
         ({"tombstones": "maybe"}, r"OUTBOX_TOMBSTONES=maybe: Input should be a valid boolean"),
         ({"cloudevents_source": "my shop"}, r"OUTBOX_CLOUDEVENTS_SOURCE=my shop: not a URI reference: write"),

@@ -63,13 +63,13 @@ def relays(outbox: Outbox, count: int, **more: object) -> Iterator[None]:
     assert failures == []
 
 
-def holders(outbox: Outbox) -> list[str | None]:
+def owners(outbox: Outbox) -> list[str | None]:
     return [shard.owner for shard in measurements.read(outbox.settings).shards]
 
 
 def wait_for_holders(outbox: Outbox, count: int) -> None:
     def held() -> bool:
-        names = holders(outbox)
+        names = owners(outbox)
         return len(names) == count and None not in names and len(set(names)) == count
 
     wait_until(held, seconds=30, what=f"{count} shards with a relay each")

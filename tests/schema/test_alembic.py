@@ -211,7 +211,7 @@ def test_downgrade_refuses_to_lose_dead_letters(
     with empty.connect() as connection, connection.transaction(force_rollback=True):
         insert(connection)
         [event] = connection.execute("SELECT to_jsonb(outbox) FROM outbox").fetchone() or ()
-    event |= {"state": "failed", "attempts": 5, "parked_at": "now", "trying": False, "deaths": 0}
+    event |= {"state": "failed", "attempts": 5, "parked_at": "now", "trying": False, "crashes": 0}
     event |= {"command_due": False}
     empty.rows(
         "INSERT INTO outbox_parked SELECT * FROM jsonb_populate_record(NULL::outbox_parked, %s)", Jsonb(event)

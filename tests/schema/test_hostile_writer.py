@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 
 from outbox_pipelines.event import Event
-from outbox_pipelines.relay.encoding import Encoder
+from outbox_pipelines.relay.kafka.encoding import Encoder
 from outbox_pipelines.scripts import creating
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import NewEvent, OutboxError, emit, emit_many
@@ -206,7 +206,7 @@ def test_reserved_headers_are_refused_by_the_writer(connection: Connection) -> N
 @pytest.mark.parametrize("names", ["", "id=event-key,aggregate-id=Aggregate"])
 def test_reserved_headers_that_are_there_do_not_count(value: str, names: str) -> None:
     """Guards against rows of before, or of a marked table, whose headers stand in for the relay's."""
-    settings = load_settings(dsn="postgresql://", value=value, header_names=names)
+    settings = load_settings(dsn="postgresql://", value_format=value, header_names=names)
     renamed = ["event-key", "EVENT-KEY", "aggregate"] if names else []
     forged = dict.fromkeys([*NAMES, *renamed], "forged") | {"mine": "1"}
     metadata = json.dumps({"headers": forged, "created-at": "2026-11-22T00:00:00.000000Z"})

@@ -7,7 +7,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from outbox_pipelines.relay import parked_queries
+from outbox_pipelines.relay.parking import queries
 from tests.schema.events import insert, one
 from tests.schema.servers import Database
 
@@ -80,13 +80,13 @@ def test_an_action_is_on_dead_letters_alone(database: Database, dead: int) -> No
     """Guards against an action on what is not one, and against one without a reason."""
     with database.connect(user=_granted(database, "operator")) as ours:
         given = {"action": "discard", "seqs": [dead], "reason": "x", "filter": "{}", "on_behalf_of": None}
-        assert one_of(ours.execute(parked_queries.ACT, given)) == 1
-        assert one_of(ours.execute(parked_queries.ACT, given)) == 0
+        assert one_of(ours.execute(queries.ACT, given)) == 1
+        assert one_of(ours.execute(queries.ACT, given)) == 0
         with pytest.raises(psycopg.errors.InvalidParameterValue):
-            ours.execute(parked_queries.ACT, given | {"action": "waiting"})
+            ours.execute(queries.ACT, given | {"action": "waiting"})
         database.rows("UPDATE outbox_parked SET state = 'failed'")
         with pytest.raises(psycopg.errors.CheckViolation):
-            ours.execute(parked_queries.ACT, given | {"reason": ""})
+            ours.execute(queries.ACT, given | {"reason": ""})
     assert database.value("SELECT count(*) FROM outbox_audit") == 1
 
 
@@ -99,7 +99,7 @@ def test_an_operator_changes_the_number_of_shards(database: Database) -> None:
         # As the relay of shard 0 does.
         database.rows("UPDATE outbox_shards SET is_held = true")
         assert one(ours, step, 2, True) == ("wait",)
-        database.rows("UPDATE outbox_shards SET is_there = true, done = barrier")
+        database.rows("UPDATE outbox_shards SET barrier_reached = true, done = barrier")
         assert one(ours, step, 2, True) == ("done",)
         assert one(ours, step, 2, False) == ("nothing",)
         with pytest.raises(psycopg.errors.InvalidParameterValue):

@@ -65,7 +65,7 @@ def relay_shard(
     """Publishes the events of a shard, until its time is over or, if asked, until there are none."""
     # Here, because definitions are to load without the drivers.
     from outbox_pipelines.relay.core.errors import ShardLostError
-    from outbox_pipelines.relay.service import ShardHeldError, default_owner
+    from outbox_pipelines.relay.service import ShardOwnedError, default_owner
 
     interrupted: BaseException | None = None
     progress: Progress | None = None
@@ -88,7 +88,7 @@ def relay_shard(
         if progress is not None:
             _observe_topics(context, progress.topics, progress)
         session.result()
-    except ShardHeldError as error:
+    except ShardOwnedError as error:
         context.log_event(
             dg.AssetObservation(relay.key, description=str(error), metadata={"held": str(error)})
         )

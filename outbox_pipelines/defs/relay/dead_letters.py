@@ -13,7 +13,7 @@ from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
 
 if TYPE_CHECKING:
-    from outbox_pipelines.relay.dead_letters import DeadLetterRow, Replayed
+    from outbox_pipelines.relay.parking.dead_letters import DeadLetterRow, Replayed
 
 # In a message; the table has all.
 _NAMED = 10
@@ -43,7 +43,7 @@ def act_on_dead_letters(
 ) -> None:
     """Lists those that are meant, then does what is asked."""
     # Here, because definitions are to load without the drivers.
-    from outbox_pipelines.relay import dead_letters
+    from outbox_pipelines.relay.parking import dead_letters
 
     try:
         which = dead_letters.Filter(

@@ -27,7 +27,7 @@ _FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.Dagste
     minimum_interval_seconds=1,
     default_status=dg.DefaultSensorStatus.RUNNING,
     description="""Keeps every shard relayed: launches `relay_session` where nobody relays a shard, and a
-successor shortly before the holder's time is over. A skipped tick says who relays the shard.
+successor shortly before the owner's time is over. A skipped tick says who relays the shard.
 
 Use: leave it on. A shard that a standalone `outbox relay` holds is left to it, so with the relay as a service
 of its own the sensor only watches. To stop relaying, turn the sensor off, then terminate the run.

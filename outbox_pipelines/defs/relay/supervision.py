@@ -59,7 +59,7 @@ def judge(
     Args:
         unfinished: the shard's runs that are queued, starting or started.
         finished: those that ended last, the newest first.
-        session_seconds: when the holder is to be relieved.
+        session_seconds: when the owner is to be relieved.
         start_seconds: how long the instance lets a run be starting before it has a process.
     """
     others = [record for record in unfinished if not is_run(shard.owner, record.dagster_run.run_id)]
@@ -75,13 +75,13 @@ def judge(
 
 
 def _want(shard: ShardStatus, session_seconds: float) -> tuple[bool, str]:
-    """Whether the shard lacks a holder or a successor, and the state of it in words."""
+    """Whether the shard lacks an owner or a successor, and the state of it in words."""
     name = f"shard {shard.shard}"
     if shard.owner is None:
         return True, f"nobody relays {name}"
     if not is_session(shard.owner):
         return False, f"{name} is relayed by {shard.owner}, which Dagster did not start and leaves alone"
-    held = shard.held_seconds or 0.0
+    held = shard.owned_seconds or 0.0
     state = f"{name} has been relayed by {shard.owner} for {held:.0f} s"
     if shard.successor_waits:
         return False, f"{state}, and a successor waits"
@@ -107,7 +107,7 @@ def _may_come(record: dg.RunRecord, now: float, start_seconds: float) -> bool:
 
 def _may_have_a_place(shard: ShardStatus) -> bool:
     """Whether a run that does not hold the shard now may be the successor, or have held it just before."""
-    since = shard.heartbeat_seconds if shard.owner is None else shard.held_seconds
+    since = shard.heartbeat_seconds if shard.owner is None else shard.owned_seconds
     return shard.successor_waits or (since is not None and since < LOST_SECONDS)
 
 

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Final
 
 from outbox_pipelines.event import Event
-from outbox_pipelines.relay.core.parking import LONGEST_PAUSE
+from outbox_pipelines.relay.core.blocked import LONGEST_PAUSE
 
 # A topic that is missing, or a Kafka that is away, is asked again after so long.
 _TOPIC_SECONDS: Final = 10.0

@@ -14,7 +14,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
-from outbox_pipelines.relay.core.position import Snapshot
+from outbox_pipelines.position import Snapshot
 
 
 class Step(Enum):
@@ -22,7 +22,7 @@ class Step(Enum):
 
     PREPARE = "make ready what the new shards need"
     READ_REST = "read on to the end of the tick at hand"
-    HOLD = "say that all is settled up to here"
+    PAUSE = "say that all is settled up to here"
     READ = "read up to the barrier"
     ARRIVE = "say that all is settled up to the barrier"
     WAIT = "look again soon"
@@ -36,14 +36,14 @@ class Change(Protocol):
     is_wanted: bool
     is_over: bool
     """Whether the new shards have begun."""
-    is_held: bool
+    barrier_paused: bool
     """Whether this relay has said that it stands still."""
-    is_there: bool
+    barrier_reached: bool
     """Whether it has said that it has arrived."""
     barrier: Snapshot | None
 
 
-class Hold:
+class BarrierPause:
     """A stand-still: the reader wants it, the settler reaches it."""
 
     def __init__(self) -> None:
@@ -56,8 +56,8 @@ class Hold:
 class Barrier:
     """A relay's part in changes of the number of shards; for the thread that reads."""
 
-    def __init__(self, hold: Hold) -> None:
-        self._hold = hold
+    def __init__(self, pause: BarrierPause) -> None:
+        self._pause = pause
         self._is_prepared = False
         self._has_read_all = False
 
@@ -72,19 +72,19 @@ class Barrier:
             return Step.END
         if not change.is_wanted:
             self._is_prepared = self._has_read_all = False
-            self._hold.is_wanted = self._hold.is_reached = False
+            self._pause.is_wanted = self._pause.is_reached = False
             return Step.GO_ON
         if not self._is_prepared:
             return Step.PREPARE
-        if not self._hold.is_wanted:
+        if not self._pause.is_wanted:
             return Step.READ_REST
-        if change.barrier is None or not change.is_held:
+        if change.barrier is None or not change.barrier_paused:
             self._has_read_all = False
-            may_hold = change.barrier is None and not change.is_held
-            return Step.HOLD if self._hold.is_reached and may_hold else Step.WAIT
+            may_hold = change.barrier is None and not change.barrier_paused
+            return Step.PAUSE if self._pause.is_reached and may_hold else Step.WAIT
         if not self._has_read_all:
             return Step.READ
-        return Step.WAIT if change.is_there else Step.ARRIVE
+        return Step.WAIT if change.barrier_reached else Step.ARRIVE
 
     def prepared(self, succeeded: bool) -> None:
         """The new shards can begin; without it no relay could, once there is no way back."""
@@ -92,7 +92,7 @@ class Barrier:
 
     def read_rest(self) -> None:
         """The tick at hand has been read to its end."""
-        self._hold.is_wanted = True
+        self._pause.is_wanted = True
 
     def read_all(self) -> None:
         """All has been read up to the barrier."""

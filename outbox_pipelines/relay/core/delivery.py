@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from outbox_pipelines.event import Event, Piece, Released
-from outbox_pipelines.relay.core.outcome import WAITING, Dead, HeldBack, Suspect
-from outbox_pipelines.relay.core.position import Position
+from outbox_pipelines.event import Batch, Event, Released
+from outbox_pipelines.position import Position
+from outbox_pipelines.relay.core.outcome import WAITING, Dead, Parked, Suspect
 from outbox_pipelines.relay.core.refusal import Refusal
 
 # What the client reported of a message that failed: only the driver looks into it.
@@ -36,26 +36,26 @@ class Delivery:
     __slots__ = (
         "_acknowledged_before",
         "acknowledged",
+        "batch",
         "begun_at",
         "failed",
-        "flying",
         "halted",
-        "held",
+        "in_flight",
         "in_table",
-        "piece",
+        "parked",
         "unsent",
     )
 
-    def __init__(self, piece: Piece | Released, now: float = 0.0) -> None:
-        self.piece = piece
+    def __init__(self, batch: Batch | Released, now: float = 0.0) -> None:
+        self.batch = batch
         self.begun_at = now
-        self.unsent: list[Event] = piece.events
-        self.flying: list[Event] = []
+        self.unsent: list[Event] = batch.events
+        self.in_flight: list[Event] = []
         """Sent by the current producer."""
         self.acknowledged = 0
         self._acknowledged_before = 0
         self.failed: list[Failed] = []
-        self.held: dict[int, tuple[Event, HeldBack]] = {}
+        self.parked: dict[int, tuple[Event, Parked]] = {}
         """By seq: what Kafka does not get now."""
         self.in_table = 0
         """How many of those held back are in the table already."""
@@ -65,14 +65,14 @@ class Delivery:
     @property
     def is_complete(self) -> bool:
         """Whether nothing of it is left to be sent or reported."""
-        return self.acknowledged + len(self.held) == len(self.piece.events) and not (
+        return self.acknowledged + len(self.parked) == len(self.batch.events) and not (
             self.unsent or self.failed
         )
 
     @property
     def is_in_table(self) -> bool:
         """Whether all that it holds back is in the table: more can be until it is complete."""
-        return self.in_table == len(self.held)
+        return self.in_table == len(self.parked)
 
     def complete(self) -> Complete:
         """Return the proof that this batch may be settled.
@@ -82,13 +82,13 @@ class Delivery:
         """
         return Complete(self)
 
-    def hold_back(self, event: Event, outcome: HeldBack = WAITING) -> None:
+    def park(self, event: Event, outcome: Parked = WAITING) -> None:
         """Kafka does not get this event now."""
-        self.held[event.seq] = event, outcome
+        self.parked[event.seq] = event, outcome
 
-    def aside(self) -> dict[int, tuple[str, str | None]]:
+    def parked_states(self) -> dict[int, tuple[str, str | None]]:
         """What is to be parked, by seq: the state, and why."""
-        return {seq: (outcome.state, outcome.reason) for seq, (_, outcome) in self.held.items()}
+        return {seq: (outcome.state, outcome.reason) for seq, (_, outcome) in self.parked.items()}
 
     def report(self, error: object | None, message: object) -> None:
         """Count a delivery report of Kafka's client."""
@@ -99,17 +99,17 @@ class Delivery:
 
     def restart(self) -> None:
         """Mark all of it that is not held back as unsent: its transaction was aborted."""
-        self.unsent = [event for event in self.piece.events if event.seq not in self.held]
-        self.flying, self.failed = [], []
+        self.unsent = [event for event in self.batch.events if event.seq not in self.parked]
+        self.in_flight, self.failed = [], []
         self.acknowledged = self._acknowledged_before = 0
 
     def reclaim(self, identify: Identify) -> list[tuple[Event, Refusal]] | None:
         """Take back what the current producer did not publish; None if it did not report each event."""
-        if len(self.flying) != self.acknowledged - self._acknowledged_before + len(self.failed):
+        if len(self.in_flight) != self.acknowledged - self._acknowledged_before + len(self.failed):
             return None
-        failed = identify(self.flying, self.failed)
+        failed = identify(self.in_flight, self.failed)
         self._acknowledged_before = self.acknowledged
-        self.flying, self.failed = [], []
+        self.in_flight, self.failed = [], []
         return failed
 
 
@@ -120,18 +120,18 @@ class Complete:
         IncompleteError: this does not hold of the delivery.
     """
 
-    __slots__ = ("begun_at", "held", "is_in_table", "piece")
+    __slots__ = ("batch", "begun_at", "is_in_table", "parked")
 
     def __init__(self, delivery: Delivery) -> None:
         if not delivery.is_complete:
             raise IncompleteError(
-                f"of {len(delivery.piece.events)} events, {delivery.acknowledged} are acknowledged, "
-                f"{len(delivery.held)} held back, {len(delivery.failed)} refused, "
+                f"of {len(delivery.batch.events)} events, {delivery.acknowledged} are acknowledged, "
+                f"{len(delivery.parked)} held back, {len(delivery.failed)} refused, "
                 f"{len(delivery.unsent)} unsent"
             )
-        self.piece = delivery.piece
+        self.batch = delivery.batch
         self.begun_at = delivery.begun_at
-        self.held = delivery.held
+        self.parked = delivery.parked
         """By seq: each event that Kafka did not get, and why. All others, it has."""
         self.is_in_table = delivery.is_in_table
 
@@ -141,37 +141,39 @@ class Complete:
         Raises:
             ValueError: the batch does not begin where the position is, so that events would be passed over.
         """
-        piece = self.piece
-        assert isinstance(piece, Piece)
-        first = piece.events[0].seq if piece.events else math.inf
-        is_next = position.target is None and piece.starts_tick
-        goes_on = position.target == piece.target and first > (position.last_seq or 0)
-        is_forward = piece.target.covers(piece.done)
-        if piece.done != position.done or not is_forward or not (is_next or goes_on):
-            raise ValueError(f"a batch from {piece.done} to {piece.target} does not follow {position}")
-        return piece.position
+        batch = self.batch
+        assert isinstance(batch, Batch)
+        first = batch.events[0].seq if batch.events else math.inf
+        is_next = position.target is None and batch.starts_tick
+        goes_on = position.target == batch.target and first > (position.last_seq or 0)
+        is_forward = batch.target.covers(batch.done)
+        if batch.done != position.done or not is_forward or not (is_next or goes_on):
+            raise ValueError(f"a batch from {batch.done} to {batch.target} does not follow {position}")
+        return batch.position
 
-    def aside(self) -> dict[int, tuple[str, str | None]]:
+    def parked_states(self) -> dict[int, tuple[str, str | None]]:
         """What is to be parked, by seq: the state, and why."""
-        return {seq: (outcome.state, outcome.reason) for seq, (_, outcome) in self.held.items()}
+        return {seq: (outcome.state, outcome.reason) for seq, (_, outcome) in self.parked.items()}
 
-    def held_back(self) -> list[Event]:
+    def parked_events(self) -> list[Event]:
         """The events that Kafka did not get."""
-        return [event for event, _ in self.held.values()]
+        return [event for event, _ in self.parked.values()]
 
     @property
     def suspects(self) -> dict[int, str]:
         """By seq: those to be tried alone, and why."""
-        return {seq: what.reason for seq, (_, what) in self.held.items() if isinstance(what, Suspect)}
+        return {seq: what.reason for seq, (_, what) in self.parked.items() if isinstance(what, Suspect)}
 
     @property
     def dead(self) -> dict[int, tuple[Event, str]]:
         """By seq: dead letters, and why."""
         return {
-            seq: (event, what.reason) for seq, (event, what) in self.held.items() if isinstance(what, Dead)
+            seq: (event, what.reason) for seq, (event, what) in self.parked.items() if isinstance(what, Dead)
         }
 
     def published(self) -> list[Event]:
         """The events that Kafka has."""
-        held = self.held
-        return [event for event in self.piece.events if event.seq not in held] if held else self.piece.events
+        parked = self.parked
+        return (
+            [event for event in self.batch.events if event.seq not in parked] if parked else self.batch.events
+        )

@@ -14,16 +14,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from outbox_pipelines.errors import AwayError
-from outbox_pipelines.event import Piece, Released
+from outbox_pipelines.errors import UnavailableError
+from outbox_pipelines.event import Batch, Released
+from outbox_pipelines.position import Position
+from outbox_pipelines.relay.core.batch_queue import BatchQueue
+from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import State
-from outbox_pipelines.relay.core.caution import Caution
+from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
 from outbox_pipelines.relay.core.ledger import Ledger, Order
-from outbox_pipelines.relay.core.parking import ParkingLot
-from outbox_pipelines.relay.core.pieces import Pieces
 from outbox_pipelines.relay.core.ports import Clock
-from outbox_pipelines.relay.core.position import Position
 from outbox_pipelines.relay.core.publisher import Publisher
 
 # How long a graceful stop waits for acknowledgements: an outage must not hold it up for ever.
@@ -59,11 +59,11 @@ class Flow:
     def __init__(
         self,
         publisher: Publisher,
-        pieces: Pieces,
+        batches: BatchQueue,
         ledger: Ledger,
-        lot: ParkingLot,
+        blocked: BlockedAggregates,
         retries: Retries,
-        caution: Caution,
+        crash_guard: CrashGuard,
         *,
         clock: Clock,
         is_stopped: Callable[[], bool],
@@ -71,17 +71,17 @@ class Flow:
         on_complete: Callable[[list[Complete]], None],
     ) -> None:
         self._publisher = publisher
-        self._pieces = pieces
+        self._batches = batches
         self._ledger = ledger
-        self._lot = lot
+        self._blocked = blocked
         self._retries = retries
-        self._caution = caution
+        self._crash_guard = crash_guard
         self._clock = clock
         self._is_stopped = is_stopped
         self._until_empty = until_empty
         self._on_complete = on_complete
         self._reading = True
-        self._alone: Piece | None = None
+        self._alone: Batch | None = None
         self._innocent_at = math.inf
         self._stop_by = math.inf
         self._away_since: float | None = None
@@ -91,7 +91,7 @@ class Flow:
 
         Raises:
             ShardLostError: the shard is gone.
-            AwayError: with `until_empty`, Kafka has been away for too long.
+            UnavailableError: with `until_empty`, Kafka has been away for too long.
         """
         if self._alone is not None:
             return self._await_alone(self._alone)
@@ -103,28 +103,28 @@ class Flow:
             self._reading = False
         room = self._publisher.has_room and self._ledger.has_room
         try:
-            piece = self._next(room)
+            batch = self._next(room)
         except LookupError:
             idle = self._reading and room and not self._publisher.pending
             wait = 0.0 if idle else _REPORT_POLL if self._reading and room else 0.05
             self._publisher.poll(wait, linger=not room)
         else:
-            if piece is None:
+            if batch is None:
                 self._reading = False
             else:
-                if isinstance(piece, Piece) and (self._caution.is_needed or piece.is_large):
-                    self._alone, self._innocent_at = piece, self._clock() + _INNOCENT_SECONDS
-                self._publisher.publish(piece)
+                if isinstance(batch, Batch) and (self._crash_guard.is_needed or batch.is_large):
+                    self._alone, self._innocent_at = batch, self._clock() + _INNOCENT_SECONDS
+                self._publisher.publish(batch)
         self._hand_on()
         return True
 
-    def _await_alone(self, piece: Piece) -> bool:
+    def _await_alone(self, batch: Batch) -> bool:
         if not (self._publisher.pending or self._ledger.unsettled):
             self._alone = None
-            self._caution.passed(piece)
+            self._crash_guard.passed(batch)
             return True
         if self._clock() > self._innocent_at:
-            self._caution.waits()
+            self._crash_guard.waits()
             self._innocent_at = math.inf
         if self._is_stopped():
             self._reading = False
@@ -139,7 +139,7 @@ class Flow:
             self._on_complete(batches)
             self._ledger.hand_over(batches)
 
-    def _next(self, room: bool) -> Piece | Released | None:
+    def _next(self, room: bool) -> Batch | Released | None:
         """What to publish next, None at the end of what is to be read.
 
         Raises:
@@ -152,8 +152,8 @@ class Flow:
             return released.popleft()
         if not self._reading:
             raise LookupError
-        patience = 0.05 if self._lot.blocked else 0.2
-        return self._pieces.get(0.0 if self._publisher.pending else patience, self._publisher.takes)
+        patience = 0.05 if self._blocked.aggregates else 0.2
+        return self._batches.get(0.0 if self._publisher.pending else patience, self._publisher.takes)
 
     def _is_done(self) -> bool:
         if self._is_stopped() and not self._reading:
@@ -175,7 +175,7 @@ class Flow:
         elif self._away_since is None:
             self._away_since = self._clock()
         elif self._clock() - self._away_since > _OUTAGE_SECONDS:
-            raise AwayError(f"Kafka has taken nothing for {_OUTAGE_SECONDS:.0f} s: {breaker.reason}")
+            raise UnavailableError(f"Kafka has taken nothing for {_OUTAGE_SECONDS:.0f} s: {breaker.reason}")
 
     # --- what transactions ask of the database ------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Flow:
 
     def park(self, deliveries: list[Delivery]) -> None:
         """Puts aside what these hold back; returns when that is committed."""
-        self._order(Order(parked=[delivery.aside() for delivery in deliveries]))
+        self._order(Order(parked=[delivery.parked_states() for delivery in deliveries]))
 
     def settle_all(self) -> None:
         """Returns when all that is complete is settled."""

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from outbox_pipelines.position import Position
 from outbox_pipelines.relay.core.delivery import Complete
-from outbox_pipelines.relay.core.position import Position
 
 # Complete batches that wait to be settled: a slow database must not fill the memory.
 _MOST_UNSETTLED: Final = 16
@@ -55,13 +55,13 @@ class Ledger(ABC):
         A position without events can wait for the heartbeat: settling it takes a transaction id, which would
         make the next snapshot differ, and so on for ever.
         """
-        return bool(self._orders or any(batch.piece.events for batch in self._completed))
+        return bool(self._orders or any(batch.batch.events for batch in self._completed))
 
     def hand_over(self, batches: list[Complete]) -> None:
         """These are complete."""
         self._completed += batches
-        self.unsettled += sum(1 for batch in batches if batch.piece.events)
-        self._unsettled_bytes += sum(batch.piece.size for batch in batches)
+        self.unsettled += sum(1 for batch in batches if batch.batch.events)
+        self._unsettled_bytes += sum(batch.batch.size for batch in batches)
 
     def order(self, order: Order) -> None:
         """Have something written."""
@@ -75,8 +75,8 @@ class Ledger(ABC):
 
     def settled(self, batches: list[Complete]) -> None:
         """These have been dealt with."""
-        self.unsettled -= sum(1 for batch in batches if batch.piece.events)
-        self._unsettled_bytes -= sum(batch.piece.size for batch in batches)
+        self.unsettled -= sum(1 for batch in batches if batch.batch.events)
+        self._unsettled_bytes -= sum(batch.batch.size for batch in batches)
 
     def carried_out(self, orders: list[Order]) -> None:
         """These are written."""

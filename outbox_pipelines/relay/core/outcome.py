@@ -34,5 +34,5 @@ class Dead:
     state: ClassVar[str] = "failed"
 
 
-HeldBack = Waiting | Suspect | Dead
+Parked = Waiting | Suspect | Dead
 WAITING = Waiting()

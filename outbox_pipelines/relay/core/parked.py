@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from outbox_pipelines.event import Event
 from outbox_pipelines.relay.core.attempts import Attempt, Tried
-from outbox_pipelines.relay.core.parking import Aggregate
+from outbox_pipelines.relay.core.blocked import Aggregate
 
 
 class ParkedEvent(NamedTuple):
@@ -19,7 +19,7 @@ class ParkedEvent(NamedTuple):
     attempts: int = 0
     due_in: float = 0.0
     """Seconds until its next attempt; 0 or less if that is due."""
-    deaths: int = 0
+    crashes: int = 0
     is_covered: bool = True
     """Whether the position is past it: until then it is read again."""
 
@@ -43,14 +43,14 @@ class TakenOver(NamedTuple):
     error: str | None
     is_alone: bool
     """Whether nothing else was being tried."""
-    deaths: int
+    crashes: int
     due_in: float
 
 
 class Table(Protocol):
     """The parked events of a shard, in the session that holds it. Each call is one transaction."""
 
-    def take_over(self, *, died: bool) -> list[TakenOver]:
+    def take_over(self, *, crashed: bool) -> list[TakenOver]:
         """Judge what was being tried when the relay before ended."""
 
     def news(self) -> int:

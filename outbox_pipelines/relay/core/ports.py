@@ -59,7 +59,7 @@ class Producer(Protocol):
         """How many messages it has not reported."""
 
     def send(self, delivery: Delivery, events: list[Event], gate: Gate) -> list[Event]:
-        """Hand events over in order, each that is taken into `delivery.flying`; return the rest, if any."""
+        """Hand events over in order, each that is taken into `delivery.in_flight`; return the rest, if any."""
 
     def serve(self, seconds: float, *, linger: bool) -> None:
         """Fetch reports, waiting up to so long for the first."""
@@ -80,10 +80,10 @@ class Producer(Protocol):
         """Take a new producer.
 
         Raises:
-            AwayError: Kafka does not give one.
+            UnavailableError: Kafka does not give one.
         """
 
-    def identify(self, flying: list[Event], failed: list[Failed]) -> list[tuple[Event, Refusal]]:
+    def identify(self, in_flight: list[Event], failed: list[Failed]) -> list[tuple[Event, Refusal]]:
         """The events of messages that failed."""
 
     def shrink(self, refused: list[Event]) -> set[int]:

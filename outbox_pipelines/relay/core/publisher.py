@@ -16,12 +16,12 @@ from collections import deque
 from collections.abc import Container, Iterable
 from typing import Final
 
-from outbox_pipelines.event import Event, Piece, Released
+from outbox_pipelines.event import Batch, Event, Released
+from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.outcome import WAITING, Dead, Suspect
-from outbox_pipelines.relay.core.parking import ParkingLot
 from outbox_pipelines.relay.core.ports import Clock, Producer
 from outbox_pipelines.relay.core.refusal import Kind, Refusal
 
@@ -39,16 +39,18 @@ class Publisher:
 
     Args:
         producer: Kafka's client.
-        lot: the blocked aggregates, which it asks and adds to.
+        blocked: the blocked aggregates, which it asks and adds to.
         patience: seconds without an acknowledgement until Kafka is taken for unavailable.
     """
 
     # On their way at once: enough that the broker never waits, few enough that memory stays small.
     most_events = 30_000
 
-    def __init__(self, producer: Producer, lot: ParkingLot, *, patience: float, clock: Clock) -> None:
+    def __init__(
+        self, producer: Producer, blocked: BlockedAggregates, *, patience: float, clock: Clock
+    ) -> None:
         self._producer = producer
-        self._lot = lot
+        self._blocked = blocked
         self._clock = clock
         self._deliveries: deque[Delivery] = deque()
         self._pending_events = 0
@@ -72,34 +74,34 @@ class Publisher:
             and self.breaker.state is State.CLOSED
         )
 
-    def takes(self, piece: Piece | Released) -> bool:
+    def takes(self, batch: Batch | Released) -> bool:
         """Whether this batch can be published now; else `poll` brings it about."""
         return True
 
-    def publish(self, piece: Piece | Released) -> None:
+    def publish(self, batch: Batch | Released) -> None:
         """Hand a batch to the producer; return before it is acknowledged.
 
         Raises:
             ShardLostError: another relay has taken over, or what became of events cannot be known.
         """
-        delivery = Delivery(piece, self._clock())
-        if isinstance(piece, Piece) and (piece.unreadable or piece.suspects):
-            self._hold_back(delivery, piece)
+        delivery = Delivery(batch, self._clock())
+        if isinstance(batch, Batch) and (batch.unreadable or batch.suspects):
+            self._hold_back(delivery, batch)
         self._deliveries.append(delivery)
-        self._pending_events += len(piece.events)
-        self._pending_size += piece.size
+        self._pending_events += len(batch.events)
+        self._pending_size += batch.size
         # With those before it: something of them may not have been sent yet, and must not be overtaken.
         self._pump()
 
-    def _hold_back(self, delivery: Delivery, piece: Piece) -> None:
+    def _hold_back(self, delivery: Delivery, batch: Batch) -> None:
         """Takes the events that were not read for dead letters, or parks them to be tried alone."""
-        for event in piece.events:
-            if event.seq in piece.unreadable:
-                self._lot.park(event, suspect=True)
-                delivery.hold_back(event, Dead(piece.unreadable[event.seq]))
-            elif event.seq in piece.suspects:
-                self.suspect(delivery, event, piece.suspects[event.seq])
-        delivery.unsent = [event for event in piece.events if event.seq not in delivery.held]
+        for event in batch.events:
+            if event.seq in batch.unreadable:
+                self._blocked.park(event, suspect=True)
+                delivery.park(event, Dead(batch.unreadable[event.seq]))
+            elif event.seq in batch.suspects:
+                self.suspect(delivery, event, batch.suspects[event.seq])
+        delivery.unsent = [event for event in batch.events if event.seq not in delivery.parked]
 
     def poll(self, seconds: float, *, linger: bool = True) -> None:
         """Serve delivery reports, waiting up to `seconds` for the first; probe a Kafka that is away.
@@ -128,8 +130,8 @@ class Publisher:
         return complete
 
     def _count_out(self, complete: Complete) -> None:
-        self._pending_events -= len(complete.piece.events)
-        self._pending_size -= complete.piece.size
+        self._pending_events -= len(complete.batch.events)
+        self._pending_size -= complete.batch.size
         self._completed += 1
         self._unexplained = 0
 
@@ -145,22 +147,22 @@ class Publisher:
 
     def blocked(self, delivery: Delivery) -> Container[tuple[str, str]]:
         """Aggregates whose events must be asked for, one by one."""
-        return self._lot.blocked if isinstance(delivery.piece, Piece) else delivery.halted
+        return self._blocked.aggregates if isinstance(delivery.batch, Batch) else delivery.halted
 
     def holds_back(self, delivery: Delivery, event: Event) -> bool:
         """Hold back an event of a blocked aggregate; return whether it must not be sent."""
-        if isinstance(delivery.piece, Piece) and not self._lot.park(event):
+        if isinstance(delivery.batch, Batch) and not self._blocked.park(event):
             return False
-        delivery.hold_back(event, WAITING)
+        delivery.park(event, WAITING)
         return True
 
     def suspect(self, delivery: Delivery, event: Event, reason: str) -> None:
         """Hold an event back, and its aggregate: it will be tried alone."""
-        if isinstance(delivery.piece, Piece):
-            self._lot.park(event, suspect=True)
+        if isinstance(delivery.batch, Batch):
+            self._blocked.park(event, suspect=True)
         else:
             delivery.halted.add((event.aggregate_type, event.aggregate_id))
-        delivery.hold_back(event, Suspect(reason))
+        delivery.park(event, Suspect(reason))
 
     def refused(self, delivery: Delivery, event: Event, refusal: Refusal) -> None:
         """Hold back an event that Kafka refused; if its topic is to blame, all events of the topic."""
@@ -210,7 +212,7 @@ class Publisher:
         explained = self._blame([(one, *what) for one, failed in reclaimed for what in failed or ()])
         self._producer.replace()
         for delivery, failed in reclaimed:
-            again = [event for event, _ in failed or () if event.seq not in delivery.held]
+            again = [event for event, _ in failed or () if event.seq not in delivery.parked]
             delivery.unsent = sorted(again + delivery.unsent)
         is_outage = any(refusal.kind is Kind.OUTAGE for _, failed in reclaimed for _, refusal in failed or ())
         self._conclude(explained, f"Kafka's client gave up: {self._producer.trouble}", patience=not is_outage)

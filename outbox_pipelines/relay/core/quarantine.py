@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Final, Protocol
 
 from outbox_pipelines.relay.core.attempts import Verdict
-from outbox_pipelines.relay.core.parking import ParkingLot
+from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.ports import Clock
 
 _LOOK_SECONDS: Final = 0.05
@@ -40,10 +40,10 @@ class Topics(Protocol):
 class Quarantine:
     """What waits for topics."""
 
-    def __init__(self, topics: Topics, lot: ParkingLot, clock: Clock) -> None:
+    def __init__(self, topics: Topics, blocked: BlockedAggregates, clock: Clock) -> None:
         self._clock = clock
         self._topics = topics
-        self._lot = lot
+        self._blocked = blocked
         # In order: who has waited longest is tried first.
         self._waiting: dict[str, dict[Name, None]] = {}
         self._trials: dict[Name, str] = {}
@@ -56,7 +56,7 @@ class Quarantine:
         if not topic or aggregate in self._trials or (reason := self._topics.unavailable(topic)) is None:
             return None
         self._waiting.setdefault(topic, {})[aggregate] = None
-        self._lot.look_again(aggregate, None)
+        self._blocked.look_again(aggregate, None)
         return f"topic {topic} {reason}" if reason else ""
 
     def is_trial(self, aggregate: Name) -> bool:
@@ -97,7 +97,7 @@ class Quarantine:
             aggregate = next(iter(waiting))
             del waiting[aggregate]
             self._trials[aggregate] = topic
-            self._lot.wake(aggregate)
+            self._blocked.wake(aggregate)
 
     def judge(self, aggregate: Name, verdict: Verdict) -> None:
         """What came of trying the first event of an aggregate."""
@@ -113,4 +113,4 @@ class Quarantine:
     def _release(self, topic: str) -> None:
         for aggregate in self._waiting.pop(topic):
             self._cleared.add(aggregate)
-            self._lot.wake(aggregate)
+            self._blocked.wake(aggregate)

@@ -18,13 +18,13 @@ from typing import Final
 
 from outbox_pipelines.event import LARGE, Event, Released, weigh
 from outbox_pipelines.relay.core.attempts import Attempt, DeadLetter, Tried, Verdict
+from outbox_pipelines.relay.core.blocked import MOMENT_SECONDS, Aggregate, BlockedAggregates
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.core.parked import Counters, ParkedEvent, Prober, Table, TakenOver
-from outbox_pipelines.relay.core.parking import MOMENT_SECONDS, Aggregate, ParkingLot
 from outbox_pipelines.relay.core.ports import Clock
 from outbox_pipelines.relay.core.quarantine import Quarantine
 
-DEATHS: Final = 3
+MAX_CRASHES: Final = 3
 _AT_ONCE: Final = 500
 _RELEASE: Final = 5000
 _MOST_RELEASES: Final = 2
@@ -41,7 +41,7 @@ class _Run:
     marked: list[int]
     """Seqs of those whose death would be counted."""
     is_alone: bool = False
-    """Whether it is one event with deaths: until it is settled, nothing else is tried or released."""
+    """Whether it is one event with crashes: until it is settled, nothing else is tried or released."""
     handed_at: float | None = None
     """When the publishing thread was seen to have taken it."""
 
@@ -55,13 +55,13 @@ class Retries:
         most_attempts: refusals that make a dead letter.
         retry_seconds: the first pause.
         batch_bytes: content that is read at once.
-        on_death: told an event that was being tried alone when a relay died.
+        on_crash: told an event that was being tried alone when a relay died.
     """
 
     def __init__(
         self,
         table: Table,
-        lot: ParkingLot,
+        blocked: BlockedAggregates,
         prober: Prober,
         quarantine: Quarantine,
         *,
@@ -72,11 +72,11 @@ class Retries:
         retry_seconds: float,
         batch_bytes: int,
         on_dead_letter: Callable[[DeadLetter], None],
-        on_death: Callable[[TakenOver], None],
+        on_crash: Callable[[TakenOver], None],
         counters: Counters,
     ) -> None:
         self._table = table
-        self._lot = lot
+        self._blocked = blocked
         self._prober = prober
         self._quarantine = quarantine
         self._clock = clock
@@ -86,28 +86,28 @@ class Retries:
         self._retry_seconds = retry_seconds
         self._batch_bytes = batch_bytes
         self._on_dead_letter = on_dead_letter
-        self._on_death = on_death
+        self._on_death = on_crash
         self._counters = counters
         self._has_large = False
         """Whether something large is tried or released."""
         self._news = -1
         self._news_at = 0.0
         self._replay_at: float | None = None
-        self._flying: list[_Run] = []
+        self._in_flight: list[_Run] = []
         """Released runs that are not settled."""
         self.published = 0
         """How many parked events have been published since."""
         self.released: deque[Released] = deque()
         """For the publishing thread to take."""
 
-    def begin(self, *, died: bool) -> None:
+    def begin(self, *, crashed: bool) -> None:
         """Takes up what the predecessor left; to be called before anything is published.
 
         Args:
-            died: whether it ended without giving the shard back.
+            crashed: whether it ended without giving the shard back.
         """
-        for one in self._table.take_over(died=died):
-            if died and one.state == "failed":
+        for one in self._table.take_over(crashed=crashed):
+            if crashed and one.state == "failed":
                 self._on_dead_letter(DeadLetter(one.event, one.attempts, one.error or ""))
             elif one.is_alone:
                 self._on_death(one)
@@ -120,13 +120,13 @@ class Retries:
             self.is_quiet
             and self._quarantine.is_quiet
             and (self._replay_at is None or self._replay_at > self._clock())
-            and self._lot.is_settled
+            and self._blocked.is_settled
         )
 
     @property
     def is_quiet(self) -> bool:
         """Whether nothing is under way."""
-        return not (self._flying or self._prober.is_busy)
+        return not (self._in_flight or self._prober.is_busy)
 
     @property
     def pause(self) -> float:
@@ -134,7 +134,7 @@ class Retries:
         if not self.is_quiet:
             return MOMENT_SECONDS
         now = self._clock()
-        due = min(self._news_at, self._lot.next_due, self._replay_at or self._news_at)
+        due = min(self._news_at, self._blocked.next_due, self._replay_at or self._news_at)
         return max(min(due - now, self._quarantine.pause), 0.001)
 
     def look_after(self, *, may_try: bool) -> None:
@@ -151,7 +151,7 @@ class Retries:
         if not may_try or self._is_occupied:
             return
         self._quarantine.look()
-        if aggregates := self._lot.due(_AT_ONCE):
+        if aggregates := self._blocked.due(_AT_ONCE):
             self._attend(aggregates)
         if self._replay_at is not None and self._replay_at <= now and not self._is_occupied:
             self._replay(now)
@@ -165,15 +165,15 @@ class Retries:
         published = [event.seq for event in complete.published()]
         self._table.published(published, complete.suspects)
         self._count(len(published))
-        self._flying = [run for run in self._flying if run.released is not complete.piece]
-        self._is_dealt_with(complete.piece.events)
-        for aggregate in {Aggregate(e.aggregate_type, e.aggregate_id) for e in complete.piece.events}:
-            self._lot.look_again(aggregate)
+        self._in_flight = [run for run in self._in_flight if run.released is not complete.batch]
+        self._is_dealt_with(complete.batch.events)
+        for aggregate in {Aggregate(e.aggregate_type, e.aggregate_id) for e in complete.batch.events}:
+            self._blocked.look_again(aggregate)
 
     @property
     def _is_occupied(self) -> bool:
         """Whether something must end before anything else is tried or released."""
-        return self._prober.is_busy or any(run.is_alone for run in self._flying)
+        return self._prober.is_busy or any(run.is_alone for run in self._in_flight)
 
     def _count(self, published: int) -> None:
         self.published += published
@@ -182,7 +182,7 @@ class Retries:
     def _clear_the_waiting(self, now: float) -> None:
         """Takes the mark off what is answered, or waits for Kafka: kills in an outage blame no event."""
         waiting = self._prober.innocent()
-        for run in self._flying:
+        for run in self._in_flight:
             if not run.marked or any(run.released is queued for queued in list(self.released)):
                 continue
             run.handed_at = run.handed_at or now
@@ -198,7 +198,7 @@ class Retries:
         self._news_at = now + _NEWS_SECONDS
         if news != self._news:
             self._news = news
-            self._lot.load(self._table.blocked())
+            self._blocked.load(self._table.blocked())
             self._replay_at = now
 
     def _attend(self, aggregates: list[Aggregate]) -> None:
@@ -211,19 +211,19 @@ class Retries:
             head = heads.get(aggregate)
             if head is None:
                 self._quarantine.forget(aggregate)
-                self._lot.free(aggregate)
+                self._blocked.free(aggregate)
             elif not head.is_covered:
                 # Parked ahead of the position by a relay that died: it is read again first, and still blocks.
-                self._lot.look_again(aggregate, MOMENT_SECONDS)
+                self._blocked.look_again(aggregate, MOMENT_SECONDS)
             elif head.state not in ("waiting", "retrying"):
-                self._lot.look_again(aggregate, None)
-            elif head.deaths and head.due_in > 0:
+                self._blocked.look_again(aggregate, None)
+            elif head.crashes and head.due_in > 0:
                 # Another one of its topic can be the trial.
                 self._quarantine.forget(aggregate)
-                self._lot.look_again(aggregate, head.due_in)
+                self._blocked.look_again(aggregate, head.due_in)
             elif self._quarantine.holds(self._topic(head), aggregate) is not None:
                 continue
-            elif head.deaths:
+            elif head.crashes:
                 alone.append(head)
             elif self._quarantine.is_trial(aggregate):
                 attempts.append(head)
@@ -234,14 +234,14 @@ class Retries:
                 cleared.append(head.seq)
                 free.append(aggregate)
             elif head.due_in > 0:
-                self._lot.look_again(aggregate, head.due_in)
+                self._blocked.look_again(aggregate, head.due_in)
             else:
                 attempts.append(head)
         if cleared:
             self._table.accept(cleared)
         if alone:
             for aggregate in [*free, *(head.aggregate for head in attempts)]:
-                self._lot.look_again(aggregate, MOMENT_SECONDS)
+                self._blocked.look_again(aggregate, MOMENT_SECONDS)
             self._isolate(alone)
         else:
             self._try(attempts)
@@ -249,9 +249,9 @@ class Retries:
 
     def _isolate(self, heads: list[ParkedEvent]) -> None:
         """Tries or releases one event that a relay has died of, when nothing else is under way."""
-        now, later = ([], heads) if self._flying else (heads[:1], heads[1:])
+        now, later = ([], heads) if self._in_flight else (heads[:1], heads[1:])
         for head in later:
-            self._lot.look_again(head.aggregate, MOMENT_SECONDS)
+            self._blocked.look_again(head.aggregate, MOMENT_SECONDS)
         if now and now[0].state == "waiting":
             self._release([now[0].aggregate], is_alone=True)
         else:
@@ -287,9 +287,9 @@ class Retries:
     def _again(self, parked: ParkedEvent) -> None:
         """Has the aggregate of an event looked after again in a moment."""
         if parked.state == "replaying":
-            self._lot.wake(parked.aggregate)
+            self._blocked.wake(parked.aggregate)
         else:
-            self._lot.look_again(parked.aggregate, MOMENT_SECONDS)
+            self._blocked.look_again(parked.aggregate, MOMENT_SECONDS)
 
     def _release(self, aggregates: list[Aggregate], *, is_alone: bool = False) -> None:
         if not aggregates:
@@ -297,7 +297,7 @@ class Retries:
         events: dict[int, Event] = {}
         size = 0
         marked: list[int] = []
-        if len(self._flying) < _MOST_RELEASES:
+        if len(self._in_flight) < _MOST_RELEASES:
             most = 1 if is_alone else max(1, _RELEASE // len(aggregates))
             waiting = self._table.behind(aggregates, most)
             marked = _firsts(waiting)
@@ -305,10 +305,10 @@ class Retries:
         found = {(event.aggregate_type, event.aggregate_id) for event in events.values()}
         for aggregate in aggregates:
             if aggregate not in found:
-                self._lot.look_again(aggregate, MOMENT_SECONDS)
+                self._blocked.look_again(aggregate, MOMENT_SECONDS)
         if events:
             released = Released(list(events.values()), size)
-            self._flying.append(_Run(released, [seq for seq in marked if seq in events], is_alone))
+            self._in_flight.append(_Run(released, [seq for seq in marked if seq in events], is_alone))
             self.released.append(released)
 
     def _read(
@@ -362,8 +362,8 @@ class Retries:
 
     def _replay(self, now: float) -> None:
         due = self._table.replays(_AT_ONCE)
-        if deadly := [one for one in due if one.deaths]:
-            if not self._flying:
+        if deadly := [one for one in due if one.crashes]:
+            if not self._in_flight:
                 self._try(deadly[:1])
         elif due:
             self._try(due)
@@ -383,11 +383,11 @@ class Retries:
             aggregate = Aggregate(event.aggregate_type, event.aggregate_id)
             self._quarantine.judge(aggregate, one.verdict)
             if one.attempt.is_replay and one.verdict is Verdict.ACCEPTED:
-                self._lot.load([aggregate])
+                self._blocked.load([aggregate])
             elif one.attempt.is_replay:
-                self._lot.wake(aggregate)
+                self._blocked.wake(aggregate)
             else:
-                self._lot.look_again(aggregate)
+                self._blocked.look_again(aggregate)
         self._is_dealt_with(one.attempt.event for one in tried)
         by_seq = {one.attempt.event.seq: one for one in tried}
         for seq, state, attempts in rows:

@@ -1,4 +1,4 @@
-"""Moves the position over what is complete, puts aside what is held back, looks after what is parked.
+"""Moves the position over what is complete, puts aside what is parked back, looks after what is parked.
 
 Invariants:
 - The position moves over a `Complete` only, and only from where it is: `Complete.moves`.
@@ -13,14 +13,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from outbox_pipelines.event import Event, Piece, Released
-from outbox_pipelines.relay.core.barrier import Hold
+from outbox_pipelines.event import Batch, Event, Released
+from outbox_pipelines.position import Position
+from outbox_pipelines.relay.core.barrier import BarrierPause
+from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.core.ledger import Ledger, Order, Parked
-from outbox_pipelines.relay.core.parking import ParkingLot
 from outbox_pipelines.relay.core.ports import Clock
-from outbox_pipelines.relay.core.position import Position
 
 MANY_EVENTS: Final = 200
 """A settle of so many is followed by the next at once."""
@@ -48,14 +48,14 @@ class Shard(Protocol):
         """Move the position, and put aside what is parked, in one transaction; a heartbeat too.
 
         Raises:
-            ShardLostError: the shard has another holder.
+            ShardLostError: the shard has another owner.
         """
 
     def park(self, parked: list[Parked]) -> None:
         """Put aside ahead of the position.
 
         Raises:
-            ShardLostError: the shard has another holder.
+            ShardLostError: the shard has another owner.
         """
 
 
@@ -93,7 +93,7 @@ class Settler:
         self,
         shard: Shard,
         ledger: Ledger,
-        lot: ParkingLot,
+        blocked: BlockedAggregates,
         retries: Retries,
         breaker: Breaker,
         *,
@@ -105,7 +105,7 @@ class Settler:
     ) -> None:
         self._shard = shard
         self._ledger = ledger
-        self._lot = lot
+        self._blocked = blocked
         self._retries = retries
         self._breaker = breaker
         self._clock = clock
@@ -115,7 +115,7 @@ class Settler:
         self._on_dead_letter = on_dead_letter
         self._position = shard.position
         self._beat_at = -math.inf
-        self.hold = Hold()
+        self.barrier_pause = BarrierPause()
 
     def settle(self, *, last: bool = False) -> int | None:
         """Deal with all that is complete or ordered.
@@ -126,11 +126,11 @@ class Settler:
             last: the relay ends with this.
         """
         batches, orders = self._ledger.take()
-        ticks = [batch for batch in batches if isinstance(batch.piece, Piece)]
+        ticks = [batch for batch in batches if isinstance(batch.batch, Batch)]
         for batch in ticks:
             self._position = batch.moves(self._position)
         for batch in batches:
-            if isinstance(batch.piece, Released):
+            if isinstance(batch.batch, Released):
                 self._retries.settled(batch)
         tick_id = None
         for order in orders:
@@ -139,7 +139,7 @@ class Settler:
             tick_id = order.tick_id or tick_id
         events = 0
         is_due = self._clock() - self._beat_at >= self._heartbeat
-        if is_due or last or tick_id or any(batch.piece.events for batch in ticks):
+        if is_due or last or tick_id or any(batch.batch.events for batch in ticks):
             events = self._move(ticks, tick_id, last=last)
             self._beat_at = self._clock()
         self._ledger.settled(batches)
@@ -153,16 +153,16 @@ class Settler:
         self._ledger.carried_out(orders)
 
     def _move(self, ticks: list[Complete], tick_id: str | None, *, last: bool) -> int:
-        held = [batch for batch in ticks if batch.held]
-        aside = [batch.aside() for batch in held if not batch.is_in_table]
-        events = sum(len(batch.piece.events) - len(batch.held) for batch in ticks)
-        newest = max((batch.piece.events[-1].seq for batch in ticks if batch.piece.events), default=None)
+        parked = [batch for batch in ticks if batch.parked]
+        aside = [batch.parked_states() for batch in parked if not batch.is_in_table]
+        events = sum(len(batch.batch.events) - len(batch.parked) for batch in ticks)
+        newest = max((batch.batch.events[-1].seq for batch in ticks if batch.batch.events), default=None)
         begun = self._clock()
         settled = self._shard.settle(self._position, events, newest, parked=aside, tick_id=tick_id, last=last)
         self._on_settled(events, self._clock() - begun, settled)
-        if held:
+        if parked:
             for batch in ticks:
-                self._lot.parked(batch.held_back())
+                self._blocked.parked(batch.parked_events())
                 for event, why in batch.dead.values():
                     self._on_dead_letter(event, why)
         return events
@@ -170,13 +170,13 @@ class Settler:
     def look_after(self) -> None:
         """One round for what is parked, and for a stand-still that is wanted."""
         self._retries.look_after(may_try=self.may_try)
-        self.hold.is_reached = self.hold.is_wanted and self._retries.is_quiet
+        self.barrier_pause.is_reached = self.barrier_pause.is_wanted and self._retries.is_quiet
 
     @property
     def may_try(self) -> bool:
         """Whether parked events may be tried now."""
         away = self._breaker.state is not State.CLOSED
-        return not (away or self._is_stopped() or self.hold.is_wanted)
+        return not (away or self._is_stopped() or self.barrier_pause.is_wanted)
 
     @property
     def rest(self) -> float:
@@ -184,6 +184,6 @@ class Settler:
         until_beat = self._beat_at + self._heartbeat - self._clock()
         # With Kafka away nothing is tried, however due it is.
         pause = self._retries.pause if self.may_try else self._heartbeat
-        if self.hold.is_wanted:
+        if self.barrier_pause.is_wanted:
             pause = CHANGE_POLL
         return max(0.0, min(until_beat, pause))

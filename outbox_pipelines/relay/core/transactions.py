@@ -17,13 +17,13 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final, Protocol
 
-from outbox_pipelines.event import Piece, Released
+from outbox_pipelines.event import Batch, Released
+from outbox_pipelines.position import Position
+from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.delivery import Complete, Delivery, IncompleteError
 from outbox_pipelines.relay.core.errors import ShardLostError
-from outbox_pipelines.relay.core.parking import ParkingLot
 from outbox_pipelines.relay.core.ports import Clock, CommitAnswer, TransactionalProducer
-from outbox_pipelines.relay.core.position import Position
 from outbox_pipelines.relay.core.publisher import Publisher
 
 # A transaction ends when it holds so much, or is so old, or when there is nothing more to put into it.
@@ -82,7 +82,7 @@ class TransactionalPublisher(Publisher):
     def __init__(
         self,
         producer: TransactionalProducer,
-        lot: ParkingLot,
+        blocked: BlockedAggregates,
         position: Position,
         tick_id: str | None,
         *,
@@ -90,7 +90,7 @@ class TransactionalPublisher(Publisher):
         clock: Clock,
         new_id: Callable[[], str],
     ) -> None:
-        super().__init__(producer, lot, patience=patience, clock=clock)
+        super().__init__(producer, blocked, patience=patience, clock=clock)
         self._transactions = producer
         self._new_id = new_id
         self.ledger: Ledger | None = None
@@ -105,16 +105,16 @@ class TransactionalPublisher(Publisher):
         self._last_seq = position.last_seq or 0
         self._is_finished = position.target is None
 
-    def takes(self, piece: Piece | Released) -> bool:
+    def takes(self, batch: Batch | Released) -> bool:
         # A transaction holds batches of one tick, and none that come while it is being committed.
-        return self._phase is not Phase.COMMITTING and not (self._opens(piece) and self._deliveries)
+        return self._phase is not Phase.COMMITTING and not (self._opens(batch) and self._deliveries)
 
-    def publish(self, piece: Piece | Released) -> None:
-        if not self.takes(piece):
+    def publish(self, batch: Batch | Released) -> None:
+        if not self.takes(batch):
             raise RuntimeError("a batch was published that the transaction does not take")
-        if self._opens(piece):
-            self._open_tick(piece)
-        super().publish(piece)
+        if self._opens(batch):
+            self._open_tick(batch)
+        super().publish(batch)
         if self._is_full():
             self._commit()
 
@@ -149,22 +149,22 @@ class TransactionalPublisher(Publisher):
     def _is_full(self) -> bool:
         return self._pending_events >= _EVENTS or self._pending_size >= _BYTES
 
-    def _opens(self, piece: Piece | Released) -> bool:
+    def _opens(self, batch: Batch | Released) -> bool:
         """Whether a tick must be opened for it first."""
-        if isinstance(piece, Released):
+        if isinstance(batch, Released):
             return self._tick is None
-        return bool(piece.events) and (self._tick is None or self._open != (piece.done, piece.target))
+        return bool(batch.events) and (self._tick is None or self._open != (batch.done, batch.target))
 
-    def _open_tick(self, piece: Piece | Released) -> None:
+    def _open_tick(self, batch: Batch | Released) -> None:
         assert self.ledger is not None
         self._tick = self._new_id()
-        if isinstance(piece, Released):
+        if isinstance(batch, Released):
             self.ledger.open_tick(None, self._tick)
             return
-        if self._open != (piece.done, piece.target):
-            self._open, self._last_seq = (piece.done, piece.target), 0
+        if self._open != (batch.done, batch.target):
+            self._open, self._last_seq = (batch.done, batch.target), 0
         self._is_finished = False
-        self.ledger.open_tick(Position(piece.done, piece.target, self._last_seq), self._tick)
+        self.ledger.open_tick(Position(batch.done, batch.target, self._last_seq), self._tick)
 
     def _pump(self) -> None:
         if self._phase is Phase.NONE and any(delivery.unsent for delivery in self._deliveries):
@@ -202,7 +202,7 @@ class TransactionalPublisher(Publisher):
             self._complete += [delivery.complete() for delivery in self._committing]
         except IncompleteError as error:
             raise ShardLostError(f"Kafka's client did not say what became of each event: {error}") from None
-        self._must_settle = any(isinstance(delivery.piece, Released) for delivery in self._committing)
+        self._must_settle = any(isinstance(delivery.batch, Released) for delivery in self._committing)
         for delivery in self._committing:
             self._deliveries.remove(delivery)
         self._go("committed")
@@ -217,24 +217,24 @@ class TransactionalPublisher(Publisher):
         assert self.ledger is not None
         assert self._tick is not None
         content = list(self._deliveries)
-        held = [d for d in content if isinstance(d.piece, Piece) and not d.is_in_table]
-        if held:
-            self.ledger.park(held)
-            for delivery in held:
-                delivery.in_table = len(delivery.held)
+        parked = [d for d in content if isinstance(d.batch, Batch) and not d.is_in_table]
+        if parked:
+            self.ledger.park(parked)
+            for delivery in parked:
+                delivery.in_table = len(delivery.parked)
         if self._must_settle:
             # The record names what was released by its own transaction alone.
             self.ledger.settle_all()
             self._must_settle = False
         released: list[int] = []
         for delivery in content:
-            piece = delivery.piece
-            if isinstance(piece, Released):
-                released += [event.seq for event in piece.events if event.seq not in delivery.held]
-            elif piece.ends_tick:
+            batch = delivery.batch
+            if isinstance(batch, Released):
+                released += [event.seq for event in batch.events if event.seq not in delivery.parked]
+            elif batch.ends_tick:
                 self._is_finished = True
-            elif piece.events:
-                self._last_seq = piece.events[-1].seq
+            elif batch.events:
+                self._last_seq = batch.events[-1].seq
         problem = self._transactions.record(
             self._tick, self._last_seq, finished=self._is_finished, released=released
         )
@@ -254,7 +254,7 @@ class TransactionalPublisher(Publisher):
             [
                 (one, *what)
                 for one in self._deliveries
-                for what in self._producer.identify(one.flying, one.failed)
+                for what in self._producer.identify(one.in_flight, one.failed)
             ]
         )
         self._abort()

@@ -20,7 +20,7 @@ from outbox_pipelines.consumer.attempts import Attempts
 from outbox_pipelines.consumer.crash_guard import CrashGuard
 from outbox_pipelines.consumer.inbox import Inbox
 from outbox_pipelines.consumer.membership import Member
-from outbox_pipelines.consumer.work import Work
+from outbox_pipelines.consumer.processor import Work
 from tests.model.consumer import world
 from tests.model.consumer.database import Database
 

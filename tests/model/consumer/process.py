@@ -26,13 +26,13 @@ from uuid import UUID
 import confluent_kafka
 import psycopg
 
-from outbox_pipelines.consumer import Consumer, OutageError, attempts, membership, queries, work
+from outbox_pipelines.consumer import Consumer, OutageError, attempts, membership, processor, queries
 from outbox_pipelines.consumer.breaker import Breaker
+from outbox_pipelines.consumer.config import StoppedError
 from outbox_pipelines.consumer.crash_guard import CrashGuard
-from outbox_pipelines.consumer.driving import drive
 from outbox_pipelines.consumer.membership import Member
-from outbox_pipelines.consumer.plan import StoppedError
-from outbox_pipelines.consumer.work import Work
+from outbox_pipelines.consumer.processor import Work
+from outbox_pipelines.consumer.run_sync import drive
 
 Request = tuple[Any, ...]
 TOP: Final = ("top",)
@@ -496,8 +496,8 @@ def _surroundings(run: Run) -> Iterator[None]:
     """The clock and Kafka's client are the model's, and nothing is logged."""
     clock = SimpleNamespace(monotonic=run.monotonic, sleep=None)
     kafka = SimpleNamespace(Consumer=lambda settings, logger: run.client)
-    before = attempts.time, work.time, membership.time, membership.confluent_kafka
-    attempts.time = work.time = membership.time = clock  # type: ignore[assignment]
+    before = attempts.time, processor.time, membership.time, membership.confluent_kafka
+    attempts.time = processor.time = membership.time = clock  # type: ignore[assignment]
     membership.confluent_kafka = kafka  # type: ignore[assignment]
     for each in _LOGGERS:
         each.disabled = True
@@ -506,7 +506,7 @@ def _surroundings(run: Run) -> Iterator[None]:
         yield
     finally:
         _current.pop()
-        attempts.time, work.time, membership.time, membership.confluent_kafka = before
+        attempts.time, processor.time, membership.time, membership.confluent_kafka = before
         for each in _LOGGERS:
             each.disabled = False
 
@@ -548,8 +548,8 @@ class Program:
                 end = run.execute()
             except PauseError as pause:
                 return self._new(top, run.answers, pause.request)
-            except DiedError as died:
-                return self._new(top, run.answers, ("died", str(died)))
+            except DiedError as crashed:
+                return self._new(top, run.answers, ("crashed", str(crashed)))
         if end is None:
             return self._new(top, run.answers, ENDED)
         return self._top(end)

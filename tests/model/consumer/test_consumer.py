@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from outbox_pipelines.consumer import crash_guard, membership, queries, work
+from outbox_pipelines.consumer import crash_guard, membership, processor, queries
 from tests.model.consumer import process
 from tests.model.consumer.breaks import BREAKS, broken
 from tests.model.consumer.process import ENDED, TOP, Program, Setting, Top
@@ -69,13 +69,13 @@ def test_all_state_of_the_code_is_in_the_model() -> None:
     A new attribute either belongs into `process.Top`, or into this list, if no decision depends on it.
     """
     kept = {
-        work.Work: {"_breakers", "_guard", "_look_at"},
+        processor.Work: {"_breakers", "_guard", "_look_at"},
         crash_guard.CrashGuard: {"_owned", "_suspect"},
         membership.Member: {"_commit_at", "_gone", "_left", "_new", "_stored"},
     }
     # Empty at the top of the loop, measured, or always the same.
     other = {
-        work.Work: {
+        processor.Work: {
             *("types", "counts", "figures", "_plan", "_handlers", "_reader", "_database", "_open"),
             *("_inbox", "_measure_at"),
         },
@@ -121,7 +121,12 @@ def test_every_statement_of_the_work_is_known() -> None:
     """Guards against a statement that the model takes for another one."""
     used = {
         name
-        for module in (work, crash_guard, inspect.getmodule(work.Attempts), inspect.getmodule(work.Arrival))
+        for module in (
+            processor,
+            crash_guard,
+            inspect.getmodule(processor.Attempts),
+            inspect.getmodule(processor.Arrival),
+        )
         for name in vars(queries)
         if name.isupper() and f"queries.{name}" in inspect.getsource(module)  # type: ignore[arg-type]
     }

@@ -17,8 +17,8 @@ import pytest
 
 from outbox_pipelines.consumer import migrate, queries
 from outbox_pipelines.consumer.crash_guard import CrashGuard
-from outbox_pipelines.consumer.driving import drive
 from outbox_pipelines.consumer.inbox import Arrival, Inbox, Waiting
+from outbox_pipelines.consumer.run_sync import drive
 from outbox_pipelines.consumer.tables import bucket
 from outbox_pipelines.local import Stack
 from tests.conftest import fresh_database, wait_until

@@ -532,7 +532,7 @@ class Consumers:
                 self.covered.add("kill")
                 self._die_process(nth)
                 return
-            elif name == "died":
+            elif name == "crashed":
                 raise Broken("alive", given[0])
             elif name == "ended":
                 self.covered.add("ended")

@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any, Final
 
 from outbox_pipelines.event import Event
-from outbox_pipelines.relay.claims.core.claimer import Claimer
-from outbox_pipelines.relay.claims.core.claims import Claim, Claims
-from outbox_pipelines.relay.claims.core.ports import LockedError, Rows, Wanted
-from outbox_pipelines.relay.claims.core.retries import Retries, _of
 from outbox_pipelines.relay.core.attempts import Tried, Verdict
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.core.ledger import Ledger
+from outbox_pipelines.relay.marked_table.core.claimer import Claimer
+from outbox_pipelines.relay.marked_table.core.claims import Claim, Claims
+from outbox_pipelines.relay.marked_table.core.ports import LockedError, Rows, Wanted
+from outbox_pipelines.relay.marked_table.core.retries import Retries, _of
 from tests.model.explore import Result, explore
 from tests.model.marked import table
 from tests.model.marked.world import Marked
@@ -60,7 +60,7 @@ def passes_over(patch: Patch) -> None:
 @_break("only the locked row is left out, not its aggregate", "aa", locks=1)
 def leaves_out_a_row(patch: Patch) -> None:
     def claim(self: Claims, blocked: Any) -> Claim | None:
-        busy = [event.seq for claim in self.in_flight for event in claim.piece.events]
+        busy = [event.seq for claim in self.in_flight for event in claim.batch.events]
         wanted = Wanted([*busy, *self.passed_over], frozenset(blocked), None)
         try:
             rows = self._sessions.claim(wanted)
@@ -84,7 +84,7 @@ def marks_all(patch: Patch) -> None:
     settle = Claims.settle
 
     def settled(self: Claims, claim: Claim, published: list[Event]) -> None:
-        settle(self, claim, claim.piece.events)
+        settle(self, claim, claim.batch.events)
 
     patch(Claims, "settle", settled)
 
@@ -94,7 +94,7 @@ def marks_none(patch: Patch) -> None:
     settle = Claims.settle
 
     def settled(self: Claims, claim: Claim, published: list[Event]) -> None:
-        settle(self, claim, published if len(published) == len(claim.piece.events) else [])
+        settle(self, claim, published if len(published) == len(claim.batch.events) else [])
 
     patch(Claims, "settle", settled)
 
@@ -110,7 +110,7 @@ def forgets_unlocked(patch: Patch) -> None:
     patch(Claims, "let_go", let_go)
 
 
-@_break("claims are settled in another order", "abc", piece_events=1)
+@_break("claims are settled in another order", "abc", batch_events=1)
 def settles_backwards(patch: Patch) -> None:
     take = Ledger.take
 
@@ -124,7 +124,7 @@ def settles_backwards(patch: Patch) -> None:
 # --- rows that cannot be marked -----------------------------------------------------------------------------
 
 
-@_break("rows are published although some cannot be marked", "a", "ab", unmarkable=[2], piece_events=1)
+@_break("rows are published although some cannot be marked", "a", "ab", unmarkable=[2], batch_events=1)
 def goes_on(patch: Patch) -> None:
     # Its name is that of the method: the flow's state is pickled with it.
     def is_stopped(self: Claimer) -> bool:
@@ -143,7 +143,7 @@ def marks_nothing_beside(patch: Patch) -> None:
     patch(table.ModelSessions, "mark_what_can_be", _nothing)
 
 
-_ALONE: Final[dict[str, Any]] = {"unmarkable": [2], "refuses": [2], "repairs": 1, "piece_events": 1}
+_ALONE: Final[dict[str, Any]] = {"unmarkable": [2], "refuses": [2], "repairs": 1, "batch_events": 1}
 
 
 @_break("a row is tried alone that cannot be marked", "b", "a", **_ALONE)
@@ -154,12 +154,12 @@ def tries_unmarkable(patch: Patch) -> None:
 # --- what was refused ---------------------------------------------------------------------------------------
 
 
-@_break("a later event of an aggregate takes the place of its first", "aa", refuses=[1, 2], piece_events=1)
+@_break("a later event of an aggregate takes the place of its first", "aa", refuses=[1, 2], batch_events=1)
 def takes_a_later_head(patch: Patch) -> None:
     settled = Retries.settled
 
     def wrong(self: Retries, complete: Complete) -> None:
-        for event in complete.held_back():
+        for event in complete.parked_events():
             self._trials.pop((event.aggregate_type, event.aggregate_id), None)
         settled(self, complete)
 
@@ -171,7 +171,7 @@ def takes_a_later_head(patch: Patch) -> None:
     "aaa",
     refuses=[1],
     repairs=1,
-    piece_events=1,
+    batch_events=1,
     faults=1,
 )
 def looks_after_early(patch: Patch) -> None:

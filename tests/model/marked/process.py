@@ -5,19 +5,19 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from outbox_pipelines.relay.claims.core.claimer import Claimer
-from outbox_pipelines.relay.claims.core.claims import Claims
-from outbox_pipelines.relay.claims.core.ports import MarkError
-from outbox_pipelines.relay.claims.core.retries import Retries
 from outbox_pipelines.relay.core.attempts import DeadLetter
+from outbox_pipelines.relay.core.batch_queue import BatchQueue
+from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import State
-from outbox_pipelines.relay.core.caution import Caution
+from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.flow import Flow
-from outbox_pipelines.relay.core.parking import ParkingLot
-from outbox_pipelines.relay.core.pieces import Pieces
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.quarantine import Quarantine
+from outbox_pipelines.relay.marked_table.core.claimer import Claimer
+from outbox_pipelines.relay.marked_table.core.claims import Claims
+from outbox_pipelines.relay.marked_table.core.ports import MarkError
+from outbox_pipelines.relay.marked_table.core.retries import Retries
 from tests.model.explore import Broken, Key
 from tests.model.marked.table import ModelRefusals, ModelSessions
 from tests.model.relay import process
@@ -32,7 +32,7 @@ PATIENCE = 10.0
 class ModelClaims(Claims):
     def __init__(self, process: Any) -> None:
         self.sessions = ModelSessions(
-            process, process.world.database, piece_events=process.world.piece_events
+            process, process.world.database, batch_events=process.world.batch_events
         )
         super().__init__(self.sessions, clock=process.clock, most_seconds=PATIENCE)
 
@@ -43,9 +43,9 @@ class ModelRetries(Retries):
         super().__init__(
             ModelRefusals(process, process.world.database),
             process.claims,
-            process.lot,
+            process.blocked,
             self.prober,
-            Quarantine(Everywhere(), process.lot, process.clock),
+            Quarantine(Everywhere(), process.blocked, process.clock),
             clock=process.clock,
             topic_of=_topic,
             jitter=_once,
@@ -76,17 +76,17 @@ class Process(process.Process):
         self.dead: set[int] = set()
         world.database.take(who, identity)
         self.producer = Producer(self, world.kafka, transactional=False)
-        self.lot = ParkingLot(self.clock)
+        self.blocked = BlockedAggregates(self.clock)
         self.ledger = ModelLedger(self)
-        self.pieces = Pieces()
+        self.batches = BatchQueue()
         self.claims = ModelClaims(self)
-        self.publisher = Publisher(self.producer, self.lot, patience=PATIENCE, clock=self.clock)
+        self.publisher = Publisher(self.producer, self.blocked, patience=PATIENCE, clock=self.clock)
         self.retries: Any = ModelRetries(self)
         self.claimer = Claimer(
             self.claims,
-            self.pieces,
+            self.batches,
             self.ledger,
-            self.lot,
+            self.blocked,
             self.retries,
             self.publisher.breaker,
             clock=self.clock,
@@ -96,11 +96,11 @@ class Process(process.Process):
         )
         self.flow = Flow(
             self.publisher,
-            self.pieces,
+            self.batches,
             self.ledger,
-            self.lot,
+            self.blocked,
             self.claimer,
-            Caution(0, (None, 0), mark=self.ignore, on_passed=self.ignore),
+            CrashGuard(0, (None, 0), mark=self.ignore, on_passed=self.ignore),
             clock=self.clock,
             is_stopped=self.claimer.is_stopped,
             until_empty=world.until_empty,
@@ -121,7 +121,8 @@ class Process(process.Process):
         """Whether something goes on when time passes."""
         now = self.clock()
         return self.publisher.breaker.state is not State.CLOSED or any(
-            entry.due is not None and now < entry.due < float("inf") for entry in self.lot.blocked.values()
+            entry.due is not None and now < entry.due < float("inf")
+            for entry in self.blocked.aggregates.values()
         )
 
     def settle_once(self, *, last: bool = False) -> None:
@@ -163,13 +164,16 @@ class Process(process.Process):
         """A run until empty is over: what it has found is published, or waits behind what is not."""
         for seq, _ in self.world.database.there("pending"):
             event = self.world.database.event(seq)
-            if seq in self.found and (event.aggregate_type, event.aggregate_id) not in self.lot.blocked:
+            if (
+                seq in self.found
+                and (event.aggregate_type, event.aggregate_id) not in self.blocked.aggregates
+            ):
                 raise Broken("until empty", f"event {seq} is left")
 
     def key(self) -> Key:
         now, claims, retries, flow = self.clock(), self.claims, self.retries, self.flow
         return (
-            tuple(process._piece(piece) for piece in self.pieces._waiting),
+            tuple(process._batch(batch) for batch in self.batches._waiting),
             tuple(process._delivery(delivery) for delivery in self.publisher._deliveries),
             process._breaker(self.publisher.breaker, now),
             self.publisher._unexplained,
@@ -177,16 +181,16 @@ class Process(process.Process):
             (self.producer.number, self.producer.has_failed),
             tuple(process._complete(batch) for batch in self.ledger._completed),
             tuple(
-                (tuple(name), entry.on_the_way, process._due(entry.due, now), entry.busy)
-                for name, entry in self.lot.blocked.items()
+                (tuple(name), entry.in_flight, process._due(entry.due, now), entry.busy)
+                for name, entry in self.blocked.aggregates.items()
             ),
-            self.lot._next <= now,
+            self.blocked._next <= now,
             (flow._reading, flow._stop_by <= now),
             (self.is_stopped, self.claimer.broken is None, self.claimer._is_claiming),
             tuple(
                 (
                     claims.claimed - claim.number,
-                    tuple(event.seq for event in claim.piece.events),
+                    tuple(event.seq for event in claim.batch.events),
                     claim.rows.session,
                     claim.is_locked,
                     now - claim.at > PATIENCE,

@@ -119,7 +119,7 @@ SCOPES: Final[dict[str, Scope]] = {
         ("mark the rest", "repair"),
         unmarkable=[2],
         repairs=1,
-        piece_events=1,
+        batch_events=1,
         **_QUIET,
     ),
     "marked-unmarkable-refused": _scope(
@@ -129,7 +129,7 @@ SCOPES: Final[dict[str, Scope]] = {
         unmarkable=[2],
         refuses=[2],
         repairs=2,
-        piece_events=1,
+        batch_events=1,
         states=1_500,
         **_QUIET,
     ),

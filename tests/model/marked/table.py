@@ -2,7 +2,7 @@
 
 Invariants:
 - What the statements of `claims.queries` say, is said here again; tests with PostgreSQL show that they do.
-- A claim, or a mark without its locks, begins only for the holder of the table; nobody becomes that while a
+- A claim, or a mark without its locks, begins only for the ownership of the table; nobody becomes that while a
   claim of another one is open.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from outbox_pipelines.event import Event
-from outbox_pipelines.relay.claims.core.ports import LockedError, MarkError, Name, Pending, Rows, Wanted
 from outbox_pipelines.relay.core.attempts import Tried, Verdict
 from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.marked_table.core.ports import LockedError, MarkError, Name, Pending, Rows, Wanted
 from tests.model.explore import Key
 from tests.model.relay.database import Database
 
@@ -38,7 +38,7 @@ class Row:
 
 
 class Table(Database):
-    """The table, and the lock of its holder (`owner`).
+    """The table, and the lock of its ownership (`owner`).
 
     Args:
         unreadable: seqs of rows whose content cannot be read.
@@ -147,9 +147,9 @@ class _Part:
 class ModelSessions(_Part):
     """Implements `claims.core.ports.Sessions`."""
 
-    def __init__(self, process: Any, table: Table, *, piece_events: int) -> None:
+    def __init__(self, process: Any, table: Table, *, batch_events: int) -> None:
         super().__init__(process, table)
-        self._piece_events = piece_events
+        self._batch_events = batch_events
         self._free = [0, 1, 2]
 
     def last(self) -> int:
@@ -170,7 +170,7 @@ class ModelSessions(_Part):
     def claim(self, wanted: Wanted) -> Rows:
         with self._process.call("claim"):
             self._require()
-            seqs = self._wanted(wanted)[: self._piece_events]
+            seqs = self._wanted(wanted)[: self._batch_events]
             if any(self._table.content[seq].lock is not None for seq in seqs):
                 raise LockedError
             session = self._free.pop(0)
@@ -178,12 +178,12 @@ class ModelSessions(_Part):
                 self._table.content[seq].lock = self._who, session
             events = [self._table.event(seq) for seq in seqs]
             unreadable = dict.fromkeys(sorted(self._table.unreadable & set(seqs)), "cannot be read")
-        return Rows(events, len(events), len(events) == self._piece_events, session, unreadable)
+        return Rows(events, len(events), len(events) == self._batch_events, session, unreadable)
 
     def locked(self, wanted: Wanted) -> Collection[Name]:
         with self._process.call("locked"):
             self._require()
-            seqs = self._wanted(wanted)[: self._piece_events]
+            seqs = self._wanted(wanted)[: self._batch_events]
             locked = [seq for seq in seqs if self._table.content[seq].lock is not None]
             return [("order", self._table.event(seq).aggregate_id) for seq in locked]
 
@@ -276,8 +276,8 @@ class ModelRefusals(_Part):
             for one, pause in zip(tried, pauses, strict=True):
                 seq = one.attempt.event.seq
                 row = self._table.content[seq]
-                is_there = seq not in self._table.deleted and row.state == "pending"
-                if one.verdict is Verdict.REFUSED and is_there:
+                barrier_reached = seq not in self._table.deleted and row.state == "pending"
+                if one.verdict is Verdict.REFUSED and barrier_reached:
                     if self._table.remembers:
                         row.attempts, row.due = row.attempts + 1, self._process.clock() + pause
                     if one.attempt.is_last:

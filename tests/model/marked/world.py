@@ -59,9 +59,9 @@ class Marked(Relays):
         repairs: int = 0,
         commands: int = 0,
         locks: int = 0,
-        piece_events: int = 2,
+        batch_events: int = 2,
     ) -> None:
-        self.piece_events = piece_events
+        self.batch_events = batch_events
         self.blocks = blocks
         self.until_empty = until_empty
         self.table = Table(writers, unreadable=unreadable, unmarkable=unmarkable, remembers=remembers)
@@ -133,7 +133,7 @@ class Marked(Relays):
 
     def _of_process(self, n: int, process: Process) -> list[Action]:  # type: ignore[override]
         found: list[Action] = [("publish", n), ("claim", n)]
-        calls = CLAIM_CALLS + (REFUSAL_CALLS if process.lot.blocked else ())
+        calls = CLAIM_CALLS + (REFUSAL_CALLS if process.blocked.aggregates else ())
         if process.retries.prober.batch:
             found.append(("probe", n))
             if self.faults:

@@ -9,16 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from outbox_pipelines.event import Piece, Released
+from outbox_pipelines.event import Batch, Released
+from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay.core import record
 from outbox_pipelines.relay.core.attempts import Verdict
 from outbox_pipelines.relay.core.barrier import Barrier, Step
+from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
 from outbox_pipelines.relay.core.flow import Flow
 from outbox_pipelines.relay.core.ledger import Ledger
-from outbox_pipelines.relay.core.parking import ParkingLot
 from outbox_pipelines.relay.core.ports import CommitAnswer
-from outbox_pipelines.relay.core.position import Position, Snapshot
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.retries import Retries
 from outbox_pipelines.relay.core.settler import Settler
@@ -67,7 +67,7 @@ def _break(about: str, *writers: str, **world: Any) -> Callable[[Callable[[Patch
 
 def _forged(delivery: Delivery) -> Complete:
     complete = object.__new__(Complete)
-    complete.piece, complete.held = delivery.piece, delivery.held
+    complete.batch, complete.parked = delivery.batch, delivery.parked
     complete.begun_at, complete.is_in_table = delivery.begun_at, delivery.is_in_table
     return complete
 
@@ -75,7 +75,7 @@ def _forged(delivery: Delivery) -> Complete:
 # --- transactions -------------------------------------------------------------------------------------------
 
 
-@_break("a batch joins a transaction whose commit has begun", "abc", piece_events=1, **_ONCE)
+@_break("a batch joins a transaction whose commit has begun", "abc", batch_events=1, **_ONCE)
 def joins_a_commit(patch: Patch) -> None:
     def committed(self: TransactionalPublisher) -> None:
         self._complete += [_forged(delivery) for delivery in self._deliveries]
@@ -83,7 +83,7 @@ def joins_a_commit(patch: Patch) -> None:
         self._go("committed")
         self._committing = []
 
-    patch(TransactionalPublisher, "takes", lambda self, piece: not (self._opens(piece) and self._deliveries))
+    patch(TransactionalPublisher, "takes", lambda self, batch: not (self._opens(batch) and self._deliveries))
     patch(TransactionalPublisher, "_committed", committed)
 
 
@@ -93,7 +93,7 @@ def removes_late(patch: Patch) -> None:
 
     def settled(self: Settler, *, last: bool = False) -> int | None:
         batches, orders = self._ledger.take()
-        ticks = [batch for batch in batches if isinstance(batch.piece, Piece)]
+        ticks = [batch for batch in batches if isinstance(batch.batch, Batch)]
         for batch in ticks:
             self._position = batch.moves(self._position)
         tick_id = None
@@ -102,10 +102,10 @@ def removes_late(patch: Patch) -> None:
                 self._position = self._position.opened_as(order.position)
             tick_id = order.tick_id or tick_id
         events = 0
-        if last or tick_id or any(batch.piece.events for batch in ticks):
+        if last or tick_id or any(batch.batch.events for batch in ticks):
             events = settle(self, ticks, tick_id, last=last)
         for batch in batches:
-            if isinstance(batch.piece, Released):
+            if isinstance(batch.batch, Released):
                 self._retries.settled(batch)
         self._ledger.settled(batches)
         self._carry_out(orders)
@@ -134,14 +134,14 @@ def parks_late(patch: Patch) -> None:
     "a",
     "bc",
     parked=["waiting"],
-    piece_events=1,
+    batch_events=1,
     **_ONCE,
 )
 def forgets_to_settle(patch: Patch) -> None:
     patch(Flow, "settle_all", lambda self: None)
 
 
-@_break("a record says that its tick is finished, always", "ab", piece_events=1, **_ONCE)
+@_break("a record says that its tick is finished, always", "ab", batch_events=1, **_ONCE)
 def always_finished(patch: Patch) -> None:
     made = kafka.Producer.record
 
@@ -197,7 +197,7 @@ def no_answer_is_done(patch: Patch) -> None:
     patch(kafka.Producer, "commit", optimistic)
 
 
-@_break("a commit begins while something is not sent", "abc", piece_events=3, **_ONCE)
+@_break("a commit begins while something is not sent", "abc", batch_events=3, **_ONCE)
 def commits_unsent(patch: Patch) -> None:
     commit, send = TransactionalPublisher._commit, kafka.Producer.send
 
@@ -252,11 +252,11 @@ def sends_blocked(patch: Patch) -> None:
 
 @_break("a refused event does not block its aggregate", "a", "a", refuses=[1], faults=0, mends=1)
 def blocks_nothing(patch: Patch) -> None:
-    park = ParkingLot.park
-    patch(ParkingLot, "park", lambda self, event, *, suspect=False: suspect or park(self, event))
+    park = BlockedAggregates.park
+    patch(BlockedAggregates, "park", lambda self, event, *, suspect=False: suspect or park(self, event))
 
 
-@_break("after a refusal the rest is sent again in another order", "baa", piece_events=1, refuses=[1])
+@_break("after a refusal the rest is sent again in another order", "baa", batch_events=1, refuses=[1])
 def sends_out_of_order(patch: Patch) -> None:
     reclaim = Delivery.reclaim
 
@@ -303,8 +303,8 @@ def complete_in_flight(patch: Patch) -> None:
 @_break("after a failure what was in flight is not sent again", "ab", refuses=[1], faults=1)
 def not_sent_again(patch: Patch) -> None:
     def reclaim(self: Delivery, identify: Any) -> Any:
-        failed = identify(self.flying, self.failed)
-        self.flying, self.failed = [], []
+        failed = identify(self.in_flight, self.failed)
+        self.in_flight, self.failed = [], []
         return [one for one in failed if one[1].reason != "purged"]
 
     patch(Delivery, "reclaim", reclaim)
@@ -318,23 +318,23 @@ def parks_nothing(patch: Patch) -> None:
     patch(Complete, "aside", lambda self: {})
 
 
-@_break("the position moves to the end of the tick with its first batch", "abc", piece_events=1)
+@_break("the position moves to the end of the tick with its first batch", "abc", batch_events=1)
 def moves_too_far(patch: Patch) -> None:
     def moves(self: Complete, position: Position) -> Position:
-        assert isinstance(self.piece, Piece)
-        return Position(self.piece.target)
+        assert isinstance(self.batch, Batch)
+        return Position(self.batch.target)
 
     patch(Complete, "moves", moves)
 
 
-@_break("the position does not move inside a tick", "abc", piece_events=1)
+@_break("the position does not move inside a tick", "abc", batch_events=1)
 def never_moves(patch: Patch) -> None:
     patch(Complete, "moves", lambda self, position: position)
 
 
-@_break("the lot is not told what is in the table", "a", refuses=[1], faults=0)
+@_break("the blocked is not told what is in the table", "a", refuses=[1], faults=0)
 def tells_nobody(patch: Patch) -> None:
-    patch(ParkingLot, "parked", lambda self, events: None)
+    patch(BlockedAggregates, "parked", lambda self, events: None)
 
 
 @_break("an order is done before it is written", refuses=[1], **_ONCE)
@@ -348,7 +348,7 @@ def done_before_written(patch: Patch) -> None:
     patch(Ledger, "order", ordered)
 
 
-@_break("batches are settled in another order", "abc", piece_events=1, faults=0)
+@_break("batches are settled in another order", "abc", batch_events=1, faults=0)
 def settles_backwards(patch: Patch) -> None:
     take = Ledger.take
 
@@ -361,7 +361,7 @@ def settles_backwards(patch: Patch) -> None:
 
 @_break("a predecessor's tick is joined with the next one", "a", "b", **_ONCE)
 def joins_ticks(patch: Patch) -> None:
-    patch(Piece, "is_whole", property(lambda self: self.ends_tick))
+    patch(Batch, "is_whole", property(lambda self: self.ends_tick))
 
 
 # --- what is parked -----------------------------------------------------------------------------------------
@@ -374,10 +374,10 @@ def tries_uncovered(patch: Patch) -> None:
 
 @_break("two threads' worth of one aggregate are under way at once", "aa", refuses=[1], mends=1, faults=0)
 def never_busy(patch: Patch) -> None:
-    def due(self: ParkingLot, limit: int) -> Any:
-        return list(self.blocked)[:limit]
+    def due(self: BlockedAggregates, limit: int) -> Any:
+        return list(self.aggregates)[:limit]
 
-    patch(ParkingLot, "due", due)
+    patch(BlockedAggregates, "due", due)
     patch(Retries, "_is_occupied", property(lambda self: self._prober.is_busy))
 
 
@@ -391,18 +391,18 @@ def never_busy(patch: Patch) -> None:
     faults=0,
 )
 def frees_too_early(patch: Patch) -> None:
-    def free(self: ParkingLot, aggregate: Any) -> None:
-        self.blocked.pop(aggregate, None)
+    def free(self: BlockedAggregates, aggregate: Any) -> None:
+        self.aggregates.pop(aggregate, None)
 
-    def told(self: ParkingLot, events: Any) -> None:
+    def told(self: BlockedAggregates, events: Any) -> None:
         for event in events:
-            entry = self.blocked.get((event.aggregate_type, event.aggregate_id))
+            entry = self.aggregates.get((event.aggregate_type, event.aggregate_id))
             if entry is not None:
-                entry.on_the_way -= 1
+                entry.in_flight -= 1
                 entry.due = self._next = 0.0
 
-    patch(ParkingLot, "free", free)
-    patch(ParkingLot, "parked", told)
+    patch(BlockedAggregates, "free", free)
+    patch(BlockedAggregates, "parked", told)
 
 
 @_break("an outage counts as an attempt", "a", parked=["retrying"])
@@ -446,18 +446,18 @@ def forgets_the_aggregate(patch: Patch) -> None:
     record_ = Retries._record
 
     def forgetful(self: Retries, tried: Any) -> None:
-        again = self._lot.look_again
-        self._lot.look_again = lambda *args: None  # type: ignore[method-assign]
+        again = self._blocked.look_again
+        self._blocked.look_again = lambda *args: None  # type: ignore[method-assign]
         record_(self, tried)
-        self._lot.look_again = again  # type: ignore[method-assign]
-        del self._lot.__dict__["look_again"]
+        self._blocked.look_again = again  # type: ignore[method-assign]
+        del self._blocked.__dict__["look_again"]
 
     patch(Retries, "_record", forgetful)
 
 
 @_break("all events of a released run count as published", "aa", "a", refuses=[1, 2], mends=0, faults=0)
 def run_is_published(patch: Patch) -> None:
-    patch(Complete, "published", lambda self: self.piece.events)
+    patch(Complete, "published", lambda self: self.batch.events)
 
 
 @_break("a settled run stays under way", "aaaa", refuses=[1], mends=1, faults=0)
@@ -465,19 +465,19 @@ def run_never_ends(patch: Patch) -> None:
     settled = Retries.settled
 
     def kept(self: Retries, complete: Complete) -> None:
-        flying = list(self._flying)
+        in_flight = list(self._in_flight)
         settled(self, complete)
-        for run in flying:
+        for run in in_flight:
             run.is_alone = True
-        self._flying = flying
+        self._in_flight = in_flight
 
     patch(Retries, "settled", kept)
 
 
 @_break("what a predecessor has parked is not looked for", "a", "a", refuses=[1], mends=1)
 def forgets_the_parked(patch: Patch) -> None:
-    def begun(self: Retries, *, died: bool) -> None:
-        self._table.take_over(died=died)
+    def begun(self: Retries, *, crashed: bool) -> None:
+        self._table.take_over(crashed=crashed)
         self._news = self._table.news()
 
     patch(Retries, "begin", begun)
@@ -491,7 +491,7 @@ def hears_no_news(patch: Patch) -> None:
 def _first_news(self: Retries, now: float) -> None:
     if self._news < 0:
         self._news = self._table.news()
-        self._lot.load(self._table.blocked())
+        self._blocked.load(self._table.blocked())
     self._news_at = now + 1
 
 
@@ -507,7 +507,7 @@ def halts_nothing(patch: Patch) -> None:
     blocked = Publisher.blocked
 
     def asked(self: Publisher, delivery: Delivery) -> Any:
-        return () if isinstance(delivery.piece, Released) else blocked(self, delivery)
+        return () if isinstance(delivery.batch, Released) else blocked(self, delivery)
 
     patch(Publisher, "blocked", asked)
 
@@ -518,7 +518,7 @@ def halts_nothing(patch: Patch) -> None:
 @_break("a relay goes to a barrier that it may have passed", "a", changes=1, **_ONCE)
 def goes_back(patch: Patch) -> None:
     def step(self: Barrier, change: Any) -> Step:
-        change.is_held = change.is_held or change.barrier is not None
+        change.barrier_paused = change.barrier_paused or change.barrier is not None
         return asked(self, change)
 
     asked = Barrier.step
@@ -529,7 +529,7 @@ def goes_back(patch: Patch) -> None:
 
 def _careless(self: Relays) -> list[Any]:
     found = [action for action in of_shards(self) if action[0] != "meet again"]
-    if self.database.is_there and ("begin anew",) not in found:
+    if self.database.barrier_reached and ("begin anew",) not in found:
         found.append(("begin anew",))
     return found
 
@@ -543,9 +543,9 @@ def holds_too_early(patch: Patch) -> None:
         database = self.world.database
         going = asked(self)
         if database.wanted and self.barrier.is_taking_part:
-            database.is_held = True
+            database.barrier_paused = True
             if database.barrier is not None:
-                database.is_there = True
+                database.barrier_reached = True
         return going
 
     asked = process.Process.meet

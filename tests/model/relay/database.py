@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from outbox_pipelines.event import Event
+from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay.core.errors import ShardLostError
-from outbox_pipelines.relay.core.position import Position, Snapshot
 from tests.model.explore import Key
 
 FIRST: Final = 10
@@ -30,10 +30,10 @@ class ParkedRow:
     attempts: int = 0
     due: float = 0.0
     trying: bool = False
-    deaths: int = 0
+    crashes: int = 0
 
     def key(self, now: float) -> Key:
-        return self.state, self.attempts, self.due <= now, self.trying, self.deaths
+        return self.state, self.attempts, self.due <= now, self.trying, self.crashes
 
 
 class Database:
@@ -65,11 +65,11 @@ class Database:
         self.news = 0
         self.wanted = False
         """Whether the number of shards is to change. There is one shard before and after."""
-        self.is_held = self.is_there = False
+        self.barrier_paused = self.barrier_reached = False
         self.barrier: Snapshot | None = None
-        self.suspect: int | None = None
-        self.deaths = 0
-        self.suspect_deaths = 0
+        self.crash_guard_seq: int | None = None
+        self.crashes = 0
+        self.crash_guard_crashes = 0
 
     # --- writers ------------------------------------------------------------------------------------------
 
@@ -119,17 +119,17 @@ class Database:
     # --- the shard ----------------------------------------------------------------------------------------
 
     def take(self, who: int, identity: int) -> bool:
-        """Return whether it was taken from a process that died."""
-        died = self.identity not in (-1, identity)
+        """Return whether it was taken from a process that crashed."""
+        crashed = self.identity not in (-1, identity)
         if self.identity == -1:
-            self.deaths, self.suspect, self.suspect_deaths = 0, None, 0
-        elif died:
-            self.deaths += 1
-            self.suspect_deaths += self.suspect is not None
+            self.crashes, self.crash_guard_seq, self.crash_guard_crashes = 0, None, 0
+        elif crashed:
+            self.crashes += 1
+            self.crash_guard_crashes += self.crash_guard_seq is not None
         self.owner, self.identity = who, identity
         self.epoch += 1
-        self.is_held = self.is_there = False
-        return died
+        self.barrier_paused = self.barrier_reached = False
+        return crashed
 
     # --- another number of shards -------------------------------------------------------------------------
 
@@ -137,14 +137,14 @@ class Database:
         self.wanted = True
 
     def give_up(self) -> None:
-        self.wanted = self.is_held = self.is_there = False
+        self.wanted = self.barrier_paused = self.barrier_reached = False
         self.barrier = None
 
     def set_barrier(self) -> None:
         self.barrier = self.snapshot()
 
     def meet_again(self) -> None:
-        self.barrier, self.is_there = None, False
+        self.barrier, self.barrier_reached = None, False
 
     def begin_anew(self) -> None:
         """The new shards begin: whoever has an old one can write nothing any more."""
@@ -166,8 +166,13 @@ class Database:
             tuple(sorted(self.published_parked)),
             tuple(sorted(self.discarded)),
             self.news,
-            (self.wanted, self.is_held, self.is_there, None if self.barrier is None else tuple(self.barrier)),
-            (self.suspect, min(self.deaths, 2), self.suspect_deaths),
+            (
+                self.wanted,
+                self.barrier_paused,
+                self.barrier_reached,
+                None if self.barrier is None else tuple(self.barrier),
+            ),
+            (self.crash_guard_seq, min(self.crashes, 2), self.crash_guard_crashes),
         )
 
 
@@ -177,7 +182,7 @@ def position_key(position: Position) -> Key:
 
 
 class Source:
-    """What `SnapshotSource` promises: every committed event once, tick by tick, in pieces."""
+    """What `SnapshotSource` promises: every committed event once, tick by tick, in batches."""
 
     def __init__(self, position: Position) -> None:
         self.done = position.done
@@ -191,7 +196,7 @@ class Change:
     def __init__(self, database: Database, epoch: int) -> None:
         self.is_over = database.epoch != epoch
         self.is_wanted = database.wanted and not self.is_over
-        self.is_held, self.is_there = database.is_held, database.is_there
+        self.barrier_paused, self.barrier_reached = database.barrier_paused, database.barrier_reached
         self.barrier = database.barrier
 
 
@@ -209,12 +214,12 @@ class Session:
         self.epoch = database.epoch
         self.position, self.tick_id = database.done
 
-    def is_held(self) -> bool:
+    def barrier_paused(self) -> bool:
         database = self._database
         return database.owner == self._who and database.epoch == self.epoch
 
     def require(self) -> None:
-        if not self.is_held():
+        if not self.barrier_paused():
             raise ShardLostError("the session has ended")
 
     def settle(
@@ -246,8 +251,12 @@ class Session:
             row = self._database.parked.setdefault(seq, ParkedRow(state))
             if state == "failed":
                 self._database.ever_dead.add(seq)
-            if seq == self._database.suspect and self._database.suspect_deaths and row.state == "retrying":
-                row.deaths, row.due = 1, self._process.clock() + 3.0
+            if (
+                seq == self._database.crash_guard_seq
+                and self._database.crash_guard_crashes
+                and row.state == "retrying"
+            ):
+                row.crashes, row.due = 1, self._process.clock() + 3.0
 
     def released(self, seqs: Sequence[int]) -> None:
         with self._process.call("remove released"):
@@ -256,15 +265,19 @@ class Session:
 
     def mark(self, seq: int | None) -> None:
         self.require()
-        if seq != self._database.suspect:
-            self._database.suspect, self._database.suspect_deaths = seq, 0
+        if seq != self._database.crash_guard_seq:
+            self._database.crash_guard_seq, self._database.crash_guard_crashes = seq, 0
 
     def calm(self) -> None:
         self.require()
-        self._database.deaths, self._database.suspect, self._database.suspect_deaths = 0, None, 0
+        self._database.crashes, self._database.crash_guard_seq, self._database.crash_guard_crashes = (
+            0,
+            None,
+            0,
+        )
 
     def release(self) -> None:
-        if self.is_held():
+        if self.barrier_paused():
             self._database.identity = -1
         if self._database.owner == self._who:
             self._database.owner = -1

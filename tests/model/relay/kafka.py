@@ -183,7 +183,7 @@ class Producer:
                 if (event.aggregate_type, event.aggregate_id) in blocked and gate.holds_back(delivery, event):
                     continue
                 self.connection.in_flight.append((event, delivery))
-                delivery.flying.append(event)
+                delivery.in_flight.append(event)
         return []
 
     def serve(self, seconds: float, *, linger: bool) -> None:
@@ -219,7 +219,7 @@ class Producer:
             self.number = self._kafka.connect(transactional=self._transactional)
         self.has_failed = False
 
-    def identify(self, flying: list[Event], failed: list[Any]) -> list[tuple[Event, Refusal]]:
+    def identify(self, in_flight: list[Event], failed: list[Any]) -> list[tuple[Event, Refusal]]:
         return [(event, refusal) for event, refusal in failed]
 
     def shrink(self, refused: list[Event]) -> set[int]:

@@ -12,10 +12,10 @@ from typing import Any
 
 from outbox_pipelines.event import Event
 from outbox_pipelines.relay.core.attempts import Attempt, Tried, Verdict
+from outbox_pipelines.relay.core.blocked import Aggregate
 from outbox_pipelines.relay.core.parked import ParkedEvent, TakenOver
-from outbox_pipelines.relay.core.parking import Aggregate
 from outbox_pipelines.relay.core.quarantine import Quarantine
-from outbox_pipelines.relay.core.retries import DEATHS, Retries
+from outbox_pipelines.relay.core.retries import MAX_CRASHES, Retries
 from tests.model.explore import Key
 from tests.model.relay.database import Database, ParkedRow, Session
 from tests.model.relay.kafka import Kafka
@@ -51,7 +51,7 @@ class ModelTable:
             row.state,
             row.attempts,
             max(0.0, row.due - self._now),
-            row.deaths,
+            row.crashes,
             self._database.covers(position, seq),
         )
 
@@ -59,30 +59,32 @@ class ModelTable:
         row.state = "failed"
         self._database.ever_dead.add(seq)
 
-    def take_over(self, *, died: bool) -> list[TakenOver]:
+    def take_over(self, *, crashed: bool) -> list[TakenOver]:
         with self._process.call("take over"):
             self._session.require()
             found = []
             marked = [(seq, row) for seq, row in self._rows(*BLOCKING, "replaying") if row.trying]
             for seq, row in marked:
                 was = row.state
-                is_alone = died and (was != "waiting" or row.deaths > 0) and len(marked) == 1
+                is_alone = crashed and (was != "waiting" or row.crashes > 0) and len(marked) == 1
                 row.trying, row.due = False, self._now
                 if is_alone:
-                    row.deaths += 1
-                    row.due = self._now + _DEATH_PAUSE * 4 ** (row.deaths - 1)
-                elif died:
-                    row.deaths = max(row.deaths, 1)
-                if is_alone and row.deaths >= DEATHS:
+                    row.crashes += 1
+                    row.due = self._now + _DEATH_PAUSE * 4 ** (row.crashes - 1)
+                elif crashed:
+                    row.crashes = max(row.crashes, 1)
+                if is_alone and row.crashes >= MAX_CRASHES:
                     self._die(seq, row)
-                elif died and was == "waiting":
+                elif crashed and was == "waiting":
                     row.state = "retrying"
                 event = self._event(seq)
                 found.append(
-                    TakenOver(event, was, row.state, row.attempts, None, is_alone, row.deaths, row.due)
+                    TakenOver(event, was, row.state, row.attempts, None, is_alone, row.crashes, row.due)
                 )
             runs = {
-                one.event.aggregate_id for one in found if died and one.was == "waiting" and not one.is_alone
+                one.event.aggregate_id
+                for one in found
+                if crashed and one.was == "waiting" and not one.is_alone
             }
             for seq, row in self._rows("waiting"):
                 if self._event(seq).aggregate_id in runs:
@@ -202,7 +204,7 @@ class ModelTable:
                 elif one.verdict is not Verdict.REFUSED:
                     row.trying, row.due = False, self._now + pause
                 elif row.state in ("retrying", "replaying"):
-                    row.attempts, row.deaths, row.trying = row.attempts + 1, 0, False
+                    row.attempts, row.crashes, row.trying = row.attempts + 1, 0, False
                     row.due = self._now + pause
                     if row.state == "replaying" or row.attempts >= most:
                         self._die(seq, row)
@@ -289,9 +291,9 @@ class ModelRetries(Retries):
         self.prober = ModelProber(process, world.kafka, rehearses=world.exactly_once)
         super().__init__(
             self.table,
-            process.lot,
+            process.blocked,
             self.prober,
-            Quarantine(Everywhere(), process.lot, process.clock),
+            Quarantine(Everywhere(), process.blocked, process.clock),
             clock=process.clock,
             topic_of=_topic,
             jitter=_once,
@@ -299,7 +301,7 @@ class ModelRetries(Retries):
             retry_seconds=1.0,
             batch_bytes=1_000_000,
             on_dead_letter=_ignored,
-            on_death=_ignored,
+            on_crash=_ignored,
             counters=_Counters(),
         )
 
@@ -308,12 +310,13 @@ class ModelRetries(Retries):
         return (
             any(
                 entry.due is not None and now < entry.due < float("inf")
-                for entry in self._lot.blocked.values()
+                for entry in self._blocked.aggregates.values()
             )
             or (self._replay_at is not None and self._replay_at > now)
             or (self._news != self.table._database.news and self._news_at > now)
             or any(
-                run.marked and run.handed_at is not None and run.handed_at + 1 > now for run in self._flying
+                run.marked and run.handed_at is not None and run.handed_at + 1 > now
+                for run in self._in_flight
             )
         )
 
@@ -329,7 +332,7 @@ class ModelRetries(Retries):
                     run.is_alone,
                     None if run.handed_at is None else run.handed_at + 1 <= now,
                 )
-                for run in self._flying
+                for run in self._in_flight
             ),
             tuple(tuple(event.seq for event in released.events) for released in self.released),
             self.prober.key(),

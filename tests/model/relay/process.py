@@ -3,7 +3,7 @@
 Invariants:
 - A thread's round runs to its end, but for where a plan says that another thread's round comes in between,
   that the process dies, or that a session is lost: before or after a named call.
-- Threads share the lot and the ledger alone, so a round of another one matters only between calls.
+- Threads share the blocked and the ledger alone, so a round of another one matters only between calls.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from outbox_pipelines.event import Event, Piece, Released
+from outbox_pipelines.event import Batch, Event, Released
+from outbox_pipelines.position import Snapshot
 from outbox_pipelines.relay.core.barrier import Barrier, Step
+from outbox_pipelines.relay.core.batch_queue import BatchQueue
+from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import Breaker, State
-from outbox_pipelines.relay.core.caution import Caution
+from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.flow import Flow
 from outbox_pipelines.relay.core.ledger import Ledger, Order
-from outbox_pipelines.relay.core.parking import ParkingLot
-from outbox_pipelines.relay.core.pieces import Pieces
-from outbox_pipelines.relay.core.position import Snapshot
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.record import take_up
 from outbox_pipelines.relay.core.settler import Settler
@@ -77,22 +77,22 @@ class Process:
         world.plan_for(self)
         self.clock = world.clock
         database, kafka = world.database, world.kafka
-        died = database.take(who, identity)
+        crashed = database.take(who, identity)
         self.session = Session(self, database, who)
         transactional = world.exactly_once
         with self.call("fence"):
             producer = Producer(self, kafka, transactional=transactional)
         self.producer = producer
         if transactional:
-            if not self.session.is_held():
+            if not self.session.barrier_paused():
                 raise ShardLostError("another relay has taken the shard")
             take_up(self.session, kafka.last_record())
-        self.lot = ParkingLot(self.clock)
+        self.blocked = BlockedAggregates(self.clock)
         self.ledger = ModelLedger(self)
-        self.pieces = Pieces()
-        self.caution = Caution(
-            database.deaths,
-            (database.suspect, database.suspect_deaths),
+        self.batches = BatchQueue()
+        self.crash_guard = CrashGuard(
+            database.crashes,
+            (database.crash_guard_seq, database.crash_guard_crashes),
             mark=self.mark,
             on_passed=self.ignore,
         )
@@ -100,7 +100,7 @@ class Process:
         if transactional:
             self.publisher = world.transactional(
                 producer,
-                self.lot,
+                self.blocked,
                 self.session.position,
                 self.session.tick_id,
                 patience=10.0,
@@ -108,13 +108,13 @@ class Process:
                 new_id=self.new_id,
             )
         else:
-            self.publisher = Publisher(producer, self.lot, patience=10.0, clock=self.clock)
+            self.publisher = Publisher(producer, self.blocked, patience=10.0, clock=self.clock)
         self.retries = ModelRetries(self)
-        self.retries.begin(died=died)
+        self.retries.begin(crashed=crashed)
         self.settler = Settler(
             self.session,
             self.ledger,
-            self.lot,
+            self.blocked,
             self.retries,
             self.publisher.breaker,
             clock=self.clock,
@@ -125,11 +125,11 @@ class Process:
         )
         self.flow = Flow(
             self.publisher,
-            self.pieces,
+            self.batches,
             self.ledger,
-            self.lot,
+            self.blocked,
             self.retries,
-            self.caution,
+            self.crash_guard,
             clock=self.clock,
             is_stopped=self.stopped,
             until_empty=False,
@@ -138,8 +138,8 @@ class Process:
         if isinstance(self.publisher, TransactionalPublisher):
             self.publisher.ledger = self.flow
         self.source = Source(self.session.position)
-        self.barrier = Barrier(self.settler.hold)
-        self.caution.until(database.snapshot())
+        self.barrier = Barrier(self.settler.barrier_pause)
+        self.crash_guard.until(database.snapshot())
         # The first settle of a relay is a sign of life; it moves nothing.
         self.settler._beat_at = self.clock()
 
@@ -210,11 +210,11 @@ class Process:
     def can_read(self) -> bool:
         return not (self.is_stopped or self.barrier.is_taking_part) and self._has_room(self.peek())
 
-    def _has_room(self, piece: Piece | None) -> bool:
-        return piece is not None and self.pieces.takes(piece)
+    def _has_room(self, batch: Batch | None) -> bool:
+        return batch is not None and self.batches.takes(batch)
 
-    def peek(self, upto: Snapshot | None = None) -> Piece | None:
-        return self._piece(upto)[0]
+    def peek(self, upto: Snapshot | None = None) -> Batch | None:
+        return self._batch(upto)[0]
 
     def can_meet(self) -> bool:
         """Whether the reading thread sees that the number of shards is to change."""
@@ -238,42 +238,42 @@ class Process:
             self.barrier.read_all()
         elif step is Step.READ and self._has_room(self.peek(database.barrier)):
             self.read(database.barrier)
-        elif step in (Step.HOLD, Step.ARRIVE):
+        elif step in (Step.PAUSE, Step.ARRIVE):
             position, _ = database.done
-            here = self.source.done if step is Step.HOLD else database.barrier
+            here = self.source.done if step is Step.PAUSE else database.barrier
             is_meant = step is Step.ARRIVE or database.barrier is None
             if database.wanted and is_meant and position.target is None and position.done == here:
-                database.is_held = True
-                database.is_there |= step is Step.ARRIVE
+                database.barrier_paused = True
+                database.barrier_reached |= step is Step.ARRIVE
         return step is not Step.END
 
     def read(self, upto: Snapshot | None = None) -> None:
-        """The reading thread: one piece."""
-        piece, source = self._piece(upto)
-        assert piece is not None
-        if self.caution.step() == 1 and piece.events:
-            (event,) = piece.events
-            if reason := self.caution.before(event.seq):
-                piece = replace(piece, suspects={event.seq: reason})
+        """The reading thread: one batch."""
+        batch, source = self._batch(upto)
+        assert batch is not None
+        if self.crash_guard.step() == 1 and batch.events:
+            (event,) = batch.events
+            if reason := self.crash_guard.before(event.seq):
+                batch = replace(batch, suspects={event.seq: reason})
         self.source = source
-        self.pieces.add(piece)
+        self.batches.add(batch)
 
-    def _piece(self, upto: Snapshot | None = None) -> tuple[Piece | None, Source]:
+    def _batch(self, upto: Snapshot | None = None) -> tuple[Batch | None, Source]:
         database, old = self.world.database, self.source
         new = Source(self.session.position)
         target: Snapshot = old.target or upto or database.snapshot()
         if target == old.done:
             return None, old
         events = [event for event in database.visible(target, old.done) if event.seq > old.last_seq]
-        width = min(self.world.piece_events, self.caution.step() or self.world.piece_events)
+        width = min(self.world.batch_events, self.crash_guard.step() or self.world.batch_events)
         some, rest = events[:width], events[width:]
         # A tick that was opened by a predecessor is not joined with others.
-        piece = Piece(some, len(some), old.done, target, not rest, old.target is None)
+        batch = Batch(some, len(some), old.done, target, not rest, old.target is None)
         if rest:
             new.done, new.target, new.last_seq = old.done, target, some[-1].seq
         else:
             new.done, new.target, new.last_seq = target, None, 0
-        return piece, new
+        return batch, new
 
     def publish_once(self) -> bool:
         """The publishing thread: one round; False at the end."""
@@ -288,8 +288,8 @@ class Process:
             raise ImpossibleError
         self.in_settle = True
         self.settler.settle(last=last)
-        if self.caution.is_over:
-            self.caution.is_over = False
+        if self.crash_guard.is_over:
+            self.crash_guard.is_over = False
             with self.call("calm"):
                 self.session.calm()
         if not last:
@@ -317,7 +317,7 @@ class Process:
         source, flow, settler, publisher = self.source, self.flow, self.settler, self.publisher
         return (
             (tuple(source.done), None if source.target is None else tuple(source.target), source.last_seq),
-            tuple(_piece(piece) for piece in self.pieces._waiting),
+            tuple(_batch(batch) for batch in self.batches._waiting),
             tuple(_delivery(delivery) for delivery in publisher._deliveries),
             _breaker(publisher.breaker, self.clock()),
             publisher._unexplained,
@@ -327,16 +327,21 @@ class Process:
             tuple(_complete(batch) for batch in self.ledger._completed),
             (position_key(settler._position), settler._beat_at + HEARTBEAT <= self.clock()),
             tuple(
-                (tuple(name), entry.on_the_way, _due(entry.due, self.clock()), entry.busy)
-                for name, entry in self.lot.blocked.items()
+                (tuple(name), entry.in_flight, _due(entry.due, self.clock()), entry.busy)
+                for name, entry in self.blocked.aggregates.items()
             ),
-            self.lot._next <= self.clock(),
+            self.blocked._next <= self.clock(),
             (flow._reading, flow._alone is None),
-            (self.session.is_held(), position_key(self.session.position), self.session.tick_id),
-            (self.caution.is_needed, self.caution._left, self.caution._singles, self.caution.is_over),
+            (self.session.barrier_paused(), position_key(self.session.position), self.session.tick_id),
+            (
+                self.crash_guard.is_needed,
+                self.crash_guard._left,
+                self.crash_guard._singles,
+                self.crash_guard.is_over,
+            ),
             (self.is_stopped, self.identity == self.world.database.identity),
-            (self.barrier._is_prepared, self.barrier._has_read_all, self.settler.hold.is_wanted),
-            self.settler.hold.is_reached,
+            (self.barrier._is_prepared, self.barrier._has_read_all, self.settler.barrier_pause.is_wanted),
+            self.settler.barrier_pause.is_reached,
             self.retries.key(),
         )
 
@@ -352,19 +357,19 @@ def _breaker(breaker: Breaker, now: float) -> Key:
     return breaker.state.value, quiet, breaker._probe_at <= now
 
 
-def _piece(piece: Piece | Released | None) -> Key:
-    if piece is None:
+def _batch(batch: Batch | Released | None) -> Key:
+    if batch is None:
         return None
-    seqs = tuple(event.seq for event in piece.events)
-    if isinstance(piece, Released):
+    seqs = tuple(event.seq for event in batch.events)
+    if isinstance(batch, Released):
         return seqs
     return (
-        tuple(piece.done),
-        tuple(piece.target),
+        tuple(batch.done),
+        tuple(batch.target),
         seqs,
-        piece.ends_tick,
-        piece.starts_tick,
-        tuple(piece.suspects),
+        batch.ends_tick,
+        batch.starts_tick,
+        tuple(batch.suspects),
     )
 
 
@@ -373,14 +378,14 @@ def _seqs(events: list[Event]) -> Key:
 
 
 def _held(batch: Delivery | Complete) -> Key:
-    return tuple((seq, outcome.state) for seq, (_, outcome) in batch.held.items())
+    return tuple((seq, outcome.state) for seq, (_, outcome) in batch.parked.items())
 
 
 def _delivery(delivery: Delivery) -> Key:
     return (
-        _piece(delivery.piece),
+        _batch(delivery.batch),
         _seqs(delivery.unsent),
-        _seqs(delivery.flying),
+        _seqs(delivery.in_flight),
         delivery.acknowledged,
         delivery._acknowledged_before,
         tuple((event.seq, refusal.kind.name) for event, refusal in delivery.failed),
@@ -391,7 +396,7 @@ def _delivery(delivery: Delivery) -> Key:
 
 
 def _complete(batch: Complete) -> Key:
-    return _piece(batch.piece), _held(batch), batch.is_in_table
+    return _batch(batch.batch), _held(batch), batch.is_in_table
 
 
 def _transaction(publisher: TransactionalPublisher) -> Key:

@@ -6,9 +6,9 @@ import copyreg
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from outbox_pipelines.event import Event, Piece
+from outbox_pipelines.event import Batch, Event
+from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay.core.outcome import Dead, Suspect, Waiting
-from outbox_pipelines.relay.core.position import Position, Snapshot
 
 _shared: list[Any] = []
 _numbers: dict[Hashable, int] = {}
@@ -22,15 +22,15 @@ def _itself(one: Hashable) -> Hashable:
     return type(one), one
 
 
-def _piece(piece: Piece) -> Hashable:
+def _batch(batch: Batch) -> Hashable:
     return (
-        tuple(piece.events),
-        piece.done,
-        piece.target,
-        piece.ends_tick,
-        piece.starts_tick,
-        tuple(piece.suspects),
-        tuple(piece.unreadable),
+        tuple(batch.events),
+        batch.done,
+        batch.target,
+        batch.ends_tick,
+        batch.starts_tick,
+        tuple(batch.suspects),
+        tuple(batch.unreadable),
     )
 
 
@@ -48,4 +48,4 @@ def share() -> None:
     """From here on such objects are packed by number; valid within this process."""
     for kind in (Event, Position, Snapshot, Dead, Suspect, Waiting):
         _share(kind, _itself)
-    _share(Piece, _piece)
+    _share(Batch, _batch)

@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from outbox_pipelines.event import Event, Piece, Released
+from outbox_pipelines.event import Batch, Event, Released
+from outbox_pipelines.position import Position
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
 from outbox_pipelines.relay.core.flow import Flow
 from outbox_pipelines.relay.core.ledger import Order
-from outbox_pipelines.relay.core.position import Position
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
 
@@ -86,12 +86,12 @@ def digest(given: Any) -> Any:
     """What tells an argument from another one."""
     if isinstance(given, Event):
         return given.seq
-    if isinstance(given, Piece | Released):
+    if isinstance(given, Batch | Released):
         return [type(given).__name__, *map(digest, given.events)]
     if isinstance(given, Delivery):
-        return digest(given.piece)
+        return digest(given.batch)
     if isinstance(given, Complete):
-        return [digest(given.piece), given.aside()]
+        return [digest(given.batch), given.parked_states()]
     if isinstance(given, Order):
         return [given.position, given.tick_id, [dict(each) for each in given.parked]]
     if isinstance(given, list | tuple):
@@ -193,13 +193,17 @@ class PlayedProducer(Played):
             getattr(publisher, asked.removeprefix("gate."))(found, *rest)
 
         answer, progress = self.tape.play(name, [*shown, *named.values()], between)
-        for delivery, (acknowledged, failed, flying) in zip(publisher._deliveries, progress, strict=True):
-            delivery.acknowledged, delivery.failed, delivery.flying = acknowledged, list(failed), list(flying)
+        for delivery, (acknowledged, failed, in_flight) in zip(publisher._deliveries, progress, strict=True):
+            delivery.acknowledged, delivery.failed, delivery.in_flight = (
+                acknowledged,
+                list(failed),
+                list(in_flight),
+            )
         return answer
 
 
 def _progress(delivery: Delivery) -> tuple[int, list[Any], list[Event]]:
-    return delivery.acknowledged, list(delivery.failed), list(delivery.flying)
+    return delivery.acknowledged, list(delivery.failed), list(delivery.in_flight)
 
 
 class Recording:
@@ -219,7 +223,7 @@ class Recording:
         _rewire(
             publisher,
             producer,
-            Recorded(tape, "lot", publisher._lot),
+            Recorded(tape, "blocked", publisher._blocked),
             Recorded(tape, "clock", publisher._clock),
         )
         if isinstance(publisher, TransactionalPublisher):
@@ -230,15 +234,19 @@ class Recording:
     def play(self) -> None:
         """Have the core do it again."""
         tape = self.tape
-        producer, lot, clock = PlayedProducer(tape, "producer"), Played(tape, "lot"), Played(tape, "clock")
+        producer, blocked, clock = (
+            PlayedProducer(tape, "producer"),
+            Played(tape, "blocked"),
+            Played(tape, "clock"),
+        )
         publisher: Any
         if self.begins_at is None:
-            publisher = Publisher(producer, lot, patience=self.patience, clock=clock)
+            publisher = Publisher(producer, blocked, patience=self.patience, clock=clock)
         else:
             ports: Any = {"patience": self.patience, "clock": clock, "new_id": Played(tape, "new_id")}
-            publisher = TransactionalPublisher(producer, lot, *self.begins_at, **ports)
+            publisher = TransactionalPublisher(producer, blocked, *self.begins_at, **ports)
         producer.__dict__["publisher"] = publisher
-        names = ("pieces", "ledger", "lot", "retries", "caution", "clock", "is_stopped")
+        names = ("batches", "ledger", "blocked", "retries", "crash_guard", "clock", "is_stopped")
         flow = Flow(
             publisher,
             **{name: Played(tape, name) for name in names},
@@ -254,7 +262,7 @@ class Recording:
             return
 
 
-def _rewire(publisher: Any, producer: Any, lot: Any, clock: Any) -> None:
-    publisher._producer, publisher._lot, publisher._clock = producer, lot, clock
+def _rewire(publisher: Any, producer: Any, blocked: Any, clock: Any) -> None:
+    publisher._producer, publisher._blocked, publisher._clock = producer, blocked, clock
     if isinstance(publisher, TransactionalPublisher):
         publisher._transactions = producer

@@ -12,9 +12,9 @@ from __future__ import annotations
 import pickle
 from collections.abc import Collection, Mapping, Sequence
 
+from outbox_pipelines.position import Position
 from outbox_pipelines.relay.core.errors import ShardLostError
-from outbox_pipelines.relay.core.position import Position
-from outbox_pipelines.relay.core.retries import DEATHS
+from outbox_pipelines.relay.core.retries import MAX_CRASHES
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
 from tests.model.explore import Action, Broken, Key
 from tests.model.relay.database import Database, ParkedRow
@@ -99,10 +99,10 @@ class Relays:
         commands: int = 0,
         changes: int = 0,
         parked: Sequence[str] = (),
-        piece_events: int = 2,
+        batch_events: int = 2,
     ) -> None:
         self.exactly_once = exactly_once
-        self.piece_events = piece_events
+        self.batch_events = batch_events
         self.database = Database(writers)
         self.kafka = Kafka(refuses)
         self.refused = frozenset(refuses)
@@ -184,11 +184,11 @@ class Relays:
         if not database.wanted:
             return [("want shards",)] if self.changes else []
         found: list[Action] = [("give up",)] if self.faults else []
-        if database.is_held and database.barrier is None:
+        if database.barrier_paused and database.barrier is None:
             found.append(("set barrier",))
-        if database.barrier is not None and not database.is_held:
+        if database.barrier is not None and not database.barrier_paused:
             found.append(("meet again",))
-        if database.is_there and database.is_held:
+        if database.barrier_reached and database.barrier_paused:
             found.append(("begin anew",))
         return found
 
@@ -219,7 +219,7 @@ class Relays:
             found += [("switch", "settle", n, call) for call in settle_calls]
         if self.faults:
             found.append(("kill", n))
-            if process.session.is_held():
+            if process.session.barrier_paused():
                 found.append(("lose session", n))
             found += [("fault", "publish", n, plan) for plan in [WAIT, *plans(self._publish_calls())]]
             found += [("fault", "settle", n, plan) for plan in plans(settle_calls)]
@@ -385,7 +385,7 @@ class Relays:
         for seq, row in database.parked.items():
             if row.attempts and seq not in self.refused:
                 raise Broken("G4", f"event {seq} was never refused, and has {row.attempts} attempts")
-            if row.state == "failed" and row.deaths < DEATHS and seq not in self.refused:
+            if row.state == "failed" and row.crashes < MAX_CRASHES and seq not in self.refused:
                 raise Broken("G4", f"event {seq} was never refused, and is a dead letter")
         if len(visible) != len(published) and (self.exactly_once or not self.has_failed):
             raise Broken("G5", f"published twice: {visible}")

@@ -1,0 +1,69 @@
+"""What has been read and not been published yet: the way from the reader to the publisher.
+
+Invariants:
+- At most two batches wait; the reader waits with a third, so that a slow Kafka fills no memory. Claims, which
+  are few, need not wait: `add`.
+- Small ticks that wait become one: a publisher that was busy gets at once all that has come meanwhile, and
+  nothing that is read waits behind its next transaction.
+- Each call is atomic: see `relay.shared`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from outbox_pipelines.event import Batch
+
+_MOST: Final = 2
+# Of a batch that others may join.
+_SMALL_EVENTS: Final = 1000
+_SMALL_SIZE: Final = 1_000_000
+
+
+class BatchQueue:
+    """A queue for one reader and one publisher; None is the end of what is to be read."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Batch | None] = deque()
+
+    def takes(self, batch: Batch | None) -> bool:
+        """Whether there is room for it."""
+        return len(self._waiting) < _MOST or self._joins(batch)
+
+    def add(self, batch: Batch | None) -> None:
+        """The next one, for which there is room."""
+        if self._joins(batch):
+            last = self._waiting[-1]
+            assert last is not None
+            assert batch is not None
+            self._waiting[-1] = last.followed_by(batch)
+        else:
+            self._waiting.append(batch)
+
+    def has(self, wanted: Callable[[Batch], bool]) -> bool:
+        """Whether the first one is wanted, or it is the end. What is not wanted stays: others may join it."""
+        return bool(self._waiting) and (self._waiting[0] is None or wanted(self._waiting[0]))
+
+    def pop(self) -> Batch | None:
+        """The first one."""
+        return self._waiting.popleft()
+
+    def get(self, seconds: float, wanted: Callable[[Batch], bool]) -> Batch | None:
+        """The first one, as soon as it is wanted.
+
+        Raises:
+            LookupError: there has been none for so long.
+        """
+        if not self.has(wanted):
+            raise LookupError
+        return self.pop()
+
+    def _joins(self, batch: Batch | None) -> bool:
+        last = self._waiting[-1] if self._waiting else None
+        return batch is not None and last is not None and _is_small(last) and _is_small(batch)
+
+
+def _is_small(batch: Batch) -> bool:
+    return batch.is_whole and len(batch.events) < _SMALL_EVENTS and batch.size < _SMALL_SIZE

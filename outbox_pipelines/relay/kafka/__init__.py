@@ -1,0 +1,1 @@
+"""What the relay does with Kafka: the client, topics, messages, producers."""

@@ -1,0 +1,261 @@
+"""What the brokers are asked about topics: what there is, what it takes, and to create what is missing.
+
+Invariants:
+- Each question is one request for any number of topics. Every call waits for its answer, but not for ever.
+- A missing topic is created only if its name matches the operator's pattern, and only while fewer topics
+  match than the operator allows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclOperation,
+    AdminClient,
+    ConfigResource,
+    TopicDescription,
+)
+from confluent_kafka.cimpl import NewTopic
+
+from outbox_pipelines.errors import SetupError, UnavailableError
+from outbox_pipelines.relay.kafka import client
+from outbox_pipelines.relay.kafka.routing import patterns
+from outbox_pipelines.settings import Settings
+
+_ANSWER_SECONDS: Final = 10.0
+# How long a topic is worth waiting for where the brokers do not even say that it is missing.
+_DESCRIBE_SECONDS: Final = 3.0
+# The limit saves trouble, no more: nobody waits long for it.
+_LIMIT_SECONDS: Final = 2.0
+_NOT_ALLOWED: Final = "may not be written to: grant WRITE and DESCRIBE on it"
+_MISSING: Final = (
+    "does not exist and the broker does not create it: create it, or set OUTBOX_CREATE_TOPICS=true, or "
+    "choose other names with OUTBOX_TOPIC"
+)
+_NOT_YET: Final = "does not exist, and the relay has not been able to create it yet"
+# The broker refuses for good; anything else is its trouble, not the topic's.
+_REFUSALS: Final = frozenset(
+    {
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.INVALID_PARTITIONS,
+        KafkaError.INVALID_REPLICATION_FACTOR,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    }
+)
+# Not there, or about to be.
+_ABSENT: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE})
+_COPIES: Final = ".dlq"
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """Why a topic cannot be published to."""
+
+    reason: str
+    is_missing: bool
+    """It may come into being at any moment."""
+
+
+class Brokers:
+    """The brokers, by a client of its own. For any thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._brokers = settings.require_kafka()
+        self._creates = settings.create_topics
+        self._patterns = settings.create_topics_pattern.split() or patterns(settings)
+        self._most = settings.create_topics_max
+        self._partitions = settings.topic_partitions
+        self._replication = settings.topic_replication
+        self._missing = Unavailable(_NOT_YET if self._creates else _MISSING, is_missing=True)
+        self._trouble = ""
+        try:
+            config = client.config(settings, error_cb=self._on_error)
+            self._admin = AdminClient(config, logger=client.LOG)
+        except KafkaException as error:
+            raise SetupError(f"Kafka's client refuses its settings: {error.args[0].str()}") from None
+
+    def connect(self) -> None:
+        """Waits until a broker answers.
+
+        Raises:
+            UnavailableError: none does, or the credentials are wrong.
+        """
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while True:
+            try:
+                # Any answer will do: no topic has an empty name, so it is small.
+                self._admin.list_topics("", timeout=1.0)
+            except KafkaException as error:
+                self._admin.poll(0)
+                # A reason that the client has found will not change by waiting longer.
+                if time.monotonic() > deadline - (_ANSWER_SECONDS - 3 if self._trouble else 0):
+                    raise self._no_answer(self._trouble or _text(error)) from None
+            else:
+                self._trouble = ""
+                return
+
+    def answers(self) -> bool:
+        """Whether a broker answers within a second."""
+        try:
+            self._admin.list_topics("", timeout=1.0)
+        except KafkaException:
+            return False
+        return True
+
+    def poll(self) -> None:
+        """Serves the client's reports of errors, which would pile up."""
+        self._admin.poll(0)
+
+    def describe(self, names: Iterable[str]) -> dict[str, int | Unavailable]:
+        """Of each topic its number of partitions, or why it is unavailable. Creates none.
+
+        Raises:
+            UnavailableError: no broker answers.
+        """
+        asked = self._admin.describe_topics(
+            TopicCollection(list(names)),
+            # A transaction fails as a whole for a topic that may not be written to, and does not name it.
+            include_authorized_operations=True,
+            request_timeout=_DESCRIBE_SECONDS,
+        )
+        found: dict[str, int | Unavailable] = {}
+        for name, answer in asked.items():
+            error = answer.exception()
+            if error is not None and _code(error) == KafkaError._TIMED_OUT:
+                # The controller is asked, which can be unavailable while brokers take messages.
+                return self._list(asked)
+            found[name] = _partitions(answer.result()) if error is None else self._explain(error)
+        self._trouble = ""
+        return found
+
+    def _list(self, names: Iterable[str]) -> dict[str, int | Unavailable]:
+        """The same from any broker: it gives all topics of the cluster, and not what is allowed."""
+        try:
+            listed = self._admin.list_topics(timeout=_DESCRIBE_SECONDS).topics
+        except KafkaException as error:
+            raise self._no_answer(self._trouble or _text(error)) from None
+        self._trouble = ""
+        return {
+            name: len(listed[name].partitions)
+            if name in listed and listed[name].error is None
+            else self._missing
+            for name in names
+        }
+
+    def provoke(self, name: str) -> None:
+        """Asks so that a broker creates the topic, if it creates topics."""
+        try:
+            self._admin.list_topics(name, timeout=1.0)
+        except KafkaException as error:
+            raise self._no_answer(self._trouble or _text(error)) from None
+
+    @property
+    def creates(self) -> bool:
+        """Whether the operator lets the relay create topics."""
+        return self._creates
+
+    def create(self, names: list[str]) -> dict[str, str]:
+        """Creates topics; why, for each that was not created.
+
+        Raises:
+            UnavailableError: no broker answers.
+        """
+        refused = {name: self._forbidden() for name in names if not self._matches(name.removesuffix(_COPIES))}
+        chosen = [name for name in names if name not in refused]
+        room = self._most - self._count() if chosen else 0
+        counted = [name for name in chosen if not name.endswith(_COPIES)]
+        for name in counted[max(0, room) :]:
+            refused[name] = self._too_many()
+        new = [NewTopic(name, self._partitions, self._replication) for name in chosen if name not in refused]
+        if not new:
+            return refused
+        for name, answer in self._admin.create_topics(new, request_timeout=_ANSWER_SECONDS).items():
+            error = answer.exception()
+            if error is None or _code(error) == KafkaError.TOPIC_ALREADY_EXISTS:
+                continue
+            if _code(error) not in _REFUSALS:
+                raise self._no_answer(_text(error))
+            refused[name] = (
+                f"does not exist and could not be created ({_text(error).rstrip('.')}): create it, or change "
+                "OUTBOX_TOPIC_PARTITIONS, OUTBOX_TOPIC_REPLICATION or the right to CREATE"
+            )
+        return refused
+
+    def limits(self, names: Iterable[str]) -> dict[str, int | None]:
+        """Of each topic the bytes of the largest batch; None without an answer: the relay goes on without."""
+        resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
+        asked = self._admin.describe_configs(resources, request_timeout=_LIMIT_SECONDS) if resources else {}
+        return {resource.name: _limit(answer) for resource, answer in asked.items()}
+
+    def _matches(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self._patterns)
+
+    def _count(self) -> int:
+        """How many topics there are that the relay might have created."""
+        try:
+            names = self._admin.list_topics(timeout=_ANSWER_SECONDS).topics
+        except KafkaException as error:
+            raise self._no_answer(self._trouble or _text(error)) from None
+        return sum(1 for name in names if self._matches(name))
+
+    def _forbidden(self) -> str:
+        return (
+            "does not exist and its name does not match "
+            f"OUTBOX_CREATE_TOPICS_PATTERN={' '.join(self._patterns)}: create it, or extend the pattern"
+        )
+
+    def _too_many(self) -> str:
+        return (
+            f"does not exist and OUTBOX_CREATE_TOPICS_MAX={self._most} is reached by the topics that match "
+            f"{' '.join(self._patterns)}: create it, or raise the limit"
+        )
+
+    def _explain(self, error: BaseException) -> Unavailable:
+        code = _code(error)
+        if code in _ABSENT:
+            return self._missing
+        if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            return Unavailable(_NOT_ALLOWED, is_missing=False)
+        if code in _REFUSALS:
+            return Unavailable(f"is refused by the broker: {_text(error)}", is_missing=False)
+        raise self._no_answer(self._trouble or _text(error))
+
+    def _no_answer(self, reason: str) -> UnavailableError:
+        return UnavailableError(f"no broker answers at {self._brokers} (OUTBOX_KAFKA): {reason}")
+
+    def _on_error(self, error: KafkaError) -> None:
+        # That all brokers are down follows a reason, and says less.
+        if not (self._trouble and error.code() == KafkaError._ALL_BROKERS_DOWN):
+            self._trouble = error.str()
+
+
+def _partitions(topic: TopicDescription) -> int | Unavailable:
+    # A broker that does not say what is allowed says it when it refuses.
+    if topic.authorized_operations and AclOperation.WRITE not in topic.authorized_operations:
+        return Unavailable(_NOT_ALLOWED, is_missing=False)
+    return len(topic.partitions)
+
+
+def _limit(answer: Future[Any]) -> int | None:
+    if answer.exception() is not None:
+        return None
+    found = answer.result()
+    # A batch must fit into a segment as well.
+    return min(int(found["max.message.bytes"].value), int(found["segment.bytes"].value))
+
+
+def _code(error: BaseException) -> int | None:
+    return error.args[0].code() if isinstance(error, KafkaException) else None
+
+
+def _text(error: BaseException) -> str:
+    return str(error.args[0].str()) if isinstance(error, KafkaException) else str(error)

@@ -1,0 +1,292 @@
+"""Kafka's client as the core uses it: encode, route, produce, report.
+
+Invariants:
+- Decides of an event where it goes and what it looks like there; what becomes of it, the core says.
+- Everything here runs in one thread: delivery reports are served by `serve` and `flush`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Final
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from outbox_pipelines.errors import UnavailableError
+from outbox_pipelines.event import Batch, Event
+from outbox_pipelines.relay.core.delivery import Delivery
+from outbox_pipelines.relay.core.ports import Gate
+from outbox_pipelines.relay.core.refusal import Kind, Refusal
+from outbox_pipelines.relay.kafka import client, errors
+from outbox_pipelines.relay.kafka.batch_size import BatchSize
+from outbox_pipelines.relay.kafka.encoding import Encoder, Headers
+from outbox_pipelines.relay.kafka.routing import IllegalTopicError, Router
+from outbox_pipelines.relay.kafka.topics import Topics, TopicUnavailableError
+from outbox_pipelines.relay.telemetry.event_log import Report, observer
+from outbox_pipelines.settings import Settings
+
+# Until the last reports of a producer that has failed are in.
+_LAST_REPORTS_SECONDS: Final = 5.0
+# Of a batch with one record, beside key, value and headers.
+_RECORD_OVERHEAD: Final = 100
+# Payloads up to a topic's limit, less this, and by four for UTF-8, are not looked at twice.
+_USUAL_HEADERS: Final = 2048
+_UNLIMITED: Final = 1 << 60
+
+
+class IdempotentProducer:
+    """One idempotent, gapless producer after another: implements `core.ports.Producer`."""
+
+    # Whether released events may be larger than their topic takes, by what is known of it.
+    doubts_released = True
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._encode = Encoder(settings).encode
+        self._router = Router(settings)
+        self._observe = observer(settings)
+        self._topics = Topics(settings)
+        self._routes: dict[tuple[str, str], tuple[str, int]] = {}
+        self._batches = BatchSize()
+        self.has_failed = False
+        self.trouble = ""
+        self._producer = self._new()
+
+    def connect(self) -> None:
+        """Waits until a broker answers.
+
+        Raises:
+            UnavailableError: none does, or the credentials are wrong.
+        """
+        self._topics.connect()
+
+    def prepare(self, shards: int) -> None:
+        """Make ready what so many shards need; may be called in another thread."""
+
+    def idle(self) -> None:
+        """Serve the clients while nothing is published: what they report would pile up."""
+        self.serve(0.0, linger=True)
+        self._topics.idle()
+
+    @property
+    def lookups(self) -> Topics:
+        """What is known of the topics, for all who publish to them."""
+        return self._topics
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """Where events have gone; each is looked up before its first."""
+        return self._topics.known
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether one with batches of another size is wanted."""
+        return self._batches.is_outdated
+
+    @property
+    def must_shrink(self) -> bool:
+        """Whether it may send batches that a topic refuses."""
+        return self._batches.must_shrink
+
+    @property
+    def in_flight(self) -> int:
+        """How many messages it has not reported."""
+        return len(self._producer)
+
+    def refresh(self) -> None:
+        """Take over what is known anew of topics and their limits."""
+        if self._topics.refresh() | self._batches.turn(time.monotonic()):
+            self._routes.clear()
+
+    def send(self, delivery: Delivery, events: list[Event], gate: Gate) -> list[Event]:
+        """Hand events over in order; return those that were not taken."""
+        # The hot loop: what is looked up here is looked up 200,000 times a second.
+        report: Report
+        produce, report, routes, encode = self._producer.produce, delivery.report, self._routes, self._encode
+        in_flight, observe = delivery.in_flight.append, self._observe
+        doubts = isinstance(delivery.batch, Batch) or self.doubts_released
+        blocked = gate.blocked(delivery)
+        for n, event in enumerate(events):
+            if (
+                blocked
+                and (event.aggregate_type, event.aggregate_id) in blocked
+                and gate.holds_back(delivery, event)
+            ):
+                continue
+            try:
+                route = routes.get((event.aggregate_type, event.event_type))
+                if route is None:
+                    route = self._route(event, delivery)
+                    if self._batches.must_shrink:
+                        return events[n:]
+                topic, usual = route
+                value, headers = encode(event)
+                if len(event.payload) > usual and doubts and self._is_too_large(topic, event, value, headers):
+                    gate.suspect(delivery, event, "larger than its topic takes, unless it compresses well")
+                    continue
+                if observe is not None:
+                    report, headers = observe(event, topic, headers, delivery.report)
+                while True:
+                    try:
+                        produce(topic, value, event.aggregate_id, on_delivery=report, headers=headers)
+                        break
+                    except BufferError:
+                        self.serve(0.05, linger=True)
+                        if self.has_failed:
+                            return events[n:]
+                in_flight(event)
+            except UnavailableError as error:
+                gate.unavailable(str(error))
+                return events[n:]
+            except TopicUnavailableError as error:
+                gate.suspect(delivery, event, str(error))
+            except KafkaException as error:
+                reason: KafkaError = error.args[0]
+                refusal = errors.refusal(reason)
+                if reason.fatal() or refusal.kind not in (Kind.EVENT, Kind.TOPIC):
+                    self.has_failed, self.trouble = True, reason.str()
+                    return events[n:]
+                gate.refused(delivery, event, refusal)
+            except Exception as error:  # noqa: BLE001 - whatever an event's content makes the encoder raise
+                gate.suspect(delivery, event, f"{type(error).__name__}: {error}")
+        return []
+
+    def serve(self, seconds: float, *, linger: bool) -> None:
+        """Fetch reports. A producer that has failed for good raises then, yet goes on reporting."""
+        try:
+            if linger:
+                self._producer.poll(seconds)
+            else:
+                self._producer.flush(seconds)
+        except KafkaException as error:
+            self.has_failed = True
+            self.trouble = error.args[0].str()
+
+    def await_reports(self) -> None:
+        """Fetch the last reports after a failure, for a while."""
+        deadline = time.monotonic() + _LAST_REPORTS_SECONDS
+        while len(self._producer) and time.monotonic() < deadline:
+            # A producer that has failed keeps its queue, and adds to it what failed as a consequence.
+            self._producer.purge(in_flight=False, blocking=False)
+            self.serve(0.05, linger=True)
+
+    def purge(self) -> None:
+        """Give up what is not acknowledged; it is reported as failed."""
+        self._producer.purge()
+
+    def flush(self, seconds: float) -> None:
+        """Fetch reports until all are in, for so long at most."""
+        deadline = time.monotonic() + seconds
+        while len(self._producer) and time.monotonic() < deadline:
+            self.serve(0.05, linger=True)
+
+    def replace(self) -> None:
+        """Take a new producer, with batches as they are wanted."""
+        self._producer = self._new()
+        self.has_failed = False
+
+    def identify(
+        self, in_flight: list[Event], failed: list[tuple[Message, KafkaError]]
+    ) -> list[tuple[Event, Refusal]]:
+        """The events of failed messages, which carry topic, key and value only.
+
+        Of equal ones the last are meant: what is acknowledged of a partition is a prefix.
+        """
+        if not failed:
+            return []
+        same: dict[tuple[str | None, bytes, bytes], list[Event]] = {}
+        for event in in_flight:
+            value, _ = self._encode(event)
+            content = (self._topic(event), event.aggregate_id.encode(), (value or "").encode())
+            same.setdefault(content, []).append(event)
+        return [
+            (
+                same[message.topic(), message.key() or b"", message.value() or b""].pop(),
+                errors.refusal(error),
+            )
+            for message, error in reversed(failed)
+        ]
+
+    def shrink(self, refused: list[Event]) -> set[int]:
+        """Plan smaller batches, topic by topic; hopeless are those which were alone in their batch."""
+        hopeless: set[int] = set()
+        together: dict[str, list[int]] = {}
+        for event in refused:
+            if _size(event, *self._encode(event)) > self._batches.current:
+                hopeless.add(event.seq)
+            else:
+                together.setdefault(self._topic(event), []).append(event.seq)
+        for topic, seqs in together.items():
+            if not self._shrink(topic) or len(seqs) == 1:
+                hopeless.update(seqs)
+        return hopeless
+
+    def _shrink(self, topic: str) -> bool:
+        # Not larger than a batch may be, and refused: what is known of the topic's limit is wrong.
+        self._topics.doubt(topic)
+        self._routes.clear()
+        largest = None
+        with suppress(UnavailableError, TopicUnavailableError):
+            largest = self._topics.find(topic).largest
+        return self._batches.lower(topic, largest)
+
+    def refuse_topic(self, event: Event, refusal: Refusal) -> None:
+        """Take the topic of this event for unavailable."""
+        self._topics.refuse(self._topic(event), refusal)
+        self._routes.clear()
+
+    def answers(self) -> bool:
+        """Ask Kafka for a sign of life."""
+        return self._topics.answers()
+
+    def close(self) -> None:
+        """End the look-ups."""
+        self._topics.close()
+
+    def _new(self) -> confluent_kafka.Producer:
+        self._batches.current = self._batches.wanted
+        return client.producer(self._settings, self._on_error, batch_size=self._batches.current)
+
+    def _topic(self, event: Event) -> str:
+        return self._router.topic(event.aggregate_type, event.event_type)
+
+    def _route(self, event: Event, delivery: Delivery) -> tuple[str, int]:
+        """Where an event goes, and how long a payload is beyond doubt there."""
+        name = self._topic(event)
+        if not self._topics.is_asked(name):
+            # One question for all topics that are new here.
+            types = {(other.aggregate_type, other.event_type) for other in delivery.batch.events}
+            self._topics.ask(self._names(types - self._routes.keys()))
+        topic = self._topics.find(name)
+        usual = _UNLIMITED if topic.largest is None else max(0, (topic.largest - _USUAL_HEADERS) // 4)
+        route = self._routes[event.aggregate_type, event.event_type] = (topic.name, usual)
+        self._batches.use(name, topic.largest)
+        return route
+
+    def _names(self, types: Iterable[tuple[str, str]]) -> Iterator[str]:
+        for some in types:
+            with suppress(IllegalTopicError):
+                yield self._router.topic(*some)
+
+    def _is_too_large(self, topic: str, event: Event, value: str | None, headers: Headers) -> bool:
+        largest = self._topics.find(topic).largest
+        return largest is not None and _size(event, value, headers) > largest
+
+    def _on_error(self, error: KafkaError) -> None:
+        # That all brokers are down follows a reason, and says less.
+        if not (self.trouble and error.code() == KafkaError._ALL_BROKERS_DOWN):
+            self.trouble = error.str()
+
+
+def _size(event: Event, value: str | None, headers: Headers) -> int:
+    """Bytes of a batch with this event alone, before compression."""
+    size = _RECORD_OVERHEAD + len(event.aggregate_id.encode()) + len((value or "").encode())
+    return size + sum(len(name.encode()) + len(content or b"") + 2 for name, content in _encoded(headers))
+
+
+def _encoded(headers: Headers) -> Iterator[tuple[str, bytes | None]]:
+    for name, content in headers:
+        yield name, content.encode() if isinstance(content, str) else content

@@ -1,0 +1,152 @@
+"""What Kafka knows of how far a shard is: the last record of its partition in the progress topic.
+
+Invariants:
+- What a record says, and when it is believed, stands in `core.record`.
+- A record that no relay wrote is passed over: the last one of a relay before it is still the truth, and
+  without any the database's row counts, which repeats events at worst.
+- One partition per shard, so that nobody's open transaction holds back another's reader.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from concurrent.futures import Future
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions, NewTopic
+
+from outbox_pipelines.errors import SetupError, UnavailableError
+from outbox_pipelines.relay.core.record import Record
+from outbox_pipelines.relay.kafka import client
+from outbox_pipelines.settings import Settings
+
+_LOG = logging.getLogger(__name__)
+_SECONDS: Final = 30.0
+# Kafka's client reports by itself that time is up.
+_GRACE_SECONDS: Final = 5.0
+# Offsets to look back for a record at first: control records and aborted ones take some.
+_LOOK_BACK: Final = 1000
+
+
+def create_topic(settings: Settings, name: str, shards: int) -> None:
+    """Makes the progress topic with a partition for each shard, or more partitions where there are too few.
+
+    Raises:
+        SetupError: it may not be made.
+        UnavailableError: no broker answers.
+    """
+    admin = AdminClient(client.config(settings), logger=client.LOG)
+    topic = NewTopic(name, shards, settings.topic_replication, config={"cleanup.policy": "compact"})
+    try:
+        made = admin.create_topics([topic], request_timeout=_SECONDS)
+        if _was_made(made[name], KafkaError.TOPIC_ALREADY_EXISTS):
+            return
+        if len(admin.list_topics(name, timeout=_SECONDS).topics[name].partitions) < shards:
+            more = admin.create_partitions([NewPartitions(name, shards)], request_timeout=_SECONDS)
+            # The relays of all shards ask for them at once: one is first, and that is enough.
+            _was_made(more[name], KafkaError.INVALID_PARTITIONS)
+    except TimeoutError:
+        raise UnavailableError(
+            f"the progress topic {name} cannot be made: Kafka's client gives no answer"
+        ) from None
+    except KafkaException as error:
+        reason = error.args[0]
+        if reason.retriable() or reason.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
+            raise UnavailableError(f"the progress topic {name} cannot be made: {reason.str()}") from None
+        raise SetupError(
+            f"exactly_once needs the topic {name}, which cannot be made ({reason.str()}): make it with a "
+            "partition for each shard and cleanup.policy=compact, or allow the relay to"
+        ) from None
+
+
+def _was_made(answer: Future[None], was_there: int) -> bool:
+    """False where Kafka says that it was there before, which is the code `was_there`."""
+    try:
+        answer.result(_SECONDS + _GRACE_SECONDS)
+    except KafkaException as error:
+        if error.args[0].code() == was_there:
+            return False
+        raise
+    return True
+
+
+def read_last(settings: Settings, topic: str, shard: int) -> Record | None:
+    """The last committed record of a shard; None where there is none.
+
+    Raises:
+        UnavailableError: Kafka does not answer.
+    """
+    consumer = Consumer(
+        {
+            **client.consumer_config(settings),
+            "group.id": f"outbox-progress-{uuid.uuid4().hex}",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        },
+        logger=client.LOG,
+    )
+    try:
+        low, high = _ends(consumer, TopicPartition(topic, shard))
+        back = _LOOK_BACK
+        while True:
+            start = max(low, high - back)
+            found = _last_from(consumer, TopicPartition(topic, shard, start))
+            if found is not None or start == low:
+                return found
+            back *= 10
+    except KafkaException as error:
+        raise UnavailableError(f"the progress topic {topic} cannot be read: {error.args[0].str()}") from None
+    finally:
+        consumer.close()
+
+
+def _ends(consumer: Any, partition: TopicPartition) -> tuple[int, int]:
+    """Its first offset, and the one behind its last; a topic just made has no leaders for a moment."""
+    deadline = time.monotonic() + _SECONDS
+    while True:
+        try:
+            low, high = consumer.get_watermark_offsets(partition, timeout=_SECONDS)
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+            consumer.poll(0.1)
+        else:
+            return low, high
+
+
+def _last_from(consumer: Any, start: TopicPartition) -> Record | None:
+    """The last record of a relay from an offset on. Its end is told, not computed: control records and
+    aborted messages take offsets too."""
+    consumer.assign([start])
+    found: Record | None = None
+    foreign: list[int] = []
+    deadline = time.monotonic() + _SECONDS
+    while time.monotonic() < deadline:
+        message = consumer.poll(0.5)
+        if message is None:
+            continue
+        error = message.error()
+        if error is None:
+            record = Record.decode(message.value())
+            found = record or found
+            if record is None:
+                foreign.append(message.offset())
+        elif error.code() == KafkaError._PARTITION_EOF:
+            if foreign:
+                _LOG.warning(
+                    "passed over %d records of the progress topic %s, partition %d, that no relay wrote "
+                    "(last offset %d): allow only the relay to write to this topic",
+                    len(foreign),
+                    start.topic,
+                    start.partition,
+                    foreign[-1],
+                )
+            return found
+        elif not error.retriable():
+            raise KafkaException(error)
+    raise UnavailableError(f"the progress topic {start.topic} gives no answer within {_SECONDS:.0f} s")

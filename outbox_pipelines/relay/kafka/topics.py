@@ -1,0 +1,466 @@
+"""The topics that are published to: whether they are there, what they accept, and which take nothing now.
+
+Invariants:
+- A topic is looked up before the first message to it: the client would report a missing one half a minute
+  later, and for each message.
+- A thread of its own asks the brokers. Who publishes waits for the first word on a topic, which a broker
+  gives at once, and for a missing one as long as `_Patience` lasts: nobody's topics delay another's events.
+- A topic that is missing, or that Kafka refuses messages for, is unavailable as a whole, until it is found or
+  takes a message that is tried alone.
+- Every method may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from confluent_kafka import KafkaError
+
+from outbox_pipelines.errors import UnavailableError
+from outbox_pipelines.relay.core.refusal import Refusal
+from outbox_pipelines.relay.kafka import errors
+from outbox_pipelines.relay.kafka.brokers import Brokers, Unavailable
+from outbox_pipelines.settings import Settings
+
+_LOG = logging.getLogger(__name__)
+# A broker that is there says within milliseconds whether it has a topic.
+_ANSWER_SECONDS: Final = 10.0
+# A broker that creates topics itself needs a moment for it.
+_CREATION_SECONDS: Final = 3.0
+# How often a missing topic is looked for: while it may be in creation, and later.
+_CREATION_POLL: Final = 0.1
+_AGAIN_SECONDS = 2.0
+# How often a topic that refuses messages is tried with one.
+_TRIAL_SECONDS = 10.0
+_REFRESH_SECONDS = 60.0
+_OUTAGE_PAUSE: Final = 0.5
+# In one request to the brokers.
+_AT_ONCE: Final = 500
+# Kafka's word that a topic is not as it was: what is known of it counts no more.
+_CHANGED: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        errors.UNKNOWN_TOPIC_ID,
+        errors.INCONSISTENT_TOPIC_ID,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic that can be published to."""
+
+    name: str
+    partitions: int
+    largest: int | None
+    """Bytes of the largest batch that it takes; None where the relay may not ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A topic's number of partitions is another one: its keys have moved."""
+
+    topic: str
+    before: int
+    after: int
+
+
+class TopicUnavailableError(Exception):
+    """Nothing can be published to this topic now; other topics are fine."""
+
+    def __init__(self, topic: str, reason: str) -> None:
+        super().__init__(f"topic {topic} {reason}")
+        self.topic = topic
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class _Search:
+    """A topic that is not known to be there."""
+
+    final_at: float
+    due: float = 0.0
+    reason: str = ""
+    """Why it is unavailable; empty until a broker has said something."""
+    is_final: bool = False
+    is_provoked: bool = False
+    """The broker had its chance to create it, or the relay created it."""
+    is_waited_for: bool = False
+    """The flow has waited for its creation once."""
+
+
+@dataclass(slots=True)
+class _Refusal:
+    """A topic that is there and takes no messages."""
+
+    reason: str
+    trial_at: float
+
+
+class Topics:
+    """What is known of the topics.
+
+    Args:
+        creation_seconds: how long a topic that the broker may be creating is not called missing.
+
+    Attributes:
+        changed: every change of a number of partitions that was noticed, in order.
+    """
+
+    def __init__(self, settings: Settings, *, creation_seconds: float = _CREATION_SECONDS) -> None:
+        self.changed: list[Change] = []
+        self._creation_seconds = creation_seconds
+        self._brokers = Brokers(settings)
+        self._patience = _Patience()
+        # All of it under the condition; that a topic is known is read without.
+        self._word = threading.Condition()
+        self._topics: dict[str, Topic] = {}
+        self._searches: dict[str, _Search] = {}
+        self._new: list[str] = []
+        self._doubted: dict[str, Topic] = {}
+        """As it was known, until it is looked up again."""
+        self._refusals: dict[str, _Refusal] = {}
+        self._outages = 0
+        self._outage = ""
+        self._has_news = False
+        self._refresh_due = time.monotonic() + _REFRESH_SECONDS
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._end = False
+
+    def connect(self) -> None:
+        """Waits until a broker answers.
+
+        Raises:
+            UnavailableError: none does, or the credentials are wrong.
+        """
+        self._brokers.connect()
+
+    def answers(self) -> bool:
+        """Whether a broker answers within a second."""
+        return self._brokers.answers()
+
+    def idle(self) -> None:
+        """Serves the client while nothing is asked: its reports of errors would pile up."""
+        self._brokers.poll()
+
+    def close(self) -> None:
+        """Ends the look-ups."""
+        with self._word:
+            self._end = True
+            self._word.notify_all()
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Those that were found, and are still there."""
+        with self._word:
+            return frozenset(self._topics)
+
+    def doubt(self, name: str) -> None:
+        """Kafka has contradicted what is known of the topic: have it looked up before it is used again."""
+        with self._word:
+            if (topic := self._topics.pop(name, None)) is not None:
+                self._doubted[name] = topic
+            self._ask([name])
+
+    def refresh(self) -> bool:
+        """Whether something has become known since the last call that changes where, or how, to publish."""
+        if not self._has_news:
+            return False
+        self._has_news = False
+        return True
+
+    def ask(self, names: Iterable[str]) -> None:
+        """Has these looked up, all at once, unless they are known or looked for."""
+        with self._word:
+            self._ask(names)
+
+    def is_asked(self, name: str) -> bool:
+        """Whether it is known, or looked for."""
+        return name in self._topics or name in self._searches
+
+    def is_known(self, name: str) -> bool:
+        """Return whether it was found, and is still there."""
+        return name in self._topics
+
+    def find(self, name: str) -> Topic:
+        """The topic, for the flow of all events: waits for the first word, and shortly for its creation.
+
+        Raises:
+            TopicUnavailableError: it is not there yet, or not for this relay, or takes nothing.
+            UnavailableError: no broker answers.
+        """
+        with self._word:
+            if (refusal := self._refusals.get(name)) is not None:
+                raise TopicUnavailableError(name, refusal.reason)
+            topic = self._topics.get(name)
+            if topic is None:
+                topic = self._wait(name, self._patience.left())
+            return topic
+
+    def find_for_trial(self, name: str, seconds: float) -> Topic:
+        """The topic, for one event alone: waits longer for its creation, and does not mind refusals.
+
+        Raises:
+            TopicUnavailableError: it is not there, or not for this relay.
+            UnavailableError: no broker answers.
+        """
+        with self._word:
+            return self._topics.get(name) or self._wait(name, seconds, is_spent=False)
+
+    def unavailable(self, name: str) -> str | None:
+        """Why nothing can be published to the topic now; None if something can, empty if no broker has said.
+
+        Does not wait.
+        """
+        with self._word:
+            if (refusal := self._refusals.get(name)) is not None:
+                return refusal.reason
+            if name in self._topics:
+                return None
+            self._ask([name])
+            return self._searches[name].reason
+
+    def may_be_found(self, name: str) -> bool:
+        """Whether the topic is available, or may be any moment."""
+        with self._word:
+            search = self._searches.get(name)
+            return name not in self._refusals and (search is None or not search.is_final)
+
+    def refuse(self, name: str, refusal: Refusal) -> None:
+        """Kafka has refused a message for its topic's sake: the topic is unavailable."""
+        with self._word:
+            if refusal.code in _CHANGED:
+                self._topics.pop(name, None)
+                self._ask([name])
+                self._searches[name].reason = self._searches[name].reason or "was deleted or created again"
+            elif name not in self._refusals:
+                _LOG.warning("topic %s refuses messages: %s", name, refusal.reason)
+                self._refusals[name] = _Refusal(
+                    f"refuses messages: {refusal.reason}", time.monotonic() + _TRIAL_SECONDS
+                )
+
+    def accept(self, name: str) -> None:
+        """The topic has taken a message, or has refused one for the message's own sake."""
+        with self._word:
+            if self._refusals.pop(name, None) is not None:
+                _LOG.warning("topic %s takes messages again", name)
+                self._has_news = True
+
+    def due_for_trial(self) -> list[str]:
+        """Those that refuse messages and are due to be tried with one; the next time after a while."""
+        now = time.monotonic()
+        with self._word:
+            due = [name for name, refusal in self._refusals.items() if refusal.trial_at <= now]
+            for name in due:
+                self._refusals[name].trial_at = now + _TRIAL_SECONDS
+        return due
+
+    # --- all below with the condition held, up to the thread's own ---
+
+    def _ask(self, names: Iterable[str]) -> None:
+        now = time.monotonic()
+        for name in names:
+            if name in self._topics:
+                continue
+            search = self._searches.get(name)
+            if search is None:
+                search = self._searches[name] = _Search(now + self._creation_seconds)
+            if not search.reason and name not in self._new:
+                self._new.append(name)
+        if self._new:
+            self._start()
+            self._word.notify_all()
+
+    def _wait(self, name: str, seconds: float, *, is_spent: bool = True) -> Topic:
+        self._ask([name])
+        outages = self._outages
+
+        def is_told() -> bool:
+            search = self._searches.get(name)
+            is_away = self._outages > outages or self._failure is not None or self._end
+            return search is None or bool(search.reason) or is_away
+
+        self._word.wait_for(is_told, _ANSWER_SECONDS)
+        begun = time.monotonic()
+        search = self._searches.get(name)
+        if search is not None and search.reason and not (is_spent and search.is_waited_for):
+            search.is_waited_for = search.is_waited_for or is_spent
+            self._word.wait_for(lambda: name not in self._searches or self._searches[name].is_final, seconds)
+        if is_spent:
+            self._patience.spend(time.monotonic() - begun)
+        if self._failure is not None:
+            raise self._failure
+        if (topic := self._topics.get(name)) is not None:
+            return topic
+        search = self._searches.get(name)
+        if search is None or not search.reason:
+            raise UnavailableError(
+                self._outage or f"no broker has said within {_ANSWER_SECONDS:.0f} s what topic {name} is"
+            )
+        raise TopicUnavailableError(name, search.reason)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="outbox-topics", daemon=True)
+            self._thread.start()
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        while True:
+            with self._word:
+                self._word.wait_for(lambda: self._end or self._new, self._rest())
+                if self._end:
+                    return
+                names, self._new = self._new[:_AT_ONCE], self._new[_AT_ONCE:]
+            try:
+                if names:
+                    self._look(names)
+                else:
+                    self._search()
+                    self._refresh()
+            except UnavailableError as error:
+                self._note_outage(str(error))
+            except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+                with self._word:
+                    self._failure = error
+                    self._word.notify_all()
+                return
+
+    def _rest(self) -> float:
+        due = min(
+            (search.due for search in self._searches.values() if search.reason), default=self._refresh_due
+        )
+        return max(0.0, min(due, self._refresh_due) - time.monotonic())
+
+    def _look(self, names: list[str]) -> None:
+        """Asks about topics, and writes down what is said."""
+        found = self._brokers.describe(names)
+        limits = self._brokers.limits(name for name, what in found.items() if isinstance(what, int))
+        now = time.monotonic()
+        with self._word:
+            for name, what in found.items():
+                if isinstance(what, int):
+                    self._searches.pop(name, None)
+                    self._topics[name] = Topic(name, what, limits.get(name))
+                    self._has_news = True
+                    if (before := self._doubted.pop(name, None)) is not None:
+                        self._note_change(before, what, limits.get(name))
+                elif (search := self._searches.get(name)) is not None:
+                    self._note_absence(search, what, now)
+            self._word.notify_all()
+
+    def _note_absence(self, search: _Search, what: Unavailable, now: float) -> None:
+        # Why the relay may not create it says more than that it is missing.
+        if not (search.is_final and search.reason and what.is_missing):
+            search.reason = what.reason
+        search.is_final = search.is_final or not what.is_missing or now >= search.final_at
+        if not search.is_provoked and what.is_missing:
+            search.due = now
+        else:
+            # A thousand missing topics are not asked for as often as one.
+            pause = _AGAIN_SECONDS + 0.01 * len(self._searches)
+            search.due = now + (pause if search.is_final else _CREATION_POLL)
+
+    def _search(self) -> None:
+        """Creates what is missing, or has it created, where that is wanted; and looks again."""
+        now = time.monotonic()
+        with self._word:
+            due = [name for name, search in self._searches.items() if search.reason and search.due <= now]
+            due = due[:_AT_ONCE]
+            fresh = [name for name in due if not self._searches[name].is_provoked]
+        if fresh and self._brokers.creates:
+            refused = self._brokers.create(fresh)
+            with self._word:
+                for name in fresh:
+                    search = self._searches[name]
+                    search.is_provoked = True
+                    if name in refused:
+                        search.reason, search.is_final = refused[name], True
+                    else:
+                        search.final_at = max(search.final_at, time.monotonic() + self._creation_seconds)
+        else:
+            for name in fresh:
+                # Somebody waits for the first word on another topic.
+                if self._new or self._end:
+                    return
+                self._brokers.provoke(name)
+                self._searches[name].is_provoked = True
+        if due:
+            self._look(due)
+
+    def _refresh(self) -> None:
+        """Asks about all known topics again, once a minute."""
+        if time.monotonic() < self._refresh_due:
+            return
+        self._refresh_due = time.monotonic() + _REFRESH_SECONDS
+        self._brokers.poll()
+        with self._word:
+            known = dict(self._topics)
+        names = list(known)
+        for first in range(0, len(names), _AT_ONCE):
+            some = names[first : first + _AT_ONCE]
+            found = self._brokers.describe(some)
+            limits = self._brokers.limits(name for name, what in found.items() if isinstance(what, int))
+            with self._word:
+                for name, what in found.items():
+                    self._note_change(known[name], what, limits.get(name))
+
+    def _note_change(self, before: Topic, what: int | Unavailable, limit: int | None) -> None:
+        if isinstance(what, Unavailable):
+            if what.is_missing:
+                _LOG.warning("topic %s is gone", before.name)
+                self._topics.pop(before.name, None)
+                self._has_news = True
+            return
+        after = Topic(before.name, what, before.largest if limit is None else limit)
+        if after.partitions != before.partitions:
+            self.changed.append(Change(before.name, before.partitions, after.partitions))
+            _LOG.warning(
+                "topic %s has %d partitions instead of %d: keys move to other partitions, so an "
+                "aggregate's order holds among its messages from before and among those from now on only",
+                *(before.name, after.partitions, before.partitions),
+            )
+        if after != before:
+            self._topics[before.name] = after
+            self._has_news = True
+
+    def _note_outage(self, reason: str) -> None:
+        with self._word:
+            self._outages, self._outage = self._outages + 1, reason
+            for search in self._searches.values():
+                search.due = max(search.due, time.monotonic() + _OUTAGE_PAUSE)
+            # Who still wants to know asks again.
+            for name in [name for name, search in self._searches.items() if not search.reason]:
+                del self._searches[name]
+            self._new = []
+            self._word.notify_all()
+
+
+class _Patience:
+    """How long the flow may wait for topics in creation: half a second, and a twentieth of all time."""
+
+    _MOST: Final = 0.5
+    _SHARE: Final = 0.05
+
+    def __init__(self) -> None:
+        self._left = self._MOST
+        self._at = time.monotonic()
+
+    def left(self) -> float:
+        """How long it may wait now, in seconds."""
+        now = time.monotonic()
+        self._left = min(self._MOST, self._left + (now - self._at) * self._SHARE)
+        self._at = now
+        return max(0.0, self._left)
+
+    def spend(self, seconds: float) -> None:
+        self._left -= seconds

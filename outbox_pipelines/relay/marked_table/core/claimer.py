@@ -1,0 +1,157 @@
+"""The claiming part of a relay: settles what is complete, looks after what was refused, claims.
+
+Invariants:
+- Claims are settled in the order in which they were made, which is that in which they were published.
+- When a row cannot be marked, nothing more is claimed or published; what is in flight is awaited, and marked
+  as far as the table lets it be.
+- A run until empty is over when a claim finds nothing, and nothing is in flight, locked or due.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from outbox_pipelines.event import Released
+from outbox_pipelines.relay.core.batch_queue import BatchQueue
+from outbox_pipelines.relay.core.blocked import BlockedAggregates
+from outbox_pipelines.relay.core.breaker import Breaker, State
+from outbox_pipelines.relay.core.ledger import Ledger
+from outbox_pipelines.relay.core.ports import Clock
+from outbox_pipelines.relay.marked_table.core.claims import Claims
+from outbox_pipelines.relay.marked_table.core.ports import MarkError
+from outbox_pipelines.relay.marked_table.core.retries import Retries
+
+# Polling: fast for a second after the last event.
+_FAST_POLL: Final = 0.002
+_SLOW_POLL: Final = 0.025
+_FAST_FOR: Final = 1.0
+# Where nothing can be claimed.
+_IDLE_POLL: Final = 0.2
+
+
+class Claimer:
+    """The claiming part of a relay; for one thread.
+
+    Args:
+        is_told: whether the relay was told to end.
+        on_settled: told how many published events a settled claim had.
+
+    Attributes:
+        broken: why rows cannot be marked: each that is published would be published again.
+    """
+
+    def __init__(
+        self,
+        claims: Claims,
+        batches: BatchQueue,
+        ledger: Ledger,
+        blocked: BlockedAggregates,
+        retries: Retries,
+        breaker: Breaker,
+        *,
+        clock: Clock,
+        is_told: Callable[[], bool],
+        until_empty: bool,
+        on_settled: Callable[[int], None],
+    ) -> None:
+        self._claims = claims
+        self._batches = batches
+        self._ledger = ledger
+        self._blocked = blocked
+        self._retries = retries
+        self._breaker = breaker
+        self._clock = clock
+        self._is_told = is_told
+        self._until_empty = until_empty
+        self._on_settled = on_settled
+        self._is_claiming = True
+        self._active_at = -math.inf
+        self.broken: MarkError | None = None
+        self.released: deque[Released] = deque()
+        """Always empty: what is free is claimed."""
+
+    def is_stopped(self) -> bool:
+        """Return whether nothing more is to be published."""
+        return self.broken is not None or self._is_told()
+
+    def begin(self) -> None:
+        """Take up what the predecessor left."""
+        self._retries.begin()
+        if self._until_empty:
+            self._claims.stop_at_now()
+
+    def settle(self) -> None:
+        """Mark what Kafka has of the claims that are complete."""
+        batches, _ = self._ledger.take()
+        for complete in batches:
+            claim = self._claims.in_flight[0]
+            assert claim.batch is complete.batch, "claims are settled in order"
+            published = complete.published()
+            with self._breaking_off():
+                self._claims.settle(claim, published)
+            self._retries.settled(complete)
+            self._on_settled(len(published))
+        self._ledger.settled(batches)
+
+    def look_after(self) -> None:
+        """One round for what was refused, and for claims that Kafka is slow with."""
+        with self._breaking_off():
+            self._retries.look_after(may_try=self.may_try)
+        self._claims.let_go()
+
+    def claim(self) -> bool:
+        """Claim, if something can be claimed; return whether something was."""
+        if not self._is_claiming:
+            return False
+        if self.is_stopped():
+            self._end()
+        elif self._claims.may_claim:
+            claim = None
+            with self._breaking_off():
+                claim = self._claims.claim(list(self._blocked.aggregates))
+            if claim is not None:
+                self._active_at = self._clock()
+                self._batches.add(claim.batch)
+                return True
+            if self._until_empty and self._is_empty():
+                self._end()
+        return False
+
+    def _is_empty(self) -> bool:
+        """Whether a claim that found nothing means that there is nothing left."""
+        is_ours = not self._claims.in_flight and not self._claims.was_locked_out
+        return is_ours and self._retries.is_settled
+
+    @contextmanager
+    def _breaking_off(self) -> Iterator[None]:
+        try:
+            yield
+        except MarkError as error:
+            self.broken = self.broken or error
+
+    def _end(self) -> None:
+        self._is_claiming = False
+        self._batches.add(None)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more will be claimed."""
+        return not self._is_claiming
+
+    @property
+    def may_try(self) -> bool:
+        """Whether refused events may be tried now: what stands behind them must be claimed afterwards."""
+        return self._is_claiming and self._breaker.state is State.CLOSED and not self.is_stopped()
+
+    @property
+    def rest(self) -> float:
+        """How long there is nothing to do, unless something is complete, in seconds."""
+        poll = _FAST_POLL if self._clock() - self._active_at < _FAST_FOR else _SLOW_POLL
+        if not (self._is_claiming and self._claims.may_claim):
+            poll = _IDLE_POLL
+        # With Kafka away nothing is tried, however due it is.
+        return min(poll, self._retries.pause) if self.may_try else poll

@@ -1,0 +1,145 @@
+"""Which pending rows are claimed, and what becomes of a claim.
+
+Invariants:
+- A claim is the lowest pending rows in order of `seq`, without those of blocked aggregates. No row is passed
+  over because another session has it locked: its whole aggregate is left out until it is free.
+- What was acknowledged is marked, by its `seq`, and nothing else.
+- A row is in one claim at a time, whether that still has its locks or not.
+- A claim's transaction is open for `most_seconds` at most. Where Kafka is slower, the claim goes on without
+  its locks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from outbox_pipelines.event import Batch, Event
+from outbox_pipelines.position import Snapshot
+from outbox_pipelines.relay.core.ports import Clock
+from outbox_pipelines.relay.marked_table.core.ports import (
+    LockedError,
+    MarkError,
+    Name,
+    Rows,
+    Sessions,
+    Wanted,
+)
+
+MOST_CLAIMS: Final = 3
+"""One is being claimed or marked while Kafka works on the other two."""
+# Text of the claims that are not settled, in bytes, up to which another may be made.
+_MOST_BYTES: Final = 16_000_000
+# Foreign locks come and go between two statements.
+_TRIES: Final = 5
+# A claim has no position: its rows are marked one by one.
+_NOWHERE: Final = Snapshot(0, 0, ())
+
+
+@dataclass(slots=True)
+class Claim:
+    """Rows that no other claim has."""
+
+    number: int
+    batch: Batch
+    rows: Rows
+    at: float
+    is_locked: bool = True
+
+
+class Claims:
+    """The claims of a table that has been taken. For one thread.
+
+    Attributes:
+        in_flight: the claims that are not settled, the oldest first.
+        claimed: the number of the last claim.
+        passed_over: the `seq` of events that were given up, where no column can tell.
+        upto: the last `seq` to claim; None: there is none.
+        was_locked_out: whether the last claim left rows to another session that has locked them.
+    """
+
+    def __init__(self, sessions: Sessions, *, clock: Clock, most_seconds: float) -> None:
+        self._sessions = sessions
+        self._clock = clock
+        self._most_seconds = most_seconds
+        self._is_more = False
+        self._is_rehearsed = False
+        self.in_flight: deque[Claim] = deque()
+        self.claimed = 0
+        self.passed_over: set[int] = set()
+        self.upto: int | None = None
+        self.was_locked_out = False
+
+    def stop_at_now(self) -> None:
+        """Claim nothing that is inserted from now on."""
+        self.upto = self._sessions.last()
+
+    @property
+    def may_claim(self) -> bool:
+        """Whether few enough claims are in flight."""
+        size = sum(claim.batch.size for claim in self.in_flight)
+        return len(self.in_flight) < MOST_CLAIMS and size < _MOST_BYTES
+
+    def claim(self, blocked: Collection[Name]) -> Claim | None:
+        """Claim the next rows, without those of the blocked aggregates; None where there are none now.
+
+        Raises:
+            MarkError: the table does not let the first rows be marked.
+        """
+        busy = [event.seq for claim in self.in_flight for event in claim.batch.events]
+        wanted = Wanted([*busy, *self.passed_over], frozenset(blocked), self.upto)
+        self.was_locked_out = False
+        if not self._is_more and not self._sessions.any(wanted):
+            return None
+        for _ in range(_TRIES):
+            try:
+                rows = self._sessions.claim(wanted)
+            except LockedError:
+                wanted = wanted.without(self._sessions.locked(wanted))
+                self.was_locked_out = True
+            else:
+                return self._begun(rows)
+        return None
+
+    def _begun(self, rows: Rows) -> Claim | None:
+        self._is_more = rows.is_more
+        if not rows.events:
+            self._sessions.unlock(rows)
+            self._sessions.give_back(rows)
+            return None
+        if not self._is_rehearsed:
+            self._sessions.rehearse(rows)
+            self._is_rehearsed = True
+        self.claimed += 1
+        batch = Batch(rows.events, rows.size, _NOWHERE, _NOWHERE, ends_tick=False, unreadable=rows.unreadable)
+        claim = Claim(self.claimed, batch, rows, self._clock())
+        self.in_flight.append(claim)
+        return claim
+
+    def settle(self, claim: Claim, published: list[Event]) -> None:
+        """Mark what Kafka has of a claim; the rest of it is pending for everybody again.
+
+        Raises:
+            MarkError: the table does not let all of it be marked; the others are.
+        """
+        seqs = [event.seq for event in published]
+        try:
+            if seqs:
+                self._sessions.mark(claim.rows, seqs, is_locked=claim.is_locked)
+            elif claim.is_locked:
+                self._sessions.unlock(claim.rows)
+        except MarkError:
+            self._sessions.mark_what_can_be(claim.rows, seqs)
+            raise
+        finally:
+            self.in_flight.remove(claim)
+            self._sessions.give_back(claim.rows)
+
+    def let_go(self) -> None:
+        """End the transactions that have been open for too long: they hold vacuum back."""
+        for claim in self.in_flight:
+            if claim.is_locked and self._clock() - claim.at > self._most_seconds:
+                self._sessions.unlock(claim.rows)
+                claim.is_locked = False

@@ -1,0 +1,131 @@
+"""The file that OUTBOX_TABLE_FILE names: which table holds the events, and what its columns are called.
+
+Invariants:
+- A mapping that exists is complete and consistent in itself; whether the table is so, `catalog` says.
+- The shape follows from the columns that are named: `published_at`, or `status`. Never both.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+# Called as here unless the file says otherwise.
+REQUIRED: Final = ("id", "seq", "aggregate_type", "aggregate_id", "event_type", "payload")
+# Used only where the file names them. What goes into a message's headers:
+METADATA: Final = ("idempotency_key", "correlation_id", "causation_id", "traceparent", "version")
+_OPTIONAL: Final = ("created_at", "headers", *METADATA)
+# What the relay writes:
+WRITTEN: Final = (
+    "published_at",
+    "status",
+    "processed_at",
+    "failed_at",
+    "retry_count",
+    "last_error",
+    "next_attempt_at",
+)
+_ALL: Final = (*REQUIRED, *_OPTIONAL, *WRITTEN)
+_STATES: Final = {"pending": "PENDING", "processed": "PROCESSED", "failed": "FAILED"}
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A table in the textbook's shape."""
+
+    schema: str | None
+    """None: OUTBOX_SCHEMA."""
+    table: str
+    columns: dict[str, str]
+    """Their names, by ours; an optional column that was not named is not in it."""
+    states: dict[str, str]
+    """The values of `status`: pending, processed, failed."""
+
+    @property
+    def has_status(self) -> bool:
+        """Whether a status tells what is pending; else it is `published_at`, which is null until then."""
+        return "status" in self.columns
+
+    @property
+    def remembers_failures(self) -> bool:
+        """Whether the table itself can say that an event was given up."""
+        return any(name in self.columns for name in ("status", "failed_at", "retry_count"))
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.table}" if self.schema else self.table
+
+
+def read_mapping(path: Path) -> Mapping:
+    """The mapping in a file; `ValueError` that says how to mend it where it is none."""
+    try:
+        content = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot be read ({error}): name a TOML file that describes the table") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"is not TOML ({error}): see docs/existing-tables.md") from None
+    if unknown := sorted(content.keys() - {"table", "columns", "status"}):
+        raise ValueError(f"has an unknown entry {unknown[0]!r}: there are table, [columns] and [status]")
+    schema, table = _table(content.get("table"))
+    columns = {name: name for name in REQUIRED} | _names(content, "columns", _ALL)
+    _check_shape(columns)
+    states = _names(content, "status", tuple(_STATES))
+    if states and "status" not in columns:
+        raise ValueError('has [status] but no status column: write status = "status" in [columns]')
+    states = _STATES | states
+    if len(set(states.values())) < len(states):
+        raise ValueError("gives one value of [status] two meanings: pending, processed, failed must differ")
+    return Mapping(schema, table, columns, states)
+
+
+def _table(value: Any) -> tuple[str | None, str]:
+    if not isinstance(value, str) or not value:
+        raise ValueError('names no table: write table = "outbox" or table = "schema.outbox" at its beginning')
+    parts = value.split(".")
+    if len(parts) > 2 or not all(parts):
+        raise ValueError(
+            f"has table = {value!r}: write a name, or a schema, a dot and a name, without quotes"
+        )
+    _check_name("table", value)
+    return (parts[0], parts[1]) if len(parts) == 2 else (None, parts[0])
+
+
+def _names(content: dict[str, Any], section: str, known: tuple[str, ...]) -> dict[str, str]:
+    found = content.get(section, {})
+    if not isinstance(found, dict):
+        raise ValueError(f'has {section} as a value: write a section [{section}] with lines name = "…"')
+    for name, value in found.items():
+        if name not in known:
+            raise ValueError(f"has an unknown {name!r} in [{section}]: there are {', '.join(known)}")
+        if not isinstance(value, str) or not value:
+            raise ValueError(
+                f"has {name} = {value!r} in [{section}]: write a name in quotes, or leave it out"
+            )
+        _check_name(name, value)
+    return found
+
+
+def _check_name(what: str, name: str) -> None:
+    # Statements are made with these names and with parameters, which begin so.
+    if "%" in name or "\0" in name:
+        raise ValueError(f"has {what} = {name!r}: such a name cannot be used: rename it")
+
+
+def _check_shape(columns: dict[str, str]) -> None:
+    if "status" in columns and "published_at" in columns:
+        raise ValueError(
+            "names published_at and status, and only one can tell what is pending: keep published_at (null "
+            "while pending), or status with processed_at for the time"
+        )
+    if "status" not in columns and "published_at" not in columns:
+        raise ValueError(
+            "does not say what is pending: name published_at (null while pending) or status in [columns]"
+        )
+    if "processed_at" in columns and "status" not in columns:
+        raise ValueError("names processed_at without status: call it published_at, or name the status column")
+    taken: dict[str, str] = {}
+    for ours, theirs in columns.items():
+        if theirs in taken and {ours, taken[theirs]} != {"id", "seq"}:
+            raise ValueError(f"has {ours} and {taken[theirs]} both as {theirs!r}: each needs its own column")
+        taken[theirs] = ours

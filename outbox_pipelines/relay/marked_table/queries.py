@@ -1,0 +1,323 @@
+"""All SQL of the relay of an existing table, made for one table and the columns that it has.
+
+Names in braces are filled in once, by `make`; `pending` is a condition that a partial index of the table
+should have. States of a status column stand in the text, for the planner to find that index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, LiteralString
+
+from psycopg import sql
+
+from outbox_pipelines.relay.marked_table.mapping import METADATA, Mapping
+from outbox_pipelines.relay.queries import FITTING
+
+# --- the right to relay the table -------------------------------------------------------------------------
+
+# Polled, not waited for: a blocked statement would hold vacuum back.
+TRY_LOCK: Final = "SELECT pg_try_advisory_lock(%(key)s::bigint)"
+UNLOCK: Final = "SELECT pg_advisory_unlock(%(key)s::bigint)"
+# Alone in its transaction: taken and given back, which is possible only while no claim of anybody is open.
+NO_CLAIMS: Final = "SELECT pg_try_advisory_xact_lock(%(key)s::bigint)"
+OWNER: Final[LiteralString] = """
+SELECT l.pid, a.application_name,
+       extract(epoch FROM clock_timestamp() - a.backend_start)::float8,
+       to_char(a.backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
+FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND l.classid = %(key)s::bigint >> 32 AND l.objid = %(key)s::bigint & 4294967295"""
+PID: Final = "SELECT pg_backend_pid()"
+
+# A claim begins so. The shared lock is asked for first: a new owner waits until it is free, so whoever still
+# owns the table after that stays its owner until this claim is over.
+BEGIN: Final = """
+BEGIN ISOLATION LEVEL READ COMMITTED;
+SELECT pg_advisory_xact_lock_shared({claims});
+SELECT EXISTS (
+    SELECT FROM pg_locks
+    WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND pid = {pid}
+      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND classid = {key}::bigint >> 32 AND objid = {key}::bigint & 4294967295)"""
+
+# --- what the catalog says --------------------------------------------------------------------------------
+
+TABLE: Final = """
+SELECT c.oid::bigint, c.relkind::text, c.oid::regclass::text, has_table_privilege(c.oid, 'SELECT'),
+       has_any_column_privilege(c.oid, 'UPDATE'), row_security_active(c.oid),
+       current_user::text, c.relname::text
+FROM pg_class c WHERE c.oid = to_regclass(%(table)s)"""
+
+# A domain counts as what it is made of.
+COLUMNS: Final = """
+SELECT a.attname::text, t.typname::text, t.typtype::text, format_type(t.oid, NULL),
+       format_type(a.atttypid, a.atttypmod), a.attnotnull,
+       ARRAY(SELECT e.enumlabel::text FROM pg_enum e WHERE e.enumtypid = t.oid ORDER BY e.enumsortorder)
+FROM pg_attribute a
+JOIN pg_type declared ON declared.oid = a.atttypid
+JOIN pg_type t ON t.oid = CASE WHEN declared.typtype = 'd' THEN declared.typbasetype ELSE declared.oid END
+WHERE a.attrelid = %(oid)s::oid AND a.attnum > 0 AND NOT a.attisdropped"""
+
+# The tables that hold rows, each with whether it has an index that begins with seq and holds pending rows
+# alone. The condition is compared as text: a wrong guess costs a warning.
+LEAVES: Final = """
+SELECT leaf::regclass::text, EXISTS (
+    SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+    WHERE i.indrelid = leaf AND i.indisvalid AND a.attname = %(seq)s
+      AND strpos(pg_get_expr(i.indpred, i.indrelid), %(marker)s) > 0
+      AND strpos(pg_get_expr(i.indpred, i.indrelid), %(value)s) > 0)
+FROM (SELECT relid FROM pg_partition_tree(%(oid)s::oid::regclass) WHERE isleaf AND relid <> %(oid)s::oid
+      UNION ALL
+      SELECT oid FROM pg_class WHERE oid = %(oid)s::oid AND relkind = 'r') AS leaves (leaf)"""
+
+# An id may be any text here.
+_FITTING: Final[LiteralString] = FITTING.replace(
+    "id::text", "CASE WHEN octet_length(id) <= %(most)s THEN id ELSE left(id, 999) END", 1
+)
+
+# --- the events -------------------------------------------------------------------------------------------
+
+# In a portal, so that large payloads can be taken a few at a time from one snapshot; and because a portal is
+# planned for its first rows, by the index: a plain query of a table whose backlog has grown since it was
+# analyzed sorted all of it for each claim. NO KEY, so that a foreign key to the table locks nobody out;
+# NOWAIT, because a row that is passed over would be overtaken.
+CLAIM: Final = """
+DECLARE claim NO SCROLL CURSOR FOR
+SELECT {fitting} FROM (
+    SELECT {texts} FROM {table} AS t WHERE {where} ORDER BY {seq} LIMIT %(limit)s
+    FOR NO KEY UPDATE OF t NOWAIT) AS event"""
+FETCH: Final = "FETCH {count} FROM claim"
+# The aggregates of rows that somebody else has locked.
+LOCKED: Final = """
+WITH due AS MATERIALIZED (
+    SELECT {seq} AS seq, {aggregate_type}::text AS type, {aggregate_id}::text AS name
+    FROM {table} AS t WHERE {where} ORDER BY {seq} LIMIT %(limit)s
+), free AS MATERIALIZED (
+    SELECT {seq} AS seq FROM {table} AS t WHERE {where} ORDER BY {seq} LIMIT %(limit)s
+    FOR NO KEY UPDATE OF t SKIP LOCKED
+)
+SELECT DISTINCT type, name FROM due WHERE seq NOT IN (SELECT seq FROM free)"""
+ANY: Final = "SELECT EXISTS (SELECT FROM {table} AS t WHERE {where})"
+
+# Conditions that are added to `pending`. Lists as subqueries, which are hashed. Aggregates are compared in
+# the columns' own types, so that an index on them can serve.
+AMONG: Final = """({aggregate_type}, {aggregate_id}) IN (SELECT * FROM unnest(
+    %(types)s::text[]::{aggregate_type_type}[], %(ids)s::text[]::{aggregate_id_type}[]))"""
+NOT_AMONG: Final = """({aggregate_type}, {aggregate_id}) NOT IN (SELECT * FROM unnest(
+    %(types)s::text[]::{aggregate_type_type}[], %(ids)s::text[]::{aggregate_id_type}[]))"""
+NOT_BUSY: Final = "{seq} NOT IN (SELECT unnest(%(busy)s::bigint[]))"
+UP_TO: Final = "{seq} <= %(upto)s"
+
+# Exactly what was acknowledged: a range would stamp rows that have committed since they were claimed. Not
+# now(), which is when the claim began.
+MARK: Final = "UPDATE {table} AS t SET {processed} WHERE {unprocessed} AND {seq} = ANY (%(seqs)s::bigint[])"
+UNMARKED: Final = "SELECT count(*) FROM {table} AS t WHERE {unprocessed} AND {seq} = ANY (%(seqs)s::bigint[])"
+LAST: Final = "SELECT coalesce(max({seq}), 0)::bigint FROM {table} AS t WHERE {pending}"
+
+# --- rejections -------------------------------------------------------------------------------------------
+
+EVENTS: Final = """
+SELECT {fitting}, attempts FROM (
+    SELECT {texts}, {attempts} AS attempts FROM {table} AS t
+    WHERE {pending} AND {seq} = ANY (%(seqs)s::bigint[]) ORDER BY {seq} OFFSET 0) AS event
+ORDER BY seq"""
+REFUSED: Final = """
+UPDATE {table} AS t SET {refused}
+FROM unnest(%(seqs)s::bigint[], %(errors)s::text[], %(pauses)s::float8[], %(lasts)s::bool[])
+     AS r (seq, error, pause, is_last)
+WHERE {unprocessed} AND {seq} = r.seq"""
+POSTPONED: Final = """
+UPDATE {table} AS t SET {set_last_error} = r.error::{last_error_type}
+FROM unnest(%(seqs)s::bigint[], %(errors)s::text[]) AS r (seq, error)
+WHERE {unprocessed} AND {seq} = r.seq"""
+# What a relay before this one has tried, of each aggregate the first.
+TRIED: Final = """
+SELECT DISTINCT ON ({aggregate_type}, {aggregate_id})
+       {aggregate_type}::text, {aggregate_id}::text, {seq}::bigint, {attempts}, {due_in}
+FROM {table} AS t WHERE {pending} AND {attempts} > 0
+ORDER BY {aggregate_type}, {aggregate_id}, {seq}"""
+FAILED: Final = (
+    "SELECT DISTINCT {aggregate_type}::text, {aggregate_id}::text FROM {table} AS t WHERE {failed}"
+)
+STILL_FAILED: Final[LiteralString] = f"{FAILED} AND {AMONG}"
+UNPUBLISHED: Final = "SELECT count(*) FROM {table} AS t WHERE {where}"
+
+# --- for people -------------------------------------------------------------------------------------------
+
+# Capped: exact counting of millions takes seconds. The oldest is among those with the lowest seq.
+BACKLOG: Final = """
+SELECT count(*), extract(epoch FROM clock_timestamp() - min(at))::float8
+FROM (SELECT {time} AS at FROM {table} AS t WHERE {pending} ORDER BY {seq} LIMIT %(cap)s) AS waiting"""
+FAILURES: Final = "SELECT count(*) FROM (SELECT FROM {table} AS t WHERE {failed} LIMIT %(cap)s) AS failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Types:
+    """Of columns whose type the statements name."""
+
+    aggregate_type: str = "text"
+    aggregate_id: str = "text"
+    last_error: str = "text"
+    """With its length: a longer reason is cut."""
+
+
+class Statements:
+    """The statements above, for one table.
+
+    Args:
+        with_time: each event's metadata has its time, as `created-at`.
+    """
+
+    def __init__(self, mapping: Mapping, types: Types, *, max_attempts: int, with_time: bool) -> None:
+        # The target of a SET has no table in front of it; everywhere else a name must be beyond doubt.
+        targets: dict[str, sql.Composable] = {}
+        columns: dict[str, sql.Composable] = {}
+        for ours, theirs in mapping.columns.items():
+            targets[f"set_{ours}"], columns[ours] = sql.Identifier(theirs), sql.Identifier("t", theirs)
+        parts = (mapping.schema, mapping.table) if mapping.schema else (mapping.table,)
+        self._names: dict[str, sql.Composable] = {
+            **targets,
+            **columns,
+            **_conditions(mapping, columns, max_attempts),
+            "table": sql.Identifier(*parts),
+            "texts": _texts(columns, with_time=with_time),
+            "fitting": sql.SQL(_FITTING),
+            "attempts": _attempts(columns),
+            "due_in": _due_in(columns),
+            "time": columns.get("created_at", sql.SQL("NULL::timestamptz")),
+            "processed": _processed(mapping, targets),
+            "refused": _refused(mapping, targets | columns, types, max_attempts),
+            "aggregate_type_type": sql.SQL(types.aggregate_type),
+            "aggregate_id_type": sql.SQL(types.aggregate_id),
+            "last_error_type": sql.SQL(types.last_error),
+        }
+        self._made: dict[tuple[str, ...], bytes] = {}
+        self.counts_attempts = "retry_count" in columns
+        self.writes_refusals = bool(columns.keys() & {"retry_count", "last_error", "next_attempt_at"})
+        self.writes_refusals |= mapping.remembers_failures
+        self.writes_errors = "last_error" in columns
+
+    def __call__(self, statement: LiteralString, *conditions: LiteralString) -> bytes:
+        """A statement for this table; `where` in it is that a row is pending, and the conditions."""
+        made = self._made.get((statement, *conditions))
+        if made is None:
+            added = [sql.SQL(condition).format(**self._names) for condition in conditions]
+            where = sql.SQL(" AND ").join([self._names["pending"], *added])
+            made = sql.SQL(statement).format(**self._names, where=where).as_bytes()
+            self._made[statement, *conditions] = made
+        return made
+
+
+def _conditions(
+    mapping: Mapping, columns: dict[str, sql.Composable], max_attempts: int
+) -> dict[str, sql.Composable]:
+    """What is pending, what failed, and what is not processed, which both are not."""
+    if mapping.has_status:
+        state = sql.SQL("{status} = {value}")
+        return {
+            "pending": state.format(**columns, value=sql.Literal(mapping.states["pending"])),
+            "unprocessed": state.format(**columns, value=sql.Literal(mapping.states["pending"])),
+            "failed": state.format(**columns, value=sql.Literal(mapping.states["failed"])),
+        }
+    unprocessed = sql.SQL("{published_at} IS NULL").format(**columns)
+    given_up: sql.Composable = sql.SQL("false")
+    if "failed_at" in columns:
+        given_up = sql.SQL("{failed_at} IS NOT NULL").format(**columns)
+    elif "retry_count" in columns:
+        given_up = sql.SQL("coalesce({retry_count}, 0) >= {most}").format(
+            **columns, most=sql.Literal(max_attempts)
+        )
+    both = sql.SQL("{unprocessed} AND {given_up}")
+    return {
+        "pending": sql.SQL("{unprocessed} AND NOT ({given_up})").format(
+            unprocessed=unprocessed, given_up=given_up
+        ),
+        "unprocessed": unprocessed,
+        "failed": both.format(unprocessed=unprocessed, given_up=given_up),
+    }
+
+
+def _texts(columns: dict[str, sql.Composable], *, with_time: bool) -> sql.Composable:
+    """The columns in the order of `Event`; its metadata is built only where there is something in it.
+
+    In two steps, of which this is the first: see `relay.queries`.
+    """
+    usual = sql.SQL(
+        "{seq}::bigint AS seq, {id}::text AS id, {aggregate_type}::text AS aggregate_type, "
+        "{aggregate_id}::text AS aggregate_id, {event_type}::text AS event_type, "
+        "CASE WHEN coalesce(pg_column_size({payload}), 0) <= %(most)s "
+        "THEN coalesce({payload}::text, 'null') END AS payload, "
+    ).format(**columns)
+    members = [
+        sql.SQL("{}, {}").format(sql.Literal(name.replace("_", "-")), columns[name])
+        for name in METADATA
+        if name in columns
+    ]
+    given = [columns[name] for name in (*METADATA, "headers") if name in columns]
+    if with_time:
+        time = """'created-at', to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
+        members.append(sql.SQL(time).format(columns["created_at"]))
+        given.append(columns["created_at"])
+    if not given:
+        return usual + sql.SQL("NULL::text AS metadata")
+    metadata = sql.SQL("jsonb_strip_nulls(jsonb_build_object({}))").format(sql.SQL(", ").join(members))
+    if "headers" in columns:
+        own = "{} || jsonb_build_object('headers', coalesce(nullif({headers}::jsonb, 'null'), '{{}}'))"
+        metadata = sql.SQL(own).format(metadata, **columns)
+    sizes = sql.SQL(" + ").join(sql.SQL("coalesce(pg_column_size({}), 0)").format(part) for part in given)
+    case = sql.SQL(
+        "CASE WHEN num_nonnulls({}) = 0 THEN NULL WHEN {} > %(most)s THEN '' ELSE ({})::text END AS metadata"
+    )
+    return usual + case.format(sql.SQL(", ").join(given), sizes, metadata)
+
+
+def _attempts(columns: dict[str, sql.Composable]) -> sql.Composable:
+    if "retry_count" not in columns:
+        return sql.SQL("0")
+    return sql.SQL("coalesce({retry_count}, 0)::int").format(**columns)
+
+
+def _due_in(columns: dict[str, sql.Composable]) -> sql.Composable:
+    if "next_attempt_at" not in columns:
+        return sql.SQL("0::float8")
+    until = "coalesce(extract(epoch FROM {next_attempt_at} - clock_timestamp()), 0)::float8"
+    return sql.SQL(until).format(**columns)
+
+
+def _processed(mapping: Mapping, columns: dict[str, sql.Composable]) -> sql.Composable:
+    if not mapping.has_status:
+        return sql.SQL("{set_published_at} = clock_timestamp()").format(**columns)
+    state = sql.Literal(mapping.states["processed"])
+    changes = [sql.SQL("{set_status} = {state}").format(**columns, state=state)]
+    if "set_processed_at" in columns:
+        changes.append(sql.SQL("{set_processed_at} = clock_timestamp()").format(**columns))
+    return sql.SQL(", ").join(changes)
+
+
+def _refused(
+    mapping: Mapping, columns: dict[str, sql.Composable], types: Types, max_attempts: int
+) -> sql.Composable:
+    """What a refusal writes, where there are columns for it; the last one gives the event up."""
+    count = "{set_retry_count} = coalesce({retry_count}, 0) + 1"
+    if not columns.keys() & {"status", "failed_at"}:
+        # Nothing else says that it was given up, also not of a row that could not be read.
+        count = """{set_retry_count} =
+            greatest(coalesce({retry_count}, 0) + 1, CASE WHEN r.is_last THEN {most} END)"""
+    changes = {
+        "retry_count": count,
+        "last_error": "{set_last_error} = r.error::{last_error_type}",
+        "next_attempt_at": """{set_next_attempt_at} =
+            CASE WHEN NOT r.is_last THEN clock_timestamp() + make_interval(secs => r.pause) END""",
+        "failed_at": "{set_failed_at} = CASE WHEN r.is_last THEN clock_timestamp() END",
+        "status": "{set_status} = CASE WHEN r.is_last THEN {failed_state} ELSE {status} END",
+    }
+    names = {
+        **columns,
+        "last_error_type": sql.SQL(types.last_error),
+        "failed_state": sql.Literal(mapping.states["failed"]),
+        "most": sql.Literal(max_attempts),
+    }
+    chosen = [sql.SQL(change).format(**names) for column, change in changes.items() if column in columns]
+    return sql.SQL(", ").join(chosen)

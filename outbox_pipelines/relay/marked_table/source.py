@@ -1,0 +1,238 @@
+"""Claims pending rows, and marks those that Kafka has: the core's `Claims`, over PostgreSQL.
+
+Invariants:
+- Each claim is a transaction of a session of its own, which proves at its beginning that the table is held.
+- Memory stays bounded: large rows are claimed one at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, Final, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from outbox_pipelines.database import Connection
+from outbox_pipelines.event import Event, weigh
+from outbox_pipelines.relay import bodies
+from outbox_pipelines.relay.marked_table import marks, queries
+from outbox_pipelines.relay.marked_table.core.claims import MOST_CLAIMS, Claims
+from outbox_pipelines.relay.marked_table.core.ports import LockedError, MarkError, Name, Rows, Wanted
+from outbox_pipelines.relay.marked_table.marks import array
+from outbox_pipelines.relay.marked_table.ownership import TableOwnership
+from outbox_pipelines.settings import Settings
+
+_LOG = logging.getLogger(__name__)
+# Rows fetched at once until their size is known: bounds memory where payloads are large.
+_FEW: Final = 500
+# Rows that are claimed at once where some are large or cannot be read: what is claimed is also read, and one
+# may fill the batch.
+_LARGE: Final = 1
+# Claims that are made so once there was need.
+_CAREFUL_CLAIMS: Final = 20
+_COMPLAIN_SECONDS: Final = 60.0
+
+
+class MarkedTableSource(Claims):
+    """The pending rows of a table that has been taken."""
+
+    def __init__(self, settings: Settings, ownership: TableOwnership) -> None:
+        self.sessions = ClaimSessions(settings, ownership)
+        super().__init__(self.sessions, clock=time.monotonic, most_seconds=settings.breaker_seconds)
+
+
+class ClaimSessions:
+    """The sessions that claim: implements the core's `Sessions`. For one thread, but for `beat`."""
+
+    def __init__(self, settings: Settings, ownership: TableOwnership) -> None:
+        self._settings = settings
+        self._ownership = ownership
+        self._statements = ownership.statements
+        self._connections: list[Connection] = []
+        self._complained_at = 0.0
+        self._careful = 0
+        self.free: deque[Connection] = deque()
+        for _ in range(MOST_CLAIMS):
+            self._connections.append(ownership.connect())
+            self.free.append(self._connections[-1])
+
+    def rehearse_rights(self) -> None:
+        """Find out whether this role may write what has to be written; the first claim tells about the rows.
+
+        Raises:
+            MarkError: it may not.
+        """
+        connection, statements = self._connections[0], self._statements
+        marks.rehearse(connection, statements, self._ownership.mapping, [])
+        nothing: dict[str, Any] = {"seqs": "{}", "errors": [], "pauses": [], "lasts": []}
+        with connection.transaction(force_rollback=True), marks.explained(self._ownership.mapping):
+            if statements.writes_refusals:
+                connection.execute(statements(queries.REFUSED), nothing)
+
+    def last(self) -> int:
+        ((last,),) = self._ownership.execute(self._statements(queries.LAST), {})
+        return int(last)
+
+    def any(self, wanted: Wanted) -> bool:
+        # Costs no transaction where there is nothing.
+        conditions, parameters = self._conditions(wanted)
+        row = self.free[0].execute(self._statements(queries.ANY, *conditions), parameters).fetchone()
+        return row == (True,)
+
+    def claim(self, wanted: Wanted) -> Rows:
+        connection = self.free[0]
+        self._ownership.begin_claim(connection)
+        try:
+            rows = self._fetch(connection, wanted)
+        except psycopg.errors.LockNotAvailable:
+            connection.execute("ROLLBACK")
+            raise LockedError from None
+        self.free.popleft()
+        return rows
+
+    def rehearse(self, rows: Rows) -> None:
+        seqs = [event.seq for event in rows.events]
+        marks.rehearse(rows.session, self._statements, self._ownership.mapping, seqs)
+
+    def mark(self, rows: Rows, seqs: list[int], *, is_locked: bool) -> None:
+        connection = rows.session
+        if not is_locked:
+            self._ownership.begin_claim(connection)
+        try:
+            with marks.explained(self._ownership.mapping):
+                marks.mark(connection, self._statements, self._ownership.mapping, seqs)
+                connection.execute("COMMIT")
+        except MarkError:
+            connection.execute("ROLLBACK")
+            raise
+
+    def mark_what_can_be(self, rows: Rows, seqs: list[int]) -> None:
+        self._ownership.begin_claim(rows.session)
+        marks.mark_what_can_be(rows.session, self._statements, seqs)
+        rows.session.execute("COMMIT")
+
+    def unlock(self, rows: Rows) -> None:
+        rows.session.execute("ROLLBACK")
+
+    def give_back(self, rows: Rows) -> None:
+        self.free.append(rows.session)
+
+    def beat(self) -> None:
+        """A sign of life on each connection that is not busy. From any thread."""
+        for connection in self._connections:
+            if connection.info.transaction_status != psycopg.pq.TransactionStatus.ACTIVE:
+                # A claim that has just met a foreign lock is about to be rolled back.
+                with suppress(psycopg.errors.InFailedSqlTransaction):
+                    connection.execute("SELECT 1")
+
+    def close(self) -> None:
+        """Gives back what is claimed, and closes the connections."""
+        for connection in self._connections:
+            connection.close()
+
+    def locked(self, wanted: Wanted) -> set[Name]:
+        conditions, parameters = self._conditions(wanted)
+        connection = self.free[0]
+        self._ownership.begin_claim(connection)
+        rows = connection.execute(self._statements(queries.LOCKED, *conditions), parameters).fetchall()
+        connection.execute("ROLLBACK")
+        if rows and time.monotonic() - self._complained_at > _COMPLAIN_SECONDS:
+            self._complained_at = time.monotonic()
+            _LOG.warning(
+                "another session has locked pending rows of %d aggregates of %s, which wait for it: is the "
+                "old publisher still running?",
+                *(len(rows), self._ownership.mapping),
+            )
+        return {(kind, name) for kind, name in rows}
+
+    def _fetch(self, connection: Connection, wanted: Wanted) -> Rows:
+        if not self._careful:
+            try:
+                rows = self._fetch_small(connection, wanted)
+            except psycopg.Error as error:
+                if not bodies.is_about_a_row(error):
+                    raise
+                rows = None
+            if rows is not None:
+                return rows
+            connection.execute("ROLLBACK")
+            self._ownership.begin_claim(connection)
+            self._careful = _CAREFUL_CLAIMS
+        self._careful -= 1
+        return self._fetch_any(connection, wanted)
+
+    def _fetch_small(self, connection: Connection, wanted: Wanted) -> Rows | None:
+        """Many at once; None if there are large ones among them."""
+        self._open(connection, wanted, most=bodies.FEW)
+        most, most_size = self._settings.batch_events, self._settings.batch_bytes
+        events: list[Event] = []
+        size, few = 0, min(_FEW, most)
+        while True:
+            rows = _some(connection, few)
+            if any(row.payload is None for row in rows):
+                return None
+            events += rows
+            size += weigh(rows)
+            if len(rows) < few or len(events) >= most or size > most_size:
+                return Rows(events, size, len(rows) == few, connection)
+            few = min(_FEW, most - len(events))
+
+    def _fetch_any(self, connection: Connection, wanted: Wanted) -> Rows:
+        """A few at a time, claimed without their content, which is then read row by row."""
+        self._open(connection, wanted, most=bodies.NOTHING)
+        events: list[Event] = []
+        unreadable: dict[int, str] = {}
+        size, is_more = 0, True
+        while (
+            is_more
+            and size <= self._settings.batch_bytes
+            and len(events) < min(_FEW, self._settings.batch_events)
+        ):
+            rows = {row.seq: row for row in _some(connection, _LARGE)}
+            is_more = len(rows) == _LARGE
+            statement = self._statements(queries.EVENTS)
+            for seq, content in bodies.read(connection, statement, {}, list(rows)):
+                if isinstance(content, str):
+                    unreadable[seq] = content
+                    event = rows[seq]._replace(payload="", metadata=None)
+                else:
+                    event = Event._make(content[: len(Event._fields)])
+                events.append(event)
+                size += weigh([event])
+        return Rows(events, size, is_more, connection, unreadable)
+
+    def _open(self, connection: Connection, wanted: Wanted, *, most: int) -> None:
+        """Open the portal of a claim, with the content of rows of at most so many bytes."""
+        conditions, parameters = self._conditions(wanted)
+        connection.execute(self._statements(queries.CLAIM, *conditions), parameters | {"most": most})
+
+    def _conditions(self, wanted: Wanted) -> tuple[list[LiteralString], dict[str, Any]]:
+        conditions: list[LiteralString] = []
+        parameters: dict[str, Any] = {"limit": self._settings.batch_events}
+        if wanted.not_seqs:
+            conditions.append(queries.NOT_BUSY)
+            parameters["busy"] = array(wanted.not_seqs)
+        if wanted.not_of:
+            conditions.append(queries.NOT_AMONG)
+            parameters |= names(wanted.not_of)
+        if wanted.upto is not None:
+            conditions.append(queries.UP_TO)
+            parameters["upto"] = wanted.upto
+        return conditions, parameters
+
+
+def _some(connection: Connection, count: int) -> list[Event]:
+    """The next rows of the claim."""
+    with connection.cursor(binary=True) as cursor:
+        return list(map(Event._make, cursor.execute(sql.SQL(queries.FETCH).format(count=count)).fetchall()))
+
+
+def names(aggregates: Iterable[Name]) -> dict[str, list[str]]:
+    """Aggregates as the parameters of a condition."""
+    types, ids = zip(*aggregates, strict=True)
+    return {"types": list(types), "ids": list(ids)}

@@ -1,0 +1,1 @@
+"""Parked events: their table, the prober, dead letters."""

@@ -1,0 +1,205 @@
+"""Dead letters: found, shown, replayed, discarded.
+
+Invariants:
+- Nothing is lost: a discarded dead letter keeps its content, a published one is in the outbox's own table.
+- Each replay and each discard leaves a row in `outbox_audit`, in its own transaction: when, why, which;
+  the role that was logged in, and for whom it says that it acted.
+- The relay hears of it within a second. A replayed event is tried once: refused again, it is a dead letter
+  again, with the new reason.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any, Final, Literal
+from uuid import UUID
+
+import psycopg
+
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay import bodies
+from outbox_pipelines.relay.parking import queries as parked_queries
+from outbox_pipelines.secret import first_line
+from outbox_pipelines.settings import Settings
+
+# More than the payload of an event that the database takes.
+_MOST_SHOWN: Final = 2_000_000
+
+_POLL_SECONDS: Final = 0.25
+
+Action = Literal["replay", "discard"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which dead letters are meant: those for which all that is given holds."""
+
+    ids: tuple[UUID, ...] = ()
+    event_type: str | None = None
+    aggregate_type: str | None = None
+    aggregate_id: str | None = None
+    error: str | None = None
+    """A part of the reason."""
+    since: datetime | None = None
+    until: datetime | None = None
+    """When they failed; an aware time."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every dead letter is meant."""
+        return self == Filter()
+
+    def parameters(self) -> dict[str, Any]:
+        """For the queries."""
+        return asdict(self) | {"ids": list(self.ids) or None}
+
+    def told(self) -> dict[str, Any]:
+        """What was given, for the audit."""
+        given = {name: value for name, value in asdict(self).items() if value}
+        return json.loads(json.dumps(given, default=str))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRow:
+    """A dead letter, without its content."""
+
+    id: str
+    seq: int
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    state: str
+    attempts: int
+    failed_at: datetime
+    created_at: datetime
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Dead letters, the newest first, and how many there are of each reason."""
+
+    total: int
+    by_error: dict[str, int] = field(default_factory=dict)
+    rows: list[DeadLetterRow] = field(default_factory=list)
+
+
+def find(settings: Settings, which: Filter, *, limit: int = 50, discarded: bool = False) -> Found:
+    """Those that are meant.
+
+    Args:
+        limit: rows at most; the counts are of all.
+        discarded: those that were given up, instead.
+    """
+    parameters = which.parameters() | {"limit": limit, "state": "discarded" if discarded else "failed"}
+    with connect(settings, name="outbox dead-letters") as connection:
+        counts = connection.execute(parked_queries.COUNT_DEAD_LETTERS, parameters).fetchall()
+        rows = connection.execute(parked_queries.LIST_DEAD_LETTERS, parameters).fetchall()
+    by_error: dict[str, int] = dict(counts)
+    return Found(sum(by_error.values()), by_error, [DeadLetterRow(*row) for row in rows])
+
+
+def show(settings: Settings, event_id: UUID) -> list[dict[str, Any]]:
+    """All that is known of the parked events and dead letters with this id, and what was done to each.
+
+    Where an application chose ids, several events may have the same one.
+    """
+    with connect(settings, name="outbox dead-letters") as connection:
+        rows = connection.execute(parked_queries.SHOW_PARKED, {"id": event_id}).fetchall()
+        return [{**told, **_content(connection, told["seq"])} for (told,) in rows]
+
+
+def _content(connection: Connection, seq: int) -> dict[str, Any]:
+    """Payload and headers, or that they are not shown: they may be what made this a dead letter."""
+    try:
+        row = connection.execute(parked_queries.SHOW_CONTENT, {"seq": seq, "most": _MOST_SHOWN}).fetchone()
+    except psycopg.Error as error:
+        if not bodies.is_about_a_row(error):
+            raise
+        why = f"(not shown: {first_line(error)})"
+        return {"payload": why, "headers": why}
+    payload, headers, has_headers = row or (None, None, False)
+    too_large = f"(not shown: more than {_MOST_SHOWN:,} bytes)"
+    return {
+        "payload": too_large if payload is None else _read(payload),
+        "headers": too_large if headers is None and has_headers else _read(headers),
+    }
+
+
+def _read(stored: str | None) -> Any:
+    """JSON; as text where it is nested too deeply to be read, which may be why the event is here."""
+    try:
+        return None if stored is None else json.loads(stored)
+    except (RecursionError, ValueError):
+        return stored
+
+
+def act(settings: Settings, action: Action, which: Filter, *, actor: str, reason: str) -> int:
+    """Replays or discards those that are meant; how many they were.
+
+    Args:
+        actor: on whose behalf, for the audit, which has the role that is logged in, too.
+        reason: why, for the audit.
+
+    Raises:
+        SetupError: no reason is given, or this role may not.
+    """
+    _, done = _act(settings, action, which, actor, reason)
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What became of events that were replayed."""
+
+    done: int
+    """How many were replayed."""
+    again: list[DeadLetterRow]
+    """Those that are dead letters again."""
+    untried: int
+    """Those that no relay has tried yet."""
+
+
+def replay(settings: Settings, which: Filter, *, actor: str, reason: str, seconds: float) -> Replayed:
+    """Replay those that are meant, and wait until a relay has tried each.
+
+    Args:
+        actor, reason: as for `act`.
+        seconds: how long to wait, at most.
+
+    Raises:
+        SetupError: as `act`.
+    """
+    seqs, done = _act(settings, "replay", which, actor, reason)
+    deadline = time.monotonic() + seconds
+    with connect(settings, name="outbox dead-letters replay") as connection:
+        while True:
+            found = connection.execute(parked_queries.AFTER_REPLAY, {"seqs": seqs}).fetchall()
+            rows = [DeadLetterRow(*row) for row in found]
+            again = [row for row in rows if row.state == "failed"]
+            if len(again) == len(rows) or time.monotonic() >= deadline:
+                return Replayed(done, again, len(rows) - len(again))
+            time.sleep(_POLL_SECONDS)
+
+
+def _act(settings: Settings, action: Action, which: Filter, actor: str, reason: str) -> tuple[list[int], int]:
+    """The `seq` of each that was meant, and how many were acted on."""
+    if not reason.strip():
+        raise SetupError("say why, with --reason: it stands in the audit")
+    with connect(settings, name=f"outbox dead-letters {action}") as connection:
+        seqs = [row[0] for row in connection.execute(parked_queries.MEANT, which.parameters()).fetchall()]
+        done = connection.execute(
+            parked_queries.ACT,
+            {
+                "action": action,
+                "seqs": seqs,
+                "reason": reason.strip(),
+                "filter": json.dumps(which.told()),
+                "on_behalf_of": actor,
+            },
+        ).fetchone()
+    return seqs, int(done[0]) if done else 0

@@ -1,0 +1,365 @@
+"""Tries suspected events alone, beside the flow of all others.
+
+Invariants:
+- Each event is a batch of its own, so that a refusal names it; at most one event of an aggregate is tried at
+  a time, so that one refused is not overtaken.
+- A verdict is Kafka's word on that event. Without one (an outage, a missing topic) nothing is counted.
+- The last verdict on an event is spoken after its copy is in the dead letter topic, where there is one.
+- What takes long (a producer, a connection, a topic that is slow to come) can be prepared before an event is
+  marked as being tried: a death while it is marked counts against it.
+- A failure of its own is raised to whoever fetches the verdicts.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from functools import partial
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from outbox_pipelines.errors import UnavailableError
+from outbox_pipelines.event import Event
+from outbox_pipelines.relay.core.attempts import Attempt, Tried, Verdict
+from outbox_pipelines.relay.core.refusal import Kind
+from outbox_pipelines.relay.kafka import client, errors
+from outbox_pipelines.relay.kafka.encoding import Encode, Encoder, Headers
+from outbox_pipelines.relay.kafka.routing import IllegalTopicError, Router
+from outbox_pipelines.relay.kafka.topics import Topics, TopicUnavailableError
+from outbox_pipelines.relay.telemetry.event_log import Report, observer
+from outbox_pipelines.settings import Settings
+
+_LOG = logging.getLogger(__name__)
+# How long Kafka may take for a handful of events; longer is an outage.
+_PATIENCE_SECONDS: Final = 15.0
+# An event that kills does so when it is encoded, compressed or sent.
+_INNOCENT_SECONDS: Final = 1.0
+# How long an ending prober waits for answers: an event that Kafka has, unknown to the table, is repeated.
+_LAST_SECONDS: Final = 2.0
+
+
+class Prober:
+    """A thread that tries events, a handful at a time; started by the first.
+
+    Args:
+        topics: what is known of them.
+        transactional_id: in exactly_once: tries within transactions, and publishes nothing.
+    """
+
+    def __init__(self, settings: Settings, topics: Topics, transactional_id: str | None = None) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._transactional_id = transactional_id
+        self._encode = Encoder(settings).encode
+        self._router = Router(settings)
+        self._observe = observer(settings)
+        self._tried: deque[Tried] = deque()
+        self._batch: list[Attempt] = []
+        self._is_preparing = False
+        """Whether the batch has no content, and is to be prepared only."""
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._end_at = math.inf
+        self._producer: Producer | None = None
+        self._is_open = False
+        """Whether a transaction has begun."""
+        self._handed: tuple[float, list[int]] | None = None
+        """What the client has been given and has not answered for, and since when."""
+        self._answered: deque[int] = deque()
+        """The seqs for which there is an answer, while others of the batch are still being tried."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch is being tried, or its verdicts are not fetched."""
+        return bool(self._batch or self._tried)
+
+    def submit(self, batch: list[Attempt]) -> None:
+        """Tries these, each of another aggregate; while it is not busy."""
+        self._start(batch, is_preparing=False)
+
+    def is_ready(self, topic: str) -> bool:
+        """Return whether an event of this topic can be tried at once; while it is not busy.
+
+        Args:
+            topic: empty where an event's types make no name: then it is refused before it is sent.
+        """
+        return not topic or (self._producer is not None and self._topics.is_known(topic))
+
+    def prepare(self, batch: list[Attempt]) -> None:
+        """Makes ready for these, whose content is not read yet; while it is not busy.
+
+        Only those that cannot be tried now get a verdict: `UNAVAILABLE` or `UNKNOWN`.
+        """
+        self._start(batch, is_preparing=True)
+
+    def _start(self, batch: list[Attempt], *, is_preparing: bool) -> None:
+        with self._wake:
+            self._batch, self._is_preparing = batch, is_preparing
+            self._wake.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="outbox-prober", daemon=True)
+            self._thread.start()
+
+    def verdicts(self) -> list[Tried]:
+        """The verdicts since the last call."""
+        if self._failure is not None:
+            raise self._failure
+        return [self._tried.popleft() for _ in range(len(self._tried))]
+
+    def innocent(self) -> list[int]:
+        """Return the seqs of events that do not kill, each once: there is an answer, or none for a second."""
+        found = [self._answered.popleft() for _ in range(len(self._answered))]
+        handed = self._handed
+        if handed is not None and time.monotonic() - handed[0] >= _INNOCENT_SECONDS:
+            self._handed = None
+            found += handed[1]
+        return found
+
+    def close(self, *, wait_seconds: float = _LAST_SECONDS) -> None:
+        """End the thread; `verdicts` has the last ones.
+
+        Args:
+            wait_seconds: how long to wait for the answers to what was sent.
+        """
+        with self._wake:
+            self._end_at = time.monotonic() + wait_seconds
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._end_at < math.inf
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._batch or self._is_ending)
+                if self._is_ending:
+                    return
+            try:
+                verdicts = self._unready if self._is_preparing else self._verdicts_on
+                self._tried.extend(self._copied(one) for one in verdicts(self._batch))
+                # The verdicts say the same.
+                self._answered.clear()
+            except BaseException as error:  # noqa: BLE001 - raised by verdicts()
+                self._failure = error
+                return
+            self._batch = []
+
+    def _unready(self, batch: list[Attempt]) -> list[Tried]:
+        """Makes the producer and looks up the topics; returns those that cannot be tried now."""
+        topics: dict[str, Exception | None] = {}
+        found: list[Tried] = []
+        for attempt in batch:
+            try:
+                name = self._router.topic(attempt.event.aggregate_type, attempt.event.event_type)
+            except IllegalTopicError:
+                # Trying it says so.
+                continue
+            if name not in topics:
+                topics[name] = self._problem(name)
+            if isinstance(problem := topics[name], TopicUnavailableError):
+                found.append(Tried(attempt, Verdict.UNAVAILABLE, str(problem)))
+            elif problem is not None:
+                return [Tried(attempt, Verdict.UNKNOWN, str(problem)) for attempt in batch]
+        return found
+
+    def _problem(self, topic: str) -> Exception | None:
+        try:
+            self._topics.find_for_trial(topic, _PATIENCE_SECONDS)
+            if self._producer is None:
+                producer = self._new_producer()
+                # Connects.
+                producer.list_topics(topic, _PATIENCE_SECONDS)
+                self._producer = producer
+        except (TopicUnavailableError, UnavailableError, KafkaException) as error:
+            return error
+        return None
+
+    def _verdicts_on(self, batch: list[Attempt]) -> list[Tried]:
+        return self._try(batch) if self._transactional_id is None else self._rehearse(batch)
+
+    def _try(self, batch: list[Attempt]) -> list[Tried]:
+        """Sends all, each in a batch of its own, and waits for the verdicts."""
+        verdicts: dict[int, Tried] = {}
+        for attempt in batch:
+            if self._is_ending:
+                break
+            event = attempt.event
+            try:
+                topic = self._topic(event)
+                value, headers = self._encode(event)
+                report: Report = partial(self._answer, attempt, verdicts)
+                if self._observe is not None:
+                    report, headers = self._observe(event, topic, headers, report)
+                self._produce(topic, event.aggregate_id, value, headers, report)
+            except Exception as error:  # noqa: BLE001 - whatever an event's content makes the encoder raise
+                verdicts[event.seq] = _judge(attempt, error)
+                self._answered.append(event.seq)
+        self._handed = time.monotonic(), [attempt.event.seq for attempt in batch]
+        self._flush()
+        self._handed = None
+        unknown = "Kafka does not answer"
+        return [verdicts.get(a.event.seq) or Tried(a, Verdict.UNKNOWN, unknown) for a in batch]
+
+    def _answer(
+        self, attempt: Attempt, verdicts: dict[int, Tried], error: KafkaError | None, message: Message
+    ) -> None:
+        _report(attempt, verdicts, error, message)
+        self._answered.append(attempt.event.seq)
+
+    def _rehearse(self, batch: list[Attempt]) -> list[Tried]:
+        """Tries each in a transaction of its own, which is aborted: nothing is published."""
+        found: list[Tried] = []
+        for attempt in batch:
+            is_after_refusal = bool(found) and found[-1].verdict is Verdict.REFUSED
+            tried = self._rehearse_one(attempt)
+            if tried.verdict is Verdict.UNKNOWN and is_after_refusal:
+                # The transaction after a refusal often fails for its sequence numbers; the next one does not.
+                tried = self._rehearse_one(attempt)
+            found.append(tried)
+        return found
+
+    def _rehearse_one(self, attempt: Attempt) -> Tried:
+        (tried,) = self._try([attempt])
+        if self._producer is not None and self._is_open:
+            self._is_open = False
+            try:
+                self._producer.abort_transaction(_PATIENCE_SECONDS)
+            except KafkaException as error:
+                _LOG.debug("prober: %s", error.args[0].str())
+                self._producer = None
+        return Tried(attempt, Verdict.ACCEPTED) if tried.verdict is Verdict.PUBLISHED else tried
+
+    def _copied(self, tried: Tried) -> Tried:
+        """The same, after a dead letter's copy is in its topic; the table has it in any case."""
+        attempt, event = tried.attempt, tried.attempt.event
+        if not (self._settings.dead_letter_topics and tried.verdict is Verdict.REFUSED and attempt.is_last):
+            return tried
+        try:
+            topic = self._router.topic(event.aggregate_type, event.event_type)
+            copy = dead_letter(event, self._encode, topic, tried.reason, attempt.attempts + 1)
+            dead_letter_topic = self._topics.find_for_trial(f"{topic}.dlq", _PATIENCE_SECONDS).name
+            verdicts: dict[int, Tried] = {}
+            problem = ""
+            # What was too large there is too large here: then the headers alone.
+            for value in (copy[0], None):
+                self._produce(
+                    dead_letter_topic, event.aggregate_id, value, copy[1], partial(_report, attempt, verdicts)
+                )
+                self._flush()
+                self._commit()
+                copied = verdicts.pop(event.seq, None)
+                if copied is None or copied.verdict is Verdict.UNKNOWN:
+                    return Tried(attempt, Verdict.UNKNOWN, "no answer for the copy in the dead letter topic")
+                if copied.verdict is Verdict.PUBLISHED:
+                    return tried
+                problem = copied.reason
+        except (IllegalTopicError, TopicUnavailableError, KafkaException) as error:
+            problem = str(error)
+        except UnavailableError as error:
+            return Tried(attempt, Verdict.UNKNOWN, str(error))
+        _LOG.warning("%s has no copy in a dead letter topic: %s", event, problem)
+        return tried
+
+    def _commit(self) -> None:
+        """In exactly_once: makes a copy in a dead letter topic visible."""
+        if self._producer is None or not self._is_open:
+            return
+        self._is_open = False
+        # One that fails here takes no other call than the same again; the next one fences its transaction.
+        producer, self._producer = self._producer, None
+        try:
+            producer.commit_transaction(_PATIENCE_SECONDS)
+        except KafkaException as error:
+            reason: KafkaError = error.args[0]
+            if not reason.txn_requires_abort():
+                raise UnavailableError(f"Kafka does not commit: {reason.str()}") from None
+            producer.abort_transaction(_PATIENCE_SECONDS)
+        self._producer = producer
+
+    def _topic(self, event: Event) -> str:
+        topic = self._router.topic(event.aggregate_type, event.event_type)
+        # Nobody waits for the prober: it gives a busy broker the time to make a topic.
+        return self._topics.find_for_trial(topic, _PATIENCE_SECONDS).name
+
+    def _produce(self, topic: str, key: str, value: str | None, headers: Headers, report: Report) -> None:
+        if self._producer is None:
+            self._producer = self._new_producer()
+        if self._transactional_id is not None and not self._is_open:
+            self._producer.begin_transaction()
+            self._is_open = True
+        self._producer.produce(topic, value, key, headers=headers, on_delivery=report)
+
+    def _new_producer(self) -> Producer:
+        # Not gapless: what is refused must not take the others with it; each is of another aggregate.
+        own: dict[str, Any] = {"batch_num_messages": 1, "linger_ms": 0, "enable_gapless_guarantee": False}
+        if self._transactional_id is None:
+            return client.producer(self._settings, self._on_error, **own)
+        own |= {"transactional_id": self._transactional_id, "message_timeout_ms": 10_000}
+        producer = client.producer(self._settings, self._on_error, transaction_timeout_ms=10_000, **own)
+        producer.init_transactions(_PATIENCE_SECONDS)
+        return producer
+
+    def _flush(self) -> None:
+        """Waits for the reports; without them, gives the producer up."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while self._producer is not None and len(self._producer):
+            try:
+                self._producer.flush(0.2)
+            except KafkaException:
+                deadline = 0.0
+            if time.monotonic() > min(deadline, self._end_at):
+                break
+        else:
+            return
+        self._producer.purge()
+        self._producer.flush(1.0)
+        self._producer, self._is_open = None, False
+
+    def _on_error(self, error: KafkaError) -> None:
+        _LOG.debug("prober: %s", error.str())
+
+
+def dead_letter(
+    event: Event, encode: Encode, topic: str, reason: str, attempts: int
+) -> tuple[str | None, Headers]:
+    """Value and headers of a dead letter's copy: the message itself, and why, how often, from where."""
+    try:
+        value, headers = encode(event)
+    except Exception:  # noqa: BLE001 - that may be why it is a dead letter
+        value, headers = event.payload, [("id", event.id), ("event-type", event.event_type)]
+    return value, [
+        *headers,
+        ("dead-letter-reason", reason),
+        ("dead-letter-attempts", str(attempts)),
+        ("dead-letter-topic", topic),
+        ("dead-letter-seq", str(event.seq)),
+    ]
+
+
+def _report(attempt: Attempt, verdicts: dict[int, Tried], error: KafkaError | None, message: Message) -> None:
+    if error is None:
+        verdicts[attempt.event.seq] = Tried(attempt, Verdict.PUBLISHED)
+    else:
+        verdicts[attempt.event.seq] = _judge(attempt, KafkaException(error))
+
+
+def _judge(attempt: Attempt, error: Exception) -> Tried:
+    if isinstance(error, UnavailableError):
+        return Tried(attempt, Verdict.UNKNOWN, str(error))
+    if isinstance(error, TopicUnavailableError):
+        return Tried(attempt, Verdict.UNAVAILABLE, str(error))
+    if isinstance(error, BufferError):
+        return Tried(attempt, Verdict.UNKNOWN, str(error))
+    if not isinstance(error, KafkaException):
+        return Tried(attempt, Verdict.REFUSED, f"{type(error).__name__}: {error}")
+    reason: KafkaError = error.args[0]
+    verdict = {Kind.EVENT: Verdict.REFUSED, Kind.TOPIC: Verdict.UNAVAILABLE}.get(errors.kind(reason))
+    return Tried(attempt, verdict or Verdict.UNKNOWN, errors.describe(reason))

@@ -1,0 +1,176 @@
+"""The parked events of a shard in the database, as the core asks for them.
+
+Invariants:
+- Everything runs in the session that holds the shard: who has lost it can change nothing.
+- Each call is one transaction. Content is read after an event is marked, never with it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, Final
+
+from outbox_pipelines.event import Event
+from outbox_pipelines.relay.core.attempts import Tried, Verdict
+from outbox_pipelines.relay.core.blocked import CRASHED, DEATH_PAUSE, LONGEST_PAUSE
+from outbox_pipelines.relay.core.parked import ParkedEvent, TakenOver
+from outbox_pipelines.relay.core.retries import MAX_CRASHES
+from outbox_pipelines.relay.memory import LargeEvent
+from outbox_pipelines.relay.parking import queries
+from outbox_pipelines.relay.shards.ownership import Shard
+from outbox_pipelines.settings import Settings
+
+# The columns of `Event` come first in every row.
+_EVENT: Final = len(Event._fields)
+
+
+class ParkedTable:
+    """Implements `core.parked.Table`.
+
+    Args:
+        large: the right to hold a large event, which the reader shares.
+    """
+
+    def __init__(self, settings: Settings, shard: Shard, large: threading.Lock) -> None:
+        self._shard = shard
+        self._retry_seconds = settings.retry_seconds
+        self._large = LargeEvent(large)
+        blocking = ["waiting", "retrying"]
+        if settings.on_dead_letter == "block":
+            blocking += ["failed", "replaying"]
+        self._blocking = {"blocking": blocking}
+
+    def take_over(self, *, crashed: bool) -> list[TakenOver]:
+        """Judge what was being tried when the relay before ended."""
+        pauses = {"pause": DEATH_PAUSE * self._retry_seconds, "longest": LONGEST_PAUSE}
+        with self._shard.transaction():
+            rows = self._shard.execute(
+                queries.WAS_TRYING, {"crashed": crashed, "most": MAX_CRASHES, "error": CRASHED} | pauses
+            )
+            found = [TakenOver(Event._make(row[:_EVENT]), *row[_EVENT:]) for row in rows]
+            runs = {_aggregate(one.event) for one in found if one.was == "waiting" and not one.is_alone}
+            if crashed and runs:
+                self._shard.execute(queries.ALONE, _names(runs) | {"error": CRASHED})
+        return found
+
+    def news(self) -> int:
+        """A number that is another one after somebody has replayed or discarded."""
+        ((news,),) = self._shard.execute(queries.NEWS, {})
+        return int(news)
+
+    def blocked(self) -> Iterable[tuple[str, str]]:
+        """All aggregates that have parked events."""
+        return [(kind, name) for kind, name in self._shard.execute(queries.BLOCKED, self._blocking)]
+
+    def heads(self, aggregates: Sequence[tuple[str, str]]) -> list[ParkedEvent]:
+        """The first event of each that blocks it; none of one that is free."""
+        return self._parked(queries.HEADS, _names(aggregates) | self._blocking)
+
+    def behind(self, aggregates: Sequence[tuple[str, str]], limit: int) -> list[ParkedEvent]:
+        """Of each, those that may go: up to the next one that must be tried alone."""
+        rows = self._shard.execute(queries.FREE, _names(aggregates) | self._blocking | {"limit": limit})
+        return [ParkedEvent(_contentless(row), "waiting") for row in rows]
+
+    def replays(self, limit: int) -> list[ParkedEvent]:
+        """Dead letters that are to be tried again: of each aggregate the first that is due."""
+        return self._parked(queries.REPLAYS, {"limit": limit})
+
+    def has_replays(self) -> bool:
+        """Whether there are any, due or not."""
+        ((some,),) = self._shard.execute(queries.ANY_REPLAYS, {})
+        return bool(some)
+
+    def mark(self, seqs: Sequence[int]) -> None:
+        """These are about to be tried: a death from now on is counted against them."""
+        self._shard.execute(queries.TRYING, {"seqs": list(seqs)})
+
+    def clear(self, seqs: Sequence[int]) -> None:
+        """A death from now on is not theirs."""
+        self._shard.execute(queries.INNOCENT, {"seqs": list(seqs)})
+
+    def read(
+        self, seqs: Sequence[int], may_take_large: Callable[[], bool]
+    ) -> Generator[tuple[int, Event | str]]:
+        """The content of these, one after the other, or why it cannot be read."""
+        for seq, content in self._shard.read_parked(seqs, may_take_large):
+            yield seq, content if isinstance(content, str) else Event._make(content)
+
+    def take_large(self) -> bool:
+        """Whether this thread may hold a large event now: one thread at a time may."""
+        return self._large.take()
+
+    def let_go(self) -> None:
+        """The large event is dealt with, or there was none."""
+        self._large.give_back()
+
+    def give_up(self, unreadable: dict[int, str]) -> list[tuple[int, int]]:
+        """Make dead letters of these; return which became some, with their attempts."""
+        given = {"seqs": list(unreadable), "errors": list(unreadable.values())}
+        return [(seq, attempts) for seq, attempts in self._shard.execute(queries.UNREADABLE, given)]
+
+    def accept(self, seqs: Sequence[int]) -> None:
+        """These go like those behind them."""
+        self._shard.execute(queries.ACCEPTED, {"seqs": list(seqs)})
+
+    def published(self, seqs: Sequence[int], suspects: dict[int, str]) -> None:
+        """Kafka has these; the suspects of their batch are to be tried alone."""
+        with self._shard.transaction():
+            self._shard.execute(queries.RELEASED, {"seqs": list(seqs)})
+            if suspects:
+                given = {"seqs": list(suspects), "errors": list(suspects.values())}
+                self._shard.execute(queries.SUSPECTED, given)
+        self._shard.count(len(seqs))
+
+    def record(
+        self, tried: Sequence[Tried], pauses: Sequence[float], *, most: int
+    ) -> list[tuple[int, str, int]]:
+        """Write verdicts; return seq, state and attempts of those that were refused."""
+        by_verdict: dict[Verdict, list[tuple[Tried, float]]] = {verdict: [] for verdict in Verdict}
+        for one, pause in zip(tried, pauses, strict=True):
+            by_verdict[one.verdict].append((one, pause))
+        published = [one.attempt.event.seq for one, _ in by_verdict[Verdict.PUBLISHED]]
+        accepted = [one.attempt.event.seq for one, _ in by_verdict[Verdict.ACCEPTED]]
+        postponed = by_verdict[Verdict.UNAVAILABLE] + by_verdict[Verdict.UNKNOWN]
+        with self._shard.transaction():
+            self._shard.execute(queries.RELEASED, {"seqs": published})
+            self._shard.execute(queries.ACCEPTED, {"seqs": accepted})
+            refused = _columns(by_verdict[Verdict.REFUSED]) | {"most": most}
+            rows = self._shard.execute(queries.REFUSED, refused)
+            self._shard.execute(queries.POSTPONED, _columns(postponed))
+        self._shard.count(len(published))
+        return [(seq, state, attempts) for seq, state, attempts in rows]
+
+    def unpublished(self) -> tuple[int, int, float]:
+        """Return how many events of the shard are parked or dead letters that nobody has dealt with.
+
+        And how many of them wait since a relay died while they were published, the first for so many seconds.
+        """
+        ((unpublished, paused, due_in),) = self._shard.execute(queries.UNPUBLISHED, {})
+        return int(unpublished), int(paused), float(due_in)
+
+    def _parked(self, query: Any, parameters: dict[str, Any]) -> list[ParkedEvent]:
+        rows = self._shard.execute(query, parameters)
+        return [ParkedEvent(_contentless(row), *row[_EVENT:]) for row in rows]
+
+
+def _contentless(row: tuple[Any, ...]) -> Event:
+    """Who an event is, without its content."""
+    return Event._make(row[:_EVENT])._replace(payload="")
+
+
+def _aggregate(event: Event) -> tuple[str, str]:
+    return event.aggregate_type, event.aggregate_id
+
+
+def _names(aggregates: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    types, ids = zip(*aggregates, strict=True)
+    return {"types": list(types), "ids": list(ids)}
+
+
+def _columns(tried: Sequence[tuple[Tried, float]]) -> dict[str, Any]:
+    return {
+        "seqs": [one.attempt.event.seq for one, _ in tried],
+        "errors": [None if one.verdict is Verdict.UNKNOWN else one.reason for one, _ in tried],
+        "pauses": [pause for _, pause in tried],
+    }

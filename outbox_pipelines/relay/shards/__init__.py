@@ -1,0 +1,1 @@
+"""Who owns a shard, and how the number of shards changes."""

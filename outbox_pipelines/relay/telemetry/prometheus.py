@@ -1,0 +1,284 @@
+"""The metrics of a relay as Prometheus reads them, over HTTP.
+
+Invariants:
+- A registry of our own: what else the process counts is not in it.
+- A scrape succeeds whatever the database does, and waits `PATIENCE` for it at most; what cannot be read is
+  absent, never old.
+- Names, types and meanings are those of the table in docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+import psycopg
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from outbox_pipelines import metrics_server
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.quality import measurements, rules
+from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus
+from outbox_pipelines.relay.core.breaker import State
+from outbox_pipelines.relay.core.delivery import Complete
+from outbox_pipelines.relay.shards.ownership import Settled
+from outbox_pipelines.relay.telemetry.metrics import Metrics
+from outbox_pipelines.settings import Settings
+
+# Several scrapers, or a person who reloads, cost one read.
+FRESH: Final = 2.0
+# Prometheus gives a scrape ten seconds.
+PATIENCE: Final = 3.0
+_STATES: Final = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
+_EVENTS: Final = (1, 10, 100, 500, 1_000, 2_500, 5_000, 10_000, 20_000)
+_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Registered(Metrics):
+    """Counts what one process relays, in a registry; for one shard at a time."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._shard = ""
+        shard = ["shard"]
+        self._held = Gauge(
+            "outbox_shard_owned", "1 for the shard that this process relays", shard, registry=registry
+        )
+        self._published = Counter(
+            "outbox_published_total", "Events published and settled", shard, registry=registry
+        )
+        self._rejected = Counter(
+            "outbox_rejected_total",
+            "Refusals of an event that was tried alone, each an attempt",
+            [*shard, "reason"],
+            registry=registry,
+        )
+        self._dead_lettered = Counter(
+            "outbox_dead_lettered_total", "Events given up", shard, registry=registry
+        )
+        self._batch = Histogram(
+            "outbox_batch_events",
+            "Events handed to Kafka's client together",
+            shard,
+            buckets=_EVENTS,
+            registry=registry,
+        )
+        self._publish = Histogram(
+            "outbox_publish_seconds",
+            "From handing a batch to Kafka's client until all of it was acknowledged",
+            shard,
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._settle = Histogram(
+            "outbox_settle_seconds",
+            "Moving the position in the database, heartbeats too",
+            shard,
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._lag = Gauge(
+            "outbox_lag_seconds",
+            "From commit to settled, of the newest event settled",
+            shard,
+            registry=registry,
+        )
+        self._breaker = Gauge(
+            "outbox_breaker_state",
+            "The way to Kafka: 0 closed (all is well), 1 half-open, 2 open (Kafka is away)",
+            shard,
+            registry=registry,
+        )
+
+    def took(self, shard: int) -> None:
+        self._shard = str(shard)
+        self._held.labels(self._shard).set(1)
+        # From the start, so that the first increase is one.
+        self._published.labels(self._shard)
+        self._dead_lettered.labels(self._shard)
+        self.breaker(State.CLOSED)
+
+    def released(self) -> None:
+        if self._shard:
+            self._held.labels(self._shard).set(0)
+            # Others know better from now on.
+            for gauge in (self._breaker, self._lag):
+                with suppress(KeyError):
+                    gauge.remove(self._shard)
+            self._shard = ""
+
+    def acknowledged(self, complete: Iterable[Complete]) -> None:
+        now = time.monotonic()
+        for batch in complete:
+            if len(batch.batch.events) > len(batch.parked_events()):
+                self._batch.labels(self._shard).observe(len(batch.batch.events))
+                self._publish.labels(self._shard).observe(now - batch.begun_at)
+
+    def settled(self, events: int, seconds: float, progress: Settled | None) -> None:
+        self._settle.labels(self._shard).observe(seconds)
+        self.published(events)
+        if progress is not None and progress.lag is not None:
+            self._lag.labels(self._shard).set(progress.lag)
+
+    def published(self, events: int) -> None:
+        self._published.labels(self._shard).inc(events)
+
+    def rejected(self, reasons: Iterable[str]) -> None:
+        for reason in reasons:
+            # What stands before the colon is a code of Kafka's, or the name of an exception: a few.
+            self._rejected.labels(self._shard, reason.partition(":")[0]).inc()
+
+    def dead_lettered(self) -> None:
+        self._dead_lettered.labels(self._shard).inc()
+
+    def breaker(self, state: State) -> None:
+        self._breaker.labels(self._shard).set(_STATES[state])
+
+
+class Database(Collector):
+    """What only the database knows, of all shards, read when somebody scrapes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._asked_at = -math.inf
+        self._found: Measurements | None = None
+
+    def describe(self) -> Iterable[Metric]:
+        return _families(self._settings, None)
+
+    def collect(self) -> Iterable[Metric]:
+        return _families(self._settings, self._read())
+
+    def _read(self) -> Measurements | None:
+        """The measurements, at most `FRESH` old; None if the database does not give it in time."""
+        with self._lock:
+            asking = self._thread is not None and self._thread.is_alive()
+            if not asking and time.monotonic() - self._asked_at > FRESH:
+                self._asked_at = time.monotonic()
+                # A thread, because nothing bounds how long a database takes that hangs.
+                self._thread = threading.Thread(target=self._ask, name="outbox-metrics", daemon=True)
+                self._thread.start()
+            thread = self._thread
+        assert thread is not None
+        thread.join(PATIENCE)
+        return None if thread.is_alive() else self._found
+
+    def _ask(self) -> None:
+        try:
+            self._found = measurements.read(self._settings)
+        except (SetupError, psycopg.Error):
+            self._found = None
+
+
+# Of the whole outbox: name, meaning, and where it stands.
+_OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ...]] = (
+    (
+        "outbox_parked_count",
+        "Events that wait for a retry, and those of their aggregates behind them",
+        lambda found: found.parked,
+    ),
+    (
+        "outbox_blocked_aggregates_count",
+        "Aggregates of which an event is parked",
+        lambda found: found.blocked_aggregates,
+    ),
+    (
+        "outbox_dead_letters_count",
+        "Events given up and not dealt with",
+        lambda found: found.dead_letters,
+    ),
+    (
+        "outbox_days_ahead",
+        "Whole days from tomorrow that have a partition",
+        lambda found: found.days_ahead,
+    ),
+    (
+        "outbox_days_detached",
+        "Days whose partition an interrupted drop has left detached: their events are not seen",
+        lambda found: found.days_detached,
+    ),
+    ("outbox_table_bytes", "Size of the outbox's partitions, with indexes", lambda found: found.table_bytes),
+    ("outbox_keys_count", "About so many idempotency keys are remembered", lambda found: found.keys),
+    ("outbox_keys_bytes", "Size of their table", lambda found: found.keys_bytes),
+    (
+        "outbox_oldest_transaction_age_seconds",
+        "Age of the oldest open transaction of this database that the relay's role may see, 0 without any",
+        lambda found: found.oldest_transaction_seconds,
+    ),
+)
+_OF_A_SHARD: Final[tuple[tuple[str, str, Callable[[ShardStatus], float]], ...]] = (
+    (
+        "outbox_unpublished_count",
+        f"Committed events that are not published, counted up to {CAP}",
+        lambda shard: shard.backlog,
+    ),
+    (
+        "outbox_oldest_unpublished_age_seconds",
+        "Age of the oldest of them, 0 without any",
+        lambda shard: shard.oldest_seconds,
+    ),
+    (
+        "outbox_shard_unowned_seconds",
+        "For how long nobody has relayed the shard, 0 while somebody does",
+        lambda shard: shard.unowned_seconds,
+    ),
+)
+
+
+def _families(settings: Settings, found: Measurements | None) -> list[Metric]:
+    up = GaugeMetricFamily("outbox_database_up", "1 if the database answered this scrape, else 0")
+    up.add_metric([], 1 if found else 0)
+    late = GaugeMetricFamily(
+        "outbox_days_late",
+        "Days for which maintenance should have done this a day ago: close, archive, drop",
+        labels=["step"],
+    )
+    states = GaugeMetricFamily(
+        "outbox_check_state", "What `outbox status` says of this: 0 ok, 1 warn, 2 error", labels=["check"]
+    )
+    families = [up]
+    for name, meaning, of_shard in _OF_A_SHARD:
+        families.append(family := GaugeMetricFamily(name, meaning, labels=["shard"]))
+        for shard in found.shards if found else ():
+            family.add_metric([str(shard.shard)], of_shard(shard))
+    for name, meaning, of_outbox in _OF_THE_OUTBOX:
+        families.append(family := GaugeMetricFamily(name, meaning))
+        if found:
+            family.add_metric([], of_outbox(found))
+    if found is not None:
+        late.add_metric(["close"], found.days_late.to_close)
+        late.add_metric(["archive"], found.days_late.to_archive)
+        late.add_metric(["drop"], found.days_late.to_drop)
+        for verdict in rules.judge(settings, found):
+            states.add_metric([verdict.rule.name], verdict.state)
+    return [*families, late, states]
+
+
+@contextmanager
+def serving(settings: Settings, port: int) -> Iterator[tuple[Metrics, str]]:
+    """Metrics that are served as long as the block, and their URL.
+
+    Args:
+        port: 0 for any that is free.
+
+    Raises:
+        SetupError: the port cannot be had.
+    """
+    registry = CollectorRegistry()
+    metrics = Registered(registry)
+    registry.register(Database(settings))
+    with metrics_server.serving(registry, settings.metrics_address, port) as url:
+        yield metrics, url

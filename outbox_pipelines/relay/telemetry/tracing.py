@@ -1,0 +1,124 @@
+"""Spans of OpenTelemetry: an event that carries a sampled trace is a span of it on its way through the relay.
+
+Invariants:
+- Nothing of OpenTelemetry is imported unless OUTBOX_TRACING asks for it.
+- The span lasts from handing the event to Kafka's client until Kafka's word on it. The message's header
+  carries it on; the value, and an event without a sampled trace, pass unchanged.
+- A collector that is away costs spans, never events, and holds no end of a relay up for long.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+from confluent_kafka import KafkaError, Message
+
+from outbox_pipelines import __version__
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.event import Event
+from outbox_pipelines.relay.kafka import errors
+from outbox_pipelines.relay.kafka.encoding import Headers, header_names
+from outbox_pipelines.settings import Settings
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from outbox_pipelines.relay.telemetry.event_log import Observe, Report
+
+# For the last spans, when the relay ends.
+_FLUSH_SECONDS: Final = 5.0
+_SERVICE: Final = "outbox-relay"
+
+
+def observer(settings: Settings) -> Observe:
+    """Makes a span of each event with a sampled trace.
+
+    Raises:
+        SetupError: the extra `tracing` is not installed.
+    """
+    try:
+        from opentelemetry import trace
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        tracer = _provider().get_tracer("outbox_pipelines.relay", __version__)
+    except ImportError as error:
+        raise SetupError(
+            f"OUTBOX_TRACING needs {error.name}: pip install 'outbox-pipelines[tracing]', or unset it"
+        ) from None
+    extract = TraceContextTextMapPropagator().extract
+    name = header_names(settings.header_names).get("traceparent")
+    ours = {"tracestate": "tracestate"} | ({name: "traceparent"} if name else {})
+
+    def observe(event: Event, topic: str, headers: Headers, report: Report) -> tuple[Report, Headers]:
+        carried = {ours[header]: str(value) for header, value in headers if header in ours}
+        if "traceparent" not in carried:
+            return report, headers
+        parent = extract(carried)
+        if not trace.get_current_span(parent).get_span_context().trace_flags.sampled:
+            return report, headers
+        span = tracer.start_span(
+            f"{topic} publish",
+            context=parent,
+            kind=trace.SpanKind.PRODUCER,
+            attributes={
+                "messaging.system": "kafka",
+                "messaging.operation.type": "send",
+                "messaging.operation.name": "publish",
+                "messaging.destination.name": topic,
+                "messaging.message.id": event.id,
+                "messaging.kafka.message.key": event.aggregate_id,
+                "outbox.seq": event.seq,
+                "outbox.aggregate_type": event.aggregate_type,
+                "outbox.event_type": event.event_type,
+            },
+        )
+        context = span.get_span_context()
+        passed_on = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+        def told(error: KafkaError | None, message: Message) -> None:
+            report(error, message)
+            if error is None:
+                span.set_attribute("messaging.destination.partition.id", str(message.partition()))
+                span.set_attribute("messaging.kafka.offset", message.offset() or 0)
+            else:
+                span.set_attribute("error.type", error.name())
+                span.set_status(trace.StatusCode.ERROR, errors.describe(error))
+            span.end()
+
+        return told, [(header, passed_on if header == name else value) for header, value in headers]
+
+    return observe
+
+
+def close() -> None:
+    """Sends the last spans, as far as the collector takes them; nothing where there are none."""
+    if not _provider.cache_info().currsize:
+        return
+    provider = _provider()
+    _provider.cache_clear()
+    # A thread, because a collector that is away takes its time, whatever one asks for.
+    last = threading.Thread(target=provider.shutdown, name="outbox-tracing", daemon=True)
+    last.start()
+    last.join(_FLUSH_SECONDS)
+
+
+@cache
+def _provider() -> TracerProvider:
+    """One for the process; exporters and limits are as the standard OTEL_… variables say."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get(
+        "OTEL_RESOURCE_ATTRIBUTES", ""
+    )
+    resource = Resource.create({} if named else {"service.name": _SERVICE})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    atexit.register(close)
+    return provider

@@ -1,0 +1,51 @@
+"""A textbook table for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from outbox_pipelines.local import Stack
+from outbox_pipelines.local.kafka import Kafka
+from outbox_pipelines.local.postgres import Postgres
+from tests.conftest import fresh_database, topic_prefix
+from tests.relay.marked_table import textbook
+from tests.relay.marked_table.textbook import Table
+
+Make = Callable[[str, str], Table]
+
+
+@pytest.fixture
+def make_table(stack: Stack, tmp_path: Path) -> Iterator[Make]:
+    """Makes a table of statements and mapping in a fresh database."""
+    with fresh_database(stack.dsn) as dsn:
+        topic = f"{topic_prefix()}-{{aggregate_type}}-events"
+        yield lambda ddl, mapping: textbook.make(dsn, stack.kafka, topic, tmp_path, ddl, mapping)
+
+
+@pytest.fixture
+def table(make_table: Make) -> Table:
+    """A table of the shape with published_at."""
+    return make_table(textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING)
+
+
+@pytest.fixture
+def own_table(tmp_path: Path) -> Iterator[tuple[Postgres, Kafka, Table]]:
+    """The same on servers that a test may kill."""
+    postgres, kafka = Postgres(tmp_path / "postgres"), Kafka(tmp_path / "kafka")
+    try:
+        postgres.start()
+        kafka.start()
+        yield (
+            postgres,
+            kafka,
+            textbook.make(
+                *(postgres.dsn, kafka.bootstrap, "{aggregate_type}-events", tmp_path),
+                *(textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING),
+            ),
+        )
+    finally:
+        postgres.stop()
+        kafka.stop()
