@@ -21,7 +21,8 @@ from benchmarks.past import ago, make_day, publish
 from benchmarks.servers import fresh_outbox
 from benchmarks.table import Row
 from outbox_pipelines.archive import day as archive
-from outbox_pipelines.partitions import ahead, drop
+from outbox_pipelines.archive import drop
+from outbox_pipelines.partitions import ahead
 from outbox_pipelines.partitions.calendar import leaf_of
 from outbox_pipelines.settings import Settings
 

@@ -12,33 +12,33 @@ from outbox_pipelines.settings import Settings
 
 PAGE: Final = Path(__file__).parent / "settings.md"
 GROUPS: Final = {
-    "Servers and tables": "dsn kafka kafka_config db_schema table",
-    "Topics": "topic topic_map create_topics create_topics_pattern create_topics_max topic_partitions "
+    "Servers and tables": "dsn kafka kafka_config_file db_schema table_file",
+    "Topics": "topic topic_map_file create_topics create_topics_pattern create_topics_max topic_partitions "
     "topic_replication",
-    "Messages": "value header_names tombstones cloudevents_source",
+    "Messages": "value_format header_names tombstones cloudevents_source",
     "Delivery": "delivery transaction_seconds batch_events batch_bytes lease_seconds breaker_seconds",
     "Rejected events": "max_attempts retry_seconds on_dead_letter dead_letter_topics dead_letter_command",
     "Metrics, logs and traces": "metrics_port metrics_address log_level log_format tracing",
     "Days and the archive": "partitions_ahead close_after_minutes archive archive_readers retention_days "
-    "keys_days",
+    "key_retention_days",
     "Checks and alerts": "warn_at error_at alerts alert_after_seconds ui_url runbook_url",
-    "Event catalog and consumers": "catalog consumers drain",
-    "Dagster": "session_seconds history_days",
+    "Event catalog and consumers": "catalog_file consumers_file drain_consumers",
+    "Dagster": "session_seconds run_retention_days",
     "Local stack": "local_dir local_jars local_postgres local_grace_seconds",
 }
 INTRODUCTION: Final = """\
 <!-- Generated from outbox_pipelines/settings.py: run `python docs/settings_page.py`. Do not edit. -->
 # Settings
-A setting is an environment variable, or a line `NAME=value` in the file that `OUTBOX_SETTINGS_FILE` names. If both
-have a value, the environment wins. An empty variable counts as not set.
+A setting is an environment variable, or a line `NAME=value` in the file that `OUTBOX_SETTINGS_FILE` names. If
+both have a value, the environment wins. An empty variable counts as not set.
 
 Each command except `outbox lint-writes` checks all values when it starts. If a value is wrong, it prints one
 line that names the setting, and ends with exit code 2. Passwords and tokens never appear in messages:
 `OUTBOX_DSN`, `OUTBOX_ALERTS` and `OUTBOX_DEAD_LETTER_COMMAND` are secrets. Passwords in other settings are
 refused.
 
-In Dagster, `OutboxResource` can override `dsn`, `kafka`, `db_schema`, `topic`, `catalog`, `archive`,
-`consumers`, `drain` and `session_seconds`.
+In Dagster, `OutboxResource` can override `dsn`, `kafka`, `db_schema`, `topic`, `catalog_file`, `archive`,
+`consumers_file`, `drain_consumers` and `session_seconds`.
 """
 
 

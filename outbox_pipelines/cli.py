@@ -17,6 +17,7 @@ import click
 
 from outbox_pipelines import __version__, log
 from outbox_pipelines.archive.commands import archive
+from outbox_pipelines.archive.drop_command import drop_days
 from outbox_pipelines.catalog.commands import catalog
 from outbox_pipelines.consumer.commands import consumer
 from outbox_pipelines.errors import NotReadyError, SetupError
@@ -60,8 +61,8 @@ def _end(why: str, code: int) -> NoReturn:
 def cli(context: click.Context) -> None:
     """Relay a transactional outbox from PostgreSQL to Kafka.
 
-    Settings come from the environment (OUTBOX_DSN, OUTBOX_KAFKA, …) or from the file that OUTBOX_SETTINGS_FILE
-    names. Exit codes: 0 done, 1 the thing asked about is not so, 2 usage or set-up.
+    Settings come from the environment (OUTBOX_DSN, OUTBOX_KAFKA, …) or from the file that
+    OUTBOX_SETTINGS_FILE names. Exit codes: 0 done, 1 the thing asked about is not so, 2 usage or set-up.
     """
     # A linter in somebody's CI has no relay to be set up.
     if context.invoked_subcommand not in (None, lint_writes.name):
@@ -134,7 +135,7 @@ def relay(
     `outbox status` and `outbox dead-letters`.
     """
     from outbox_pipelines.relay import service
-    from outbox_pipelines.relay.telemetry import metrics, tracing
+    from outbox_pipelines.relay.telemetry import serving, tracing
 
     if delivery is not None:
         settings = settings.model_copy(update={"delivery": delivery})
@@ -152,7 +153,7 @@ def relay(
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     try:
-        with metrics.serving(settings, lambda url: log.say(f"metrics at {url}", url=url)) as counting:
+        with serving.metrics(settings, lambda url: log.say(f"metrics at {url}", url=url)) as counting:
             totals = service.relay(
                 settings,
                 shard=shard,
@@ -171,8 +172,8 @@ def relay(
     )
     if until_empty and totals.unpublished:
         click.echo(
-            f"outbox: {totals.unpublished} events could not be published; they are parked or dead letters: see "
-            "`outbox status`",
+            f"outbox: {totals.unpublished} events could not be published; they are parked or dead letters: "
+            "see `outbox status`",
             err=True,
         )
         if totals.paused:
@@ -307,5 +308,6 @@ cli.add_command(dead_letters)
 cli.add_command(lint_writes)
 cli.add_command(local)
 cli.add_command(partitions)
+partitions.add_command(drop_days)
 cli.add_command(quality)
 cli.add_command(reconcile)

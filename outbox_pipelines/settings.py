@@ -19,6 +19,11 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.parsers.consumers_file import read_consumers
+from outbox_pipelines.parsers.header_names import header_names
+from outbox_pipelines.parsers.table_mapping import read_mapping
+from outbox_pipelines.parsers.thresholds import read_thresholds
+from outbox_pipelines.parsers.topics import TopicTemplate, read_map
 from outbox_pipelines.secret import Secret, check_dsn, register, register_dsn, register_variables
 
 # What RFC 3986 allows in one, without its grammar.
@@ -29,6 +34,8 @@ _URI_REFERENCE = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f
 _TOPIC_PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]+\Z")
 SECRET: Final = frozenset({"dsn", "alerts", "dead_letter_command"})
 _CREDENTIALS: Final = re.compile(r"(?i)[?&](?:sig|[\w-]*(?:key|secret|token|password))=")
+NO_ARCHIVE: Final = "none"
+"""As OUTBOX_ARCHIVE: days are dropped without being archived."""
 Readers = Literal["owner", "group", "everyone"]
 
 
@@ -329,16 +336,12 @@ class Settings(BaseSettings):
     @field_validator("topic")
     @classmethod
     def _topic_is_a_template(cls, value: str) -> str:
-        from outbox_pipelines.relay.kafka.routing import TopicTemplate
-
         TopicTemplate(value)
         return value
 
     @field_validator("topic_map_file")
     @classmethod
     def _topic_map_is_a_map(cls, value: Path | None) -> Path | None:
-        from outbox_pipelines.relay.kafka.routing import read_map
-
         if value is not None:
             read_map(value)
         return value
@@ -356,8 +359,6 @@ class Settings(BaseSettings):
     @field_validator("table_file")
     @classmethod
     def _table_is_described(cls, value: Path | None) -> Path | None:
-        from outbox_pipelines.relay.marked_table.mapping import read_mapping
-
         if value is not None:
             read_mapping(value)
         return value
@@ -365,8 +366,6 @@ class Settings(BaseSettings):
     @field_validator("consumers_file")
     @classmethod
     def _consumers_are_named(cls, value: Path | None) -> Path | None:
-        from outbox_pipelines.reconciliation.consumers import read_consumers
-
         if value is not None:
             read_consumers(value)
         return value
@@ -394,8 +393,6 @@ class Settings(BaseSettings):
     @field_validator("header_names")
     @classmethod
     def _header_names_can_be(cls, value: str) -> str:
-        from outbox_pipelines.relay.kafka.encoding import header_names
-
         header_names(value)
         return value
 
@@ -412,10 +409,8 @@ class Settings(BaseSettings):
     @field_validator("warn_at", "error_at")
     @classmethod
     def _limits_can_be_read(cls, value: str) -> str:
-        from outbox_pipelines.quality.rules import read_limits
-
         if value:
-            read_limits(value)
+            read_thresholds(value)
         return value
 
     @field_validator("log_level", "log_format", mode="before")
@@ -465,7 +460,7 @@ class Settings(BaseSettings):
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """The settings from the environment and the file of ``OUTBOX_SETTINGS_FILE``; overrides by field name win.
+    """The settings from the environment and the file of OUTBOX_SETTINGS_FILE; overrides by field name win.
 
     Raises:
         SetupError: a value does not fit; the message names the setting.

@@ -15,11 +15,11 @@ from datetime import UTC, date, datetime
 from typing import Any, Final, Literal
 
 from outbox_pipelines.archive import queries
-from outbox_pipelines.archive.store import NOWHERE, Store
+from outbox_pipelines.archive.store import Store
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.schema import require_schema
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import NO_ARCHIVE, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _archived(
     """The rows of days that are not in the table."""
     from outbox_pipelines.archive.reader import Archive
 
-    if settings.archive in ("", NOWHERE):
+    if settings.archive in ("", NO_ARCHIVE):
         if required:
             raise SetupError(
                 f"{_some(required)} not in the table, only in the archive: set OUTBOX_ARCHIVE to its place"

@@ -30,8 +30,6 @@ from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Readers, Settings
 
-NOWHERE: Final = "none"
-"""The setting that asks for retention without an archive."""
 EVENTS: Final = "events"
 """The data set: nothing but Parquet files, in a directory for each day."""
 IDENTITY: Final = "_outbox/archive.json"

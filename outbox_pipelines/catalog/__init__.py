@@ -1,7 +1,7 @@
 """The catalogue of event types: what each one means, who writes it, who reads it, and what its payload has.
 
-A YAML file of yours, named by OUTBOX_CATALOG_FILE. `outbox catalog` compares it with the table and makes a page of
-it; `validator` makes the writer refuse what it does not allow:
+A YAML file of yours, named by OUTBOX_CATALOG_FILE. `outbox catalog` compares it with the table and makes a
+page of it; `validator` makes the writer refuse what it does not allow:
 
     validate_with(validator("catalog.yaml"))          # of outbox_pipelines.writer, once, when you start
 """

@@ -33,7 +33,7 @@ _PLACES = {
     "AsyncConsumer": "asynchronous",
     "Consumer": "consumer",
     "ConsumerError": "errors",
-    "Counts": "plan",
+    "Counts": "config",
     "Event": "event",
     "OutageError": "errors",
     "RefusedError": "errors",

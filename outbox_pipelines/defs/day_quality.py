@@ -28,9 +28,9 @@ warnings.filterwarnings("ignore", "Specifying a partitions_def on an AssetCheckS
     description="""Whether the rows of a day are what they should be, just before they are archived.
 
 Errors: an event with a time of another day, a `seq` that is there twice. Warnings: an idempotency key that is
-there twice, empty names, a payload that is no object; and with a catalogue (OUTBOX_CATALOG_FILE) event types that
-it does not have, and payloads that lack a member which their schema requires. The rows are counted by the
-database in one statement, and Great Expectations judges the counts. Each day has a verdict of its own.
+there twice, empty names, a payload that is no object; and with a catalogue (OUTBOX_CATALOG_FILE) event types
+that it does not have, and payloads that lack a member which their schema requires. The rows are counted by
+the database in one statement, and Great Expectations judges the counts. Each day has a verdict of its own.
 
 When it fails: the day is archived all the same, for what is published cannot be changed. The metadata has the
 counts, and the event types by name. Mend the writer; `validate_with` makes it refuse such events before they

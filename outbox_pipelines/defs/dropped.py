@@ -52,7 +52,7 @@ def drop(context: dg.OpExecutionContext, config: DropConfig, outbox_pipelines: O
     day = day_of(context)
     with one_line():
         # Here, because definitions are to load without the drivers.
-        from outbox_pipelines.partitions import drop as days
+        from outbox_pipelines.archive import drop as days
 
         try:
             done = days.drop(outbox_pipelines.settings(), day, early=config.early)
@@ -110,7 +110,7 @@ def drop_days(
     context: dg.ScheduleEvaluationContext, outbox_pipelines: OutboxResource
 ) -> list[dg.RunRequest] | dg.SkipReason:
     """A tick. `SetupError` is left to fail it, as in `relay_supervisor`."""
-    from outbox_pipelines.partitions import drop
+    from outbox_pipelines.archive import drop
 
     settings = outbox_pipelines.settings()
     if not settings.archive:

@@ -76,8 +76,8 @@ def _delete_runs(context: dg.OpExecutionContext, before: datetime) -> tuple[int,
 @dg.job(
     tags=ours.TAGS,
     executor_def=ours.EXECUTOR,
-    description="""Removes what Dagster remembers of runs that ended more than OUTBOX_RUN_RETENTION_DAYS ago (14):
-the runs of this package's jobs in this code location with their events and logs, and old verdicts and
+    description="""Removes what Dagster remembers of runs that ended more than OUTBOX_RUN_RETENTION_DAYS ago
+(14): the runs of this package's jobs in this code location with their events and logs, and old verdicts and
 observations of its assets without a run. Your own jobs, assets and checks keep their history. Dagster itself
 never removes any; a busy outbox adds some 60 MB a day in SQLite.
 

@@ -28,8 +28,8 @@ inbox = dg.AssetSpec(
     owners=OWNERS,
     kinds={"postgres"},
     description="""What consumers have received and not handled yet: events of slow handlers, and those whose
-handling failed. Observed by the sensor `inbox`, for the consumers that OUTBOX_DRAIN_CONSUMERS names: how many wait, for
-how long, and dead letters.
+handling failed. Observed by the sensor `inbox`, for the consumers that OUTBOX_DRAIN_CONSUMERS names: how
+many wait, for how long, and dead letters.
 
 When it grows: see the runs of `drain_inbox`; `outbox consumer status` and `outbox consumer dead-letters
 list` say what fails (docs/consuming.md).
@@ -58,9 +58,9 @@ def drain(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> N
     name="drain_inbox",
     description="""Handles what is due in a consumer's inbox, each key in its order, and ends.
 
-Use: the sensor `inbox` starts it for the consumers that OUTBOX_DRAIN_CONSUMERS names. By hand: give the consumer's
-name, module:name, in the run's config. It can run beside itself, and beside the consumer's own processes:
-nothing is handled twice.
+Use: the sensor `inbox` starts it for the consumers that OUTBOX_DRAIN_CONSUMERS names. By hand: give the
+consumer's name, module:name, in the run's config. It can run beside itself, and beside the consumer's own
+processes: nothing is handled twice.
 
 When it fails: the consumer could not be loaded, or its database is away; events whose handling fails do not
 fail the run (see `outbox consumer dead-letters list`). Run it again.
@@ -92,13 +92,13 @@ def handled(outbox_pipelines: OutboxResource) -> dg.AssetCheckResult:
     target=drain_inbox,
     minimum_interval_seconds=15,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="""Starts `drain_inbox` for each consumer that OUTBOX_DRAIN_CONSUMERS names and that has something due
-in its inbox, one run for each at a time; reports the check `handled` of `outbox/inbox`, and observes there
-how far it is behind: when that changes, and every 5 minutes. Without OUTBOX_DRAIN_CONSUMERS it does nothing: consumers
-drain by themselves.
+    description="""Starts `drain_inbox` for each consumer that OUTBOX_DRAIN_CONSUMERS names and that has
+something due in its inbox, one run for each at a time; reports the check `handled` of `outbox/inbox`, and
+observes there how far it is behind: when that changes, and every 5 minutes. Without OUTBOX_DRAIN_CONSUMERS it
+does nothing: consumers drain by themselves.
 
-When a tick fails: a name in OUTBOX_DRAIN_CONSUMERS is wrong, or a consumer's database is away; the next tick tries
-again.
+When a tick fails: a name in OUTBOX_DRAIN_CONSUMERS is wrong, or a consumer's database is away; the next tick
+tries again.
 """,
 )
 def inbox_sensor(

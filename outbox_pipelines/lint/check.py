@@ -123,7 +123,7 @@ class Read:
 
 def read_sources(sources: dict[str, bytes], options: Options = Options()) -> Read:
     """Reads what can hold a finding."""
-    project, broken = Project(sources), {}
+    project, broken = Project(sources, module.read), {}
     concerned = {path for path, source in sources.items() if _CONCERNED.search(source)}
     trees: list[tuple[str, ast.Module]] = []
     for path in sorted(concerned):

@@ -9,16 +9,13 @@ Invariants:
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from outbox_pipelines.lint.libraries import Library, Role, Thing
 from outbox_pipelines.lint.names import imports, is_task, path_of
-
-if TYPE_CHECKING:
-    from outbox_pipelines.lint.module import Module
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 # Re-exports and base classes are followed so far.
@@ -55,10 +52,17 @@ class Definition:
 
 
 class Project:
-    """The files of an application by their paths."""
+    """The files of an application by their paths.
 
-    def __init__(self, sources: Mapping[str, bytes]) -> None:
+    Args:
+        read: reads the stories of a parsed file into `modules`: `module.read`, which needs this class.
+    """
+
+    def __init__(
+        self, sources: Mapping[str, bytes], read: Callable[[ast.Module, Project, str], object]
+    ) -> None:
         self._sources = sources
+        self._read = read
         self.facts = Facts()
         self._depth = 0
         self._names: dict[str, Names | None] = {}
@@ -66,7 +70,8 @@ class Project:
         self._by_last: dict[str, list[tuple[str, ...]]] = {}
         self._definitions: dict[tuple[str, str], Definition | None] = {}
         self._families: dict[str, tuple[str, ...]] = {}
-        self.modules: dict[str, Module] = {}
+        # Of `module.Module`.
+        self.modules: dict[str, Any] = {}
         """As far as they have been read."""
         for path in sources:
             parts = _parts(path)
@@ -167,7 +172,7 @@ class Project:
         for key in self.family(thing.key):
             path, _, owner = key.partition("::")
             module = self.modules.get(path) or (self.module(path) if path in self._sources else None)
-            found = module.attributes.get(owner, {}).get(name) if module else None
+            found: Thing | None = module.attributes.get(owner, {}).get(name) if module else None
             if found is not None:
                 return found
             if self._method(key, name) is not None:
@@ -228,21 +233,19 @@ class Project:
         names = self.names(path)
         return names.functions.get(name) if names else None
 
-    def module(self, path: str) -> Module | None:
+    def module(self, path: str) -> Any:
         """The stories of a file, read now if need be; None where it cannot be read.
 
         Raises:
             RecursionError: it is nested too deeply, and nobody else asks for it.
         """
         if path not in self.modules:
-            from outbox_pipelines.lint import module
-
             names = self.names(path)
             if names is None or self._depth > _DEEPEST:
                 return None
             self._depth += 1
             try:
-                module.read(names.tree, self, path)
+                self._read(names.tree, self, path)
             except RecursionError:
                 if self._depth == 1:
                     raise
@@ -256,7 +259,8 @@ class Project:
         """What a call of a function gives."""
         path, _, name = key.partition("::")
         module = self.module(path)
-        return module.returned(name) if module else None
+        found: Thing | None = module.returned(name) if module else None
+        return found
 
 
 def _parts(path: str) -> tuple[str, ...]:

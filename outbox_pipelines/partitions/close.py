@@ -217,7 +217,7 @@ def _not_over(connection: Connection, day: date, settings: Settings) -> Closing:
 
 
 def compare_clocks(connection: Connection) -> None:
-    """Raise `UnavailableError` if the clocks of the database and of this machine differ by more than ten minutes."""
+    """Raise `UnavailableError` if the clocks of the database and this machine differ by over ten minutes."""
     row = connection.execute(queries.CLOCK).fetchone()
     assert row is not None
     apart = abs((row[0] - datetime.now(UTC)).total_seconds()) / 60

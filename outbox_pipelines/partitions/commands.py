@@ -6,18 +6,13 @@ import dataclasses
 import json
 import sys
 from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
-from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.options import DAY
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.text import plain
-
-if TYPE_CHECKING:
-    from outbox_pipelines.partitions.drop import Dropped
-
 
 _PLACES: Final = {
     "attached": "",
@@ -119,47 +114,6 @@ def reopen_day(settings: Settings, day: date) -> None:
     click.echo(f"{day} is open")
 
 
-@partitions.command("drop")
-@click.argument("day", type=DAY, required=False)
-@click.option("--due", is_flag=True, help="All that are past OUTBOX_RETENTION_DAYS, in place of a DAY.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
-@click.pass_obj
-def drop_days(settings: Settings, day: date | None, due: bool, as_json: bool) -> None:
-    """Drop a day that is closed and archived, once its rows and its file have been proven equal.
-
-    The rows are compared here and now, whatever was proven before; where they differ the day stays. Writers
-    do not wait. With OUTBOX_ARCHIVE=none days are dropped unarchived: their events are gone, but for dead
-    letters.
-    """
-    from outbox_pipelines.partitions import drop
-
-    if (day is None) != due:
-        raise click.UsageError("name a DAY, or write --due")
-    days = [day] if day else drop.due(settings)
-    dropped: list[drop.Dropped] = []
-    worst: SetupError | None = None
-    for each in days:
-        try:
-            dropped.append(drop.drop(settings, each))
-        except UnavailableError:
-            raise
-        except SetupError as error:
-            # One day that stays holds up no other.
-            if day is not None:
-                raise
-            click.echo(plain(f"outbox: {error}"), err=True)
-            worst = error
-            continue
-        if not as_json:
-            click.echo(_dropped(dropped[-1]))
-    if as_json:
-        click.echo(json.dumps([dataclasses.asdict(each) for each in dropped], indent=2, default=str))
-    elif not days:
-        click.echo("no day is past the retention that is archived and not dropped")
-    if worst is not None:
-        sys.exit(1)
-
-
 @partitions.command("attach")
 @click.argument("day", type=DAY)
 @click.pass_obj
@@ -178,18 +132,13 @@ def attach_day(settings: Settings, day: date) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def purge_rows(settings: Settings, as_json: bool) -> None:
-    """Remove idempotency keys older than OUTBOX_KEY_RETENTION_DAYS, and progress of days that are archived."""
+    """Remove idempotency keys older than OUTBOX_KEY_RETENTION_DAYS, and progress of archived days."""
     from outbox_pipelines.partitions import purge
 
     purged = dataclasses.asdict(purge.purge(settings))
     click.echo(
         json.dumps(purged) if as_json else ", ".join(f"{count:,} {what}" for what, count in purged.items())
     )
-
-
-def _dropped(each: Dropped) -> str:
-    proven = "" if each.rows is None else f", {each.rows:,} rows proven equal"
-    return f"{each.day}  {'dropped' if each.now else 'was dropped before'}{proven}"
 
 
 def _minute(at: datetime | None) -> str:

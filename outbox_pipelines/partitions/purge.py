@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outbox_pipelines.archive.store import NOWHERE
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.partitions import close, queries
 from outbox_pipelines.schema import require_schema
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import NO_ARCHIVE, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ def purge(settings: Settings) -> Purged:
     require_schema(settings)
     with connect(settings, name="outbox partitions purge") as connection:
         close.compare_clocks(connection)
-        given = {"archives": settings.archive != NOWHERE, "retention": settings.retention_days}
+        given = {"archives": settings.archive != NO_ARCHIVE, "retention": settings.retention_days}
         ((before,),) = connection.execute(queries.PURGE_BEFORE, given)
         return Purged(
             keys=_keys(connection, settings.key_retention_days),

@@ -7,12 +7,12 @@ Invariants:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
 
+from outbox_pipelines.parsers.thresholds import read_thresholds
 from outbox_pipelines.partitions import FEW_AHEAD
 from outbox_pipelines.quality.measured import CAP, Measurements, age
 from outbox_pipelines.settings import Settings
@@ -220,7 +220,7 @@ _DETAILS: Final[dict[str, Callable[[Measurements], str | None]]] = {
 
 def rules(settings: Settings) -> list[Rule]:
     """All rules, with the limits of OUTBOX_WARN_AT and OUTBOX_ERROR_AT."""
-    warn, error = read_limits(settings.warn_at), read_limits(settings.error_at)
+    warn, error = read_thresholds(settings.warn_at), read_thresholds(settings.error_at)
 
     def limited(rule: Rule) -> Rule:
         return replace(rule, warn=warn.get(rule.name, rule.warn), error=error.get(rule.name, rule.error))
@@ -228,34 +228,9 @@ def rules(settings: Settings) -> list[Rule]:
     return [limited(rule) for rule in RULES]
 
 
-def read_limits(text: str) -> dict[str, float | None]:
-    """The limits in ``lag=30,backlog=off``: by the name of the rule; None for off.
-
-    Raises:
-        ValueError: an unknown name, or no number.
-    """
-    limits: dict[str, float | None] = {}
-    for item in filter(None, (item.strip() for item in text.split(","))):
-        name, _, limit = (part.strip() for part in item.partition("="))
-        if name not in (names := [rule.name for rule in RULES]):
-            raise ValueError(f"no check is named {name!r}: write NAME=LIMIT,… with {', '.join(names)}")
-        try:
-            limits[name] = None if limit == "off" else _number(limit)
-        except ValueError:
-            raise ValueError(f"{item!r} has no limit: write {name}=NUMBER, or {name}=off") from None
-    return limits
-
-
 def judge(settings: Settings, found: Measurements) -> list[Verdict]:
     """What each rule says, in the order of `RULES`."""
     return [judge_one(rule, found) for rule in rules(settings)]
-
-
-def _number(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError
-    return number
 
 
 def worst(verdicts: Iterable[Verdict]) -> State:

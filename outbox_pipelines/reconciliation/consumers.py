@@ -1,56 +1,12 @@
-"""The file that OUTBOX_CONSUMERS_FILE names: who consumes, and where each keeps what it has handled.
-
-Invariants:
-- A consumer is held only to the topics and event types that it takes.
-"""
+"""The consumers that a reconciliation compares."""
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Sequence
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.secret import Secret, check_dsn, register_dsn
+from outbox_pipelines.parsers.consumers_file import Consumer, read_consumers
 from outbox_pipelines.settings import Settings
-
-_NONE: Final = Secret()
-
-
-@dataclass(frozen=True, slots=True)
-class Consumer:
-    """One that is to have handled the events of a day."""
-
-    name: str
-    source: str
-    """As `processed_events` has it."""
-    group: str
-    """Its consumer group in Kafka."""
-    dsn: Secret = _NONE
-    """Empty: OUTBOX_DSN."""
-    schema: str = ""
-    """Empty: OUTBOX_SCHEMA."""
-    topics: tuple[str, ...] = ()
-    """That it reads; empty: all."""
-    event_types: tuple[str, ...] = ()
-    """That it has handlers for; empty: all."""
-    handles_others: bool = False
-    """Whether its source also handles events that are not of this outbox."""
-    keep_days: int | None = None
-    """What `outbox consumer prune` is run with there."""
-
-
-def read_consumers(path: Path) -> dict[str, Consumer]:
-    """The consumers of a file, by name; `ValueError` that says how to mend it where it is none."""
-    try:
-        content = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot be read ({error}): name a TOML file with a [NAME] per consumer") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"is not TOML ({error}): see docs/reconciliation.md") from None
-    return {name: _consumer(name, table) for name, table in content.items()}
 
 
 def chosen(settings: Settings, names: Sequence[str]) -> list[Consumer]:
@@ -65,55 +21,3 @@ def chosen(settings: Settings, names: Sequence[str]) -> list[Consumer]:
             there = f"there are {', '.join(known)}" if known else "it names none"
             raise SetupError(f"no consumer is named {name!r}: {there} (the file of OUTBOX_CONSUMERS_FILE)")
     return [known[name] for name in names or known]
-
-
-def _consumer(name: str, table: Any) -> Consumer:
-    if not isinstance(table, dict):
-        raise ValueError(f"has {name} outside of a consumer: write it below a line such as [billing]")
-    for entry, value in table.items():
-        if entry not in _ENTRIES:
-            raise ValueError(f"[{name}] has an unknown entry {entry!r}: there are {', '.join(_ENTRIES)}")
-        fits, example = _ENTRIES[entry]
-        if not fits(value):
-            shown = "what it is" if entry == "dsn" else repr(value)
-            raise ValueError(f"[{name}] {entry} cannot be {shown}: write for example {entry} = {example}")
-        if entry == "dsn":
-            register_dsn(value)
-            try:
-                check_dsn(value)
-            except ValueError as error:
-                raise ValueError(f"[{name}] dsn {error}") from None
-    given: dict[str, Any] = {"source": name, **table}
-    for entry in ("topics", "event_types"):
-        given[entry] = tuple(given.get(entry, ()))
-    given["dsn"] = Secret(given.get("dsn", ""))
-    return Consumer(name=name, **{"group": given["source"], **given})
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_text, value))
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_days(value: Any) -> bool:
-    return type(value) is int and value >= 1
-
-
-# Whether a value fits, and one that does.
-_ENTRIES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
-    "source": (_is_text, '"billing"'),
-    "group": (_is_text, '"billing"'),
-    "dsn": (_is_text, '"postgresql://user@host/db"'),
-    "schema": (_is_text, '"public"'),
-    "topics": (_is_list, '["order-events"]'),
-    "event_types": (_is_list, '["order.placed"]'),
-    "handles_others": (_is_flag, "true"),
-    "keep_days": (_is_days, "14"),
-}

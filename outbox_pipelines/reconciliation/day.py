@@ -13,6 +13,7 @@ from contextlib import closing
 from datetime import date
 
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.parsers.consumers_file import Consumer
 from outbox_pipelines.reconciliation import (
     consumers,
     events,
@@ -24,7 +25,6 @@ from outbox_pipelines.reconciliation import (
     queries,
     topics,
 )
-from outbox_pipelines.reconciliation.consumers import Consumer
 from outbox_pipelines.reconciliation.report import Report, Side
 from outbox_pipelines.reconciliation.workspace import Workspace, workspace
 from outbox_pipelines.schema import require_schema

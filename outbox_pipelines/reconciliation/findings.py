@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from outbox_pipelines.parsers.consumers_file import Consumer
 from outbox_pipelines.quality.rules import State
 from outbox_pipelines.reconciliation import queries
-from outbox_pipelines.reconciliation.consumers import Consumer
 from outbox_pipelines.reconciliation.processed import Handled
 from outbox_pipelines.reconciliation.report import EXAMPLES, Example, Finding, Kind
 from outbox_pipelines.reconciliation.workspace import Workspace

@@ -16,10 +16,10 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from outbox_pipelines.consumer.reading import headers_of, sent_ms
 from outbox_pipelines.errors import SetupError, UnavailableError
+from outbox_pipelines.parsers.header_names import header_names
 from outbox_pipelines.reconciliation import queries
 from outbox_pipelines.reconciliation.topics import Topic
 from outbox_pipelines.reconciliation.workspace import Workspace
-from outbox_pipelines.relay.kafka.encoding import header_names
 from outbox_pipelines.settings import Settings
 
 _AT_ONCE: Final = 5_000

@@ -17,8 +17,8 @@ from psycopg import sql
 
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError, UnavailableError
+from outbox_pipelines.parsers.consumers_file import Consumer
 from outbox_pipelines.reconciliation import ids, queries, topics
-from outbox_pipelines.reconciliation.consumers import Consumer
 from outbox_pipelines.reconciliation.stream import reading
 from outbox_pipelines.reconciliation.workspace import Workspace
 from outbox_pipelines.settings import Settings

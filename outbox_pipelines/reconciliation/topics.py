@@ -17,10 +17,11 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec  # type: ignore[attr-defined]
 
 from outbox_pipelines.errors import SetupError, UnavailableError
+from outbox_pipelines.parsers.topics import IllegalTopicError
 from outbox_pipelines.reconciliation import queries
 from outbox_pipelines.reconciliation.workspace import Workspace
 from outbox_pipelines.relay.kafka import client
-from outbox_pipelines.relay.kafka.routing import IllegalTopicError, Router
+from outbox_pipelines.relay.kafka.routing import Router
 from outbox_pipelines.settings import Settings
 
 # Untyped there.

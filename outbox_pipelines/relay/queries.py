@@ -233,8 +233,8 @@ SET owner = %(owner)s, pid = pg_backend_pid(), epoch = epoch + 1,
                           ELSE crash_guard_crashes + (was <> %(owner)s)::int END
 FROM (SELECT owner AS was FROM outbox_shards WHERE shard = %(shard)s FOR UPDATE) before
 WHERE shard = %(shard)s
-RETURNING epoch, s.ctid::text, done::text, target::text, last_seq, tick_id::text, shards,
-          coalesce(was <> %(owner)s, false), outbox_open_from()::text, crashes, crash_guard_seq, crash_guard_crashes"""
+RETURNING epoch, shards, coalesce(was <> %(owner)s, false), crashes, crash_guard_seq, crash_guard_crashes,
+          s.ctid::text, done::text, target::text, last_seq, tick_id::text, outbox_open_from()::text"""
 
 # While nothing is settled yet, or any more.
 HEARTBEAT: Final = """
@@ -243,7 +243,8 @@ UPDATE outbox_shards SET heartbeat = clock_timestamp() WHERE shard = %(shard)s A
 # Before an event is handed over alone, because relays have died here. Another event begins its own count.
 CRASH_GUARD: Final = """
 UPDATE outbox_shards
-SET crash_guard_seq = %(seq)s, crash_guard_crashes = CASE WHEN crash_guard_seq = %(seq)s THEN crash_guard_crashes ELSE 0 END
+SET crash_guard_seq = %(seq)s,
+    crash_guard_crashes = CASE WHEN crash_guard_seq = %(seq)s THEN crash_guard_crashes ELSE 0 END
 WHERE shard = %(shard)s AND epoch = %(epoch)s"""
 
 # All that may have been on its way when a relay died is published: nothing in it kills.
@@ -314,7 +315,8 @@ SET wanted = NULL, wanted_at = NULL, barrier_paused = false, barrier_reached = f
 WHERE wanted = %(wanted)s"""
 
 CHANGE: Final = """
-SELECT epoch, wanted, barrier::text, barrier_paused, barrier_reached FROM outbox_shards WHERE shard = %(shard)s"""
+SELECT epoch, wanted, barrier::text, barrier_paused, barrier_reached
+FROM outbox_shards WHERE shard = %(shard)s"""
 PAUSED: Final = """
 UPDATE outbox_shards SET barrier_paused = true
 WHERE shard = %(shard)s AND epoch = %(epoch)s AND wanted IS NOT NULL AND barrier IS NULL

@@ -17,17 +17,17 @@ from contextlib import suppress
 from typing import Final
 
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.event import Batch
 from outbox_pipelines.partitions.ahead import top_up
 from outbox_pipelines.position import Snapshot
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.core.barrier import Barrier, BarrierPause, Step
+from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.settler import CHANGE_POLL, MANY_EVENTS
 from outbox_pipelines.relay.kafka.encoding import needs_time
 from outbox_pipelines.relay.memory import EndingError, LargeEvent
-from outbox_pipelines.relay.shards.ownership import Shard
+from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.shards.resharding import Change
 from outbox_pipelines.relay.shared import SharedBatchQueue
 from outbox_pipelines.relay.source import SnapshotSource

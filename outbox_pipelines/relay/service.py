@@ -33,12 +33,14 @@ from outbox_pipelines.relay.marked_table.ownership import TableOwnership
 from outbox_pipelines.relay.marked_table.worker import MarkedTableWorker
 from outbox_pipelines.relay.memory import return_large_blocks
 from outbox_pipelines.relay.parking import hooks
+from outbox_pipelines.relay.shard import Settled, Shard
 from outbox_pipelines.relay.shards.heartbeats import beating
-from outbox_pipelines.relay.shards.ownership import NoSuchShardError, Settled, Shard
+from outbox_pipelines.relay.shards.ownership import NoSuchShardError
 from outbox_pipelines.relay.shared import SharedBlockedAggregates
 from outbox_pipelines.relay.telemetry.metrics import Metrics
+from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.relay.transactional_producer import FencingProducer, recover
-from outbox_pipelines.relay.worker import Totals, Worker
+from outbox_pipelines.relay.worker import Worker
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings

@@ -21,9 +21,10 @@ from typing import Any, Final, LiteralString, NamedTuple, Protocol
 import psycopg
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.event import Batch, Event, weigh
+from outbox_pipelines.event import Event, weigh
 from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay import bodies, queries
+from outbox_pipelines.relay.core.batch import Batch
 
 # Rows that libpq hands over at once: bounds memory where payloads are large. Older libpq knows 1 only.
 _CHUNK = 500 if psycopg.pq.version() >= 170000 else 1

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import psycopg
@@ -36,11 +36,12 @@ from outbox_pipelines.relay.parking.due_commands import DueCommands
 from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.relay.parking.table import ParkedTable
 from outbox_pipelines.relay.reader import Reader
+from outbox_pipelines.relay.shard import Settled, Shard
 from outbox_pipelines.relay.shards.heartbeats import beating
-from outbox_pipelines.relay.shards.ownership import Settled, Shard
 from outbox_pipelines.relay.shared import SharedBlockedAggregates, SharedLedger
 from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.relay.threads import Threads
+from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.relay.transactional_producer import place
 from outbox_pipelines.settings import Settings
 
@@ -50,29 +51,6 @@ _HURRY_SECONDS: Final = 1.0
 _OFF_SECONDS: Final = 10.0
 # Between two settles: each is a commit, and duplicates after a crash are bounded by it.
 _SETTLE_PAUSE: Final = 0.01
-
-
-@dataclass(slots=True)
-class Totals:
-    """What a worker has done."""
-
-    events: int = 0
-    unpublished: int = 0
-    """After a run until empty: events of the table that are parked or dead letters."""
-    seconds: float = 0.0
-    paused: int = 0
-    """How many of `unpublished` wait for their next attempt because a relay died while it tried them."""
-    paused_seconds: float = 0.0
-    """How long the first of these waits at least."""
-
-    def __add__(self, other: Totals) -> Totals:
-        return Totals(
-            self.events + other.events,
-            self.unpublished + other.unpublished,
-            self.seconds + other.seconds,
-            self.paused + other.paused,
-            max(self.paused_seconds, other.paused_seconds),
-        )
 
 
 class Worker:

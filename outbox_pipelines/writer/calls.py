@@ -18,7 +18,8 @@ from outbox_pipelines.writer.context import Surroundings, surroundings
 from outbox_pipelines.writer.errors import OutboxError, PayloadTooLargeError
 from outbox_pipelines.writer.events import Emitted, NewEvent
 from outbox_pipelines.writer.statements import Query
-from outbox_pipelines.writer.targets import Way, way_through
+from outbox_pipelines.writer.targets import way_through
+from outbox_pipelines.writer.targets.way import Way
 
 if TYPE_CHECKING:
     from outbox_pipelines.writer.protocols import AsyncTarget, Target

@@ -11,10 +11,9 @@ import psycopg
 import pytest
 
 from outbox_pipelines.archive import day as days
-from outbox_pipelines.archive import identity
+from outbox_pipelines.archive import drop, identity
 from outbox_pipelines.archive.store import IDENTITY
 from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.partitions import drop
 from outbox_pipelines.settings import Settings
 from tests.archive.days import days_ago, make_days, past_day, publish, write
 from tests.schema.servers import Database

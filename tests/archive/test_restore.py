@@ -9,9 +9,9 @@ import psycopg
 import pytest
 
 from outbox_pipelines.archive import day as archive
-from outbox_pipelines.archive import restore
+from outbox_pipelines.archive import drop, restore
 from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.partitions import calendar, drop
+from outbox_pipelines.partitions import calendar
 from outbox_pipelines.settings import Settings
 from tests.archive.days import past_day, rows
 from tests.schema.servers import Database

@@ -73,7 +73,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_a_wrong_catalogue_stops_nobody_else(write: Write) -> None:
     """Guards against a relay that ends because somebody mistyped a description."""
-    assert load_settings(catalog_file=write("events: [")).catalog is not None
+    assert load_settings(catalog_file=write("events: [")).catalog_file is not None
 
 
 def test_a_schema_may_lie_in_a_file_beside_it(write: Write, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from outbox_pipelines.defs.relay.assets import relay
 from outbox_pipelines.defs.relay.jobs import relay_once, relay_session
 from outbox_pipelines.defs.resources import OutboxResource
-from outbox_pipelines.relay.shards.ownership import Shard
+from outbox_pipelines.relay.shard import Shard
 from tests.conftest import Outbox
 from tests.schema.servers import database, template, wheel_server
 

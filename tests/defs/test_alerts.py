@@ -22,7 +22,7 @@ from outbox_pipelines.defs.alerts import alerts_sensor
 from outbox_pipelines.defs.health import health_sensor
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.shards.ownership import Shard
+from outbox_pipelines.relay.shard import Shard
 from tests.defs.test_health import lose_a_letter
 from tests.quality.receivers import Webhook, webhook
 from tests.schema.servers import Database

@@ -15,8 +15,8 @@ from typing import Any
 import psycopg
 
 from outbox_pipelines.archive import day as archive
-from outbox_pipelines.archive import export, store
-from outbox_pipelines.partitions import calendar, close, drop
+from outbox_pipelines.archive import drop, export, store
+from outbox_pipelines.partitions import calendar, close
 from outbox_pipelines.settings import load_settings
 
 _left = 0

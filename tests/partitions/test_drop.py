@@ -14,8 +14,9 @@ import psycopg
 import pytest
 
 from outbox_pipelines.archive import day as archive
+from outbox_pipelines.archive import drop
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
-from outbox_pipelines.partitions import attach, calendar, drop, queries
+from outbox_pipelines.partitions import attach, calendar, queries
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.settings import Settings
 from tests.conftest import wait_until

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines.archive import day as archive
-from outbox_pipelines.partitions import drop
+from outbox_pipelines.archive import drop
 from tests.conftest import clean_environment, wait_until
 from tests.partitions import days
 from tests.partitions.days import DAY

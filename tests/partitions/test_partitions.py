@@ -12,8 +12,9 @@ import psycopg
 import pytest
 
 from outbox_pipelines.archive import day as archive
+from outbox_pipelines.archive import drop
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.partitions import ahead, calendar, close, drop
+from outbox_pipelines.partitions import ahead, calendar, close
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.quality.measured import Late
 from outbox_pipelines.writer import emit

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines.archive import day as archive
+from outbox_pipelines.archive import drop
 from outbox_pipelines.errors import NotReadyError
-from outbox_pipelines.partitions import calendar, close, drop
+from outbox_pipelines.partitions import calendar, close
 from tests.partitions import days
 from tests.partitions.days import DAY
 from tests.schema.servers import Database

@@ -13,7 +13,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import measurements, queries
 from outbox_pipelines.quality.measured import CAP, Measurements
 from outbox_pipelines.quality.rules import State, judge
-from outbox_pipelines.relay.shards.ownership import Shard
+from outbox_pipelines.relay.shard import Shard
 from tests.archive.days import days_ago, make_days, publish, write
 from tests.schema.servers import Database
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.parsers.thresholds import CHECKS, read_thresholds
 from outbox_pipelines.quality import expectations, health
 from outbox_pipelines.quality.measured import CAP, Late, Measurements, ShardStatus
-from outbox_pipelines.quality.rules import RULES, Rule, State, judge, judge_one, read_limits, rules, worst
+from outbox_pipelines.quality.rules import RULES, Rule, State, judge, judge_one, rules, worst
 from outbox_pipelines.settings import load_settings
 
 SHARD = ShardStatus(
@@ -135,7 +136,7 @@ def test_limits_that_mean_nothing_are_refused(text: str, says: str) -> None:
     assert says in str(refused.value)
     with pytest.raises(SetupError, match="OUTBOX_ERROR_AT="):
         load_settings(error_at=text)
-    assert read_limits("") == {}
+    assert read_thresholds("") == {}
 
 
 def test_a_column_that_is_not_there_is_an_error() -> None:
@@ -162,3 +163,8 @@ def test_data_docs_are_built_and_built_again(tmp_path: Path) -> None:
     assert len(pages) == 2
     assert "dead_letters" in pages[0].read_text()
     assert "Failed" in pages[0].read_text()
+
+
+def test_thresholds_know_every_check() -> None:
+    """Guards against a check whose thresholds cannot be set."""
+    assert tuple(rule.name for rule in RULES) == CHECKS

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from outbox_pipelines.parsers.consumers_file import _ENTRIES, read_consumers
 from outbox_pipelines.quality.rules import State
 from outbox_pipelines.reconciliation import findings
-from outbox_pipelines.reconciliation.consumers import _ENTRIES, read_consumers
 
 DOC = (Path(__file__).parents[2] / "docs" / "reconciliation.md").read_text()
 WORDS = {State.OK: "", State.WARN: "warning", State.ERROR: "error"}

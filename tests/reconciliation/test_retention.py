@@ -11,8 +11,9 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from outbox_pipelines.archive import day as archive
+from outbox_pipelines.archive import drop
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.partitions import close, drop
+from outbox_pipelines.partitions import close
 from outbox_pipelines.quality.rules import State
 from outbox_pipelines.reconciliation import day as days
 from outbox_pipelines.reconciliation import topics

@@ -257,7 +257,7 @@ def test_a_file_of_settings(outbox: Outbox, tmp_path: Path) -> None:
 
 def test_a_held_shard_is_named(outbox: Outbox) -> None:
     """Guards against a second relay that publishes beside the first."""
-    from outbox_pipelines.relay.shards.ownership import Shard
+    from outbox_pipelines.relay.shard import Shard
 
     place = Shard(outbox.settings, 0, "the-other-host:1")
     assert place.try_take()

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError
 from outbox_pipelines.database import Connection
 from outbox_pipelines.relay import queries, service
 from outbox_pipelines.relay.core.retries import MAX_CRASHES
-from outbox_pipelines.relay.shards.ownership import Shard
+from outbox_pipelines.relay.shard import Shard
 from tests.conftest import Outbox, clean_environment, wait_until
 from tests.history import mock
 from tests.relay.faults import relay
@@ -100,7 +100,8 @@ def test_an_event_that_kills_is_found_and_given_up(outbox: Outbox, events: int, 
     assert numbers(outbox, "guilty") == [events]
     with outbox.connect() as connection:
         row = connection.execute(
-            "SELECT s.crashes, crash_guard_seq, crash_guard_crashes, last_error FROM outbox_shards s, outbox_parked"
+            "SELECT s.crashes, crash_guard_seq, crash_guard_crashes, last_error "
+            "FROM outbox_shards s, outbox_parked"
         ).fetchone()
     assert row is not None
     assert row[:3] == (0, None, 0)

@@ -20,10 +20,10 @@ from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.transactions import Phase, TransactionalPublisher
 from outbox_pipelines.relay.kafka import progress_topic
 from outbox_pipelines.relay.parking import queries
+from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.shards import resharding
-from outbox_pipelines.relay.shards.ownership import Shard
+from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.relay.transactional_producer import FencingProducer
-from outbox_pipelines.relay.worker import Totals
 from tests.conftest import Outbox, wait_until
 from tests.history import business
 from tests.history.verify import verdict

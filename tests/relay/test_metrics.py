@@ -21,8 +21,8 @@ from outbox_pipelines.quality import measurements
 from outbox_pipelines.quality.measured import Measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.breaker import State
-from outbox_pipelines.relay.shards.ownership import Shard
-from outbox_pipelines.relay.telemetry import metrics, prometheus
+from outbox_pipelines.relay.shard import Shard
+from outbox_pipelines.relay.telemetry import prometheus, serving
 from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import emit
@@ -259,7 +259,7 @@ def test_each_state_of_the_breaker_has_its_number(outbox: Outbox, state: str, nu
 
 def test_nobody_who_does_not_ask_is_served(outbox: Outbox) -> None:
     """Guards against a cost, and a port, that nobody wanted."""
-    with metrics.serving(outbox.settings, pytest.fail) as counting:
+    with serving.metrics(outbox.settings, pytest.fail) as counting:
         assert type(counting) is Metrics
 
 

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import KafkaError
 
-from outbox_pipelines.event import Batch, Event
+from outbox_pipelines.event import Event
 from outbox_pipelines.position import Snapshot
+from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.publisher import Publisher
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
-from outbox_pipelines.relay.shards.ownership import Shard
+from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.shared import SharedBlockedAggregates
 from tests.conftest import Outbox, wait_until
 from tests.relay.threads import running

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay.kafka.routing import IllegalTopicError, Router, TopicTemplate
+from outbox_pipelines.parsers.topics import IllegalTopicError, TopicTemplate
+from outbox_pipelines.relay.kafka.routing import Router
 from outbox_pipelines.settings import load_settings
 
 

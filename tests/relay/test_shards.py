@@ -17,7 +17,7 @@ from outbox_pipelines.local import postgres
 from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay.core.errors import ShardLostError
-from outbox_pipelines.relay.shards.ownership import Shard
+from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox, wait_until
 from tests.relay.threads import running
@@ -96,7 +96,8 @@ def test_measurements_after_the_clock_went_back(outbox: Outbox) -> None:
             "FROM (VALUES (interval '-1 s', 7), (interval '1 h', 0.1)) AS given (ahead, lag)"
         )
         connection.execute(
-            "UPDATE outbox_shards SET heartbeat = now() + interval '1 h', owned_since = now() + interval '1 h'"
+            "UPDATE outbox_shards SET heartbeat = now() + interval '1 h', "
+            "owned_since = now() + interval '1 h'"
         )
     (shard,) = measurements.read(outbox.settings).shards
     assert shard.lag_seconds == 7

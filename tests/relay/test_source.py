@@ -9,8 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_pipelines.event import Batch, Event
+from outbox_pipelines.event import Event
 from outbox_pipelines.position import Position, Snapshot
+from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.source import SnapshotSource
 from tests.conftest import Outbox
 

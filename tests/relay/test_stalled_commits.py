@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from outbox_pipelines.event import Batch, Released
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay import service, transactional_producer
+from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
 from outbox_pipelines.relay.parking import queries
-from outbox_pipelines.relay.shards.ownership import Shard
+from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.relay.shared import SharedLedger
 from tests.conftest import Outbox, wait_until
 from tests.relay.parked import keys, numbers, parked_rows, write
@@ -110,8 +110,8 @@ def test_a_death_while_released_events_are_removed(outbox: Outbox, monkeypatch: 
     kept: list[Any] = []
 
     def late(self: SharedLedger, batches: list[Any]) -> None:
-        kept.extend(batch for batch in batches if isinstance(batch.batch, Released))
-        hand(self, [batch for batch in batches if not isinstance(batch.batch, Released)])
+        kept.extend(batch for batch in batches if isinstance(batch.batch, ReleasedBatch))
+        hand(self, [batch for batch in batches if not isinstance(batch.batch, ReleasedBatch)])
 
     def together(self: SharedLedger, wanted: Any) -> None:
         # The settler is busy: it finds the released events and the next tick at once.

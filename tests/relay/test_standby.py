@@ -19,7 +19,7 @@ from outbox_pipelines.local.postgres import Postgres, find_programs
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.errors import ShardLostError
-from outbox_pipelines.relay.shards.ownership import Shard
+from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.settings import Settings, load_settings
 from tests.conftest import Outbox, password_of, topic_prefix, wait_until
 from tests.history.proxy import Proxy

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from outbox_pipelines.event import Batch
+from outbox_pipelines.relay.core.batch import Batch
 
 _MOST: Final = 2
 # Of a batch that others may join.

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from outbox_pipelines.event import Batch
 from outbox_pipelines.position import Snapshot
+from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.blocked import CRASHED
 
 # More than can be on its way: 30,000 events, the next batch, and what waits for the settler.

@@ -12,8 +12,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from outbox_pipelines.event import Batch, Event, Released
+from outbox_pipelines.event import Event
 from outbox_pipelines.position import Position
+from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.outcome import WAITING, Dead, Parked, Suspect
 from outbox_pipelines.relay.core.refusal import Refusal
 
@@ -46,7 +47,7 @@ class Delivery:
         "unsent",
     )
 
-    def __init__(self, batch: Batch | Released, now: float = 0.0) -> None:
+    def __init__(self, batch: Batch | ReleasedBatch, now: float = 0.0) -> None:
         self.batch = batch
         self.begun_at = now
         self.unsent: list[Event] = batch.events

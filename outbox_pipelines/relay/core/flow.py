@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from outbox_pipelines.errors import UnavailableError
-from outbox_pipelines.event import Batch, Released
 from outbox_pipelines.position import Position
+from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.batch_queue import BatchQueue
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import State
@@ -39,7 +39,7 @@ _REPORT_POLL: Final = 0.001
 class Retries(Protocol):
     """What becomes of parked events."""
 
-    released: deque[Released]
+    released: deque[ReleasedBatch]
     """To be published."""
 
     @property
@@ -139,7 +139,7 @@ class Flow:
             self._on_complete(batches)
             self._ledger.hand_over(batches)
 
-    def _next(self, room: bool) -> Batch | Released | None:
+    def _next(self, room: bool) -> Batch | ReleasedBatch | None:
         """What to publish next, None at the end of what is to be read.
 
         Raises:

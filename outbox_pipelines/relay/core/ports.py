@@ -59,7 +59,7 @@ class Producer(Protocol):
         """How many messages it has not reported."""
 
     def send(self, delivery: Delivery, events: list[Event], gate: Gate) -> list[Event]:
-        """Hand events over in order, each that is taken into `delivery.in_flight`; return the rest, if any."""
+        """Hand events over in order, each that is taken into `delivery.in_flight`; return the rest."""
 
     def serve(self, seconds: float, *, linger: bool) -> None:
         """Fetch reports, waiting up to so long for the first."""

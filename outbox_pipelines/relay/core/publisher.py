@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Container, Iterable
 from typing import Final
 
-from outbox_pipelines.event import Batch, Event, Released
+from outbox_pipelines.event import Event
+from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
@@ -74,11 +75,11 @@ class Publisher:
             and self.breaker.state is State.CLOSED
         )
 
-    def takes(self, batch: Batch | Released) -> bool:
+    def takes(self, batch: Batch | ReleasedBatch) -> bool:
         """Whether this batch can be published now; else `poll` brings it about."""
         return True
 
-    def publish(self, batch: Batch | Released) -> None:
+    def publish(self, batch: Batch | ReleasedBatch) -> None:
         """Hand a batch to the producer; return before it is acknowledged.
 
         Raises:

@@ -16,8 +16,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
-from outbox_pipelines.event import LARGE, Event, Released, weigh
+from outbox_pipelines.event import LARGE, Event, weigh
 from outbox_pipelines.relay.core.attempts import Attempt, DeadLetter, Tried, Verdict
+from outbox_pipelines.relay.core.batch import ReleasedBatch
 from outbox_pipelines.relay.core.blocked import MOMENT_SECONDS, Aggregate, BlockedAggregates
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.core.parked import Counters, ParkedEvent, Prober, Table, TakenOver
@@ -37,7 +38,7 @@ _INNOCENT_SECONDS: Final = 1.0
 class _Run:
     """Events that were released together."""
 
-    released: Released
+    released: ReleasedBatch
     marked: list[int]
     """Seqs of those whose death would be counted."""
     is_alone: bool = False
@@ -97,7 +98,7 @@ class Retries:
         """Released runs that are not settled."""
         self.published = 0
         """How many parked events have been published since."""
-        self.released: deque[Released] = deque()
+        self.released: deque[ReleasedBatch] = deque()
         """For the publishing thread to take."""
 
     def begin(self, *, crashed: bool) -> None:
@@ -307,7 +308,7 @@ class Retries:
             if aggregate not in found:
                 self._blocked.look_again(aggregate, MOMENT_SECONDS)
         if events:
-            released = Released(list(events.values()), size)
+            released = ReleasedBatch(list(events.values()), size)
             self._in_flight.append(_Run(released, [seq for seq in marked if seq in events], is_alone))
             self.released.append(released)
 

@@ -1,8 +1,8 @@
-"""Moves the position over what is complete, puts aside what is parked back, looks after what is parked.
+"""Moves the position over what is complete, parks what Kafka did not get, looks after what is parked.
 
 Invariants:
 - The position moves over a `Complete` only, and only from where it is: `Complete.moves`.
-- Released events are removed before the next tick is opened: from then on Kafka's record of them is not
+- ReleasedBatch events are removed before the next tick is opened: from then on Kafka's record of them is not
   believed.
 - An order is done when all that was complete before it is settled, and what it asks for is written.
 """
@@ -13,9 +13,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from outbox_pipelines.event import Batch, Event, Released
+from outbox_pipelines.event import Event
 from outbox_pipelines.position import Position
 from outbox_pipelines.relay.core.barrier import BarrierPause
+from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.delivery import Complete
@@ -130,7 +131,7 @@ class Settler:
         for batch in ticks:
             self._position = batch.moves(self._position)
         for batch in batches:
-            if isinstance(batch.batch, Released):
+            if isinstance(batch.batch, ReleasedBatch):
                 self._retries.settled(batch)
         tick_id = None
         for order in orders:

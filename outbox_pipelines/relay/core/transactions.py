@@ -3,7 +3,7 @@
 Invariants:
 - A tick is opened in the database, with its id, before anything of it is in a transaction; Kafka's record
   is believed only if the row has the same tick id.
-- Released events are removed before the next tick is opened, or the next transaction with a record is
+- ReleasedBatch events are removed before the next tick is opened, or the next transaction with a record is
   committed: from then on the record that names them is not believed, or not the last.
 - What a transaction holds back is in the table before its commit begins.
 - Once a commit has begun nothing joins the transaction, and the commit completes what the record names.
@@ -17,8 +17,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final, Protocol
 
-from outbox_pipelines.event import Batch, Released
 from outbox_pipelines.position import Position
+from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.delivery import Complete, Delivery, IncompleteError
@@ -105,11 +105,11 @@ class TransactionalPublisher(Publisher):
         self._last_seq = position.last_seq or 0
         self._is_finished = position.target is None
 
-    def takes(self, batch: Batch | Released) -> bool:
+    def takes(self, batch: Batch | ReleasedBatch) -> bool:
         # A transaction holds batches of one tick, and none that come while it is being committed.
         return self._phase is not Phase.COMMITTING and not (self._opens(batch) and self._deliveries)
 
-    def publish(self, batch: Batch | Released) -> None:
+    def publish(self, batch: Batch | ReleasedBatch) -> None:
         if not self.takes(batch):
             raise RuntimeError("a batch was published that the transaction does not take")
         if self._opens(batch):
@@ -149,16 +149,16 @@ class TransactionalPublisher(Publisher):
     def _is_full(self) -> bool:
         return self._pending_events >= _EVENTS or self._pending_size >= _BYTES
 
-    def _opens(self, batch: Batch | Released) -> bool:
+    def _opens(self, batch: Batch | ReleasedBatch) -> bool:
         """Whether a tick must be opened for it first."""
-        if isinstance(batch, Released):
+        if isinstance(batch, ReleasedBatch):
             return self._tick is None
         return bool(batch.events) and (self._tick is None or self._open != (batch.done, batch.target))
 
-    def _open_tick(self, batch: Batch | Released) -> None:
+    def _open_tick(self, batch: Batch | ReleasedBatch) -> None:
         assert self.ledger is not None
         self._tick = self._new_id()
-        if isinstance(batch, Released):
+        if isinstance(batch, ReleasedBatch):
             self.ledger.open_tick(None, self._tick)
             return
         if self._open != (batch.done, batch.target):
@@ -202,7 +202,7 @@ class TransactionalPublisher(Publisher):
             self._complete += [delivery.complete() for delivery in self._committing]
         except IncompleteError as error:
             raise ShardLostError(f"Kafka's client did not say what became of each event: {error}") from None
-        self._must_settle = any(isinstance(delivery.batch, Released) for delivery in self._committing)
+        self._must_settle = any(isinstance(delivery.batch, ReleasedBatch) for delivery in self._committing)
         for delivery in self._committing:
             self._deliveries.remove(delivery)
         self._go("committed")
@@ -229,7 +229,7 @@ class TransactionalPublisher(Publisher):
         released: list[int] = []
         for delivery in content:
             batch = delivery.batch
-            if isinstance(batch, Released):
+            if isinstance(batch, ReleasedBatch):
                 released += [event.seq for event in batch.events if event.seq not in delivery.parked]
             elif batch.ends_tick:
                 self._is_finished = True

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Final
 
 from outbox_pipelines.event import Event
+from outbox_pipelines.parsers.header_names import COLUMNS, CONTENT_TYPE, METADATA, USUAL, header_names
 from outbox_pipelines.settings import Settings
 
 # As confluent-kafka types them; every value here is a str.
@@ -25,17 +25,8 @@ Encode = Callable[[Event], tuple[str | None, Headers]]
 # A value of an event and its metadata.
 Shape = Callable[[Event, Metadata], str]
 
-# The headers of columns that are never null. The aggregate's id is the key; a header where asked for.
-_COLUMNS: Final[dict[str, Callable[[Event], str]]] = {
-    "id": attrgetter("id"),
-    "event-type": attrgetter("event_type"),
-    "aggregate-type": attrgetter("aggregate_type"),
-    "aggregate-id": attrgetter("aggregate_id"),
-}
-_METADATA: Final = ("idempotency-key", "correlation-id", "causation-id", "traceparent", "version")
-_USUAL: Final = ("id", "event-type", "aggregate-type", *_METADATA)
-# How the value is to be read: the shape says that.
-_CONTENT_TYPE: Final = "content-type"
+# Those of columns that are never null.
+_COLUMNS: Final = {name: attrgetter(name.replace("-", "_")) for name in COLUMNS}
 _TOO_DEEP: Final = "its JSON is nested too deeply for the relay to read: flatten it"
 
 
@@ -55,7 +46,7 @@ class Encoder:
 
     def __init__(self, settings: Settings) -> None:
         names = header_names(settings.header_names)
-        usual = list(names)[:3] == list(_USUAL[:3]) and "aggregate-id" not in names
+        usual = list(names)[:3] == list(USUAL[:3]) and "aggregate-id" not in names
         if settings.value_format == "payload" and usual and not settings.tombstones:
             self.encode = _plain(names)
         else:
@@ -65,35 +56,6 @@ class Encoder:
 def needs_time(settings: Settings) -> bool:
     """Whether the shape has the event's time in it, so that the source must read it."""
     return settings.value_format in ("envelope", "cloudevents")
-
-
-def header_names(text: str) -> dict[str, str]:
-    """The name of each header on the wire, from ``name=name,…``; what is to be left out is not in it.
-
-    Raises:
-        ValueError: the text asks for what cannot be.
-    """
-    names = {name: name for name in _USUAL}
-    given: set[str] = set()
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        ours, equals, theirs = (word.strip() for word in part.partition("="))
-        if not equals:
-            raise ValueError(f"{part!r} is not name=name: write for example id=event-id,aggregate-type=")
-        if ours not in (*_COLUMNS, *_METADATA):
-            raise ValueError(f"unknown header {ours!r}: there are {', '.join((*_COLUMNS, *_METADATA))}")
-        if ours in given:
-            raise ValueError(f"{ours} is given twice: keep one")
-        given.add(ours)
-        names[ours] = theirs
-    if not names["id"]:
-        raise ValueError("id cannot be left out: consumers deduplicate by it")
-    names = {ours: theirs for ours, theirs in names.items() if theirs}
-    taken = sorted(names.values())
-    if twice := [name for name, after in pairwise(taken) if name == after]:
-        raise ValueError(f"two headers would be called {twice[0]}: choose another name for one")
-    if _CONTENT_TYPE in taken:
-        raise ValueError(f"{_CONTENT_TYPE} says how to read the value: choose another name")
-    return names
 
 
 def _plain(names: dict[str, str]) -> Encode:
@@ -130,7 +92,7 @@ def _shaped(names: dict[str, str], settings: Settings) -> Encode:
     columns = [(theirs, _COLUMNS[ours]) for ours, theirs in names.items() if ours in _COLUMNS]
     is_cloudevent = settings.value_format == "cloudevents"
     more = _more(names, is_cloudevent=is_cloudevent)
-    about_value: Headers = [(_CONTENT_TYPE, "application/cloudevents+json")] if is_cloudevent else []
+    about_value: Headers = [(CONTENT_TYPE, "application/cloudevents+json")] if is_cloudevent else []
     tombstones = settings.tombstones
 
     def encode(event: Event) -> tuple[str | None, Headers]:
@@ -148,8 +110,8 @@ def _shaped(names: dict[str, str], settings: Settings) -> Encode:
 
 def _more(names: dict[str, str], *, is_cloudevent: bool = False) -> Callable[[Metadata], Headers]:
     """The headers of the metadata: what the row has of ours, then its own."""
-    ours = {name: names[name] for name in _METADATA if name in names}
-    reserved = {name.lower() for name in (*_COLUMNS, *_METADATA, _CONTENT_TYPE, *names.values())}
+    ours = {name: names[name] for name in METADATA if name in names}
+    reserved = {name.lower() for name in (*_COLUMNS, *METADATA, CONTENT_TYPE, *names.values())}
     # A header ce_… makes readers take the message for the other way to write a CloudEvent.
     prefixes = ("dead-letter-", "ce_") if is_cloudevent else ("dead-letter-",)
 
@@ -202,7 +164,7 @@ def _cloudevent(source: str) -> Shape:
             "aggregatetype": event.aggregate_type,
             "partitionkey": event.aggregate_id,
         }
-        for name in _METADATA:
+        for name in METADATA:
             # An attribute is absent or has a value: never empty.
             if metadata.get(name):
                 attributes[name.replace("-", "")] = metadata[name]

@@ -16,16 +16,19 @@ import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from outbox_pipelines.errors import UnavailableError
-from outbox_pipelines.event import Batch, Event
+from outbox_pipelines.event import Event
+from outbox_pipelines.parsers.topics import IllegalTopicError
+from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.delivery import Delivery
 from outbox_pipelines.relay.core.ports import Gate
 from outbox_pipelines.relay.core.refusal import Kind, Refusal
 from outbox_pipelines.relay.kafka import client, errors
 from outbox_pipelines.relay.kafka.batch_size import BatchSize
 from outbox_pipelines.relay.kafka.encoding import Encoder, Headers
-from outbox_pipelines.relay.kafka.routing import IllegalTopicError, Router
+from outbox_pipelines.relay.kafka.routing import Router
 from outbox_pipelines.relay.kafka.topics import Topics, TopicUnavailableError
-from outbox_pipelines.relay.telemetry.event_log import Report, observer
+from outbox_pipelines.relay.telemetry.observer import Report
+from outbox_pipelines.relay.telemetry.observers import observer
 from outbox_pipelines.settings import Settings
 
 # Until the last reports of a producer that has failed are in.

@@ -1,73 +1,9 @@
-"""Which topic an event goes to.
-
-Invariants:
-- The topic depends on the event's aggregate type and event type alone, so that one aggregate's events of one
-  type never change their topic between two deliveries.
-"""
+"""Which topic an event goes to."""
 
 from __future__ import annotations
 
-import re
-import string
-from pathlib import Path
-
+from outbox_pipelines.parsers.topics import IllegalTopicError, TopicTemplate, read_map
 from outbox_pipelines.settings import Settings
-
-# Kafka's own rule for topic names.
-_LEGAL = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}\Z")
-_FIELDS = frozenset({"aggregate_type", "event_type"})
-
-
-def is_topic(name: str) -> bool:
-    """Whether Kafka accepts this name."""
-    return _LEGAL.match(name) is not None
-
-
-class IllegalTopicError(ValueError):
-    """The template makes a name of these types that Kafka does not accept."""
-
-
-class TopicTemplate:
-    """A template such as ``{aggregate_type}-events``; `ValueError` where it is none.
-
-    ``{aggregate_type:lower}`` is the type in lower case; there is no other format.
-    """
-
-    def __init__(self, template: str) -> None:
-        try:
-            parts = list(string.Formatter().parse(template))
-        except ValueError as error:
-            raise ValueError(f"not a topic template ({error}): write {{{{ for a brace") from None
-        for _, field, spec, conversion in parts:
-            if field is None:
-                continue
-            if field not in _FIELDS:
-                raise ValueError(f"unknown field {{{field}}}: use {{aggregate_type}} or {{event_type}}")
-            if conversion or spec not in ("", "lower"):
-                raise ValueError(f"unknown format of {{{field}}}: use {{{field}}} or {{{field}:lower}}")
-        self._parts = [(literal, field, bool(spec)) for literal, field, spec, _ in parts]
-        if not is_topic(self._name("a", "a")):
-            raise ValueError("a topic's name has 1 to 249 of the characters a-z A-Z 0-9 . _ -")
-
-    def topic(self, aggregate_type: str, event_type: str) -> str:
-        """The topic; `IllegalTopicError` where Kafka would refuse its name."""
-        topic = self._name(aggregate_type, event_type)
-        if not is_topic(topic):
-            raise IllegalTopicError(f"{topic!r} is not a topic name that Kafka accepts")
-        return topic
-
-    @property
-    def pattern(self) -> str:
-        """A shell pattern that every topic of it matches."""
-        return "".join(literal + ("*" if field else "") for literal, field, _ in self._parts)
-
-    def _name(self, aggregate_type: str, event_type: str) -> str:
-        types = {"aggregate_type": aggregate_type, "event_type": event_type}
-        name = ""
-        for literal, field, lower in self._parts:
-            value = types[field] if field else ""
-            name += literal + (value.lower() if lower else value)
-        return name
 
 
 class Router:
@@ -93,29 +29,3 @@ def patterns(settings: Settings) -> list[str]:
     """Shell patterns, one of which every topic of these settings matches."""
     templates = read_map(settings.topic_map_file).values() if settings.topic_map_file else ()
     return sorted({template.pattern for template in (TopicTemplate(settings.topic), *templates)})
-
-
-def read_map(path: Path) -> dict[str, TopicTemplate]:
-    """The lines ``event_type=topic`` of a map, topics being templates; `ValueError` where one is none.
-
-    Blank lines and those that begin with # are passed over.
-    """
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot be read ({error}): name a file of lines event_type=topic") from None
-    topics: dict[str, TopicTemplate] = {}
-    for number, line in enumerate(map(str.strip, lines), 1):
-        if not line or line.startswith("#"):
-            continue
-        # From the right: no topic has an equals sign, an event type may have one.
-        event_type, _, template = (part.strip() for part in line.rpartition("="))
-        if not event_type:
-            raise ValueError(f"line {number} is {line!r}: write event_type=topic")
-        if event_type in topics:
-            raise ValueError(f"line {number} names {event_type} again: keep one line of it")
-        try:
-            topics[event_type] = TopicTemplate(template)
-        except ValueError as error:
-            raise ValueError(f"line {number}: {error}") from None
-    return topics

@@ -17,9 +17,9 @@ import psycopg
 
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.parsers.table_mapping import Mapping
 from outbox_pipelines.relay.marked_table import queries
 from outbox_pipelines.relay.marked_table.core.ports import MarkError
-from outbox_pipelines.relay.marked_table.mapping import Mapping
 from outbox_pipelines.relay.marked_table.queries import Statements
 from outbox_pipelines.secret import first_line
 

@@ -1,7 +1,7 @@
 """Who relays an existing table.
 
 Invariants:
-- One ownership at a time: a session advisory lock, in a session that the database ends when its ownership falls
+- One owner at a time: a session advisory lock, in a session that the database ends when its owner falls
   silent for the lease.
 - A claim holds the claims' lock shared until it is over. The table counts as taken once that lock was free:
   so no row is still locked by a predecessor, whatever became of the session that made it the ownership.
@@ -21,12 +21,12 @@ from psycopg import sql
 
 from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.parsers.table_mapping import Mapping, read_mapping
 from outbox_pipelines.relay import bodies
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.kafka.encoding import needs_time
 from outbox_pipelines.relay.marked_table import pg_catalog, queries
-from outbox_pipelines.relay.marked_table.mapping import Mapping, read_mapping
 from outbox_pipelines.relay.marked_table.queries import Statements
 from outbox_pipelines.relay.queries import TUNE
 from outbox_pipelines.relay.shards import pooler
@@ -79,8 +79,8 @@ class TableOwnership:
             )
         if needs_time(self._settings) and "created_at" not in self.mapping.columns:
             raise SetupError(
-                f"OUTBOX_VALUE_FORMAT={self._settings.value_format} needs the time of an event: name the column with it as "
-                "created_at in the file of OUTBOX_TABLE_FILE"
+                f"OUTBOX_VALUE_FORMAT={self._settings.value_format} needs the time of an event: name the "
+                "column with it as created_at in the file of OUTBOX_TABLE_FILE"
             )
         found = pg_catalog.check(self._connection, self.mapping)
         for warning in found.warnings:

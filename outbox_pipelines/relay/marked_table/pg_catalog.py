@@ -14,8 +14,8 @@ from psycopg import sql
 
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.parsers.table_mapping import Mapping
 from outbox_pipelines.relay.marked_table import queries
-from outbox_pipelines.relay.marked_table.mapping import Mapping
 from outbox_pipelines.relay.marked_table.queries import Types
 
 _WHOLE: Final = frozenset({"int2", "int4", "int8"})

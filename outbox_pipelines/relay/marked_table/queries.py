@@ -11,7 +11,7 @@ from typing import Final, LiteralString
 
 from psycopg import sql
 
-from outbox_pipelines.relay.marked_table.mapping import METADATA, Mapping
+from outbox_pipelines.parsers.table_mapping import METADATA, Mapping
 from outbox_pipelines.relay.queries import FITTING
 
 # --- the right to relay the table -------------------------------------------------------------------------

@@ -25,11 +25,11 @@ from outbox_pipelines.relay.marked_table.core.claimer import Claimer
 from outbox_pipelines.relay.marked_table.ownership import TableOwnership
 from outbox_pipelines.relay.marked_table.retries import MarkedTableRetries
 from outbox_pipelines.relay.marked_table.source import MarkedTableSource, names
-from outbox_pipelines.relay.shards.ownership import Settled
+from outbox_pipelines.relay.shard import Settled
 from outbox_pipelines.relay.shared import SharedBatchQueue, SharedBlockedAggregates, SharedLedger
 from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.relay.threads import Threads
-from outbox_pipelines.relay.worker import Totals
+from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.settings import Settings
 
 _PROGRESS_EVERY: Final = 1.0

@@ -17,7 +17,7 @@ from outbox_pipelines.event import Event
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.parking import queries
 from outbox_pipelines.relay.parking.notify import DeadLetterRuns, describe
-from outbox_pipelines.relay.shards.ownership import Shard
+from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.settings import Settings
 
 # Dead letters in the queue; all others wait in the table.

@@ -24,13 +24,15 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.event import Event
+from outbox_pipelines.parsers.topics import IllegalTopicError
 from outbox_pipelines.relay.core.attempts import Attempt, Tried, Verdict
 from outbox_pipelines.relay.core.refusal import Kind
 from outbox_pipelines.relay.kafka import client, errors
 from outbox_pipelines.relay.kafka.encoding import Encode, Encoder, Headers
-from outbox_pipelines.relay.kafka.routing import IllegalTopicError, Router
+from outbox_pipelines.relay.kafka.routing import Router
 from outbox_pipelines.relay.kafka.topics import Topics, TopicUnavailableError
-from outbox_pipelines.relay.telemetry.event_log import Report, observer
+from outbox_pipelines.relay.telemetry.observer import Report
+from outbox_pipelines.relay.telemetry.observers import observer
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)

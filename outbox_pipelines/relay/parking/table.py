@@ -18,7 +18,7 @@ from outbox_pipelines.relay.core.parked import ParkedEvent, TakenOver
 from outbox_pipelines.relay.core.retries import MAX_CRASHES
 from outbox_pipelines.relay.memory import LargeEvent
 from outbox_pipelines.relay.parking import queries
-from outbox_pipelines.relay.shards.ownership import Shard
+from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.settings import Settings
 
 # The columns of `Event` come first in every row.

@@ -8,13 +8,11 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.delivery import Complete
-from outbox_pipelines.relay.shards.ownership import Settled
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.relay.shard import Settled
 
 
 class Metrics:
@@ -27,7 +25,7 @@ class Metrics:
         """It does not any more."""
 
     def acknowledged(self, complete: Iterable[Complete]) -> None:
-        """BatchQueue have become complete."""
+        """Batches have become complete."""
 
     def settled(self, events: int, seconds: float, progress: Settled | None) -> None:
         """The position has moved over so many published events, which took the database so long."""
@@ -43,23 +41,3 @@ class Metrics:
 
     def breaker(self, state: State) -> None:
         """The way to Kafka is in another state."""
-
-
-@contextmanager
-def serving(settings: Settings, on_serve: Callable[[str], None]) -> Iterator[Metrics]:
-    """The relay's metrics; served over HTTP as long as the block, if a port is named.
-
-    Args:
-        on_serve: told the URL.
-
-    Raises:
-        SetupError: the port cannot be had.
-    """
-    if settings.metrics_port is None:
-        yield Metrics()
-        return
-    from outbox_pipelines.relay.telemetry import prometheus
-
-    with prometheus.serving(settings, settings.metrics_port) as (metrics, url):
-        on_serve(url)
-        yield metrics

@@ -33,7 +33,7 @@ from outbox_pipelines.quality import measurements, rules
 from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.delivery import Complete
-from outbox_pipelines.relay.shards.ownership import Settled
+from outbox_pipelines.relay.shard import Settled
 from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.settings import Settings
 

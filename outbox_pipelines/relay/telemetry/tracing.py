@@ -20,14 +20,15 @@ from confluent_kafka import KafkaError, Message
 from outbox_pipelines import __version__
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.event import Event
+from outbox_pipelines.parsers.header_names import header_names
 from outbox_pipelines.relay.kafka import errors
-from outbox_pipelines.relay.kafka.encoding import Headers, header_names
+from outbox_pipelines.relay.kafka.encoding import Headers
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-    from outbox_pipelines.relay.telemetry.event_log import Observe, Report
+    from outbox_pipelines.relay.telemetry.observer import Observe, Report
 
 # For the last spans, when the relay ends.
 _FLUSH_SECONDS: Final = 5.0

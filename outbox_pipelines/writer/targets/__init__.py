@@ -8,17 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final
 
-from outbox_pipelines.writer.errors import AutocommitError, OutboxError
-
-
-class Way(NamedTuple):
-    """Runs a query on the caller's connection and answers its rows; in a coroutine, where asynchronous."""
-
-    run: Callable[..., Any]
-    asynchronous: bool = False
-
+from outbox_pipelines.writer.errors import OutboxError
+from outbox_pipelines.writer.targets.way import Way
 
 INSTEAD: Final[list[Callable[[object], Way]]] = []
 """Finders of ways that tests have put in place of ours; the last one is asked."""
@@ -79,12 +72,4 @@ def _find(kind: type) -> Way:
         f"cannot write through {kind.__module__}.{kind.__qualname__}: give a connection or cursor of "
         "psycopg or psycopg2, a Session or Connection of SQLAlchemy, a connection of asyncpg, or Django's "
         "connection"
-    )
-
-
-def no_transaction(instead: str) -> AutocommitError:
-    """The refusal of a connection on which the event would be committed alone; `instead`: what to write."""
-    return AutocommitError(
-        "no transaction is open, and the connection is in autocommit mode: the event would be committed "
-        f"apart from your business rows. Write both in one transaction: {instead}"
     )

@@ -8,7 +8,8 @@ from uuid import UUID
 
 from outbox_pipelines.writer.content import Row
 from outbox_pipelines.writer.statements import Query, Statement
-from outbox_pipelines.writer.targets import Way, way_of
+from outbox_pipelines.writer.targets import way_of
+from outbox_pipelines.writer.targets.way import Way
 from outbox_pipelines.writer.testing.events import WrittenEvent, written
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 Invariants:
 - What the statements of `claims.queries` say, is said here again; tests with PostgreSQL show that they do.
-- A claim, or a mark without its locks, begins only for the ownership of the table; nobody becomes that while a
+- A claim, or a mark without its locks, begins only for the ownership of the table; nobody becomes that while
+a
   claim of another one is open.
 """
 

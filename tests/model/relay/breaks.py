@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from outbox_pipelines.event import Batch, Released
 from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay.core import record
 from outbox_pipelines.relay.core.attempts import Verdict
 from outbox_pipelines.relay.core.barrier import Barrier, Step
+from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
 from outbox_pipelines.relay.core.flow import Flow
@@ -105,7 +105,7 @@ def removes_late(patch: Patch) -> None:
         if last or tick_id or any(batch.batch.events for batch in ticks):
             events = settle(self, ticks, tick_id, last=last)
         for batch in batches:
-            if isinstance(batch.batch, Released):
+            if isinstance(batch.batch, ReleasedBatch):
                 self._retries.settled(batch)
         self._ledger.settled(batches)
         self._carry_out(orders)
@@ -332,7 +332,7 @@ def never_moves(patch: Patch) -> None:
     patch(Complete, "moves", lambda self, position: position)
 
 
-@_break("the blocked is not told what is in the table", "a", refuses=[1], faults=0)
+@_break("the blocked aggregates are not told what is in the table", "a", refuses=[1], faults=0)
 def tells_nobody(patch: Patch) -> None:
     patch(BlockedAggregates, "parked", lambda self, events: None)
 
@@ -507,7 +507,7 @@ def halts_nothing(patch: Patch) -> None:
     blocked = Publisher.blocked
 
     def asked(self: Publisher, delivery: Delivery) -> Any:
-        return () if isinstance(delivery.batch, Released) else blocked(self, delivery)
+        return () if isinstance(delivery.batch, ReleasedBatch) else blocked(self, delivery)
 
     patch(Publisher, "blocked", asked)
 

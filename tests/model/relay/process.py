@@ -13,9 +13,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from outbox_pipelines.event import Batch, Event, Released
+from outbox_pipelines.event import Event
 from outbox_pipelines.position import Snapshot
 from outbox_pipelines.relay.core.barrier import Barrier, Step
+from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.batch_queue import BatchQueue
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import Breaker, State
@@ -357,11 +358,11 @@ def _breaker(breaker: Breaker, now: float) -> Key:
     return breaker.state.value, quiet, breaker._probe_at <= now
 
 
-def _batch(batch: Batch | Released | None) -> Key:
+def _batch(batch: Batch | ReleasedBatch | None) -> Key:
     if batch is None:
         return None
     seqs = tuple(event.seq for event in batch.events)
-    if isinstance(batch, Released):
+    if isinstance(batch, ReleasedBatch):
         return seqs
     return (
         tuple(batch.done),

@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from outbox_pipelines.event import Batch, Event, Released
+from outbox_pipelines.event import Event
 from outbox_pipelines.position import Position
+from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
 from outbox_pipelines.relay.core.flow import Flow
 from outbox_pipelines.relay.core.ledger import Order
@@ -86,7 +87,7 @@ def digest(given: Any) -> Any:
     """What tells an argument from another one."""
     if isinstance(given, Event):
         return given.seq
-    if isinstance(given, Batch | Released):
+    if isinstance(given, Batch | ReleasedBatch):
         return [type(given).__name__, *map(digest, given.events)]
     if isinstance(given, Delivery):
         return digest(given.batch)

@@ -92,7 +92,7 @@ def test_sessions_of_the_relay_that_end_one_by_one(table: Table) -> None:
 
 
 def test_a_frozen_relay_is_succeeded_and_harms_nothing_when_it_wakes(table: Table) -> None:
-    """Guards against a stopped ownership that keeps its lock or its claims, and a zombie that claims again."""
+    """Guards against a stopped owner that keeps its lock or its claims, and a zombie that claims again."""
     seed = faults.seed()
     _prepare(table)
     writers = Writers(table.settings.dsn, seed, 3)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.parsers.table_mapping import read_mapping
 from outbox_pipelines.relay.marked_table import status
-from outbox_pipelines.relay.marked_table.mapping import read_mapping
 from outbox_pipelines.settings import load_settings
 from tests.relay.marked_table import textbook
 from tests.relay.marked_table.conftest import Make

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from outbox_pipelines.event import Released
+from outbox_pipelines.relay.core.batch import ReleasedBatch
 from outbox_pipelines.relay.core.batch_queue import BatchQueue
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.breaker import Breaker, State
@@ -71,7 +71,7 @@ class Claimer:
         self._is_claiming = True
         self._active_at = -math.inf
         self.broken: MarkError | None = None
-        self.released: deque[Released] = deque()
+        self.released: deque[ReleasedBatch] = deque()
         """Always empty: what is free is claimed."""
 
     def is_stopped(self) -> bool:

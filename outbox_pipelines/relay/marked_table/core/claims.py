@@ -16,8 +16,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from outbox_pipelines.event import Batch, Event
+from outbox_pipelines.event import Event
 from outbox_pipelines.position import Snapshot
+from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.ports import Clock
 from outbox_pipelines.relay.marked_table.core.ports import (
     LockedError,

@@ -19,14 +19,14 @@ from datetime import date
 import psycopg
 
 from outbox_pipelines.archive import identity, proof
-from outbox_pipelines.archive.store import NOWHERE, open_store
+from outbox_pipelines.archive.store import open_store
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.partitions import attach, close, queries
 from outbox_pipelines.partitions.calendar import leaf_of, place_of, require_day, working_at
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.secret import first_line
-from outbox_pipelines.settings import Settings
+from outbox_pipelines.settings import NO_ARCHIVE, Settings
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def due(settings: Settings) -> list[date]:
         UnavailableError: the database does not answer, or its clock and this machine's differ.
     """
     require_schema(settings)
-    states = ["closed", "archived"] if settings.archive == NOWHERE else ["archived"]
+    states = ["closed", "archived"] if settings.archive == NO_ARCHIVE else ["archived"]
     with connect(settings, name="outbox partitions drop") as connection:
         close.compare_clocks(connection)
         given = {"states": states, "retention": settings.retention_days}
@@ -88,7 +88,7 @@ def drop(settings: Settings, day: date, *, early: bool = True) -> Dropped:
         UnavailableError: the database or the archive does not answer.
     """
     require_schema(settings)
-    if settings.archive != NOWHERE:
+    if settings.archive != NO_ARCHIVE:
         open_store(settings)
     with working_at(settings, day) as connection:
         state, *_, manifest_sha256, _ = require_day(connection, day)
@@ -96,11 +96,11 @@ def drop(settings: Settings, day: date, *, early: bool = True) -> Dropped:
             return Dropped(day, None, False)
         if state == "open":
             raise NotReadyError(f"{day} is open: see `outbox partitions close {day}`")
-        if settings.archive != NOWHERE and manifest_sha256 is None:
+        if settings.archive != NO_ARCHIVE and manifest_sha256 is None:
             raise NotReadyError(f"{day} is not archived: run `outbox archive day {day}`")
         if not early and day not in due(settings):
             raise WithinRetentionError(day, settings.retention_days)
-        if settings.archive != NOWHERE:
+        if settings.archive != NO_ARCHIVE:
             identity.require(open_store(settings), connection)
         try:
             place = place_of(connection, day)
@@ -108,7 +108,7 @@ def drop(settings: Settings, day: date, *, early: bool = True) -> Dropped:
                 return _was_gone(settings, connection, day, manifest_sha256)
             if place == "attached":
                 _look_first(settings, connection, day, manifest_sha256)
-            if settings.archive != NOWHERE:
+            if settings.archive != NO_ARCHIVE:
                 # What a run that died has begun to write of it: the day is never written again.
                 open_store(settings).clear(day)
             _detach(connection, day)
@@ -127,7 +127,7 @@ def _look_first(settings: Settings, connection: Connection, day: date, manifest_
     """What would keep the day, while it is still a part of the outbox."""
     if dependents := connection.execute(queries.DEPENDENTS, {"leaf": leaf_of(day)}).fetchall():
         raise NotReadyError(f"{day} stays: {dependents[0][0]} depends on {leaf_of(day)}: drop that first")
-    if settings.archive != NOWHERE:
+    if settings.archive != NO_ARCHIVE:
         found = proof.prove(open_store(settings), day, connection, leaf_of(day), manifest_sha256)
         if not found.equal:
             connection.execute(queries.UNPROVEN, {"day": day})
@@ -172,7 +172,7 @@ def _prove_and_drop(
     try:
         with connection.transaction():
             connection.execute(queries.named(queries.LOCK_DETACHED, leaf))
-            if settings.archive != NOWHERE:
+            if settings.archive != NO_ARCHIVE:
                 found = proof.prove(open_store(settings), day, connection, leaf, manifest_sha256)
                 if not found.equal:
                     raise NotProvenError(day, found.differences)
@@ -203,7 +203,7 @@ def _put_back(settings: Settings, day: date) -> None:
 
 def _was_gone(settings: Settings, connection: Connection, day: date, manifest_sha256: str | None) -> Dropped:
     """Somebody has dropped the partition by hand: the file is all there is."""
-    if settings.archive != NOWHERE:
+    if settings.archive != NO_ARCHIVE:
         found = proof.verify(open_store(settings), day, manifest_sha256)
         if not found.equal:
             raise NotProvenError(day, (f"the partition {leaf_of(day)} is gone", *found.differences))

@@ -1,0 +1,82 @@
+"""Events that are published together: a batch of a tick, or parked events that are released.
+
+Invariants:
+- Both are immutable; every part of the relay shares them, none adds to them.
+- The events of a batch are in `seq` order, and publishing all of them justifies its position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from outbox_pipelines.event import LARGE, Event, weigh
+from outbox_pipelines.position import Position, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Events of one tick that are published together."""
+
+    events: list[Event]
+    size: int
+    """Bytes of text in them, as `weigh` counts."""
+    done: Snapshot
+    target: Snapshot
+    ends_tick: bool
+    starts_tick: bool = True
+    unreadable: Mapping[int, str] = field(default_factory=dict)
+    """By seq: events whose content was not read, and why. They become dead letters."""
+    suspects: Mapping[int, str] = field(default_factory=dict)
+    """By seq: events whose content was not read because a relay died at them. They are parked."""
+
+    @property
+    def position(self) -> Position:
+        """How far the shard is when all of them are published."""
+        if self.ends_tick:
+            return Position(self.target)
+        return Position(self.done, self.target, self.events[-1].seq)
+
+    def cut(self, events: int) -> tuple[Batch, Batch | None]:
+        """The first so many events as a batch of their own, and the rest if there is one."""
+        if len(self.events) <= events:
+            return self, None
+        first, rest = self.events[:events], self.events[events:]
+        return (
+            replace(self, events=first, size=weigh(first), ends_tick=False),
+            replace(self, events=rest, size=weigh(rest), starts_tick=False),
+        )
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is published and settled before anything else is read, for the sake of memory."""
+        return self.size > LARGE
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a tick."""
+        return self.starts_tick and self.ends_tick
+
+    def followed_by(self, batch: Batch) -> Batch:
+        """Two ticks as one: what the second's target sees, and the first's `done` did not."""
+        assert self.is_whole
+        assert batch.is_whole
+        events = sorted(self.events + batch.events)
+        return Batch(
+            events,
+            self.size + batch.size,
+            self.done,
+            batch.target,
+            ends_tick=True,
+            unreadable={**self.unreadable, **batch.unreadable},
+            suspects={**self.suspects, **batch.suspects},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedBatch:
+    """Parked events whose way is free, in `seq` order: published without moving a position."""
+
+    events: list[Event]
+    size: int
+    """Bytes of text in them, as `weigh` counts."""

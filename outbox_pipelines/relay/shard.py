@@ -1,0 +1,178 @@
+"""A shard that this relay owns: how far it is, and what of it is parked.
+
+Invariants:
+- The position moves forward in one statement, committed synchronously: with a lost commit, transaction ids
+  that are given out again would count as published.
+- What is parked is committed with the position that passes over it, or before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, LiteralString
+
+import psycopg
+
+from outbox_pipelines.position import Position, Snapshot
+from outbox_pipelines.relay import bodies, queries
+from outbox_pipelines.relay.core.blocked import DEATH_PAUSE, LONGEST_PAUSE
+from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.parking import queries as parked_queries
+from outbox_pipelines.relay.shards.ownership import ShardOwnership
+from outbox_pipelines.settings import Settings
+
+# Events to put aside, by their seq: the state, and why.
+Parked = Mapping[int, tuple[str, str | None]]
+
+
+@dataclass(slots=True)
+class Settled:
+    """What a settle moved the shard to."""
+
+    events: int
+    lag: float | None
+    """Age of the newest of these events when they were settled, in seconds; None without a progress row."""
+    topics: frozenset[str] = frozenset()
+    """Where the relay has sent events since it took the shard, as far as they are still there."""
+
+
+class Shard(ShardOwnership):
+    """The session at a shard, for the thread that settles it."""
+
+    def __init__(self, settings: Settings, shard: int | None, owner: str) -> None:
+        self.tick_id: str | None = None
+        """Of the current tick, or the last one, in exactly_once."""
+        self._ctid = ""
+        self._position: Position | None = None
+        self._progress_at = 0.0
+        self._events = 0
+        self._newest: int | None = None
+        self._has_command = bool(settings.dead_letter_command)
+        super().__init__(settings, shard, owner)
+        self._known = {"open_from": "-infinity", "command": self._has_command}
+
+    def _adopt(self, row: list[Any]) -> None:
+        self._ctid, done, target, last_seq, self.tick_id, self._known["open_from"] = row
+        self._position = Position(Snapshot.parse(done), Snapshot.parse(target) if target else None, last_seq)
+
+    @property
+    def position(self) -> Position:
+        """How far the shard was when it was taken, or settled last."""
+        assert self._position is not None, "take the shard first"
+        return self._position
+
+    def settle(
+        self,
+        position: Position,
+        events: int = 0,
+        newest: int | None = None,
+        *,
+        parked: Sequence[Parked] = (),
+        tick_id: str | None = None,
+        last: bool = False,
+    ) -> Settled | None:
+        """Moves the position over so many events, of which `newest` has the last `seq`; a heartbeat too.
+
+        Args:
+            parked: what is put aside in the same transaction.
+            tick_id: of the tick that is opened with this position, in exactly_once.
+
+        Returns what was written as progress: at most once a second, and at the last settle; else None.
+
+        Raises:
+            ShardLostError: the shard has another owner, or the session is gone.
+        """
+        self._events += events
+        self._newest = newest or self._newest
+        progress = self._events > 0 and (last or time.monotonic() - self._progress_at >= 1.0)
+        query = queries.SETTLE_WITH_PROGRESS if progress else queries.SETTLE
+        parameters = {
+            "done": str(position.done),
+            "target": str(position.target) if position.target else None,
+            "last_seq": position.last_seq,
+            "events": self._events,
+            "newest": self._newest,
+            "tick": tick_id,
+        }
+        if parked:
+            with self.transaction():
+                row = self._move(query, parameters)
+                for some in parked:
+                    self._park(some)
+        else:
+            row = self._move(query, parameters)
+        self._ctid, self._position = row[0], position
+        self.tick_id = tick_id or self.tick_id
+        if not progress:
+            return None
+        settled = Settled(self._events, row[1])
+        self._known["open_from"] = row[2]
+        self._progress_at, self._events = time.monotonic(), 0
+        return settled
+
+    def calm(self) -> None:
+        """Nothing that was on its way at the last death kills."""
+        self.execute(queries.CALM, {})
+        self.crashes, self.crash_guard_seq, self.crash_guard_crashes = 0, None, 0
+
+    def show_breaker(self, state: str, reason: str | None) -> None:
+        """Says in the database what the relay sees of Kafka, for people."""
+        self.execute(queries.BREAKER, {"state": state, "reason": reason})
+
+    def read_parked(
+        self, seqs: Sequence[int], may_take_large: Callable[[], bool]
+    ) -> Generator[tuple[int, tuple[Any, ...] | str]]:
+        """The content of parked events, one after the other, or why it cannot be read: see `bodies.read`."""
+        try:
+            read = bodies.read(self._connection, parked_queries.BODIES, {}, seqs, may_take_large)
+            with closing(read) as found:
+                yield from found
+        except psycopg.OperationalError as error:
+            raise self._lost(error) from error
+
+    def count(self, events: int) -> None:
+        """So many were published beside the position; written with the next progress."""
+        self._events += events
+
+    def _move(self, query: LiteralString, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
+        ctid = self._ctid
+        while not (rows := self.execute(query, {**parameters, "ctid": ctid})):
+            # Moved by VACUUM FULL, or by somebody who changes the number of shards.
+            found = self.execute(queries.FIND_AGAIN, {})
+            if not found:
+                raise ShardLostError(f"another relay has taken shard {self.shard}")
+            ctid = found[0][0]
+        return rows[0]
+
+    def park(self, parked: Sequence[Parked]) -> None:
+        """Puts aside ahead of the position: before the Kafka transaction that passes over these events."""
+        with self.transaction():
+            if not self.execute(queries.FIND_AGAIN, {}):
+                raise ShardLostError(f"another relay has taken shard {self.shard}")
+            for some in parked:
+                self._park(some)
+
+    def released(self, seqs: list[int]) -> None:
+        """These parked events are published."""
+        self.execute(parked_queries.RELEASED, {"seqs": seqs})
+
+    def forget_tick(self) -> None:
+        """From here on the database alone counts."""
+        self.execute(queries.FORGET_TICK, {})
+        self.tick_id = None
+
+    def _park(self, parked: Parked) -> None:
+        ends = {"from": min(parked), "to": max(parked)}
+        ((start, stop),) = self.execute(queries.DAYS, ends)
+        states, errors = zip(*parked.values(), strict=True)
+        rows = {"seqs": list(parked), "states": list(states), "errors": list(errors)}
+        self.execute(parked_queries.PARK, {**ends, **rows, "start": start, "stop": stop})
+        if self.crash_guard_crashes and self.crash_guard_seq in parked:
+            pause = min(LONGEST_PAUSE, DEATH_PAUSE * self._settings.retry_seconds)
+            self.execute(parked_queries.DIED_ALONE, {"seq": self.crash_guard_seq, "pause": pause})
+        dead = [seq for seq, (state, _) in parked.items() if state == "failed"]
+        if dead and self._has_command:
+            self.execute(parked_queries.COMMANDS_DUE, {"seqs": dead})

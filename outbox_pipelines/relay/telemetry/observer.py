@@ -1,0 +1,19 @@
+"""What observes each event on its way to Kafka: the types.
+
+Invariants:
+- An observer sees an event when it is handed to Kafka's client, and what Kafka says of it; it may change the
+  headers, and nothing else of the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from confluent_kafka import KafkaError, Message
+
+from outbox_pipelines.event import Event
+from outbox_pipelines.relay.kafka.encoding import Headers
+
+Report = Callable[[KafkaError | None, Message], None]
+# An event, its topic, its headers, and who wants to know what becomes of it: the last two, as they are to be.
+Observe = Callable[[Event, str, Headers, Report], tuple[Report, Headers]]
