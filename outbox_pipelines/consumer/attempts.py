@@ -74,7 +74,7 @@ class Attempts:
         # The transaction in which a handler is at work: only a handler can have committed it.
         self._open = ""
         self._breakers: dict[int, Breaker] = {}
-        self._inbox = Inbox(database, plan.source, blocks=plan.blocks, backoff=plan.backoff)
+        self._inbox = Inbox(database, plan.source, blocks=plan.blocks, retry_seconds=plan.retry_seconds)
 
     def _item(self, message: Any) -> Item:
         try:
@@ -99,7 +99,7 @@ class Attempts:
 
     async def _attempt_again(self, waiting: Waiting) -> Waiting | None:
         """Handles a message of the inbox. Returns the next one of its key that is due, where it succeeded."""
-        if waiting.attempts >= self._plan.attempts:
+        if waiting.attempts >= self._plan.max_attempts:
             await self._give_up(waiting)
             return None
         if self._is_held(self._handlers.handler(waiting.event_type)):
@@ -143,7 +143,7 @@ class Attempts:
     async def _miss(self, seq: int, attempts: int, item: Item, error: Exception) -> None:
         text = told(error)
         policy = await self._judge(item, error, seq)
-        last = attempts >= self._plan.attempts or policy == "dead_letter"
+        last = attempts >= self._plan.max_attempts or policy == "dead_letter"
         dead = last and policy != "outage" and self._has_copy(item.message, attempts, text)
         counts = policy != "outage"
         await self._surely(lambda: self._inbox.missed(seq, attempts, text, dead=dead, counts=counts))

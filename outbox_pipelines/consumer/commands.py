@@ -203,7 +203,7 @@ def _filters(command: Command) -> Command:
     options: list[Option] = [
         click.option("--source", help="Of this consumer."),
         click.option("--event-type", help="Of this event type."),
-        click.option("--key", help="Of the aggregate with this id."),
+        click.option("--aggregate-id", "key", help="Of the aggregate with this id."),
         click.option("--error", metavar="TEXT", help="Whose reason contains this."),
         click.option(
             "--since", type=Time(), help="Received since then: 2026-11-21T14:00 (UTC), 30m, 2h, 7d."

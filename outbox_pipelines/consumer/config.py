@@ -50,8 +50,8 @@ class Plan:
 
     source: str
     group: str
-    attempts: int
-    backoff: float
+    max_attempts: int
+    retry_seconds: float
     blocks: bool
     by_key: bool
     limit: Callable[[], AbstractAsyncContextManager[object]]

@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Unpack
+from types import FrameType, MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 from outbox_pipelines.consumer import limits, transactions
-from outbox_pipelines.consumer.config import Counts
+from outbox_pipelines.consumer.breaker import Policy
+from outbox_pipelines.consumer.config import Cache, Counts
 from outbox_pipelines.consumer.inbox import Backlog
 from outbox_pipelines.consumer.membership import Member
 from outbox_pipelines.consumer.options import (
@@ -49,7 +50,22 @@ class Consumer(Configured):
         dsn: the database of the handlers' tables, as libpq takes it.
         connect: in place of `dsn`, gives a connection of psycopg without an open transaction.
         session: in place of both, a sessionmaker of SQLAlchemy: handlers then get a session.
-        options: see `Options`.
+        header_names: headers that have another name, as `{"id": "event-id"}`; see OUTBOX_HEADER_NAMES.
+        max_attempts: how often an event is tried before it is a dead letter.
+        retry_seconds: seconds until the second attempt, doubled for each that follows, 5 minutes at most.
+        on_dead_letter: whether events of the same key behind a dead letter are handled or wait.
+        dead_letter_topic: gets a copy of each dead letter, with the reason in its headers.
+        dedupe: by what events are told apart: their ids, or idempotency keys where they have one.
+        on_error: what an exception of a handler means, as `{ConnectionError: "outage", KeyError:
+            "dead_letter"}`. "retry", the default, counts an attempt. The nearest class decides.
+        outage_after: so many different events that fail in a row are an outage of what the handler needs; 0:
+            never.
+        origins: where the events of a topic come from, as `{"orders-v2": "order-events"}`: the topic itself
+            by default. An id that is no UUID, and an idempotency key, count within one origin. If a topic is
+            renamed, give its old name here.
+        handler_seconds: how long one call of a handler may take: 80 % of max.poll.interval.ms by default,
+            90 % at most.
+        cache: knows of events that were handled; see `RedisCache`.
 
     Raises:
         SetupError: the arguments do not fit.
@@ -64,8 +80,31 @@ class Consumer(Configured):
         dsn: str | None = None,
         connect: Callable[[], Connection] | None = None,
         session: Callable[[], Session] | None = None,
-        **options: Unpack[Options],
+        header_names: Mapping[str, str] = MappingProxyType({}),
+        max_attempts: int = 5,
+        retry_seconds: float = 10.0,
+        on_dead_letter: Literal["continue", "block"] = "continue",
+        dead_letter_topic: str | None = None,
+        dedupe: Literal["id", "key"] = "id",
+        on_error: Mapping[type[BaseException], Policy] = MappingProxyType({}),
+        outage_after: int = 20,
+        origins: Mapping[str, str] = MappingProxyType({}),
+        handler_seconds: float | None = None,
+        cache: Cache | None = None,
     ) -> None:
+        options = Options(
+            header_names,
+            max_attempts,
+            retry_seconds,
+            on_dead_letter,
+            dead_letter_topic,
+            dedupe,
+            on_error,
+            outage_after,
+            origins,
+            handler_seconds,
+            cache,
+        )
         super().__init__(source, topics, kafka, options)
         require_one_way(dsn, connect, session)
         self._connect = connect if dsn is None else transactions.dsn(dsn, self._source)

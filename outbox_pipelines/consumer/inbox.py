@@ -114,13 +114,13 @@ class Inbox:
 
     Args:
         blocks: whether a dead letter holds up those behind it.
-        backoff: seconds to the second attempt, doubled for each that follows, 5 minutes at most.
+        retry_seconds: seconds to the second attempt, doubled for each that follows, 5 minutes at most.
     """
 
-    def __init__(self, database: Database, source: str, *, blocks: bool, backoff: float) -> None:
+    def __init__(self, database: Database, source: str, *, blocks: bool, retry_seconds: float) -> None:
         self._database = database
         self._same = {"source": source, "block": blocks}
-        self._backoff = backoff
+        self._retry_seconds = retry_seconds
 
     async def receive(
         self, arrivals: Sequence[Arrival], *, attempts: int = 0, error: str | None = None, dead: bool = False
@@ -240,7 +240,7 @@ class Inbox:
         """How long after an attempt began the next one may."""
         # So that what failed together does not come again together.
         jitter = 0.8 + 0.4 * random.random()
-        return min(LONGEST_SECONDS, self._backoff * 2.0 ** min(attempts - 1, 20)) * jitter
+        return min(LONGEST_SECONDS, self._retry_seconds * 2.0 ** min(attempts - 1, 20)) * jitter
 
     async def _read(self, query: str, given: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         async with self._database.transaction() as transaction:

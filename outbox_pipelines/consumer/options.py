@@ -13,8 +13,8 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
-from typing import Any, Final, Literal, TypedDict
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
 from outbox_pipelines.consumer import limits
 from outbox_pipelines.consumer.breaker import Policy
@@ -36,34 +36,21 @@ IDLE_SECONDS: Final = 0.2
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-class Options(TypedDict, total=False):
-    """What both consumers take beside the source, the topics and the database."""
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What both consumers take beside the source, the topics and the database; see `Consumer`."""
 
     header_names: Mapping[str, str]
-    """Headers that have another name, as `{"id": "event-id"}`; see OUTBOX_HEADER_NAMES."""
-    attempts: int
-    """How often an event is tried before it is a dead letter: 5."""
-    backoff: float
-    """Seconds until the second attempt: 10; doubled for each that follows, 5 minutes at most."""
+    max_attempts: int
+    retry_seconds: float
     on_dead_letter: Literal["continue", "block"]
-    """Whether those of the same key behind a dead letter are handled, the default, or wait."""
     dead_letter_topic: str | None
-    """Gets a copy of each dead letter, with the reason in its headers."""
     dedupe: Literal["id", "key"]
-    """By what events are told apart: their ids, the default, or idempotency keys where they have one."""
     on_error: Mapping[type[BaseException], Policy]
-    """What an exception of a handler means, as `{ConnectionError: "outage", KeyError: "dead_letter"}`.
-    "retry", the default, counts an attempt. The nearest class decides."""
     outage_after: int
-    """So many different events that fail in a row are an outage of what the handler needs: 20; 0: never."""
     origins: Mapping[str, str]
-    """Where the events of a topic come from, as `{"orders-v2": "order-events"}`: the topic itself by default.
-    An id that is no UUID, and an idempotency key, count within one origin. Give a topic that has got another
-    name its old one here."""
-    handler_seconds: float
-    """How long one call of a handler may take: 80 % of max.poll.interval.ms by default, 90 % at most."""
+    handler_seconds: float | None
     cache: Cache | None
-    """Knows of events that were handled; see `RedisCache`."""
 
 
 class Configured(Handlers):
@@ -77,36 +64,35 @@ class Configured(Handlers):
             raise SetupError("source is empty: name who consumes, for example billing")
         if isinstance(topics, str) or not topics:
             raise SetupError('topics is no list of names: write for example ["order-events"]')
-        if unknown := options.keys() - Options.__annotations__.keys():
-            raise SetupError(f"there is no {min(unknown)}: there are {', '.join(Options.__annotations__)}")
-        attempts, backoff = options.get("attempts", 5), options.get("backoff", 10.0)
-        if attempts < 1:
-            raise SetupError(f"attempts is {attempts}: give 1 or more")
-        if not 0 <= backoff <= LONGEST_SECONDS:
-            raise SetupError(f"backoff is {backoff:g}: give 0 to {LONGEST_SECONDS:.0f} seconds")
-        copies = options.get("dead_letter_topic")
+        if options.max_attempts < 1:
+            raise SetupError(f"max_attempts is {options.max_attempts}: give 1 or more")
+        if not 0 <= options.retry_seconds <= LONGEST_SECONDS:
+            raise SetupError(
+                f"retry_seconds is {options.retry_seconds:g}: give 0 to {LONGEST_SECONDS:.0f} seconds"
+            )
+        copies = options.dead_letter_topic
         self._source = source
         self._topics = topics
         self._kafka = settings(kafka, source)
-        self._reader = Reader(options.get("header_names", {}))
-        self._cache = options.get("cache")
+        self._reader = Reader(options.header_names)
+        self._cache = options.cache
         self._counts = Counts()
         self._figures = Figures(is_running=False)
         self._measures = False
-        self._seconds = limits.seconds(options.get("handler_seconds"), kafka)
+        self._seconds = limits.seconds(options.handler_seconds, kafka)
         self._plan = functools.partial(
             Plan,
             source=source,
             group=str(self._kafka["group.id"]),
-            attempts=attempts,
-            backoff=backoff,
-            blocks=_one_of("on_dead_letter", options.get("on_dead_letter"), "continue", "block") == "block",
-            by_key=_one_of("dedupe", options.get("dedupe"), "id", "key") == "key",
+            max_attempts=options.max_attempts,
+            retry_seconds=options.retry_seconds,
+            blocks=_one_of("on_dead_letter", options.on_dead_letter, "continue", "block") == "block",
+            by_key=_one_of("dedupe", options.dedupe, "id", "key") == "key",
             copies=DeadLetterTopic(kafka, copies) if copies else None,
             cache=self._cache,
-            on_error=_policies(options.get("on_error", {})),
-            outage_after=_at_least_0("outage_after", options.get("outage_after", 20)),
-            origins=_origins(options.get("origins", {})),
+            on_error=_policies(options.on_error),
+            outage_after=_at_least_0("outage_after", options.outage_after),
+            origins=_origins(options.origins),
         )
 
     @property

@@ -323,7 +323,7 @@ class Work(Attempts):
         """The event's first attempt failed. It may have been handled all the same: the answer was lost."""
         text = told(error)
         policy = await self._judge(item, error)
-        last = policy == "dead_letter" or (policy == "retry" and self._plan.attempts <= 1)
+        last = policy == "dead_letter" or (policy == "retry" and self._plan.max_attempts <= 1)
         dead = last and self._has_copy(item.message, 1, text)
         where = await self._receive([item], attempts=0 if policy == "outage" else 1, error=text, dead=dead)
         if not where:

@@ -43,7 +43,7 @@ def consumer(settings: Settings, **kafka: Any) -> Consumer:
         ),
         connect=lambda: connect(settings, name="outbox demo: board"),
         # An event that a killed process had at hand is tried again so many seconds later.
-        backoff=0.5,
+        retry_seconds=0.5,
     )
     board.on(DEPARTED, batch=_AT_ONCE)(departed)
     return board

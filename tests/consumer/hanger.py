@@ -20,7 +20,7 @@ def main(dsn: str, kafka: str, topic: str, how: str) -> None:
         elif event.payload["n"] == 1:
             connection.execute("SELECT pg_sleep(600)")
 
-    consumer = Place(dsn, kafka, topic).bare(attempts=2, backoff=0.1, handler_seconds=0.5)
+    consumer = Place(dsn, kafka, topic).bare(max_attempts=2, retry_seconds=0.1, handler_seconds=0.5)
     consumer.on("order.placed")(handler)
     consumer.run()
 

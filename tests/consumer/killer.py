@@ -23,7 +23,7 @@ def main(dsn: str, kafka: str, topic: str, fatal: str, batch: str = "") -> None:
         for event in events:
             handler(event, connection)
 
-    consumer = Place(dsn, kafka, topic).bare(kafka=STATIC, attempts=2, backoff=0.1)
+    consumer = Place(dsn, kafka, topic).bare(kafka=STATIC, max_attempts=2, retry_seconds=0.1)
     if batch:
         consumer.on("order.placed", batch=int(batch))(each)
     else:

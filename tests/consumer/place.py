@@ -96,7 +96,7 @@ class Place:
         }
         kind = more.pop("kind", Consumer)
         database = {} if more.keys() & {"connect", "session"} else {"dsn": self.dsn}
-        more = {"backoff": 0.2, "topics": [self.topic], **database, **more}
+        more = {"retry_seconds": 0.2, "topics": [self.topic], **database, **more}
         return kind(source=source, kafka=kafka, **more)
 
     def effects(self) -> int:

@@ -138,7 +138,7 @@ def test_a_transaction_that_was_spoilt_is_not_committed_as_nothing(
 
     async def scenario() -> None:
         place.send(uuid7())
-        async with running(consumer(place, driver, spoils, backoff=300).run) as counts:
+        async with running(consumer(place, driver, spoils, retry_seconds=300).run) as counts:
             await until(lambda: place.uncommitted() == 0, "its offset")
         assert counts == [Counts(received=1, failures=1)]
 
@@ -170,7 +170,7 @@ def test_a_handler_that_hangs_is_interrupted(place: Place, driver: str) -> None:
 
     async def scenario() -> None:
         place.load(3, keys=3)
-        made = consumer(place, driver, hangs, attempts=2, backoff=0.1, handler_seconds=0.5)
+        made = consumer(place, driver, hangs, max_attempts=2, retry_seconds=0.1, handler_seconds=0.5)
         async with running(made.run):
             await until(lambda: place.inbox().get("failed") and place.effects() == 2, "a dead letter")
 

@@ -33,7 +33,7 @@ class Batches:
 def run_through(
     place: Place, batches: Batches, effects: int, group: str = "billing", size: int = 50
 ) -> Counts:
-    consumer = place.bare(backoff=300, group=group)
+    consumer = place.bare(retry_seconds=300, group=group)
     consumer.on("order.placed", batch=size)(batches)
     with running(consumer) as run:
         wait_until(lambda: place.uncommitted(group) == 0 and place.effects() == effects, what="all effects")

@@ -57,7 +57,7 @@ def test_a_connection_cannot_be_committed(place: Place, passes_over: bool) -> No
     """Guards against the first half of a handler's work, and an event that counts as handled."""
     place.send(uuid7())
     for sql in RAW:
-        consumer = place.bare(sql, backoff=300)
+        consumer = place.bare(sql, retry_seconds=300)
         consumer.on("order.placed")(spoiling(lambda it, sql=sql: it.execute(sql), passes_over=passes_over))
         fails(place, consumer, sql)
         assert place.effects() == 0, sql
@@ -75,7 +75,7 @@ def test_a_session_cannot_be_committed(place: Place, driver: str) -> None:
     for batch in None, 10:
         for name, commit in ways.items():
             group = f"{name} {batch}"
-            consumer = place.bare(group, backoff=300, session=sessions(place, driver))
+            consumer = place.bare(group, retry_seconds=300, session=sessions(place, driver))
             consumer.on("order.placed", batch=batch)(spoiling(commit))
             fails(place, consumer, group)
             assert place.effects() == 0, group
@@ -97,7 +97,7 @@ def test_an_asynchronous_one_cannot_be_committed(place: Place, driver: str) -> N
             raise ValueError("the second half")
 
         group = commit.__name__
-        consumer = test_async.consumer(place, driver, spoils, source=group, backoff=300)
+        consumer = test_async.consumer(place, driver, spoils, source=group, retry_seconds=300)
         async with test_async.running(consumer.run) as counts:
             await test_async.until(lambda: place.uncommitted(group) == 0, "its offset")
         assert counts == [Counts(received=1, failures=1)]
@@ -112,7 +112,7 @@ def test_an_asynchronous_one_cannot_be_committed(place: Place, driver: str) -> N
 
 def test_a_message_of_the_inbox_cannot_be_settled_by_its_handler(place: Place) -> None:
     place.send(uuid7())
-    consumer = place.bare(backoff=300)
+    consumer = place.bare(retry_seconds=300)
     consumer.on("order.placed")(spoiling(lambda it: it.execute("COMMIT")))
     with at_work(consumer, "receive"):
         wait_until(lambda: place.uncommitted() == 0, what="its offset")
@@ -129,7 +129,7 @@ def test_what_was_committed_all_the_same_is_a_dead_letter(
     place.rows("ALTER TABLE processed_events DISABLE TRIGGER handled_guard")
     place.rows("ALTER TABLE inbox DISABLE TRIGGER handled_guard")
     place.send(uuid7(), uuid7(), keys=1)
-    consumer = place.bare(backoff=300)
+    consumer = place.bare(retry_seconds=300)
     consumer.on("order.placed", batch=batch)(spoiling(lambda it: it.execute("COMMIT")))
     with running(consumer) as run:
         wait_until(lambda: place.uncommitted() == 0, what="its offset")

@@ -43,7 +43,7 @@ def handler(place: Place) -> Iterator[Healed]:
     """Six events of three keys are dead letters."""
     place.load(6, keys=3)
     handler = Healed()
-    consumer = place.bare(attempts=1, backoff=0)
+    consumer = place.bare(max_attempts=1, retry_seconds=0)
     consumer.on("order.placed")(handler)
     with running(consumer) as run:
         wait_until(lambda: place.inbox() == {"failed": 6}, what="dead letters")
@@ -60,7 +60,9 @@ def test_they_are_listed_by_reason(operator: Database, handler: Healed) -> None:
         "       2 × ValueError: customer 0 is unknown\n       2 × ValueError: customer 1 is unknown\n"
         "       2 × ValueError: customer 2 is unknown\n"
     )
-    found = json.loads(operator.outbox("consumer", "dead-letters", "list", "--key", "1", "--json").output)
+    found = json.loads(
+        operator.outbox("consumer", "dead-letters", "list", "--aggregate-id", "1", "--json").output
+    )
     assert (found["total"], {row["key"] for row in found["rows"]}) == (2, {"1"})
 
 
@@ -72,7 +74,7 @@ def test_filters(operator: Database, handler: Healed) -> None:
         (("--error", "customer 2"), 2),
         (("--since", "1h"), 6),
         (("--until", "1h"), 0),
-        (("--key", "1", "--error", "customer 2"), 0),
+        (("--aggregate-id", "1", "--error", "customer 2"), 0),
     ):
         told = operator.outbox("consumer", "dead-letters", "list", *options, "--json")
         assert json.loads(told.output)["total"] == expected, options
@@ -82,7 +84,7 @@ def test_replayed_ones_are_handled_by_the_consumer_at_work(
     place: Place, operator: Database, handler: Healed
 ) -> None:
     """Guards against a replay that waits for a restart, or leaves no trace of who did it."""
-    command = ("consumer", "dead-letters", "replay", "--key", "1", "--reason", "customer added")
+    command = ("consumer", "dead-letters", "replay", "--aggregate-id", "1", "--reason", "customer added")
     told = operator.outbox(*command, "--dry-run")
     assert (told.exit_code, told.output) == (0, "2 dead letters would be replayed\n")
     assert place.inbox() == {"failed": 6}
@@ -124,7 +126,7 @@ def test_discarded_ones_are_not_handled_and_can_be_seen(
         (("show", str(uuid.UUID(int=1))), 1, "is in no inbox"),
         (("show", "x"), 2, "is not a valid UUID"),
         (("replay", "--reason", "x"), 2, "name ids, or give a filter, or say --all"),
-        (("discard", "--all", "--key", "1", "--reason", "x"), 2, "and nothing else"),
+        (("discard", "--all", "--aggregate-id", "1", "--reason", "x"), 2, "and nothing else"),
         (("discard", "--all", "--reason", " ", "--yes"), 2, "--reason is empty"),
         (("replay", "--all", "--reason", "x"), 1, "0 dead letters replayed"),
     ],

@@ -49,7 +49,7 @@ def test_a_key_waits_for_its_failed_event_and_others_do_not(place: Place) -> Non
     """Guards against a poisoned event that stops a consumer, and against one that is overtaken by its own."""
     place.load(40, keys=4)
     picky = Picky(8, times=2)
-    consumer = place.bare(backoff=0.5)
+    consumer = place.bare(retry_seconds=0.5)
     consumer.on("order.placed")(picky)
     with running(consumer) as run:
         wait_until(lambda: place.uncommitted() == 0 and place.effects() == 40, what="all effects")
@@ -66,7 +66,7 @@ def test_a_key_waits_for_its_failed_event_and_others_do_not(place: Place) -> Non
 def test_an_event_that_never_succeeds_is_a_dead_letter(place: Place, policy: str) -> None:
     """Guards against retries without end, and a policy that is not kept."""
     place.load(10, keys=1)
-    consumer = place.bare(backoff=0.05, attempts=3, on_dead_letter=policy)
+    consumer = place.bare(retry_seconds=0.05, max_attempts=3, on_dead_letter=policy)
     consumer.on("order.placed")(Picky(4))
     expected = [0, 1, 2, 3] + ([5, 6, 7, 8, 9] if policy == "continue" else [])
     with running(consumer) as run:
@@ -87,7 +87,7 @@ def test_what_is_behind_a_dead_letter_waits_for_other_members_too(place: Place) 
     """Guards against a block that is forgotten with the process that made it."""
     place.load(3, keys=1)
     for _ in range(2):
-        consumer = place.bare(backoff=0, attempts=1, on_dead_letter="block")
+        consumer = place.bare(retry_seconds=0, max_attempts=1, on_dead_letter="block")
         consumer.on("order.placed")(Picky(0))
         with running(consumer) as run:
             wait_until(lambda: place.uncommitted() == 0, what="all offsets")
@@ -112,7 +112,7 @@ def test_a_message_that_is_no_event_is_a_dead_letter(place: Place) -> None:
 def test_a_copy_of_a_dead_letter_goes_to_a_topic(place: Place) -> None:
     copies = f"{topic_prefix()}-dead"
     [event_id] = place.send(uuid7(), tenant="acme")
-    consumer = place.bare(backoff=0, attempts=2, dead_letter_topic=copies)
+    consumer = place.bare(retry_seconds=0, max_attempts=2, dead_letter_topic=copies)
     consumer.on("order.placed")(Picky(0))
     with running(consumer) as run:
         wait_until(lambda: place.inbox() == {"failed": 1}, what="a dead letter")
@@ -137,7 +137,7 @@ def test_a_copy_of_a_dead_letter_goes_to_a_topic(place: Place) -> None:
 def test_a_dead_letter_waits_for_its_copy(place: Place) -> None:
     """Guards against a dead letter that is told nowhere, because its topic was refused."""
     place.send(uuid7())
-    consumer = place.bare(backoff=0, attempts=1, dead_letter_topic="no such topic")
+    consumer = place.bare(retry_seconds=0, max_attempts=1, dead_letter_topic="no such topic")
     consumer.on("order.placed")(Picky(0))
     with running(consumer) as run:
         wait_until(lambda: place.inbox() == {"waiting": 1} and place.uncommitted() == 0, what="a refusal")
@@ -234,7 +234,7 @@ def test_the_database_away_is_waited_for(place: Place) -> None:
             raise psycopg.OperationalError("away")
         return psycopg.connect(place.dsn, autocommit=True, application_name=place.topic)
 
-    consumer = place.bare(connect=connect, backoff=0)
+    consumer = place.bare(connect=connect, retry_seconds=0)
     consumer.on("order.placed")(effect)
     with running(consumer) as run:
         for _ in range(3):
@@ -304,7 +304,7 @@ def test_a_deadlock_is_tried_again_at_once(place: Place) -> None:
         if len(times) < 3:
             connection.execute("DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = 'deadlock_detected'; END $$")
 
-    consumer = place.bare(backoff=300)
+    consumer = place.bare(retry_seconds=300)
     consumer.on("order.placed")(handler)
     with running(consumer) as run:
         wait_until(lambda: place.effects() == 1, what="its effect")

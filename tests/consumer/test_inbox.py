@@ -111,7 +111,7 @@ def test_two_who_claimed_one_message_do_not_both_handle_it(place: Place, at_once
     """Guards against an attempt that begins while a slow one before it has not ended."""
     received(place, 1)
     connections = [Connections(lambda: psycopg.connect(place.dsn, autocommit=True)) for _ in range(2)]
-    one, other = (Inbox(each, "billing", blocks=False, backoff=0) for each in connections)
+    one, other = (Inbox(each, "billing", blocks=False, retry_seconds=0) for each in connections)
 
     async def scenario() -> None:
         [head] = await one.heads()
@@ -136,15 +136,15 @@ def test_what_another_has_is_waited_for_in_peace(place: Place) -> None:
     """Guards against a process that asks without a pause while another one handles what is due."""
     received(place, 1)
     may_end = threading.Event()
-    slow = place.bare(backoff=0)
+    slow = place.bare(retry_seconds=0)
     slow.on("order.placed")(lambda *_: may_end.wait(30))
     looks: list[int] = []
     with at_work(slow, "drain"), pytest.MonkeyPatch.context() as patch:
         wait_until(lambda: place.value("SELECT sum(attempts) FROM inbox") == 1, what="an attempt")
         heads = Inbox.heads
         patch.setattr(Inbox, "heads", lambda self: looks.append(1) or heads(self))
-        assert place.consumer(backoff=0).drain(until_empty=True) == Counts()
-        with at_work(place.consumer(backoff=0), "drain"):
+        assert place.consumer(retry_seconds=0).drain(until_empty=True) == Counts()
+        with at_work(place.consumer(retry_seconds=0), "drain"):
             wait_until(lambda: len(looks) >= 4, what="some looks")
             before = len(looks)
             with pytest.raises(AssertionError):
@@ -178,7 +178,7 @@ def test_a_poisoned_key_costs_the_others_nothing(place: Place) -> None:
             raise ValueError("poison")
         effect(event, connection)
 
-    consumer = place.bare(backoff=300)
+    consumer = place.bare(retry_seconds=300)
     consumer.on("order.placed")(handler)
     assert consumer.drain(until_empty=True) == Counts(handled=90, failures=1)
     assert len(seen) == 91
@@ -187,7 +187,10 @@ def test_a_poisoned_key_costs_the_others_nothing(place: Place) -> None:
 def _inbox(place: Place) -> Inbox:
     """One connection's, with attempts that are due at once."""
     return Inbox(
-        Connections(lambda: psycopg.connect(place.dsn, autocommit=True)), "billing", blocks=False, backoff=0
+        Connections(lambda: psycopg.connect(place.dsn, autocommit=True)),
+        "billing",
+        blocks=False,
+        retry_seconds=0,
     )
 
 

@@ -54,7 +54,7 @@ def test_what_is_served(place: Place) -> None:
     """Guards against metrics that say something else than what has happened."""
     place.load(30)
     place.send(uuid7(), type="order.seen")
-    consumer = place.bare(backoff=300)
+    consumer = place.bare(retry_seconds=300)
     blocked, go_on = threading.Event(), threading.Event()
 
     @consumer.on("order.placed")
@@ -102,7 +102,7 @@ def lag(found: dict[str, float]) -> list[float]:
 
 def test_a_handler_that_is_left_alone_and_an_inbox(place: Place) -> None:
     place.load(5)
-    consumer = place.bare(backoff=300, outage_after=2)
+    consumer = place.bare(retry_seconds=300, outage_after=2)
     works = threading.Event()
 
     @consumer.on("order.placed")

@@ -59,7 +59,7 @@ def test_an_outage_makes_no_dead_letters(place: Place, batch: int | None) -> Non
     place.put('{"n": 0}', key="other", id=str(uuid7()), event_type="order.seen", aggregate_type="order")
     handler = Dependent()
     seen: list[Event] = []
-    consumer = place.bare(attempts=2, backoff=0.05, outage_after=5)
+    consumer = place.bare(max_attempts=2, retry_seconds=0.05, outage_after=5)
 
     @consumer.on("order.placed", batch=batch)
     def handle(events: Any, connection: Connection) -> None:
@@ -85,7 +85,7 @@ def test_an_outage_makes_no_dead_letters(place: Place, batch: int | None) -> Non
 
 def test_without_the_breaker_they_are_dead(place: Place) -> None:
     place.load(30, keys=30)
-    consumer = place.bare(attempts=2, backoff=0.05, outage_after=0)
+    consumer = place.bare(max_attempts=2, retry_seconds=0.05, outage_after=0)
     consumer.on("order.placed")(Dependent())
     with running(consumer) as run:
         wait_until(lambda: place.inbox() == {"failed": 30}, seconds=60, what="dead letters")
@@ -98,7 +98,7 @@ def test_events_that_are_to_blame_do_not_hold_the_others(place: Place) -> None:
     place.load(40, keys=40)
     handler = Dependent(*range(5))
     handler.healed = True
-    consumer = place.bare(attempts=2, backoff=0.05, outage_after=5)
+    consumer = place.bare(max_attempts=2, retry_seconds=0.05, outage_after=5)
     consumer.on("order.placed")(handler)
     with running(consumer) as run:
         wait_until(lambda: place.effects() == 35, seconds=60, what="the others")
@@ -112,7 +112,7 @@ def test_events_that_are_to_blame_do_not_hold_the_others(place: Place) -> None:
 def test_an_outage_that_is_told(place: Place, how: str) -> None:
     place.load(3, keys=3)
     handler = Dependent(error=OutageError if how == "said" else ConnectionResetError)
-    consumer = place.bare(attempts=1, on_error={ConnectionError: "outage"})
+    consumer = place.bare(max_attempts=1, on_error={ConnectionError: "outage"})
     consumer.on("order.placed")(handler)
     with running(consumer) as run:
         wait_until(lambda: place.uncommitted() == 0 and len(handler.tried) >= 4, what="some tries")
@@ -125,7 +125,7 @@ def test_an_outage_that_is_told(place: Place, how: str) -> None:
 def test_what_is_not_worth_another_attempt_is_dead_at_once(place: Place) -> None:
     place.load(4, keys=4)
     errors: list[Exception] = [RefusedError("no"), KeyError("customer"), ValueError("later")]
-    consumer = place.bare(backoff=300, on_error={LookupError: "dead_letter"})
+    consumer = place.bare(retry_seconds=300, on_error={LookupError: "dead_letter"})
 
     @consumer.on("order.placed")
     def handle(event: Event, connection: Connection) -> None:
@@ -159,7 +159,7 @@ def test_the_same_with_each_driver(place: Place, driver: str) -> None:
         await test_async.effect(event, transaction)
 
     async def scenario() -> None:
-        consumer = test_async.consumer(place, driver, handle, attempts=1, outage_after=3)
+        consumer = test_async.consumer(place, driver, handle, max_attempts=1, outage_after=3)
         async with test_async.running(consumer.run) as counts:
             await test_async.until(lambda: len(tried) >= 6, "some tries")
             away.clear()

@@ -33,7 +33,7 @@ def sessions(place: Place, driver: str = "psycopg", **more: Any) -> orm.sessionm
 
 
 def of(place: Place, handler: Handle, **more: Any) -> Consumer:
-    consumer = place.bare(**{"backoff": 300, **more})
+    consumer = place.bare(**{"retry_seconds": 300, **more})
     consumer.on("order.placed")(handler)
     return consumer
 
@@ -68,7 +68,7 @@ def test_a_session_of_sqlalchemy(place: Place, driver: str) -> None:
             raise ValueError("once")
 
     for group in "billing", "again":
-        consumer = of(place, handler, session=sessions(place, driver), group=group, backoff=0)
+        consumer = of(place, handler, session=sessions(place, driver), group=group, retry_seconds=0)
         with running(consumer) as run:
             wait_until(
                 lambda group=group: place.uncommitted(group) == 0 and place.effects() == 5, what="all offsets"

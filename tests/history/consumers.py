@@ -36,8 +36,8 @@ def idempotent(settings: Settings, group: str = "history", **kafka: Any) -> Cons
         kafka={"bootstrap.servers": settings.kafka, "group.id": _group(settings, group), **kafka},
         dsn=settings.dsn,
         # Here processes die all the time: nobody's dead letter is to be missed for that.
-        attempts=1000,
-        backoff=0.5,
+        max_attempts=1000,
+        retry_seconds=0.5,
     )
 
     @consumer.on_other

@@ -270,14 +270,14 @@ BREAKS: Final[dict[str, Break]] = {
         "an event all of whose attempts were cut off is tried again",
         *("consumer-kills", "liveness"),
         *(Attempts, "_attempt_again"),
-        "if waiting.attempts >= self._plan.attempts:",
+        "if waiting.attempts >= self._plan.max_attempts:",
         "if False:",
     ),
     "dead after the first attempt in the inbox": _one(
         "the first failure in the inbox makes a dead letter",
         *("consumer-inbox", "blame"),
         *(Attempts, "_miss"),
-        'last = attempts >= self._plan.attempts or policy == "dead_letter"',
+        'last = attempts >= self._plan.max_attempts or policy == "dead_letter"',
         "last = True",
     ),
     "received as dead": _one(

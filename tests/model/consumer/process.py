@@ -399,7 +399,7 @@ def _consumer(run: Run) -> Consumer:
             topics=[TOPIC],
             kafka={"bootstrap.servers": "nowhere:1"},
             connect=lambda: None,  # type: ignore[arg-type, return-value]
-            attempts=setting.attempts,
+            max_attempts=setting.attempts,
             on_dead_letter="block" if setting.blocks else "continue",
             cache=Liar() if setting.cache else None,
             outage_after=setting.outage_after,

@@ -39,7 +39,7 @@ class Real:
         self.connection.execute("SET lock_timeout = '60s'")
         self.connection.commit()
         self.holds = False
-        self.inbox = Inbox(self, "model", blocks=blocks, backoff=100)
+        self.inbox = Inbox(self, "model", blocks=blocks, retry_seconds=100)
         self.guard = CrashGuard(self, "model", "model")
         self.guard._same = {**self.guard._same, "owner": str(owner)}
         self.same = {"source": "model", "block": blocks}
