@@ -22,7 +22,7 @@ GROUPS: Final = {
     "Days and the archive": "partitions_ahead close_after_minutes archive archive_readers retention_days "
     "key_retention_days",
     "Checks and alerts": "warn_at error_at alerts alert_after_seconds ui_url runbook_url",
-    "Event catalog and consumers": "catalog_file consumers_file drain_consumers",
+    "Event catalog and consumers": "catalog_file consumers_file consumer_dsn consumer_schema drain_consumers",
     "Dagster": "session_seconds run_retention_days",
     "Local stack": "local_dir local_jars local_postgres local_grace_seconds",
 }

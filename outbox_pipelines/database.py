@@ -21,20 +21,23 @@ from outbox_pipelines.settings import Settings
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 _STANDBY = (
-    "OUTBOX_DSN leads to a standby, where nothing can be relayed or changed: name the primary, or all hosts "
+    "{} leads to a standby, where nothing can be relayed or changed: name the primary, or all hosts "
     "so that the primary is among them"
 )
 
 
-def connect(settings: Settings, *, name: str, beside: Connection | None = None) -> Connection:
+def connect(
+    settings: Settings, *, name: str, beside: Connection | None = None, setting: str = "OUTBOX_DSN"
+) -> Connection:
     """Open a connection in autocommit mode, shown in pg_stat_activity under `name`.
 
     Args:
         beside: connects to the very host that this connection leads to, of all that OUTBOX_DSN names.
+        setting: what names the database, for messages.
 
     Raises:
         UnavailableError: the database is unavailable, is a standby, or refuses the credentials.
-        SetupError: OUTBOX_DSN is not a connection string.
+        SetupError: the setting is not a connection string.
     """
     try:
         connection = psycopg.connect(
@@ -52,10 +55,10 @@ def connect(settings: Settings, *, name: str, beside: Connection | None = None) 
         )
     except psycopg.OperationalError as error:
         if "hot standby" in str(error):
-            raise UnavailableError(_STANDBY) from None
-        raise UnavailableError(f"no entry to the database (OUTBOX_DSN): {first_line(error)}") from None
+            raise UnavailableError(_STANDBY.format(setting)) from None
+        raise UnavailableError(f"no entry to the database ({setting}): {first_line(error)}") from None
     except psycopg.ProgrammingError as error:
-        raise SetupError(f"OUTBOX_DSN is no connection string: {first_line(error)}") from None
+        raise SetupError(f"{setting} is no connection string: {first_line(error)}") from None
     try:
         connection.execute("; ".join(session.pin_own(settings.db_schema)))
     except BaseException:
@@ -86,7 +89,7 @@ def reading_dsn(dsn: str) -> str:
 def refuse_standby(connection: Connection) -> None:
     """Raise `UnavailableError` on a standby behind a pooler, which answers the driver's question itself."""
     if connection.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
-        raise UnavailableError(_STANDBY)
+        raise UnavailableError(_STANDBY.format("OUTBOX_DSN"))
 
 
 def refusal(error: psycopg.Error) -> str:

@@ -32,7 +32,7 @@ _URI_REFERENCE = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f
 
 # Characters of topic names, and those of shell patterns.
 _TOPIC_PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]+\Z")
-SECRET: Final = frozenset({"dsn", "alerts", "dead_letter_command"})
+SECRET: Final = frozenset({"dsn", "consumer_dsn", "alerts", "dead_letter_command"})
 _CREDENTIALS: Final = re.compile(r"(?i)[?&](?:sig|[\w-]*(?:key|secret|token|password))=")
 NO_ARCHIVE: Final = "none"
 """As OUTBOX_ARCHIVE: days are dropped without being archived."""
@@ -268,6 +268,13 @@ class Settings(BaseSettings):
         default="",
         description="Address of the page [Operating](operating.md), for links in messages and checks.",
     )
+    consumer_dsn: Secret = Field(
+        default=Secret(),
+        description="Connection string or URL of a consumer's database, for `outbox consumer …`.",
+    )
+    consumer_schema: str = Field(
+        default="public", description="Schema of a consumer's tables, for `outbox consumer …`."
+    )
     drain_consumers: str = Field(
         default="",
         description="Consumers whose inboxes Dagster drains, as `module:name` separated by spaces "
@@ -302,7 +309,7 @@ class Settings(BaseSettings):
         default=60.0, ge=0.0, description="The local stack stops when it has not been used for this long."
     )
 
-    @field_validator("dsn")
+    @field_validator("dsn", "consumer_dsn")
     @classmethod
     def _dsn_is_understood(cls, value: Secret) -> Secret:
         if value:
@@ -439,14 +446,27 @@ class Settings(BaseSettings):
             )
         return self.dsn.reveal()
 
+    def of_consumer(self) -> Settings:
+        """Return the settings with a consumer's database in the place of the outbox's.
+
+        Raises:
+            SetupError: OUTBOX_CONSUMER_DSN is not set.
+        """
+        if not self.consumer_dsn:
+            raise SetupError(
+                "no consumer's database is named: set OUTBOX_CONSUMER_DSN, for example "
+                "postgresql://user@host/db, and OUTBOX_CONSUMER_SCHEMA if its tables are not in public"
+            )
+        return self.model_copy(update={"dsn": self.consumer_dsn.reveal(), "db_schema": self.consumer_schema})
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Settings:
         """The same with other values, which are not checked; secrets stay secrets."""
         given = dict(update or {})
         for name in SECRET & given.keys():
             given[name] = Secret(given[name])
             register(given[name].reveal())
-        if "dsn" in given:
-            register_dsn(given["dsn"].reveal())
+        for name in {"dsn", "consumer_dsn"} & given.keys():
+            register_dsn(given[name].reveal())
         return super().model_copy(update=given, deep=deep)
 
     def require_kafka(self) -> str:

@@ -147,6 +147,7 @@ COMMANDS = (
 def misconfigurations(directory: Path) -> Iterator[dict[str, str]]:
     """The environment of each."""
     yield from ({**FINE, "OUTBOX_DSN": dsn} for dsn in DSNS)
+    yield from ({**FINE, "OUTBOX_CONSUMER_DSN": dsn} for dsn in DSNS)
     for number, text in enumerate(KAFKA_FILES):
         file = directory / f"kafka-{number}.conf"
         file.write_text(text)

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 @click.group()
 def consumer() -> None:
-    """See to idempotent consumers, in the database of their tables (OUTBOX_DSN, OUTBOX_SCHEMA)."""
+    """Manage idempotent consumers, in the database of OUTBOX_CONSUMER_DSN, schema OUTBOX_CONSUMER_SCHEMA."""
 
 
 @consumer.command("migrate")
 @click.pass_obj
 def make_tables(settings: Settings) -> None:
-    """Create what is missing of the consumer's tables in OUTBOX_SCHEMA; again: changes nothing."""
+    """Create what is missing of the consumer's tables; again: changes nothing."""
     from outbox_pipelines.consumer import tables
 
     with _connected(settings) as connection:
@@ -301,7 +301,8 @@ def _connected(settings: Settings) -> Iterator[Any]:
     from outbox_pipelines.database import connect
     from outbox_pipelines.secret import first_line
 
-    with connect(settings, name="outbox consumer") as connection:
+    of_consumer = settings.of_consumer()
+    with connect(of_consumer, name="outbox consumer", setting="OUTBOX_CONSUMER_DSN") as connection:
         try:
             yield connection
         except psycopg.errors.UndefinedTable as error:

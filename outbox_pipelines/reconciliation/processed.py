@@ -96,13 +96,8 @@ def _require_tables(own: Settings, consumer: Consumer) -> bool:
 
 
 def _entered(own: Settings, consumer: Consumer) -> Connection:
-    try:
-        return connect(own, name=f"outbox reconcile: {consumer.name}")
-    except UnavailableError as error:
-        said = str(error).replace(
-            "OUTBOX_DSN", f"dsn of [{consumer.name}] in the file of OUTBOX_CONSUMERS_FILE"
-        )
-        raise UnavailableError(said) from None
+    setting = f"dsn of [{consumer.name}] in the file of OUTBOX_CONSUMERS_FILE"
+    return connect(own, name=f"outbox reconcile: {consumer.name}", setting=setting)
 
 
 def _commits(settings: Settings, consumer: Consumer, space: Workspace) -> list[str]:

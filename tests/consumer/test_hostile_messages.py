@@ -150,7 +150,7 @@ def test_they_become_dead_letters_and_the_next_event_is_handled(place: Place, de
     assert (counts.handled, counts.dead_letters) == (1, len(ENDED) + 1)
     assert handled[0].id == "good"
 
-    environment = {"OUTBOX_DSN": place.dsn}
+    environment = {"OUTBOX_CONSUMER_DSN": place.dsn}
     listed = CliRunner().invoke(cli, ["consumer", "dead-letters", "list"], env=environment)
     assert listed.exit_code == 0
     assert listed.output.count("(no event)") == len(ENDED) + 1

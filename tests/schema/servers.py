@@ -69,6 +69,8 @@ class Database:
     def outbox(self, *arguments: str, **environment: str) -> Result:
         """Runs the command `outbox`, in this process."""
         ours = {"OUTBOX_DSN": self.dsn, "OUTBOX_SCHEMA": self.schema}
+        if arguments[:1] == ("consumer",):
+            ours = {"OUTBOX_CONSUMER_DSN": self.dsn, "OUTBOX_CONSUMER_SCHEMA": self.schema}
         none: dict[str, str | None] = {name: None for name in os.environ if name.startswith("OUTBOX_")}
         return CliRunner().invoke(cli, arguments, env={**none, **ours, **environment})
 
