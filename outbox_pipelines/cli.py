@@ -214,7 +214,7 @@ def set_shards(settings: Settings, /, number: int, seconds: float) -> None:
     All relays settle what they have read, meet at one point, and the new shards start from it: no event is
     lost, doubled or reordered. Every shard of now must have a relay. Events wait for a second or two.
     """
-    from outbox_pipelines.dead_letter_options import actor
+    from outbox_pipelines.dead_letter_group import actor
     from outbox_pipelines.relay.shards.resharding import NotAllThereError, change
 
     try:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import click
 
 from outbox_pipelines import log
-from outbox_pipelines.dead_letter_options import Command, Option, Time, act, actions, actor, wrapped
+from outbox_pipelines.dead_letter_group import Command, Store, Texts, make_group
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import plain, to_json
+from outbox_pipelines.text import plain
 
 if TYPE_CHECKING:
+    from outbox_pipelines.consumer.dead_letters import DeadLetterRow
     from outbox_pipelines.consumer.inbox import Backlog
     from outbox_pipelines.consumer.loading import AnyConsumer
 
@@ -193,105 +193,63 @@ def drain(until_empty: bool, **given: Any) -> None:
         click.echo(loading.drain(found, until_empty=until_empty))
 
 
-@consumer.group("dead-letters")
-def dead_letters() -> None:
-    """Events that a consumer could not handle: list, show, replay, discard."""
+class _Inbox:
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> Any:
+        from outbox_pipelines.consumer.dead_letters import Filter, find
+
+        return find(self._connection, Filter(**given), limit=limit, discarded=discarded)
+
+    def show(self, given: UUID) -> list[dict[str, Any]]:
+        from outbox_pipelines.consumer.dead_letters import show
+
+        return show(self._connection, given)
+
+    def act(self, action: Any, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
+        from outbox_pipelines.consumer.dead_letters import Filter, act
+
+        return act(self._connection, action, Filter(**given), actor=actor, reason=reason)
 
 
-def _filters(command: Command) -> Command:
-    """The options that say which dead letters are meant."""
-    options: list[Option] = [
-        click.option("--source", help="Of this consumer."),
-        click.option("--event-type", help="Of this event type."),
-        click.option("--aggregate-id", "key", help="Of the aggregate with this id."),
-        click.option("--error", metavar="TEXT", help="Whose reason contains this."),
-        click.option(
-            "--since", type=Time(), help="Received since then: 2026-11-21T14:00 (UTC), 30m, 2h, 7d."
+@contextmanager
+def _inbox(settings: Settings) -> Iterator[Store]:
+    with _connected(settings) as connection:
+        yield _Inbox(connection)
+
+
+def _line(row: DeadLetterRow) -> str:
+    return (
+        f"{row.received_at:%Y-%m-%d %H:%M:%S}  {row.source}  {row.id}  {row.event_type or '(no event)'}  "
+        f"{row.key}  {row.topic} {row.partition} {row.offset}  {row.attempts} attempts  {row.error}"
+    )
+
+
+consumer.add_command(
+    make_group(
+        _inbox,
+        Texts(
+            group="Events that a consumer could not handle: list, show, replay, discard.",
+            show="""Show everything of one message of the inbox, as JSON: content, reason, audit.
+
+            If several consumers have the id, each is printed.
+            """,
+            replay="""Let the consumer try dead letters again, with all their attempts.
+
+            Later events of the aggregate were handled already, unless it has on_dead_letter="block".
+            """,
+            discard="Discard dead letters: they are not handled. Their content is kept until it is pruned.",
+            unknown="{} is in no inbox",
         ),
-        click.option("--until", type=Time(), help="Received until then."),
-    ]
-    return wrapped(command, options)
-
-
-@dead_letters.command("list")
-@_filters
-@click.option("--discarded", is_flag=True, help="Those that were discarded, instead.")
-@click.option("--limit", default=50, show_default=True, type=click.IntRange(1), help="Rows at most.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.pass_obj
-def list_(settings: Settings, /, discarded: bool, limit: int, as_json: bool, **given: Any) -> None:
-    """List dead letters, the newest first, with their number by reason."""
-    from outbox_pipelines.consumer.dead_letters import Filter, find
-
-    with _connected(settings) as connection:
-        found = find(connection, Filter(**given), limit=limit, discarded=discarded)
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(found), indent=2, default=_text))
-        return
-    if not found.total:
-        click.echo("none")
-        return
-    for row in found.rows:
-        click.echo(
-            plain(
-                f"{row.received_at:%Y-%m-%d %H:%M:%S}  {row.source}  {row.id}  "
-                f"{row.event_type or '(no event)'}  {row.key}  "
-                f"{row.topic} {row.partition} {row.offset}  {row.attempts} attempts  {row.error}"
-            )
-        )
-    if found.total > len(found.rows):
-        click.echo(f"… and {found.total - len(found.rows):,} more (--limit)")
-    click.echo()
-    for error, count in found.by_error.items():
-        click.echo(plain(f"{count:>8,} × {error}"))
-
-
-@dead_letters.command()
-@click.argument("message_id", metavar="ID", type=click.UUID)
-@click.pass_obj
-def show(settings: Settings, message_id: UUID) -> None:
-    """Show everything of one message of the inbox, as JSON: content, reason, what was done to it."""
-    from outbox_pipelines.consumer import dead_letters
-
-    with _connected(settings) as connection:
-        found = dead_letters.show(connection, message_id)
-    if not found:
-        click.echo(f"outbox: {message_id} is in no inbox", err=True)
-        sys.exit(1)
-    click.echo(to_json(found if len(found) > 1 else found[0], indent=2))
-
-
-@dead_letters.command()
-@lambda command: actions(command, _filters)
-def replay(settings: Settings, /, **given: Any) -> None:
-    """Let the consumer try dead letters again, with all their attempts.
-
-    Later events of the aggregate were handled already, unless it has on_dead_letter="block".
-    """
-    _act(settings, "replay", **given)
-
-
-@dead_letters.command()
-@lambda command: actions(command, _filters)
-def discard(settings: Settings, /, **given: Any) -> None:
-    """Give dead letters up: they are not handled. Their content is kept until it is pruned."""
-    _act(settings, "discard", **given)
-
-
-def _act(settings: Settings, action: Any, *, ids: tuple[UUID, ...], reason: str, **given: Any) -> None:
-    from outbox_pipelines.consumer import dead_letters
-
-    how = {name: given.pop(name) for name in ("everything", "dry_run", "yes", "as_json")}
-    which = dead_letters.Filter(ids=ids, **given)
-    with _connected(settings) as connection:
-        act(
-            action,
-            lambda: dead_letters.find(connection, which, limit=1).total,
-            lambda: dead_letters.act(connection, action, which, actor=actor(), reason=reason),
-            is_everything=which.is_empty,
-            reason=reason,
-            **how,
-        )
+        [
+            click.option("--source", help="Of this consumer."),
+            click.option("--event-type", help="Of this event type."),
+            click.option("--aggregate-id", "key", help="Of the aggregate with this id."),
+        ],
+        _line,
+    )
+)
 
 
 @contextmanager
@@ -307,7 +265,3 @@ def _connected(settings: Settings) -> Iterator[Any]:
             yield connection
         except psycopg.errors.UndefinedTable as error:
             raise SetupError(f"{first_line(error)}: outbox consumer migrate makes it") from None
-
-
-def _text(value: Any) -> str:
-    return value.isoformat() if isinstance(value, datetime) else str(value)

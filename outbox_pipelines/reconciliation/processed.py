@@ -16,7 +16,7 @@ from confluent_kafka import TopicPartition
 from psycopg import sql
 
 from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.errors import SetupError, UnavailableError
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.parsers.consumers_file import Consumer
 from outbox_pipelines.reconciliation import ids, queries, topics
 from outbox_pipelines.reconciliation.stream import reading

@@ -170,7 +170,7 @@ def test_discard_lets_a_blocked_aggregate_go(outbox: Outbox, letters: list[str])
         (("discard", "--all", "--error", "x", "--reason", "x", "--yes"), "say --all (and nothing else)"),
         (("discard", "--all", "--yes"), "--reason"),
         (("discard", "--all", "--yes", "--reason", " "), "--reason is empty"),
-        (("discard", "--all", "--reason", "x"), "Say --yes where nobody can be asked"),
+        (("discard", "--all", "--reason", "x"), "Without a terminal, add --yes"),
         (("show", "17"), "'17' is not a valid UUID"),
         (("list", "--since", "yesterday"), "write 2026-11-21T14:00 (UTC), or 30m, 2h, 7d"),
         (("list", "--limit", "0"), "--limit"),

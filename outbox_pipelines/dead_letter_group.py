@@ -1,0 +1,207 @@
+"""Makes the commands `dead-letters`: one group for the relay's, one for consumers', with the same options."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import pwd
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+from uuid import UUID
+
+import click
+
+from outbox_pipelines.settings import Settings
+from outbox_pipelines.text import plain, to_json
+
+Command = Callable[..., Any]
+Option = Callable[[Command], Command]
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_PAST = {"replay": "replayed", "discard": "discarded"}
+
+
+class Time(click.ParamType[datetime]):
+    name = "time"
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            if value[-1:] in _UNITS and value[:-1].isdigit():
+                return datetime.now(UTC) - timedelta(**{_UNITS[value[-1]]: int(value[:-1])})
+            found = datetime.fromisoformat(value)
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r}: write 2026-11-21T14:00 (UTC), or 30m, 2h, 7d for so long ago")
+        return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+class Store(Protocol):
+    """Where dead letters are kept."""
+
+    def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> Any:
+        """Return those that are meant: `total`, `by_error` and `rows`, a dataclass."""
+
+    def show(self, given: UUID) -> list[dict[str, Any]]:
+        """Return all that is known of those with this id."""
+
+    def act(self, action: Any, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
+        """Replay or discard; return how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What the commands say about themselves."""
+
+    group: str
+    show: str
+    replay: str
+    discard: str
+    unknown: str
+    """For an id that is not there: ``{}``."""
+
+
+def make_group(
+    store: Callable[[Settings], AbstractContextManager[Store]],
+    texts: Texts,
+    filters: Sequence[Option],
+    line: Callable[[Any], str],
+) -> click.Group:
+    """Return the commands list, show, replay and discard for dead letters.
+
+    Args:
+        filters: the options that say which dead letters are meant, beside reason and time.
+        line: a row as `list` prints it.
+    """
+    which = _joined(
+        *filters,
+        click.option("--error", metavar="TEXT", help="Whose reason contains this."),
+        click.option("--since", type=Time(), help="Since then: 2026-11-21T14:00 (UTC), 30m, 2h, 7d."),
+        click.option("--until", type=Time(), help="Until then."),
+    )
+    acting = _joined(
+        click.argument("ids", nargs=-1, type=click.UUID, metavar="[ID]..."),
+        which,
+        click.option("--all", "everything", is_flag=True, help="All; otherwise name ids or give a filter."),
+        click.option("--reason", required=True, help="Why; recorded in the audit."),
+        click.option("--dry-run", is_flag=True, help="Print how many are meant; change nothing."),
+        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+        click.pass_obj,
+    )
+
+    @click.group("dead-letters", help=texts.group)
+    def group() -> None: ...
+
+    @group.command("list")
+    @which
+    @click.option("--discarded", is_flag=True, help="Show discarded ones instead.")
+    @click.option("--limit", default=50, show_default=True, type=click.IntRange(1), help="Maximum rows.")
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+    @click.pass_obj
+    def list_(settings: Settings, /, discarded: bool, limit: int, as_json: bool, **given: Any) -> None:
+        """List dead letters, the newest first, with their number by reason."""
+        with store(settings) as letters:
+            found = letters.find(given, limit=limit, discarded=discarded)
+        if as_json:
+            click.echo(json.dumps(dataclasses.asdict(found), indent=2, default=_text))
+            return
+        if not found.total:
+            click.echo("none")
+            return
+        for row in found.rows:
+            click.echo(plain(line(row)))
+        if found.total > len(found.rows):
+            click.echo(f"… and {found.total - len(found.rows):,} more (--limit)")
+        click.echo()
+        for error, count in found.by_error.items():
+            click.echo(plain(f"{count:>8,} × {error}"))
+
+    @group.command(help=texts.show)
+    @click.argument("letter", metavar="ID", type=click.UUID)
+    @click.pass_obj
+    def show(settings: Settings, letter: UUID) -> None:
+        with store(settings) as letters:
+            found = letters.show(letter)
+        if not found:
+            click.echo(f"outbox: {texts.unknown.format(letter)}", err=True)
+            sys.exit(1)
+        for one in found:
+            click.echo(to_json(one, indent=2))
+
+    @group.command(help=texts.replay)
+    @acting
+    def replay(settings: Settings, /, **given: Any) -> None:
+        _act(store, settings, "replay", **given)
+
+    @group.command(help=texts.discard)
+    @acting
+    def discard(settings: Settings, /, **given: Any) -> None:
+        _act(store, settings, "discard", **given)
+
+    return group
+
+
+def _joined(*options: Option) -> Option:
+    """One decorator of several; the options are shown in this order."""
+
+    def decorate(command: Command) -> Command:
+        return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
+
+    return decorate
+
+
+def _act(
+    store: Callable[[Settings], AbstractContextManager[Store]],
+    settings: Settings,
+    action: str,
+    *,
+    everything: bool,
+    reason: str,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Ask, act and report; exit code 1 if there was nothing to act on."""
+    is_everything = not any(given.values())
+    if is_everything is not everything:
+        raise click.UsageError("name ids, or give a filter, or say --all (and nothing else)")
+    if not reason.strip():
+        raise click.UsageError("--reason is empty: say why, it stands in the audit")
+    with store(settings) as letters:
+        count = letters.find(given, limit=1, discarded=False).total
+        if count and not (dry_run or yes):
+            if not sys.stdin.isatty():
+                raise click.UsageError(f"{action} {count:,} dead letters? Without a terminal, add --yes")
+            click.confirm(f"{action} {count:,} dead letters?", abort=True, err=True)
+        number = 0 if dry_run else letters.act(action, given, actor=actor(), reason=reason)
+    if as_json:
+        click.echo(json.dumps({"action": action, "dry_run": dry_run, "found": count, "done": number}))
+    elif dry_run:
+        click.echo(f"{count:,} dead letters would be {_PAST[action]}")
+    else:
+        click.echo(f"{number:,} dead letters {_PAST[action]}")
+    if not (count if dry_run else number):
+        sys.exit(1)
+
+
+def actor() -> str:
+    """Who types, for the audit: the process's user, whatever LOGNAME says."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's user without a name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def _text(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)
