@@ -16,9 +16,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from uuid import uuid4
+from typing import Final
 
 import psycopg
 
@@ -26,20 +27,19 @@ from outbox_pipelines.database import connect
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.core.errors import ShardLostError
-from outbox_pipelines.relay.core.publisher import Publisher
-from outbox_pipelines.relay.core.transactions import TransactionalPublisher
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.marked_table.ownership import TableOwnership
-from outbox_pipelines.relay.marked_table.worker import MarkedTableWorker
+from outbox_pipelines.relay.marked_table.worker import MarkedTableWorker, make_marked_table_worker
 from outbox_pipelines.relay.memory import return_large_blocks
+from outbox_pipelines.relay.ownership import Ownership
 from outbox_pipelines.relay.parking import hooks
+from outbox_pipelines.relay.publishing import make_worker
 from outbox_pipelines.relay.shard import Settled, Shard
 from outbox_pipelines.relay.shards.heartbeats import beating
 from outbox_pipelines.relay.shards.ownership import NoSuchShardError
 from outbox_pipelines.relay.shared import SharedBlockedAggregates
 from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.relay.totals import Totals
-from outbox_pipelines.relay.transactional_producer import FencingProducer, recover
 from outbox_pipelines.relay.worker import Worker
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.secret import first_line
@@ -64,6 +64,23 @@ class Standby(Enum):
 
 class ShardOwnedError(Exception):
     """The shard is held, and this relay was not to wait; the message names the owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How the tables of one kind are relayed."""
+
+    check: Callable[[Settings], None]
+    own: Callable[[Settings, int | None, str], Ownership]
+    make_worker: Callable[..., Worker | MarkedTableWorker]
+
+
+_APPEND_ONLY: Final = _Kind(require_schema, Shard, make_worker)
+_MARKED_TABLE: Final = _Kind(
+    lambda settings: None,
+    lambda settings, shard, owner: TableOwnership(settings, owner),
+    make_marked_table_worker,
+)
 
 
 def default_owner() -> str:
@@ -120,44 +137,26 @@ def relay(
                 metrics=metrics,
             )
         return totals
+    kind = _APPEND_ONLY if settings.table_file is None else _MARKED_TABLE
     has_worked = has_taken = False
     pauses = _pauses()
     while True:
-        place: Shard | TableOwnership | None = None
+        place: Ownership | None = None
         try:
-            if settings.table_file is None:
-                require_schema(settings)
+            kind.check(settings)
             blocked = SharedBlockedAggregates()
             producer = IdempotentProducer(settings)
             producer.connect()
-            place = (
-                Shard(settings, shard, owner)
-                if settings.table_file is None
-                else TableOwnership(settings, owner)
-            )
+            place = kind.own(settings, shard, owner)
             has_worked = True
             if not _take(place, standby, stop, producer.idle):
                 return Totals()
             # The worker sends heartbeats of its own. Until it runs, nothing else would.
             with beating(place.beat, settings.lease_seconds / 5):
-                if isinstance(place, Shard) and (
-                    settings.delivery == "exactly_once" or place.tick_id is not None
-                ):
-                    producer = _transactional(settings, place) or producer
-                publisher = _publisher(settings, place, producer, blocked)
-                if on_take is not None:
-                    on_take(place.shard)
-                metrics.took(place.shard)
-                has_taken, pauses = True, _pauses()
-                if isinstance(place, TableOwnership):
-                    make: Callable[..., Worker | MarkedTableWorker] = partial(
-                        MarkedTableWorker, settings, place
-                    )
-                else:
-                    make = partial(Worker, settings, place)
-                worker = make(
+                worker = kind.make_worker(
+                    settings,
+                    place,
                     producer,
-                    publisher,
                     blocked,
                     stop=stop,
                     until_empty=until_empty,
@@ -166,6 +165,10 @@ def relay(
                     on_dead_letter=partial(hooks.dead_letter, metrics),
                     metrics=metrics,
                 )
+                if on_take is not None:
+                    on_take(place.shard)
+                metrics.took(place.shard)
+                has_taken, pauses = True, _pauses()
             return worker.run()
         except NoSuchShardError:
             # Their number has changed: others serve what it had.
@@ -190,30 +193,6 @@ def relay(
         stop.wait(next(pauses))
 
 
-def _transactional(settings: Settings, place: Shard) -> FencingProducer | None:
-    """A producer for exactly_once; None in at_least_once, after believing what the other mode has left."""
-    first = recover(settings, place, lambda error: None)
-    if settings.delivery == "exactly_once":
-        return FencingProducer(settings, place, first)
-    place.forget_tick()
-    return None
-
-
-def _publisher(
-    settings: Settings,
-    place: Shard | TableOwnership,
-    producer: IdempotentProducer,
-    blocked: SharedBlockedAggregates,
-) -> Publisher:
-    patience, clock = settings.breaker_seconds, time.monotonic
-    if isinstance(producer, FencingProducer) and isinstance(place, Shard):
-        tick = place.position, place.tick_id
-        return TransactionalPublisher(
-            producer, blocked, *tick, patience=patience, clock=clock, new_id=lambda: str(uuid4())
-        )
-    return Publisher(producer, blocked, patience=patience, clock=clock)
-
-
 def _numbers(settings: Settings) -> list[int]:
     require_schema(settings)
     with connect(settings, name="outbox relay") as connection:
@@ -229,9 +208,7 @@ def _pauses() -> Iterator[float]:
         pause = min(pause * 2, 5.0)
 
 
-def _take(
-    place: Shard | TableOwnership, standby: Standby, stop: threading.Event, idle: Callable[[], None]
-) -> bool:
+def _take(place: Ownership, standby: Standby, stop: threading.Event, idle: Callable[[], None]) -> bool:
     """Waits for the shard as `standby` says; False when told to stop first.
 
     Args:
@@ -253,9 +230,8 @@ def _take(
         if time.monotonic() >= idle_at:
             idle_at = time.monotonic() + 1.0
             idle()
-            if isinstance(place, Shard):
-                place.end_silent()
-        if isinstance(place, Shard) and time.monotonic() >= look_at:
+            place.end_silent()
+        if time.monotonic() >= look_at:
             look_at, found = time.monotonic() + _INTRUDER_SECONDS, place.intruder()
             # Twice: a relay that is just taking the shard looks like one. Then once for each session.
             if found is not None and seen == (found[0], False):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outbox_pipelines.relay import service, worker
+from outbox_pipelines.relay import publishing, service, worker
 from outbox_pipelines.relay.core.publisher import Publisher
 from tests.conftest import Outbox, wait_until
 from tests.model.relay.tape import DifferentError, Recording
@@ -29,13 +29,13 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
         return recording.flow(publisher, real, {"until_empty": until_empty, "on_complete": on_complete})
 
     starts: list[Any] = []
-    made = service._publisher
+    made = publishing.make_publisher
 
     def publisher(settings: Any, place: Any, producer: Any, blocked: Any) -> Publisher:
         starts.append((place.position, place.tick_id))
         return made(settings, place, producer, blocked)
 
-    monkeypatch.setattr(service, "_publisher", publisher)
+    monkeypatch.setattr(publishing, "make_publisher", publisher)
     monkeypatch.setattr(worker, "Flow", flow)
     return found
 

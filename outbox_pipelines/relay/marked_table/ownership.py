@@ -4,7 +4,7 @@ Invariants:
 - One owner at a time: a session advisory lock, in a session that the database ends when its owner falls
   silent for the lease.
 - A claim holds the claims' lock shared until it is over. The table counts as taken once that lock was free:
-  so no row is still locked by a predecessor, whatever became of the session that made it the ownership.
+  so no row is still locked by a predecessor, whatever became of the session that owned it.
 - The relay needs no table of its own: what is shown to people is in the session's name.
 """
 
@@ -111,6 +111,12 @@ class TableOwnership:
     def is_awaited(self) -> bool:
         """Whether another relay waits for this table."""
         return bool(self.execute(queries.OWNER, {"key": key(_WAITS, self._oid)}))
+
+    def end_silent(self) -> None:
+        """The database ends the session of a frozen relay after the lease."""
+
+    def intruder(self) -> None:
+        """Return None: `describe_owner` names whatever session holds the lock."""
 
     def describe_owner(self) -> str:
         """Who holds the table since when, for people."""

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from outbox_pipelines.relay.core.attempts import DeadLetter
 from outbox_pipelines.relay.core.breaker import State
@@ -199,3 +199,15 @@ class MarkedTableWorker:
             parameters = names(self._blocked.aggregates) | {"upto": self._source.upto}
             ((held,),) = self._ownership.execute(query, parameters)
             self.totals.unpublished += held
+
+
+def make_marked_table_worker(
+    settings: Settings,
+    ownership: TableOwnership,
+    producer: IdempotentProducer,
+    blocked: SharedBlockedAggregates,
+    **given: Any,
+) -> MarkedTableWorker:
+    """Return a worker for a table that has been taken; `given` as `MarkedTableWorker` takes it."""
+    publisher = Publisher(producer, blocked, patience=settings.breaker_seconds, clock=time.monotonic)
+    return MarkedTableWorker(settings, ownership, producer, publisher, blocked, **given)

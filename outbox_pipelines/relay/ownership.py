@@ -1,0 +1,36 @@
+"""The right to relay something: a shard of the append-only outbox, or a marked table."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Ownership(Protocol):
+    """Waited for, taken, kept alive, given back; for one thread, but for `beat`."""
+
+    shard: int
+    """Its number; 0 for a marked table."""
+
+    def try_wait(self) -> bool:
+        """Become the one that waits; return False if another one does already."""
+
+    def try_take(self) -> bool:
+        """Take it if nothing owns it; return whether it is taken."""
+
+    def is_awaited(self) -> bool:
+        """Return whether another relay waits."""
+
+    def beat(self) -> None:
+        """Send a heartbeat. From any thread."""
+
+    def end_silent(self) -> None:
+        """End the session of an owner that is frozen, where the database does not do it in time."""
+
+    def intruder(self) -> tuple[int, str] | None:
+        """Return a session that holds the lock and is no relay: its process, and a description."""
+
+    def describe_owner(self) -> str:
+        """Return who owns it since when, for people."""
+
+    def release(self) -> None:
+        """Give it back, if it is owned."""
