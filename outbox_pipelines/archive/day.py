@@ -71,7 +71,8 @@ def archive(
             close.require_published(connection, day)
         place = identity.require_or_make(store, connection)
         before = store.read(manifest_key(day))
-        state, _, _, _, known, _ = require_day(connection, day)
+        row = require_day(connection, day)
+        state, known = row.state, row.manifest_sha256
         if state == "dropped" and (again or before is None):
             raise NotReadyError(f"{day} is dropped: what its archive has is final")
         if known is not None and not again and state != "dropped":
@@ -112,11 +113,12 @@ def verify(settings: Settings, day: date) -> Proof:
     store = open_store(settings)
     require_schema(settings)
     with working_at(settings, day) as connection:
-        state, _, _, _, manifest_sha256, _ = require_day(connection, day)
+        row = require_day(connection, day)
+        manifest_sha256 = row.manifest_sha256
         if manifest_sha256 is None:
-            raise NotReadyError(f"{day} is {state}, not archived: run `outbox archive day {day}`")
+            raise NotReadyError(f"{day} is {row.state}, not archived: run `outbox archive day {day}`")
         identity.require(store, connection)
-        if state == "dropped":
+        if row.state == "dropped":
             return proof.verify(store, day, manifest_sha256)
         found = proof.prove(store, day, connection, leaf_of(day), manifest_sha256)
         connection.execute(queries.PROVEN, {"day": day, "equal": found.equal, "digest": manifest_sha256})
@@ -124,8 +126,7 @@ def verify(settings: Settings, day: date) -> Proof:
 
 
 def _require_closed(settings: Settings, connection: Connection, day: date) -> None:
-    state, *_ = require_day(connection, day)
-    if state == "open":
+    if require_day(connection, day).state == "open":
         (closing,) = close.close(settings, day)
         if not closing.closed:
             raise NotReadyError(f"{day} is not closed: {closing.why_not}")

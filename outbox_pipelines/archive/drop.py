@@ -91,7 +91,8 @@ def drop(settings: Settings, day: date, *, early: bool = True) -> Dropped:
     if settings.archive != NO_ARCHIVE:
         open_store(settings)
     with working_at(settings, day) as connection:
-        state, *_, manifest_sha256, _ = require_day(connection, day)
+        row = require_day(connection, day)
+        state, manifest_sha256 = row.state, row.manifest_sha256
         if state == "dropped":
             return Dropped(day, None, False)
         if state == "open":

@@ -9,11 +9,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from dagster._core.storage.asset_check_execution_record import (
-    COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES as _JUDGED,
-)
 
 from outbox_pipelines.defs import ours, places
+from outbox_pipelines.defs.dagster_internals import COMPLETED_CHECK_STATUSES
 from outbox_pipelines.defs.resources import OutboxResource
 
 if TYPE_CHECKING:
@@ -185,7 +183,7 @@ def _failed_checks(context: dg.SensorEvaluationContext, since: float) -> Iterato
         records = context.instance.event_log_storage.get_asset_check_execution_history(key, limit=_AT_ONCE)
         for record in records:
             # One that is planned, or whose run died, is no verdict.
-            if record.status not in _JUDGED or record.partition in seen:
+            if record.status not in COMPLETED_CHECK_STATUSES or record.partition in seen:
                 continue
             seen.add(record.partition)
             verdict, event = record.evaluation, record.event

@@ -35,7 +35,7 @@ def attach(settings: Settings, day: date) -> bool:
     """
     require_schema(settings)
     with working_at(settings, day) as connection:
-        state, *_ = require_day(connection, day)
+        state = require_day(connection, day).state
         if state == "dropped":
             raise NotReadyError(
                 f"{day} is dropped: to bring it back, run `outbox archive restore {day} --attach`"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import NotReadyError, SetupError
@@ -104,8 +104,19 @@ def working_at(settings: Settings, day: date) -> Iterator[Connection]:
         yield connection
 
 
-def require_day(connection: Connection, day: date) -> tuple[Any, ...]:
-    """State, sealed, archived, proven, digest and events of a day.
+class DayRow(NamedTuple):
+    """What the outbox records of a day."""
+
+    state: str
+    sealed_at: datetime | None
+    archived_at: datetime | None
+    proven_at: datetime | None
+    manifest_sha256: str | None
+    events: int | None
+
+
+def require_day(connection: Connection, day: date) -> DayRow:
+    """Return the row of a day.
 
     Raises:
         SetupError: the outbox has no such day.
@@ -113,7 +124,7 @@ def require_day(connection: Connection, day: date) -> tuple[Any, ...]:
     row = connection.execute(queries.DAY, {"day": day}).fetchone()
     if row is None:
         raise SetupError(f"{day} is no day of the outbox: see `outbox partitions list`")
-    return row
+    return DayRow(*row)
 
 
 def place_of(connection: Connection, day: date) -> str:

@@ -81,7 +81,8 @@ def reopen(settings: Settings, day: date) -> None:
     require_schema(settings)
     with working_at(settings, day) as connection, connection.transaction():
         connection.execute(queries.LOCK_CALENDAR)
-        state, sealed_at, *_ = require_day(connection, day)
+        row = require_day(connection, day)
+        state, sealed_at = row.state, row.sealed_at
         if state not in ("open", "closed") or sealed_at is None:
             raise SetupError(f"{day} is {state}: only a closed day that is not archived can be opened again")
         # No writer waits behind it: the day refuses them.
@@ -103,8 +104,7 @@ def require_published(connection: Connection, day: date) -> None:
         ) from None
     if not rows:
         return
-    state, *_ = require_day(connection, day)
-    if state == "closed":
+    if require_day(connection, day).state == "closed":
         remedy = f"`outbox partitions reopen {day}` publishes them"
     else:
         remedy = f"write them again, as new events, and remove them from {leaf_of(day)}: see docs/days.md"
