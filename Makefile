@@ -21,10 +21,10 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/ready
-	@$(BIN)/python -m outbox_pipelines.demo $(if $(FLIGHTS),--flights $(FLIGHTS))
+	@$(BIN)/python -m examples.airline $(if $(FLIGHTS),--flights $(FLIGHTS))
 
 ui: $(VENV)/ready
-	@$(BIN)/python -m outbox_pipelines.demo ui $(if $(PORT),--port $(PORT))
+	@$(BIN)/python -m examples.airline ui $(if $(PORT),--port $(PORT))
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import psycopg
 
+from examples.airline import airline
+from examples.airline.flights import ARRIVED, CANCELLED, DEPARTED, SCHEDULED, Operation, operations
 from outbox_pipelines import schema
 from outbox_pipelines.archive import day as days
-from outbox_pipelines.demo import airline
-from outbox_pipelines.demo.flights import ARRIVED, CANCELLED, DEPARTED, SCHEDULED, Operation, operations
 from outbox_pipelines.local import postgres
 from outbox_pipelines.settings import Settings, load_settings
 

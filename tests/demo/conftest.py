@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from examples.airline.airline import TABLES
 from outbox_pipelines.database import connect
-from outbox_pipelines.demo.airline import TABLES
 from outbox_pipelines.local import Stack
 from outbox_pipelines.settings import Settings
 from tests.conftest import Outbox, fresh_database

@@ -51,7 +51,7 @@ def demo(directory: Path, environment: dict[str, str], *arguments: str) -> Itera
     """Runs it for the length of the block."""
     with _output(directory).open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "outbox_pipelines.demo", *arguments],
+            [sys.executable, "-m", "examples.airline", *arguments],
             env=clean_environment() | environment | {"TMPDIR": str(directory)},
             stdout=output,
             stderr=subprocess.STDOUT,

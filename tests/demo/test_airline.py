@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 
+from examples.airline import airline as operations_service
+from examples.airline.desks import Desks
+from examples.airline.flights import Flight, operations
 from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.demo import airline as operations_service
-from outbox_pipelines.demo.desks import Desks
-from outbox_pipelines.demo.flights import Flight, operations
 from outbox_pipelines.settings import Settings
 from tests.conftest import wait_until
 

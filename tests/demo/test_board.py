@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from examples.airline import board
+from examples.airline.desks import Desks
+from examples.airline.flights import operations
+from examples.airline.place import topics
+from examples.airline.projection import differences, handled
 from outbox_pipelines.consumer import Counts, Event, migrate
 from outbox_pipelines.database import connect
-from outbox_pipelines.demo import board
-from outbox_pipelines.demo.desks import Desks
-from outbox_pipelines.demo.flights import operations
-from outbox_pipelines.demo.place import topics
-from outbox_pipelines.demo.projection import differences, handled
 from outbox_pipelines.relay.service import relay
 from outbox_pipelines.settings import Settings
 from tests.conftest import wait_until

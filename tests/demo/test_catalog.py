@@ -5,15 +5,15 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
+from examples.airline import airline as operations_service
 from outbox_pipelines.catalog import validator
 from outbox_pipelines.catalog.comparison import compare
 from outbox_pipelines.database import connect
-from outbox_pipelines.demo import airline as operations_service
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import validate_with
 from tests.demo.test_airline import FLIGHT, GROUNDED
 
-PATH = Path(str(files("outbox_pipelines.demo") / "catalog.yaml"))
+PATH = Path(str(files("examples.airline") / "catalog.yaml"))
 
 
 def test_it_documents_what_the_demo_writes(airline: Settings) -> None:

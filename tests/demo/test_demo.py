@@ -12,8 +12,8 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from outbox_pipelines.demo import run
-from outbox_pipelines.demo.place import prepared
+from examples.airline import run
+from examples.airline.place import prepared
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.service import relay
 from outbox_pipelines.settings import Settings, load_settings
@@ -29,7 +29,7 @@ HOLDER = "SELECT owner FROM outbox_demo.outbox_shards WHERE owner IS NOT NULL"
 
 def demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "outbox_pipelines.demo", *arguments],
+        [sys.executable, "-m", "examples.airline", *arguments],
         env=clean_environment() | environment,
         capture_output=True,
         text=True,

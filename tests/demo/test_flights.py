@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from outbox_pipelines.demo import flights
-from outbox_pipelines.demo.flights import ARRIVED, CANCELLED, DEPARTED, SCHEDULED, operations
+from examples.airline import flights
+from examples.airline.flights import ARRIVED, CANCELLED, DEPARTED, SCHEDULED, operations
 from outbox_pipelines.errors import SetupError
 
 COUNT = 3000

@@ -7,15 +7,15 @@ import sys
 
 import pytest
 
+from examples.airline.ledger import TORN, Ledger
 from outbox_pipelines.database import connect
-from outbox_pipelines.demo.ledger import TORN, Ledger
 from outbox_pipelines.settings import Settings
 from tests.conftest import clean_environment, wait_until
 
 WRITER = """
 import time
-from outbox_pipelines.demo.desks import Desks
-from outbox_pipelines.demo.flights import operations
+from examples.airline.desks import Desks
+from examples.airline.flights import operations
 from outbox_pipelines.settings import load_settings
 desks = Desks(load_settings(), operations(100_000), seed=1)
 desks.start()

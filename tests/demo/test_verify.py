@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import pytest
 from confluent_kafka import Producer
 
+from examples.airline.airline import TABLES
+from examples.airline.desks import Desks
+from examples.airline.flights import operations
+from examples.airline.ledger import DISORDER, MISSING, PHANTOM, TORN, Verdict
+from examples.airline.place import topics
+from examples.airline.verify import verify
 from outbox_pipelines import schema
 from outbox_pipelines.database import connect
-from outbox_pipelines.demo.airline import TABLES
-from outbox_pipelines.demo.desks import Desks
-from outbox_pipelines.demo.flights import operations
-from outbox_pipelines.demo.ledger import DISORDER, MISSING, PHANTOM, TORN, Verdict
-from outbox_pipelines.demo.place import topics
-from outbox_pipelines.demo.verify import verify
 from outbox_pipelines.local import Stack
 from outbox_pipelines.relay.service import relay
 from outbox_pipelines.settings import Settings, load_settings

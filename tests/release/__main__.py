@@ -1,4 +1,4 @@
-"""`python -m tests.release [--without-demo]`: builds a release into dist/ and checks it.
+"""`python -m tests.release`: builds a release into dist/ and checks it.
 
 Exit codes: 0 success; 1 the release is not what it must be.
 """
@@ -20,7 +20,7 @@ def main() -> int:
     wheel, sources = build(dist)
     try:
         subprocess.run([sys.executable, "-m", "twine", "check", "--strict", wheel, sources], check=True)
-        check_contents(wheel, sources, demo="--without-demo" not in sys.argv)
+        check_contents(wheel, sources)
         check_page(wheel)
         with tempfile.TemporaryDirectory() as place:
             print(check_installed(wheel, Path(place) / "venv"))

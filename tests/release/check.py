@@ -1,7 +1,8 @@
 """What a release must be: its files, its page, and that it works alone.
 
 Invariants:
-- The wheel has the package and its SQL, and no tests. The source archive has all that builds and tests it.
+- The wheel has the package and its SQL, no tests, no examples. The source archive has all that builds and
+  tests it.
 - The package's page has no link into the repository.
 - Alone, the wheel is the writer, with no other package. With the locked packages of `relay`, `outbox` runs.
 """
@@ -24,7 +25,6 @@ from packaging.utils import canonicalize_name
 
 ROOT: Final = Path(__file__).parents[2]
 NOT_IN_WHEEL: Final = ("tests/", "benchmarks/", "docs/", "examples/", "deploy/", "locks/", "sql/")
-DEMO: Final = "outbox_pipelines/demo/"
 IN_SOURCES: Final = (
     *("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md", "hatch_build.py"),
     *("docs/index.md", "locks/dev.txt", "sql/0001_outbox.sql", "tests/conftest.py"),
@@ -53,18 +53,13 @@ def build(into: Path) -> tuple[Path, Path]:
     return wheel, sources
 
 
-def check_contents(wheel: Path, sources: Path, *, demo: bool = True) -> None:
-    """Raise `ReleaseError` where a file is missing or one too many.
-
-    Args:
-        demo: whether the wheel may have the demo.
-    """
+def check_contents(wheel: Path, sources: Path) -> None:
+    """Raise `ReleaseError` where a file is missing or one too many."""
     with zipfile.ZipFile(wheel) as opened:
         names = opened.namelist()
     _check(names, "outbox_pipelines/py.typed", "outbox_pipelines/sql/0001_outbox.sql")
     _check(names, "outbox_pipelines/sql/consumer/0001_processed.sql", "outbox_pipelines/defs/dagster.yaml")
     foreign = [name for name in names if name.startswith(NOT_IN_WHEEL) or "/test_" in name]
-    foreign += [] if demo else [name for name in names if name.startswith(DEMO)]
     if foreign:
         raise ReleaseError(f"the wheel has {foreign[0]} and {len(foreign) - 1} more that it must not have")
     with tarfile.open(sources) as archive:

@@ -20,7 +20,7 @@ from typing import Any, Final, LiteralString
 
 from psycopg import Connection
 
-from outbox_pipelines.demo.flights import ARRIVED, CANCELLED, DEPARTED, SCHEDULED, Flight
+from examples.airline.flights import ARRIVED, CANCELLED, DEPARTED, SCHEDULED, Flight
 from outbox_pipelines.writer import emit
 
 

@@ -17,10 +17,10 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 
+from examples.airline import queries
+from examples.airline.airline import TABLES
 from outbox_pipelines import schema
 from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.demo import queries
-from outbox_pipelines.demo.airline import TABLES
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.kafka.client import read_config
 from outbox_pipelines.relay.kafka.topics import Topics

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, NamedTuple
 
+from examples.airline import queries
+from examples.airline.flights import ARRIVED, CANCELLED, DEPARTED, SCHEDULED
 from outbox_pipelines.database import Connection
-from outbox_pipelines.demo import queries
-from outbox_pipelines.demo.flights import ARRIVED, CANCELLED, DEPARTED, SCHEDULED
 
 MISSING: Final = "missing"
 PHANTOM: Final = "phantom"

@@ -1,4 +1,4 @@
-"""`make demo` and `make ui`: python -m outbox_pipelines.demo [--flights N|all] [--seed N] | ui [--port N].
+"""`make demo` and `make ui`: python -m examples.airline [--flights N|all] [--seed N] | ui [--port N].
 
 Exit codes: 0 all is verified; 1 something was found wrong; 2 usage or set-up, with one line that says what to
 do; 130 interrupted.
@@ -53,7 +53,7 @@ def _carry_out(chosen: argparse.Namespace) -> int:
     # Here, so that wrong input and missing packages are told first.
     import psycopg
 
-    from outbox_pipelines.demo import run, ui
+    from examples.airline import run, ui
     from outbox_pipelines.secret import first_line
 
     try:
@@ -71,7 +71,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="python -m outbox_pipelines.demo",
+        prog="python -m examples.airline",
         description="Real flights through the outbox: written, relayed by Dagster, verified by a consumer.",
     )
     parser.add_argument(
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _flights(text: str) -> int:
-    from outbox_pipelines.demo.flights import IN_A_YEAR
+    from examples.airline.flights import IN_A_YEAR
 
     if text == "all":
         return IN_A_YEAR

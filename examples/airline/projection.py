@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import Final
 
+from examples.airline import board, queries
 from outbox_pipelines import consumer
 from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.demo import board, queries
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.server import bound, last_lines
 from outbox_pipelines.settings import Settings
@@ -100,7 +100,7 @@ class Board:
     def _launch(self) -> None:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                bound([sys.executable, "-m", "outbox_pipelines.demo.board"], signal.SIGTERM),
+                bound([sys.executable, "-m", "examples.airline.board"], signal.SIGTERM),
                 env={
                     **os.environ,
                     "OUTBOX_DSN": self._settings.require_dsn(),

@@ -7,7 +7,7 @@ takes a few events at a time, for fewer commits.
 Invariants:
 - It reads nothing of the airline's tables: whether the board equals them is for others to find out.
 
-As a program: ``python -m outbox_pipelines.demo.board`` works until it is ended.
+As a program: ``python -m examples.airline.board`` works until it is ended.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any, Final
 
 from psycopg import Connection
 
+from examples.airline.flights import DEPARTED
+from examples.airline.place import kafka_client, topics
 from outbox_pipelines.consumer import Consumer, Event
 from outbox_pipelines.database import connect
-from outbox_pipelines.demo.flights import DEPARTED
-from outbox_pipelines.demo.place import kafka_client, topics
 from outbox_pipelines.settings import Settings, load_settings
 
 SOURCE: Final = "board"

@@ -16,9 +16,9 @@ from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from examples.airline.ledger import Ledger, Told, Verdict
+from examples.airline.place import AGGREGATES, kafka_client, topics
 from outbox_pipelines.database import connect
-from outbox_pipelines.demo.ledger import Ledger, Told, Verdict
-from outbox_pipelines.demo.place import AGGREGATES, kafka_client, topics
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 

@@ -13,16 +13,16 @@ import time
 from pathlib import Path
 from typing import Final
 
+from examples.airline import past, queries, report
+from examples.airline.desks import Desks
+from examples.airline.flights import operations
+from examples.airline.ledger import BOARD, TORN
+from examples.airline.place import prepared
+from examples.airline.projection import Board, differences
+from examples.airline.report import Progress, Relayed, Seconds, say
+from examples.airline.sessions import Sessions
+from examples.airline.verify import verify
 from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.demo import past, queries, report
-from outbox_pipelines.demo.desks import Desks
-from outbox_pipelines.demo.flights import operations
-from outbox_pipelines.demo.ledger import BOARD, TORN
-from outbox_pipelines.demo.place import prepared
-from outbox_pipelines.demo.projection import Board, differences
-from outbox_pipelines.demo.report import Progress, Relayed, Seconds, say
-from outbox_pipelines.demo.sessions import Sessions
-from outbox_pipelines.demo.verify import verify
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import stack
 from outbox_pipelines.quality import measurements

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+import outbox_pipelines
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.server import bound
 from outbox_pipelines.settings import Settings
@@ -27,7 +28,7 @@ _LATER_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 30.0
 
 _JOB: Final = ("--module-name", "outbox_pipelines.definitions", "--job", "relay_session")
-_TEMPLATE: Final = Path(__file__).parents[1] / "defs" / "dagster.yaml"
+_TEMPLATE: Final = Path(outbox_pipelines.__path__[0]) / "defs" / "dagster.yaml"
 
 
 def make_home(path: Path) -> None:

@@ -22,9 +22,9 @@ from datetime import datetime, timedelta
 from queue import Empty, Full, Queue
 from typing import Final
 
+from examples.airline import airline, flights
+from examples.airline.flights import AIRPORTS, Operation
 from outbox_pipelines.database import Connection, connect
-from outbox_pipelines.demo import airline, flights
-from outbox_pipelines.demo.flights import AIRPORTS, Operation
 from outbox_pipelines.settings import Settings
 
 ROLLED_BACK_SHARE: Final = 0.05

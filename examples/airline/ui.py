@@ -14,15 +14,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from examples.airline import past, report
+from examples.airline.desks import Desks
+from examples.airline.flights import IN_A_YEAR, Operation, operations
+from examples.airline.pages import HOST, serving
+from examples.airline.place import prepared
+from examples.airline.report import Progress, say
+from examples.airline.run import relayed
+from examples.airline.sessions import environment, make_home
 from outbox_pipelines.database import connect
-from outbox_pipelines.demo import past, report
-from outbox_pipelines.demo.desks import Desks
-from outbox_pipelines.demo.flights import IN_A_YEAR, Operation, operations
-from outbox_pipelines.demo.pages import HOST, serving
-from outbox_pipelines.demo.place import prepared
-from outbox_pipelines.demo.report import Progress, say
-from outbox_pipelines.demo.run import relayed
-from outbox_pipelines.demo.sessions import environment, make_home
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import stack
 from outbox_pipelines.settings import Settings, load_settings

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from outbox_pipelines.demo.desks import Desks
-from outbox_pipelines.demo.ledger import KINDS, Verdict
-from outbox_pipelines.demo.past import Past, told
-from outbox_pipelines.demo.place import topics
-from outbox_pipelines.demo.projection import Board
+from examples.airline.desks import Desks
+from examples.airline.ledger import KINDS, Verdict
+from examples.airline.past import Past, told
+from examples.airline.place import topics
+from examples.airline.projection import Board
 from outbox_pipelines.settings import Settings
 
 _TERMINAL_SECONDS: Final = 0.2
@@ -191,6 +191,6 @@ def _next(settings: Settings, days: Past) -> dict[str, str]:
         "ask its archive": f"OUTBOX_ARCHIVE={days.place} {outbox} archive query "
         "'SELECT event_date, count(*) FROM events GROUP BY 1 ORDER BY 1'",
         "put each guarantee to the test": "make test",
-        "read how an application writes": "outbox_pipelines/demo/airline.py, then README.md",
-        "read how one consumes": "outbox_pipelines/demo/board.py, then docs/consuming.md",
+        "read how an application writes": "examples/airline/airline.py, then README.md",
+        "read how one consumes": "examples/airline/board.py, then docs/consuming.md",
     }
