@@ -44,6 +44,7 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # The pages as a site, from build/docs/index.html; a broken link or anchor fails it.
 docs: $(VENV)/ready
