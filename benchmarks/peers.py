@@ -161,7 +161,7 @@ def _table(servers: Settings, folder: Path) -> Iterator[Settings]:
             connection.execute(textbook.FILL.format(events=_EVENTS).encode())
         mapping = folder / "table.toml"
         mapping.write_text(_MAPPING)
-        yield settings.model_copy(update={"table": mapping})
+        yield settings.model_copy(update={"table_file": mapping})
 
 
 def _mark_as_unpublished(settings: Settings) -> None:

@@ -462,6 +462,8 @@ class Settings(BaseSettings):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Settings:
         """The same with other values, which are not checked; secrets stay secrets."""
         given = dict(update or {})
+        if unknown := given.keys() - Settings.model_fields.keys():
+            raise TypeError(f"no settings: {', '.join(sorted(unknown))}")
         for name in SECRET & given.keys():
             given[name] = Secret(given[name])
             register(given[name].reveal())

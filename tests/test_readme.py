@@ -68,7 +68,7 @@ def test_the_examples_run(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_report_of_the_demo_is_printed() -> None:
     """Guards against a sample with rows that the demo does not print."""
     report = next(text for _, text in _FENCE.findall(README) if text.startswith("Verified"))
-    sources = "".join(path.read_text() for path in (ROOT / "outbox_pipelines" / "demo").glob("*.py"))
+    sources = "".join(path.read_text() for path in (ROOT / "examples" / "airline").glob("*.py"))
     heading, *rows = report.splitlines()
     assert heading in sources
     for name, note in re.findall(r"^  (\S.*?)  +.*?(?:\((.*)\))?$", "\n".join(rows), re.MULTILINE):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from outbox_pipelines.defs import ours, places
-from outbox_pipelines.defs.dagster_internals import COMPLETED_CHECK_STATUSES
 from outbox_pipelines.defs.resources import OutboxResource
 
 if TYPE_CHECKING:
@@ -175,6 +174,8 @@ def _ended_runs(
 
 def _failed_checks(context: dg.SensorEvaluationContext, since: float) -> Iterator[tuple[str, dict[str, Any]]]:
     """The checks whose newest verdict of a day is an error; those of `outbox/health` are measured anew."""
+    from outbox_pipelines.defs.dagster_internals import COMPLETED_CHECK_STATUSES
+
     graph = context.repository_def.asset_graph if context.repository_def else None
     for key in graph.asset_check_keys if graph else ():
         if key not in ours.CHECKS or key.asset_key == _HEALTH:

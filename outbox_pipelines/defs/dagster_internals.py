@@ -1,5 +1,7 @@
 """The names of Dagster that are not public and that these definitions need; no other file imports any.
 
+It is imported within functions: a new version that moves a name takes one job with it, not all definitions.
+
 Checked with the versions of `CHECKED`: a test fails when the installed one is another, so that whoever raises
 it looks here first.
 """

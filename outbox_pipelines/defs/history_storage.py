@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 import dagster as dg
 
 from outbox_pipelines.defs import ours
-from outbox_pipelines.defs.dagster_internals import RUNLESS_RUN_ID, SqlEventLogStorage
 from outbox_pipelines.errors import SetupError
 
 if TYPE_CHECKING:
@@ -103,6 +102,8 @@ def delete_events(
     Raises:
         SetupError: the instance has no storage in SQL.
     """
+    from outbox_pipelines.defs.dagster_internals import RUNLESS_RUN_ID
+
     storage = _storage(instance)
     old = {"before": before.astimezone(UTC).replace(tzinfo=None)}
     deleted = 0
@@ -130,6 +131,8 @@ def delete_events(
 
 
 def _storage(instance: dg.DagsterInstance) -> Any:
+    from outbox_pipelines.defs.dagster_internals import SqlEventLogStorage
+
     storage = instance.event_log_storage
     if not isinstance(storage, SqlEventLogStorage):
         raise SetupError(

@@ -12,8 +12,6 @@ from typing import Final
 
 import dagster as dg
 
-from outbox_pipelines.defs.dagster_internals import InstigatorType
-
 # Of a run that relays; `dagster.yaml` limits how many of one value there are.
 SHARD: Final = "outbox/shard"
 
@@ -76,6 +74,8 @@ def _clash(instance: dg.DagsterInstance, here: str | None, now: float) -> str | 
 
 def _outboxes(instance: dg.DagsterInstance, now: float) -> list[str]:
     """The code locations whose sensors are those of this package, and tick."""
+    from outbox_pipelines.defs.dagster_internals import InstigatorType
+
     names: dict[str, set[str]] = defaultdict(set)
     last: dict[str, float] = defaultdict(float)
     for state in instance.all_instigator_state(instigator_type=InstigatorType.SENSOR):

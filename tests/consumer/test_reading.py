@@ -36,7 +36,7 @@ def received(place: Place, count: int, **more: Any) -> list[Event]:
 def test_every_shape_of_the_relay(place: Place, outbox: Outbox, value: str, names: str) -> None:
     """Guards against a consumer that must change when the relay's settings do."""
     shaped = Outbox(
-        outbox.settings.model_copy(update={"value": value, "header_names": names, "tombstones": True})
+        outbox.settings.model_copy(update={"value_format": value, "header_names": names, "tombstones": True})
     )
     with outbox.connect(autocommit=False) as connection:
         written = emit(

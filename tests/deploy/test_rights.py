@@ -104,7 +104,7 @@ def test_what_is_documented_is_enough(
 
     def settings(role: str, who: str, **more: object) -> Settings:
         kafka, config = broker.client(tmp_path, mechanism, who)
-        given = {"dsn": _as(owner.dsn, role), "kafka": kafka, "kafka_config": config, "topic": topic}
+        given = {"dsn": _as(owner.dsn, role), "kafka": kafka, "kafka_config_file": config, "topic": topic}
         return owner.model_copy(update=given | more)
 
     relay = settings("outbox_relay", "relay")
@@ -128,7 +128,7 @@ def test_what_is_documented_is_enough(
     _write(owner, 10)
     given = {
         "KAFKA": once.kafka,
-        "KAFKA_CONFIG": once.kafka_config,
+        "KAFKA_CONFIG_FILE": once.kafka_config_file,
         "TOPIC": topic,
         "DELIVERY": "exactly_once",
     }
@@ -166,6 +166,6 @@ def test_what_is_documented_is_enough(
     with psycopg.connect(owner.dsn) as connection:
         day = connection.execute("SELECT (now() AT TIME ZONE 'UTC')::date").fetchone()
     assert day is not None
-    report = reconcile(operator.model_copy(update={"consumers": file}), day[0])
+    report = reconcile(operator.model_copy(update={"consumers_file": file}), day[0])
     assert [side.compared for side in report.sides] == [40, 40]
     assert not [finding for side in report.sides for finding in side.findings if finding.count], report

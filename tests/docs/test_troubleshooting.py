@@ -17,7 +17,7 @@ def texts() -> Iterator[str]:
     for path in (ROOT / "outbox_pipelines").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield re.sub(r"%[sd]", "…", node.value)
+                yield re.sub(r"%[sd]", "…", node.value).replace("{}", "…")
             elif isinstance(node, ast.JoinedStr):
                 yield "".join(
                     str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values

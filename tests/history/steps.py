@@ -66,7 +66,7 @@ STEPS: Final[Mapping[str, Step]] = {
     "suspect released": Step(_OURS, (parked_queries.SUSPECTED,)),
     "show the breaker": Step(_OURS, (queries.BREAKER,)),
     "mark": Step(_TABLE, (claim_queries.MARK,)),
-    "reach the pause": Step(_OURS, (queries.HELD,)),
+    "reach the pause": Step(_OURS, (queries.PAUSED,)),
     "reach the barrier": Step(_OURS, (queries.REACHED,)),
     "forget the tick": Step(("at_least_once",), (queries.FORGET_TICK,)),
     "give the shard back": Step(_OURS, (queries.RELEASE,)),

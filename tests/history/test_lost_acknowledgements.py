@@ -19,7 +19,9 @@ def test_what_was_stored_and_not_acknowledged_is_sent_again_in_order(shop: Outbo
     config = tmp_path / "kafka.conf"
     config.write_text("socket.timeout.ms=1000\nreconnect.backoff.ms=10\n")
     with mock.running() as kafka:
-        lossy = Outbox(shop.settings.model_copy(update={"kafka": kafka.bootstrap, "kafka_config": config}))
+        lossy = Outbox(
+            shop.settings.model_copy(update={"kafka": kafka.bootstrap, "kafka_config_file": config})
+        )
         kafka.create(topics(lossy), 4)
         with lossy.connect(autocommit=False) as connection:
             for n in range(200):

@@ -38,7 +38,7 @@ class Place:
     @property
     def settings(self) -> Settings:
         return self.outbox.settings.model_copy(
-            update={"consumers": self.file, "archive": str(self.directory / "archive")}
+            update={"consumers_file": self.file, "archive": str(self.directory / "archive")}
         )
 
     @property
@@ -156,7 +156,7 @@ class Place:
     def reconcile(self, day: date = DAY) -> Report:
         settings = self.settings
         if not self.file.exists():
-            settings = settings.model_copy(update={"consumers": None})
+            settings = settings.model_copy(update={"consumers_file": None})
         return days.reconcile(settings, day)
 
 

@@ -56,7 +56,7 @@ def test_a_number_in_a_header_stays_as_it_was_written(number: str) -> None:
     assert _encode(event)[1][3:] == [("x", number)]
 
 
-@pytest.mark.parametrize("settings", [{}, {"value": "flat"}])
+@pytest.mark.parametrize("settings", [{}, {"value_format": "flat"}])
 def test_a_header_too_deep_to_read_is_the_events_fault(settings: dict[str, str]) -> None:
     """Guards against a RecursionError that ends the relay at one event."""
     event = _event()._replace(metadata=f'{{"headers": {{"x": {"[" * 100_000}{"]" * 100_000}}}}}')

@@ -108,7 +108,7 @@ def test_parked_events_go_on(outbox: Outbox, other_server: str) -> None:
     create_topic(outbox, **{"max.message.bytes": "2000"})
     write(outbox, ("a", {"n": 0, "noise": NOISE}), ("a", {"n": 1}), ("b", {"n": 0}))
     _spend_transactions(outbox.settings.dsn, 50_000)
-    assert service.relay(quick(outbox, max_attempts=1000), until_empty=True).held == 2
+    assert service.relay(quick(outbox, max_attempts=1000), until_empty=True).unpublished == 2
     with outbox.connect() as connection:
         # A dead letter, whose day was dropped.
         connection.execute(

@@ -242,13 +242,13 @@ def test_a_change_waits_for_what_is_being_tried(outbox: Outbox, monkeypatch: pyt
         looks.append(found)
         return found
 
-    def noted_hold(self: Change, done: Snapshot) -> None:
+    def noted_pause(self: Change, done: Snapshot) -> None:
         held_after_the_answer.append(answered.is_set())
         hold(self, done)
 
     monkeypatch.setattr(Prober, "_flush", slow_flush)
     monkeypatch.setattr(Change, "look", counted_look)
-    monkeypatch.setattr(Change, "hold", noted_hold)
+    monkeypatch.setattr(Change, "pause", noted_pause)
     with relays(outbox, 2):
         wait_until(trying.is_set, what="the attempt")
         changing = _Changing(outbox, 2)

@@ -119,6 +119,6 @@ def test_other_starts(outbox: Outbox, start: str, said: str) -> None:
 
 def test_a_table_with_marks(outbox: Outbox) -> None:
     """An option that is silently without effect."""
-    settings = outbox.settings.model_copy(update={"table": "events"})
+    settings = outbox.settings.model_copy(update={"table_file": "events"})
     with pytest.raises(SetupError, match="OUTBOX_TABLE_FILE"):
         start_at(settings, "now")

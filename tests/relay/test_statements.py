@@ -66,7 +66,7 @@ def test_a_batch_with_a_blocked_aggregate_is_two_more(outbox: Outbox) -> None:
     create_topic(outbox, **{"max.message.bytes": "10000"})
     with outbox.connect(autocommit=False) as connection:
         emit(connection, "order", 1, "order.placed", NOISE)
-    assert service.relay(outbox.settings, until_empty=True).held == 1
+    assert service.relay(outbox.settings, until_empty=True).unpublished == 1
     few, many = _drain(outbox, 10), _drain(outbox, 50)
     more = many - few
     assert more.total() < 5 * 40, more

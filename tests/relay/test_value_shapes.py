@@ -128,7 +128,7 @@ def test_an_event_too_large_in_its_shape_is_named(outbox: Outbox, value: str) ->
     with pytest.MonkeyPatch.context() as unasked:
         # Else it would be held back before the broker sees it.
         unasked.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
-        service.relay(_shaped(outbox, value=value).settings, until_empty=True)
+        service.relay(_shaped(outbox, value_format=value).settings, until_empty=True)
     with outbox.connect() as connection:
         ((parked, attempts, error),) = connection.execute(
             "SELECT id, attempts, last_error FROM outbox_parked"
@@ -248,7 +248,7 @@ def test_a_tombstone_arrives_without_a_value(outbox: Outbox) -> None:
     ("settings", "says"),
     [
         (
-            {"value": "avro"},
+            {"value_format": "avro"},
             r"OUTBOX_VALUE_FORMAT=avro: Input should be 'payload', 'flat', 'envelope' or 'cloudevents'",
         ),
         ({"tombstones": "maybe"}, r"OUTBOX_TOMBSTONES=maybe: Input should be a valid boolean"),

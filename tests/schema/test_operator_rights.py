@@ -97,7 +97,7 @@ def test_an_operator_changes_the_number_of_shards(database: Database) -> None:
         assert one(ours, step, 2, False) == ("wait",)
         assert one(ours, step, 3, False) == ("busy",)
         # As the relay of shard 0 does.
-        database.rows("UPDATE outbox_shards SET is_held = true")
+        database.rows("UPDATE outbox_shards SET barrier_paused = true")
         assert one(ours, step, 2, True) == ("wait",)
         database.rows("UPDATE outbox_shards SET barrier_reached = true, done = barrier")
         assert one(ours, step, 2, True) == ("done",)

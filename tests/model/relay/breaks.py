@@ -315,7 +315,7 @@ def not_sent_again(patch: Patch) -> None:
 
 @_break("the position moves, and what is held back is not parked", "ab", refuses=[1], faults=0)
 def parks_nothing(patch: Patch) -> None:
-    patch(Complete, "aside", lambda self: {})
+    patch(Complete, "parked_states", lambda self: {})
 
 
 @_break("the position moves to the end of the tick with its first batch", "abc", batch_events=1)

@@ -59,7 +59,7 @@ def test_only_the_guilty_aggregate_waits(table: Table) -> None:
     assert row[1]
     # A new relay: the columns say who waits, and until when.
     table.write(("a", {"n": 3}), ("b", {"n": 2}))
-    assert table.drain(retry_seconds=60).held == 3
+    assert table.drain(retry_seconds=60).unpublished == 3
     assert table.keys() == ["a", "b", "b", "c", "b"]
     assert _unpublished(table) == [("a", 1), ("a", 0), ("a", 0)]
 
