@@ -34,8 +34,8 @@ both have a value, the environment wins. An empty variable counts as not set.
 
 Each command except `outbox lint-writes` checks all values when it starts. If a value is wrong, it prints one
 line that names the setting, and ends with exit code 2. Passwords and tokens never appear in messages:
-`OUTBOX_DSN`, `OUTBOX_ALERTS` and `OUTBOX_DEAD_LETTER_COMMAND` are secrets. Passwords in other settings are
-refused.
+`OUTBOX_DSN`, `OUTBOX_CONSUMER_DSN`, `OUTBOX_ALERTS` and `OUTBOX_DEAD_LETTER_COMMAND` are secrets.
+Passwords in other settings are refused.
 
 In Dagster, `OutboxResource` can override `dsn`, `kafka`, `db_schema`, `topic`, `catalog_file`, `archive`,
 `consumers_file`, `drain_consumers` and `session_seconds`.

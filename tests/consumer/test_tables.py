@@ -224,3 +224,11 @@ def test_the_command_prunes(database: Database) -> None:
     )
     asked = database.outbox("consumer", "prune", "--days", "14", "--json")
     assert asked.output == '{"emptied": [], "busy": [], "deleted": 0, "received": 0}\n'
+
+
+def test_the_outbox_is_not_taken_for_a_consumer(database: Database) -> None:
+    """Guards against consumers' tables, and a prune, in the database of OUTBOX_DSN."""
+    done = database.outbox("consumer", "migrate", OUTBOX_CONSUMER_DSN="", OUTBOX_DSN=database.dsn)
+    assert isinstance(done.exception, SystemExit)
+    assert done.exit_code == 2
+    assert "set OUTBOX_CONSUMER_DSN" in done.output

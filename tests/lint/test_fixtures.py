@@ -1,4 +1,4 @@
-"""BatchQueue of real applications: exactly the lines marked with `# finds OB…` are found."""
+"""Pieces of real applications: exactly the lines marked with `# finds OB…` are found."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - A call returns when the world has answered, or raises. Between two calls nothing can happen to the core but
-  by the objects that its threads share: `Lot` and `Ledger`.
+  by the objects that its threads share: `BlockedAggregates` and `Ledger`.
 """
 
 from __future__ import annotations

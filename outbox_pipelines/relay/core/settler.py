@@ -2,7 +2,7 @@
 
 Invariants:
 - The position moves over a `Complete` only, and only from where it is: `Complete.moves`.
-- ReleasedBatch events are removed before the next tick is opened: from then on Kafka's record of them is not
+- Released events are removed before the next tick is opened: from then on Kafka's record of them is not
   believed.
 - An order is done when all that was complete before it is settled, and what it asks for is written.
 """

@@ -3,7 +3,7 @@
 Invariants:
 - A tick is opened in the database, with its id, before anything of it is in a transaction; Kafka's record
   is believed only if the row has the same tick id.
-- ReleasedBatch events are removed before the next tick is opened, or the next transaction with a record is
+- Released events are removed before the next tick is opened, or the next transaction with a record is
   committed: from then on the record that names them is not believed, or not the last.
 - What a transaction holds back is in the table before its commit begins.
 - Once a commit has begun nothing joins the transaction, and the commit completes what the record names.

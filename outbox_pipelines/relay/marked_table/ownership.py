@@ -261,7 +261,7 @@ def key(lock: int, oid: int) -> int:
 
 
 def holding(oid: int) -> int:
-    """The number of the lock that its ownership has."""
+    """Return the number of the lock that the owner of a table holds."""
     return key(_HOLDS, oid)
 
 

@@ -1,7 +1,7 @@
 """The operator's command for dead letters of the append-only outbox: the table says for which it is due.
 
 Invariants:
-- The command runs at least once for each dead letter, whatever ends the relay: see `dead_letter_runs`.
+- The command runs at least once for each dead letter, whatever ends the relay: see `notify`.
 """
 
 from __future__ import annotations
