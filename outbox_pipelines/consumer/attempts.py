@@ -11,7 +11,7 @@ import inspect
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -71,8 +71,9 @@ class Attempts:
         self._handlers = handlers
         self._reader = reader
         self._database = database
-        # The transaction in which a handler is at work: only a handler can have committed it.
-        self._open = ""
+        # Asks whether the transaction is committed in which a handler is at work: only the handler can have
+        # done that.
+        self._open: tuple[str, Mapping[str, Any]] | None = None
         self._breakers: dict[int, Breaker] = {}
         self._inbox = Inbox(database, plan.source, blocks=plan.blocks, retry_seconds=plan.retry_seconds)
 
@@ -134,9 +135,10 @@ class Attempts:
         if item.event is None or item.handler is None:
             raise UnreadableError(f"{item.event} has no handler any more: register one, or discard it")
         async with self._database.transaction() as transaction:
-            self._open = await self._inbox.finish(transaction, seq, attempts)
-            is_ours = bool(self._open)
+            began = await self._inbox.finish(transaction, seq, attempts)
+            is_ours = bool(began)
             if is_ours:
+                self._open = queries.IS_SETTLED, {"seq": seq, "began": began}
                 await self._call(item.handler, [item], transaction)
         return is_ours
 
@@ -251,20 +253,25 @@ class Attempts:
             raise left_over(error) or error from error
         if not is_ours:
             raise TransactionError(ENDED)
-        self._open = ""
+        self._open = None
 
     async def _is_spoilt(self) -> bool:
         """Whether the handler that has just failed had committed its transaction, against the guard."""
-        if not self._open:
+        if self._open is None:
             return False
-        given, self._open = {"transaction": self._open}, ""
+        (query, given), self._open = self._open, None
 
         async def answer() -> bool:
             async with self._database.transaction() as transaction:
-                [(is_committed,)] = await self._database.rows(transaction, queries.IS_COMMITTED, given)
+                [(is_committed,)] = await self._database.rows(transaction, query, given)
             return bool(is_committed)
 
         return await self._surely(answer)
+
+    def _began(self, message_id: uuid.UUID, began: str) -> None:
+        """The event is recorded, and its handler is about to work."""
+        given = {"id": str(message_id), "source": self._plan.source, "began": began}
+        self._open = queries.IS_RECORDED, given
 
     async def _repeated(self, attempt: Callable[[], Awaitable[_Result]]) -> _Result:
         """At once again, where the database chose another transaction."""

@@ -203,7 +203,7 @@ class Inbox:
             attempts: begun so far, ours too.
 
         Returns:
-            The transaction's number; empty: the message is not ours to handle.
+            When the transaction began; empty: the message is not ours to handle.
         """
         rows = await self._database.rows(transaction, queries.FINISH, {"seq": seq, "attempts": attempts})
         return str(rows[0][0]) if rows else ""

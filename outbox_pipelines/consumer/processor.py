@@ -215,9 +215,9 @@ class Work(Attempts):
         async def attempt() -> tuple[bool, bool]:
             async with self._database.transaction() as transaction:
                 rows = await self._database.rows(transaction, queries.RECORD, given)
-                self._open = rows[0][0] if rows else ""
                 is_new = bool(rows)
                 if is_new:
+                    self._began(item.message_id, rows[0][0])
                     await self._call(handler, [item], transaction)
                 return is_new, not is_new and bool(await self._recorded(transaction, [item.message_id]))
 
@@ -271,7 +271,7 @@ class Work(Attempts):
                         raise _BehindError
                 at_work[:] = new
                 if new:
-                    self._open = rows[0][1]
+                    self._began(uuid.UUID(rows[0][0]), rows[0][1])
                     await self._call(handler, new, transaction)
                 return new, recorded | known
 

@@ -21,16 +21,18 @@ def _taken(source: str, topic: str, key: str, before: str = "") -> str:
 
 # From here on the handler is at work: see handled_guard() in sql/consumer.
 _HANDLING: Final = "(SELECT set_config('outbox.handling', 'on', true)) AS handling"
-_TRANSACTION: Final = "CAST(pg_current_xact_id() AS text)"
+# When the transaction began, which the row keeps. A transaction's number would not do: after a crash of the
+# database another one gets the number of what was not committed.
+_BEGAN: Final = "CAST(extract(epoch FROM processed_at) AS text)"
 
-# The transaction comes back if the event is new and its key is free. While another one has the same event, it
-# waits for what becomes of that.
+# When the transaction began comes back if the event is new and its key is free. While another one has the
+# same event, it waits for what becomes of that.
 RECORD: Final = f"""
 INSERT INTO processed_events (event_id, source, bucket, content)
 SELECT CAST(%(id)s AS uuid), %(source)s, processed_bucket(CAST(%(id)s AS uuid)), CAST(%(content)s AS uuid)
 FROM {_HANDLING}
 WHERE NOT {_taken("%(source)s", "%(topic)s", "%(key)s")}
-ON CONFLICT DO NOTHING RETURNING {_TRANSACTION}"""
+ON CONFLICT DO NOTHING RETURNING {_BEGAN}"""
 
 # The same for many: the ids that are new and whose keys are free. In the order of ids, so that two that have
 # the same ones cannot wait for each other.
@@ -42,7 +44,7 @@ FROM unnest(CAST(%(ids)s AS uuid[]), CAST(%(topics)s AS text[]), CAST(%(keys)s A
     CROSS JOIN {_HANDLING}
 WHERE NOT {_taken("%(source)s", "it.topic", "it.key")}
 ORDER BY id, nth
-ON CONFLICT DO NOTHING RETURNING CAST(event_id AS text), {_TRANSACTION}"""
+ON CONFLICT DO NOTHING RETURNING CAST(event_id AS text), {_BEGAN}"""
 
 # Whether one of these keys has to wait. A statement that waits for another transaction goes on with what it
 # saw at first: RECORD_MANY does not see what that one has put into the inbox.
@@ -56,8 +58,16 @@ RELEASE: Final = """
 SELECT CASE WHEN current_setting('outbox.handling', true) = 'on'
             THEN set_config('outbox.handling', '', true) = '' END"""
 
-# Whether a transaction is committed that the consumer has not released: its tables lack the guard.
-IS_COMMITTED: Final = "SELECT pg_xact_status(CAST(CAST(%(transaction)s AS text) AS xid8)) = 'committed'"
+# Whether a transaction is committed that the consumer has not released: its tables lack the guard. Only the
+# transaction itself can have left this row.
+_BEGAN_THEN: Final = "extract(epoch FROM processed_at) = CAST(CAST(%(began)s AS text) AS numeric)"
+IS_RECORDED: Final = f"""
+SELECT EXISTS (SELECT FROM processed_events
+    WHERE event_id = CAST(%(id)s AS uuid) AND source = %(source)s
+        AND bucket = processed_bucket(CAST(%(id)s AS uuid)) AND {_BEGAN_THEN})"""
+IS_SETTLED: Final = f"""
+SELECT EXISTS (SELECT FROM inbox
+    WHERE seq = CAST(%(seq)s AS bigint) AND state = 'processed' AND {_BEGAN_THEN})"""
 
 # Which of these are there: of those that were not recorded just now, or that a cache knows. The buckets are
 # given, so that no more partitions are looked into than have to be.
@@ -148,7 +158,7 @@ WHERE seq = (
     SELECT seq FROM inbox WHERE seq = CAST(%(seq)s AS bigint)
         AND (state = 'waiting' OR (state = 'failed' AND attempts = CAST(%(attempts)s AS int)))
     FOR UPDATE SKIP LOCKED)
-RETURNING {_TRANSACTION}"""
+RETURNING {_BEGAN}"""
 
 # Nobody's failure after all: what was counted against these since their handler last did its work.
 TAKE_BACK: Final = """

@@ -141,6 +141,19 @@ def test_what_was_committed_all_the_same_is_a_dead_letter(
         assert "committed a part of its work and failed" in error
 
 
+def test_what_was_committed_of_a_message_of_the_inbox_is_a_dead_letter_too(place: Place) -> None:
+    place.rows("ALTER TABLE inbox DISABLE TRIGGER handled_guard")
+    place.send(uuid7())
+    consumer = place.bare(retry_seconds=300)
+    consumer.on("order.placed")(spoiling(lambda it: it.execute("COMMIT")))
+    with at_work(consumer, "receive"):
+        wait_until(lambda: place.uncommitted() == 0, what="its offset")
+    assert consumer.drain(until_empty=True) == Counts(failures=1, dead_letters=1)
+    [(state, error)] = place.rows("SELECT state, last_error FROM inbox")
+    assert state == "failed"
+    assert "committed a part of its work and failed" in error
+
+
 def test_tables_without_the_guard_are_refused(place: Place) -> None:
     place.rows("DROP TRIGGER handled_guard ON processed_events")
     with running(place.consumer()) as run, pytest.raises(Exception, match="outbox consumer migrate"):

@@ -232,15 +232,15 @@ BREAKS: Final[dict[str, Break]] = {
         "a message of the inbox is settled and committed, then handled",
         *("consumer-one", "accounted"),
         *(Attempts, "_handle_stored"),
-        "self._open = await self._inbox.finish(transaction, seq, attempts)",
+        "began = await self._inbox.finish(transaction, seq, attempts)",
         "async with self._database.transaction() as first:\n"
-        "            self._open = await self._inbox.finish(first, seq, attempts)",
+        "            began = await self._inbox.finish(first, seq, attempts)",
     ),
     "handled though it is not ours": _one(
         "FINISH says that another process has the message, and it is handled all the same",
         *("consumer-slow", "once"),
         *(Attempts, "_handle_stored"),
-        "is_ours = bool(self._open)",
+        "is_ours = bool(began)",
         "is_ours = True",
         is_cheap=False,
     ),

@@ -49,7 +49,7 @@ READS: Final = frozenset(("KNOWN", "TAKEN", "HEADS", "NEXT", "READ"))
 _NAMES: Final = {
     getattr(queries, name): name
     for name in (
-        *("RECORD", "RECORD_MANY", "RECEIVE", "FINISH", "RELEASE", "IS_COMMITTED", "SPOILT"),
+        *("RECORD", "RECORD_MANY", "RECEIVE", "FINISH", "RELEASE", "IS_RECORDED", "IS_SETTLED", "SPOILT"),
         *AT_ONCE,
         *READS,
     )
@@ -211,7 +211,7 @@ class Run:
         name = _NAMES[query]
         if name == "RELEASE":
             return [(True,)]
-        if name == "IS_COMMITTED":
+        if name in ("IS_RECORDED", "IS_SETTLED"):
             return [(False,)]
         try:
             answer = _or_raise(self.ask(name, *_request(name, given)))
