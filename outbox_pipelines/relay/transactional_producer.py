@@ -117,6 +117,8 @@ class FencingProducer(IdempotentProducer):
 
     # The first of them has just been tried alone, and its topic may have been mended.
     doubts_released = False
+    # What has overtaken a refused event is aborted with it.
+    begins_one_by_one = False
 
     def __init__(self, settings: Settings, shard: Shard, first: confluent_kafka.Producer) -> None:
         self._first: confluent_kafka.Producer | None = first

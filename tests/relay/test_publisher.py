@@ -128,6 +128,62 @@ def test_a_refusal_is_no_outage(outbox: Outbox, monkeypatch: pytest.MonkeyPatch)
     publisher.discard()
 
 
+def test_no_event_overtakes_a_new_producers_first(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against events that are accepted behind a refused one: a broker that does not know a producer
+    on a partition accepts any sequence number (G2)."""
+    monkeypatch.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
+    create_topic(outbox, **{"max.message.bytes": "2000"})
+    large = json.dumps({"n": 1, "noise": NOISE * 20})
+    # Its batch is full with it: what follows is another request, in flight at the same time.
+    assert len(large) > 2_000_000
+    publisher = _publisher(IdempotentProducer(outbox.settings))
+    batch = _batch(1, 2, 3)
+    batch.events[0] = batch.events[0]._replace(payload=large)
+    publisher.publish(batch)
+    publisher.publish(_batch(4, 5))
+    assert _complete(publisher) == [1]
+    publisher.discard()
+    assert outbox.messages() == []
+
+
+def test_each_partition_is_begun_once(outbox: Outbox) -> None:
+    """Guards against events that wait for an acknowledgment after their partition has given one."""
+    create_topic(outbox)
+    producer = IdempotentProducer(outbox.settings)
+    publisher = _publisher(producer)
+    publisher.publish(_unrelated({n: [] for n in range(500)}))
+    assert _complete(publisher) == []
+    publisher.publish(_batch(*range(500, 600)))
+    assert producer.in_flight == 100
+    assert _complete(publisher) == []
+    publisher.discard()
+    assert [json.loads(each.value or "")["n"] for each in outbox.messages() if each.key == "a"] == [
+        *range(500, 600)
+    ]
+
+
+def test_a_refusal_is_met_while_nothing_else_is_published(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a relay that crashes at an event that is refused at a quiet moment."""
+    monkeypatch.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
+    create_topic(outbox, **{"max.message.bytes": "2000"})
+    publisher = _publisher(IdempotentProducer(outbox.settings))
+    publisher.publish(_unrelated({0: NOISE[:20]}))
+    assert _complete(publisher) == []
+    publisher.publish(_unrelated({1: NOISE, 2: NOISE[:20], 3: NOISE[:20]}))
+    suspects: list[int] = []
+
+    def is_empty() -> bool:
+        publisher.poll(0.5, linger=False)
+        suspects.extend(seq for complete in publisher.acknowledged() for seq in complete.suspects)
+        return publisher.pending == 0
+
+    wait_until(is_empty, what="all to be acknowledged or suspected")
+    assert suspects == [1]
+    publisher.discard()
+
+
 def _unrelated(noise: dict[int, list[str]]) -> Batch:
     """An event for each, each of another aggregate."""
     nowhere = Snapshot(0, 0, ())

@@ -94,6 +94,26 @@ def producer(settings: Settings, on_error: Callable[[KafkaError], None], **own: 
         raise SetupError(f"Kafka's client refuses its settings: {error.args[0].str()}") from None
 
 
+def flush(producer: Producer, seconds: float) -> None:
+    """Send what lingers, and serve delivery reports until all are in, for at most so long.
+
+    The client reports a fatal error as an exception and continues to call back while that is pending. Python
+    makes a SystemError of it, for each callback again; the callbacks have run.
+
+    Raises:
+        KafkaException: the producer has failed for good.
+    """
+    try:
+        producer.flush(seconds)
+    except SystemError as error:
+        cause: BaseException | None = error
+        while isinstance(cause, SystemError):
+            cause = cause.__cause__
+        if not isinstance(cause, KafkaException):
+            raise
+        raise cause from None
+
+
 def read_config(path: Path | None) -> dict[str, Any]:
     """The lines ``name=value`` of the user's librdkafka settings; blank lines and # are passed over."""
     if path is None:

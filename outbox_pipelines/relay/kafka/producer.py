@@ -2,11 +2,13 @@
 
 Invariants:
 - Decides of an event where it goes and what it looks like there; what becomes of it, the core says.
+- A new producer begins each partition with one event of a key at a time: `core.first_acknowledgments`.
 - Everything here runs in one thread: delivery reports are served by `serve` and `flush`.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -20,6 +22,7 @@ from outbox_pipelines.event import Event
 from outbox_pipelines.parsers.topics import IllegalTopicError
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.delivery import Delivery
+from outbox_pipelines.relay.core.first_acknowledgments import FirstAcknowledgments
 from outbox_pipelines.relay.core.ports import Gate
 from outbox_pipelines.relay.core.refusal import Kind, Refusal
 from outbox_pipelines.relay.kafka import client, errors
@@ -38,6 +41,8 @@ _RECORD_OVERHEAD: Final = 100
 # Payloads up to a topic's limit, less this, and by four for UTF-8, are not looked at twice.
 _USUAL_HEADERS: Final = 2048
 _UNLIMITED: Final = 1 << 60
+# A broker forgets who has sent a partition nothing for producer.id.expiration.ms, a day by default.
+_RENEW_SECONDS: Final = 3600.0
 
 
 class IdempotentProducer:
@@ -45,6 +50,9 @@ class IdempotentProducer:
 
     # Whether released events may be larger than their topic takes, by what is known of it.
     doubts_released = True
+    # Whether an event that has overtaken a refused one would stay published.
+    begins_one_by_one = True
+    _renew_at = math.inf
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -52,7 +60,9 @@ class IdempotentProducer:
         self._router = Router(settings)
         self._observe = observer(settings)
         self._topics = Topics(settings)
-        self._routes: dict[tuple[str, str], tuple[str, int]] = {}
+        self._routes: dict[tuple[str, str], tuple[str, int, bool]] = {}
+        """By aggregate type and event type: topic, payload beyond doubt, whether all partitions are begun."""
+        self._begun = FirstAcknowledgments()
         self._batches = BatchSize()
         self.has_failed = False
         self.trouble = ""
@@ -86,8 +96,8 @@ class IdempotentProducer:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether one with batches of another size is wanted."""
-        return self._batches.is_outdated
+        """Whether one with batches of another size is wanted, or this one is old."""
+        return self._batches.is_outdated or time.monotonic() > self._renew_at
 
     @property
     def must_shrink(self) -> bool:
@@ -107,11 +117,13 @@ class IdempotentProducer:
     def send(self, delivery: Delivery, events: list[Event], gate: Gate) -> list[Event]:
         """Hand events over in order; return those that were not taken."""
         # The hot loop: what is looked up here is looked up 200,000 times a second.
-        report: Report
+        callback: Report
         produce, report, routes, encode = self._producer.produce, delivery.report, self._routes, self._encode
         in_flight, observe = delivery.in_flight.append, self._observe
         doubts = isinstance(delivery.batch, Batch) or self.doubts_released
         blocked = gate.blocked(delivery)
+        later: list[Event] = []
+        waiting: set[tuple[str, str]] = set()
         for n, event in enumerate(events):
             if (
                 blocked
@@ -124,26 +136,36 @@ class IdempotentProducer:
                 if route is None:
                     route = self._route(event, delivery)
                     if self._batches.must_shrink:
-                        return events[n:]
-                topic, usual = route
+                        return later + events[n:]
+                topic, usual, is_begun = route
+                if waiting or not is_begun:
+                    key = topic, event.aggregate_id
+                    # The acknowledgment may come during this call: what follows of the key must wait, too.
+                    if key in waiting or (not is_begun and self._begun.is_awaited(*key)):
+                        waiting.add(key)
+                        later.append(event)
+                        continue
                 value, headers = encode(event)
                 if len(event.payload) > usual and doubts and self._is_too_large(topic, event, value, headers):
                     gate.suspect(delivery, event, "larger than its topic takes, unless it compresses well")
                     continue
+                callback = report if is_begun else self._begin(topic, event.aggregate_id, report)
                 if observe is not None:
-                    report, headers = observe(event, topic, headers, delivery.report)
+                    callback, headers = observe(event, topic, headers, callback)
                 while True:
                     try:
-                        produce(topic, value, event.aggregate_id, on_delivery=report, headers=headers)
+                        produce(topic, value, event.aggregate_id, on_delivery=callback, headers=headers)
                         break
                     except BufferError:
                         self.serve(0.05, linger=True)
                         if self.has_failed:
-                            return events[n:]
+                            return later + events[n:]
                 in_flight(event)
+                if not is_begun:
+                    self._begun.sent(topic, event.aggregate_id)
             except UnavailableError as error:
                 gate.unavailable(str(error))
-                return events[n:]
+                return later + events[n:]
             except TopicUnavailableError as error:
                 gate.suspect(delivery, event, str(error))
             except KafkaException as error:
@@ -151,11 +173,22 @@ class IdempotentProducer:
                 refusal = errors.refusal(reason)
                 if reason.fatal() or refusal.kind not in (Kind.EVENT, Kind.TOPIC):
                     self.has_failed, self.trouble = True, reason.str()
-                    return events[n:]
+                    return later + events[n:]
                 gate.refused(delivery, event, refusal)
             except Exception as error:  # noqa: BLE001 - whatever an event's content makes the encoder raise
                 gate.suspect(delivery, event, f"{type(error).__name__}: {error}")
-        return []
+        return later
+
+    def _begin(self, topic: str, key: str, report: Report) -> Report:
+        """Return the callback of a message to a partition that may not have acknowledged anything yet."""
+        begun = self._begun
+
+        def reported(error: KafkaError | None, message: Message) -> None:
+            report(error, message)
+            if error is None and begun.acknowledge(topic, key, message.partition() or 0):
+                self._routes.clear()
+
+        return reported
 
     def serve(self, seconds: float, *, linger: bool) -> None:
         """Fetch reports. A producer that has failed for good raises then, yet goes on reporting."""
@@ -163,7 +196,7 @@ class IdempotentProducer:
             if linger:
                 self._producer.poll(seconds)
             else:
-                self._producer.flush(seconds)
+                client.flush(self._producer, seconds)
         except KafkaException as error:
             self.has_failed = True
             self.trouble = error.args[0].str()
@@ -250,14 +283,17 @@ class IdempotentProducer:
         self._topics.close()
 
     def _new(self) -> confluent_kafka.Producer:
+        self._begun = FirstAcknowledgments()
+        self._routes.clear()
+        self._renew_at = time.monotonic() + _RENEW_SECONDS
         self._batches.current = self._batches.wanted
         return client.producer(self._settings, self._on_error, batch_size=self._batches.current)
 
     def _topic(self, event: Event) -> str:
         return self._router.topic(event.aggregate_type, event.event_type)
 
-    def _route(self, event: Event, delivery: Delivery) -> tuple[str, int]:
-        """Where an event goes, and how long a payload is beyond doubt there."""
+    def _route(self, event: Event, delivery: Delivery) -> tuple[str, int, bool]:
+        """Where an event goes, what payload is beyond doubt there, whether all partitions are begun."""
         name = self._topic(event)
         if not self._topics.is_asked(name):
             # One question for all topics that are new here.
@@ -265,7 +301,8 @@ class IdempotentProducer:
             self._topics.ask(self._names(types - self._routes.keys()))
         topic = self._topics.find(name)
         usual = _UNLIMITED if topic.largest is None else max(0, (topic.largest - _USUAL_HEADERS) // 4)
-        route = self._routes[event.aggregate_type, event.event_type] = (topic.name, usual)
+        is_begun = not self.begins_one_by_one or self._begun.are_complete(topic.name, topic.partitions)
+        route = self._routes[event.aggregate_type, event.event_type] = (topic.name, usual, is_begun)
         self._batches.use(name, topic.largest)
         return route
 

@@ -314,7 +314,7 @@ class Prober:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while self._producer is not None and len(self._producer):
             try:
-                self._producer.flush(0.2)
+                client.flush(self._producer, 0.2)
             except KafkaException:
                 deadline = 0.0
             if time.monotonic() > min(deadline, self._end_at):
@@ -322,7 +322,7 @@ class Prober:
         else:
             return
         self._producer.purge()
-        self._producer.flush(1.0)
+        client.flush(self._producer, 1.0)
         self._producer, self._is_open = None, False
 
     def _on_error(self, error: KafkaError) -> None:

@@ -16,6 +16,7 @@ from outbox_pipelines.relay.core.barrier import Barrier, Step
 from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
 from outbox_pipelines.relay.core.delivery import Complete, Delivery
+from outbox_pipelines.relay.core.first_acknowledgments import FirstAcknowledgments
 from outbox_pipelines.relay.core.flow import Flow
 from outbox_pipelines.relay.core.ledger import Ledger
 from outbox_pipelines.relay.core.ports import CommitAnswer
@@ -256,6 +257,11 @@ def blocks_nothing(patch: Patch) -> None:
     patch(BlockedAggregates, "park", lambda self, event, *, suspect=False: suspect or park(self, event))
 
 
+@_break("events are sent behind a key's first of a new producer", refuses=[1], mends=1, faults=0)
+def begins_with_many(patch: Patch) -> None:
+    patch(FirstAcknowledgments, "is_awaited", lambda self, topic, key: False)
+
+
 @_break("after a refusal the rest is sent again in another order", "baa", batch_events=1, refuses=[1])
 def sends_out_of_order(patch: Patch) -> None:
     reclaim = Delivery.reclaim
@@ -271,9 +277,8 @@ def sends_out_of_order(patch: Patch) -> None:
 
 def _backwards(self: Publisher) -> None:
     for delivery in reversed(self._deliveries):
-        events, delivery.unsent = delivery.unsent, []
-        if events:
-            self._producer.send(delivery, events, self)
+        if delivery.unsent:
+            delivery.unsent = self._producer.send(delivery, delivery.unsent, self)
 
 
 @_break("what was purged behind a refusal counts as acknowledged", "ab", "b", refuses=[1])

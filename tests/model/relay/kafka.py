@@ -1,7 +1,8 @@
 """Kafka as the relay meets it: acknowledged, refused, fenced, cut off; transactions in doubt.
 
 Invariants:
-- Of one producer the broker takes messages in order, each once; behind a refused one none.
+- Of one producer the broker takes messages in order, each once; behind a refused one none, once it has taken
+  one of the partition: a producer that it does not know there may begin anywhere.
 - A message of a producer that is gone may still arrive, or never.
 - A new producer of a transactional id ends the transaction of the one before, and shuts it out.
 """
@@ -15,11 +16,13 @@ from typing import Any
 from outbox_pipelines.event import Event
 from outbox_pipelines.relay.core.delivery import Delivery
 from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.core.first_acknowledgments import FirstAcknowledgments
 from outbox_pipelines.relay.core.ports import CommitAnswer, Gate
 from outbox_pipelines.relay.core.record import Record
 from outbox_pipelines.relay.core.refusal import Kind, Refusal
 from tests.model.explore import Key
 
+_TOPIC = "topic"
 _PURGED = Refusal(Kind.CONSEQUENCE, "purged")
 
 
@@ -33,6 +36,9 @@ class Connection:
         self.has_failed = False
         self.transaction: int | None = None
         self.is_committing = False
+        self.known: set[str] = set()
+        """Partitions of which a message was taken."""
+        self.begun = FirstAcknowledgments()
         self.broken: set[str] = set()
         """Partitions, which are aggregates here, of which a message was refused: what is behind it is too."""
 
@@ -44,6 +50,8 @@ class Connection:
             self.has_failed,
             self.transaction,
             self.is_committing,
+            tuple(sorted(self.known)),
+            tuple(sorted(self.begun._keys.get(_TOPIC, {}).items())),
             tuple(sorted(self.broken)),
         )
 
@@ -106,10 +114,12 @@ class Kafka:
             connection.reports.append((delivery, event, _PURGED))
         elif event.seq in self.refuses:
             connection.has_failed = True
-            connection.broken.add(event.aggregate_id)
+            if event.aggregate_id in connection.known:
+                connection.broken.add(event.aggregate_id)
             connection.reports.append((delivery, event, Refusal(Kind.EVENT, "refused")))
         else:
             self.log.append((event.seq, connection.transaction))
+            connection.known.add(event.aggregate_id)
             connection.reports.append((delivery, event, None))
 
     def is_committed(self, transaction: int | None) -> bool:
@@ -179,12 +189,18 @@ class Producer:
             return events
         with self._process.call("send"):
             blocked = gate.blocked(delivery)
+            begun = self.connection.begun
+            later = []
             for event in events:
                 if (event.aggregate_type, event.aggregate_id) in blocked and gate.holds_back(delivery, event):
                     continue
+                if not self._transactional and begun.is_awaited(_TOPIC, event.aggregate_id):
+                    later.append(event)
+                    continue
                 self.connection.in_flight.append((event, delivery))
                 delivery.in_flight.append(event)
-        return []
+                begun.sent(_TOPIC, event.aggregate_id)
+        return later
 
     def serve(self, seconds: float, *, linger: bool) -> None:
         connection = self.connection
@@ -192,6 +208,8 @@ class Producer:
         for delivery, event, refusal in connection.reports:
             if delivery is not None:
                 delivery.report(refusal, event)
+            if refusal is None:
+                connection.begun.acknowledge(_TOPIC, event.aggregate_id, 0)
         connection.reports.clear()
 
     def refresh(self) -> None: ...
