@@ -51,7 +51,8 @@ def test_only_the_guilty_aggregate_waits(table: Table) -> None:
     table.write(("a", {"n": 0}), ("b", {"n": 0}), ("a", {"n": 1, "noise": NOISE}))
     table.write(("a", {"n": 2}), ("b", {"n": 1}), ("c", {"n": 0}))
     totals = table.drain(retry_seconds=60)
-    assert table.keys() == ["a", "b", "b", "c"]
+    assert sorted(table.keys()) == ["a", "b", "b", "c"]
+    assert table.numbers("b") == [0, 1]
     assert (totals.events, totals.unpublished) == (4, 2)
     assert _unpublished(table) == [("a", 1), ("a", 0)]
     (row,) = table.rows("last_error, next_attempt_at > now() + interval '40 s'")[2:3]
@@ -60,7 +61,8 @@ def test_only_the_guilty_aggregate_waits(table: Table) -> None:
     # A new relay: the columns say who waits, and until when.
     table.write(("a", {"n": 3}), ("b", {"n": 2}))
     assert table.drain(retry_seconds=60).unpublished == 3
-    assert table.keys() == ["a", "b", "b", "c", "b"]
+    assert sorted(table.keys()) == ["a", "b", "b", "b", "c"]
+    assert table.numbers("b") == [0, 1, 2]
     assert _unpublished(table) == [("a", 1), ("a", 0), ("a", 0)]
 
 
