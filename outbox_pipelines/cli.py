@@ -62,9 +62,10 @@ def cli(context: click.Context) -> None:
     """Relay a transactional outbox from PostgreSQL to Kafka.
 
     Settings come from the environment (OUTBOX_DSN, OUTBOX_KAFKA, …) or from the file that
-    OUTBOX_SETTINGS_FILE names. Exit codes: 0 done, 1 the thing asked about is not so, 2 usage or set-up.
+    OUTBOX_SETTINGS_FILE names. Exit codes: 0 success; 1 check failed or nothing matched;
+    2 usage or configuration error.
     """
-    # A linter in somebody's CI has no relay to be set up.
+    # A linter in an application's CI has no settings of a relay.
     if context.invoked_subcommand not in (None, lint_writes.name):
         context.obj = load_settings()
         log.configure(context.obj)
@@ -83,7 +84,7 @@ def migrate(settings: Settings, check: bool) -> None:
             click.echo(plain(line))
         if differences:
             sys.exit(1)
-        click.echo("the schema is as it should be")
+        click.echo("the schema is up to date")
         return
     applied = schema.migrate(settings)
     click.echo(f"applied {', '.join(applied)}" if applied else "nothing to do")
@@ -93,18 +94,18 @@ def migrate(settings: Settings, check: bool) -> None:
 @click.option(
     "--until-empty",
     is_flag=True,
-    help="Publish what is committed when it starts, then exit 0; 1 if any event is parked or a dead letter.",
+    help="Publish what is committed at the start, then exit 0, or 1 if any event is parked or a dead letter.",
 )
-@click.option("--shard", type=click.IntRange(0), help="Which shard to relay; else whichever is free.")
+@click.option("--shard", type=click.IntRange(0), help="Shard to relay (default: the first free one).")
 @click.option(
     "--delivery",
     type=click.Choice(["at_least_once", "exactly_once"]),
-    help="Instead of OUTBOX_DELIVERY: exactly_once publishes in Kafka transactions.",
+    help="Override OUTBOX_DELIVERY. exactly_once publishes in Kafka transactions.",
 )
 @click.option(
     "--rebase",
     is_flag=True,
-    help="First adopt an outbox that was restored from a dump or copied: never loses, may duplicate. "
+    help="Adopt an outbox that was restored from a dump or copied: loses nothing, may duplicate. "
     "Run it before any writer starts.",
 )
 @click.option(
@@ -116,7 +117,7 @@ def migrate(settings: Settings, check: bool) -> None:
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),
-    help="Serve Prometheus metrics here, at OUTBOX_METRICS_ADDRESS (default 127.0.0.1); 0: any free port.",
+    help="Serve Prometheus metrics on this port of OUTBOX_METRICS_ADDRESS (default 127.0.0.1); 0: any port.",
 )
 @click.pass_obj
 def relay(
@@ -130,8 +131,8 @@ def relay(
 ) -> None:
     """Relay committed events to Kafka, until stopped by Ctrl-C or SIGTERM.
 
-    While another relay holds the shard this one waits as its standby; with --until-empty it says who holds it
-    and exits 1. An event that Kafka refuses is parked, with those of its aggregate behind it: see
+    If another relay owns the shard, this one waits as its standby; with --until-empty it names the owner and
+    exits 1. An event that Kafka refuses is parked, together with the later events of its aggregate: see
     `outbox status` and `outbox dead-letters`.
     """
     from outbox_pipelines.relay import service
@@ -178,7 +179,7 @@ def relay(
         )
         if totals.paused:
             click.echo(
-                f"outbox: a relay died while it tried {totals.paused} of them: the next attempt is due in "
+                f"outbox: a relay crashed while it tried {totals.paused} of them: the next attempt is due in "
                 f"{totals.paused_seconds:.0f} s; after three crashes such an event becomes a dead letter",
                 err=True,
             )
@@ -189,7 +190,7 @@ def relay(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @click.pass_context
 def shards(context: click.Context, as_json: bool) -> None:
-    """Show who holds which shard since when; `outbox shards set N` changes their number."""
+    """Show the owner of each shard; `outbox shards set N` changes the number of shards."""
     from outbox_pipelines.quality import measurements
     from outbox_pipelines.quality import status as rendering
 
@@ -205,14 +206,15 @@ def shards(context: click.Context, as_json: bool) -> None:
 @shards.command("set")
 @click.argument("number", type=click.IntRange(1))
 @click.option(
-    "--seconds", default=60.0, show_default=True, help="Give up after so long; nothing is changed then."
+    "--seconds", default=60.0, show_default=True, help="Stop waiting after this time and change nothing."
 )
 @click.pass_obj
 def set_shards(settings: Settings, /, number: int, seconds: float) -> None:
-    """Make it so many shards, while writers and relays go on.
+    """Change the number of shards online.
 
-    All relays settle what they have read, meet at one point, and the new shards start from it: no event is
-    lost, doubled or reordered. Every shard of now must have a relay. Events wait for a second or two.
+    All relays settle what they have read and stop at a common barrier; the new shards start from it: no event
+    is lost, duplicated or reordered. Every current shard needs a running relay. Publishing pauses for one or
+    two seconds.
     """
     from outbox_pipelines.dead_letter_group import actor
     from outbox_pipelines.relay.shards.resharding import NotAllThereError, change
@@ -264,13 +266,13 @@ def _start_at(settings: Settings, where: str) -> None:
 
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--check", is_flag=True, help="Exit 1 if a check is at ERROR: somebody must act.")
+@click.option("--check", is_flag=True, help="Exit 1 if a check is at ERROR.")
 @click.pass_obj
 def status(settings: Settings, as_json: bool, check: bool) -> None:
-    """Show backlog, lag, parked events, who holds each shard, and what is not as it should be.
+    """Show backlog, lag, parked events, the owner of each shard, and failed checks.
 
     The checks are those of Dagster's asset outbox/health; OUTBOX_WARN_AT and OUTBOX_ERROR_AT change their
-    limits.
+    thresholds.
     """
     from outbox_pipelines.quality import measurements, rules
     from outbox_pipelines.quality import status as rendering
@@ -294,7 +296,7 @@ def _table_status(settings: Settings, *, as_json: bool, check: bool) -> None:
 
     if check:
         raise SetupError(
-            "--check knows the pipeline's own tables alone: unset OUTBOX_TABLE_FILE, or leave it out"
+            "--check works only with the append-only outbox: unset OUTBOX_TABLE_FILE, or omit --check"
         )
     found = table_status.read(settings)
     click.echo(json.dumps(dataclasses.asdict(found), indent=2) if as_json else table_status.render(found))

@@ -1,10 +1,10 @@
-"""Connections to the database, opened in one way.
+"""Opens connections to the database, all in the same way.
 
 Invariants:
 - The outbox's schema is the search_path, with temporary tables last; every statement elsewhere names its
   tables unqualified.
-- A session leads to a primary, and depends on no setting of its role or its database (`session.py`).
-- A database that cannot be reached or entered is a `SetupError` of one line.
+- A session is on a primary, and does not depend on settings of its role or its database (`session.py`).
+- If the database is unavailable or refuses the connection, the `SetupError` is one line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 _STANDBY = (
     "{} leads to a standby, where nothing can be relayed or changed: name the primary, or all hosts "
-    "so that the primary is among them"
+    "including the primary"
 )
 
 
@@ -32,8 +32,8 @@ def connect(
     """Open a connection in autocommit mode, shown in pg_stat_activity under `name`.
 
     Args:
-        beside: connects to the very host that this connection leads to, of all that OUTBOX_DSN names.
-        setting: what names the database, for messages.
+        beside: connect to the same host as this connection, of all hosts in OUTBOX_DSN.
+        setting: the setting that names the database, for messages.
 
     Raises:
         UnavailableError: the database is unavailable, is a standby, or refuses the credentials.
@@ -45,7 +45,7 @@ def connect(
             autocommit=True,
             connect_timeout=10,
             application_name=name[:63],
-            # A peer that vanished is noticed within the lease, not after the kernel's two hours.
+            # A vanished peer is detected within the lease, not after the kernel's default of two hours.
             keepalives_idle=5,
             keepalives_interval=2,
             keepalives_count=3,
@@ -56,9 +56,9 @@ def connect(
     except psycopg.OperationalError as error:
         if "hot standby" in str(error):
             raise UnavailableError(_STANDBY.format(setting)) from None
-        raise UnavailableError(f"no entry to the database ({setting}): {first_line(error)}") from None
+        raise UnavailableError(f"cannot connect to the database ({setting}): {first_line(error)}") from None
     except psycopg.ProgrammingError as error:
-        raise SetupError(f"{setting} is no connection string: {first_line(error)}") from None
+        raise SetupError(f"{setting} is not a connection string: {first_line(error)}") from None
     try:
         connection.execute("; ".join(session.pin_own(settings.db_schema)))
     except BaseException:
@@ -68,7 +68,7 @@ def connect(
 
 
 def reading_dsn(dsn: str) -> str:
-    """Return the connection string for Arrow's driver; run `session.pin_own` first there.
+    """Return the connection string for the Arrow driver; run `session.pin_own` there first.
 
     Raises:
         UnavailableError: the database is unavailable.
@@ -78,10 +78,10 @@ def reading_dsn(dsn: str) -> str:
         with psycopg.connect(dsn, autocommit=True, connect_timeout=10, **session.CONNECTION) as connection:
             quotes = connection.execute("SHOW quote_all_identifiers").fetchone()
     except psycopg.OperationalError as error:
-        raise UnavailableError(f"no entry to the database: {first_line(error)}") from None
+        raise UnavailableError(f"cannot connect to the database: {first_line(error)}") from None
     if quotes == ("on",):
-        # It asks for the types while it connects, and knows none of them by a quoted name. Not always: some
-        # poolers refuse options.
+        # The driver reads the types while it connects, and finds none of them by a quoted name. Only if
+        # necessary, because some poolers refuse options.
         given["options"] = f"{given.get('options') or ''} -c quote_all_identifiers=off"
     return psycopg.conninfo.make_conninfo(**given)
 
@@ -93,7 +93,7 @@ def refuse_standby(connection: Connection) -> None:
 
 
 def refusal(error: psycopg.Error) -> str:
-    """Return what the database said, and the remedy where its words do not name one."""
+    """Return the database's message, with a remedy if the message has none."""
     said = first_line(error)
     if isinstance(error, psycopg.errors.InsufficientPrivilege) and "row-level security" in said:
         return (
@@ -104,7 +104,7 @@ def refusal(error: psycopg.Error) -> str:
 
 
 def _host(connection: Connection) -> dict[str, Any]:
-    """Where a connection leads to: one of the hosts, and of the addresses of its name."""
+    """Return where a connection leads to: one of the hosts, and one of the addresses of its name."""
     info = connection.info
     address = None if info.host.startswith("/") else info.hostaddr or None
     return {"host": info.host, "port": info.port, "hostaddr": address}

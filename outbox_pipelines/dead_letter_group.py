@@ -1,4 +1,4 @@
-"""Makes the commands `dead-letters`: one group for the relay's, one for consumers', with the same options."""
+"""Builds the command groups `dead-letters`, for the relay and for consumers, with the same options."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Time(click.ParamType[datetime]):
                 return datetime.now(UTC) - timedelta(**{_UNITS[value[-1]]: int(value[:-1])})
             found = datetime.fromisoformat(value)
         except (ValueError, OverflowError):
-            self.fail(f"{value!r}: write 2026-11-21T14:00 (UTC), or 30m, 2h, 7d for so long ago")
+            self.fail(f"{value!r}: write a time (2026-11-21T14:00, UTC) or an age (30m, 2h, 7d)")
         return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
@@ -48,25 +48,25 @@ class Store(Protocol):
     """Where dead letters are kept."""
 
     def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> Any:
-        """Return those that are meant: `total`, `by_error` and `rows`, a dataclass."""
+        """Return the matching dead letters: a dataclass with `total`, `by_error` and `rows`."""
 
     def show(self, given: UUID) -> list[dict[str, Any]]:
-        """Return all that is known of those with this id."""
+        """Return everything known about the dead letters with this id."""
 
     def act(self, action: Any, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
-        """Replay or discard; return how many."""
+        """Replay or discard dead letters; return how many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What the commands say about themselves."""
+    """The help texts of the commands."""
 
     group: str
     show: str
     replay: str
     discard: str
     unknown: str
-    """For an id that is not there: ``{}``."""
+    """The message for an unknown id: ``{}``."""
 
 
 def make_group(
@@ -78,22 +78,22 @@ def make_group(
     """Return the commands list, show, replay and discard for dead letters.
 
     Args:
-        filters: the options that say which dead letters are meant, beside reason and time.
-        line: a row as `list` prints it.
+        filters: the options that select dead letters, in addition to reason and time.
+        line: formats a row for `list`.
     """
     which = _joined(
         *filters,
-        click.option("--error", metavar="TEXT", help="Whose reason contains this."),
-        click.option("--since", type=Time(), help="Since then: 2026-11-21T14:00 (UTC), 30m, 2h, 7d."),
-        click.option("--until", type=Time(), help="Until then."),
+        click.option("--error", metavar="TEXT", help="Only those whose reason contains TEXT."),
+        click.option("--since", type=Time(), help="Failed since: 2026-11-21T14:00 (UTC), 30m, 2h, 7d."),
+        click.option("--until", type=Time(), help="Failed until."),
     )
     acting = _joined(
         click.argument("ids", nargs=-1, type=click.UUID, metavar="[ID]..."),
         which,
-        click.option("--all", "everything", is_flag=True, help="All; otherwise name ids or give a filter."),
-        click.option("--reason", required=True, help="Why; recorded in the audit."),
-        click.option("--dry-run", is_flag=True, help="Print how many are meant; change nothing."),
-        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--all", "everything", is_flag=True, help="All, instead of ids or a filter."),
+        click.option("--reason", required=True, help="Reason, for the audit."),
+        click.option("--dry-run", is_flag=True, help="Print how many match; change nothing."),
+        click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
         click.pass_obj,
     )
@@ -108,7 +108,7 @@ def make_group(
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
     @click.pass_obj
     def list_(settings: Settings, /, discarded: bool, limit: int, as_json: bool, **given: Any) -> None:
-        """List dead letters, the newest first, with their number by reason."""
+        """List dead letters, newest first, and count them by reason."""
         with store(settings) as letters:
             found = letters.find(given, limit=limit, discarded=discarded)
         if as_json:
@@ -151,7 +151,7 @@ def make_group(
 
 
 def _joined(*options: Option) -> Option:
-    """One decorator of several; the options are shown in this order."""
+    """Combine several decorators into one; help shows the options in this order."""
 
     def decorate(command: Command) -> Command:
         return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
@@ -171,12 +171,12 @@ def _act(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Ask, act and report; exit code 1 if there was nothing to act on."""
+    """Confirm, act and report; exit with 1 if nothing matched."""
     is_everything = not any(given.values())
     if is_everything is not everything:
-        raise click.UsageError("name ids, or give a filter, or say --all (and nothing else)")
+        raise click.UsageError("name ids, give a filter, or use --all (only one of these)")
     if not reason.strip():
-        raise click.UsageError("--reason is empty: say why, it stands in the audit")
+        raise click.UsageError("--reason is empty: give a reason; it is recorded in the audit")
     with store(settings) as letters:
         count = letters.find(given, limit=1, discarded=False).total
         if count and not (dry_run or yes):
@@ -195,7 +195,7 @@ def _act(
 
 
 def actor() -> str:
-    """Who types, for the audit: the process's user, whatever LOGNAME says."""
+    """Return the process's user and host, for the audit; LOGNAME is not used."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a container's user without a name

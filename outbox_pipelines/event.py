@@ -18,8 +18,8 @@ class Event(NamedTuple):
     payload: str
     """The body, JSON as PostgreSQL prints it."""
     metadata: str | None
-    """A JSON object of the other columns that are not null; None, as for most events, when all are. Under
-    `created-at` the event's time, where the source was told to read it."""
+    """A JSON object of the other columns that are not null; None if all are null, as for most events. It
+    contains the event's time as `created-at` if the source reads it."""
 
     def __str__(self) -> str:
         aggregate = f"{self.aggregate_type} {self.aggregate_id}"
@@ -46,4 +46,4 @@ def weigh(events: Iterable[Event]) -> int:
 
 
 LARGE: Final = 16_000_000
-"""Bytes in memory from which events are read, published and settled before the next such is read."""
+"""Bytes in memory from which an event is published and settled before the next one of that size is read."""

@@ -1,10 +1,10 @@
-"""What the commands write on stderr: lines for people, or for machines.
+"""The log that the commands write to stderr: as text for people, or as JSON.
 
 Invariants:
-- Configured once, by the command `outbox`; a library that configures logging takes it from its user.
-- Whatever is logged, no secret is in it, and of a line for people none of the data steers the terminal.
-- A command that fails says why in one plain line, its last, whatever the format.
-- What Kafka's client logs by itself shows only at the level debug: what people must know, the relay says.
+- Only the command `outbox` configures logging; a library must leave that to the application.
+- No log line contains a secret, and no data in a text line can control the terminal.
+- A command that fails prints the reason as one plain line, its last, in either format.
+- The log of the Kafka client is shown only at level debug: the relay logs what operators need to know.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from outbox_pipelines.text import plain
 
 _OURS: Final = logging.getLogger("outbox_pipelines")
 _KAFKA: Final = logging.getLogger("outbox_pipelines.librdkafka")
-# What a command says of its progress: to be seen at any level, and without decoration.
+# Progress of a command: shown at any level, without time and level.
 _COMMAND: Final = logging.getLogger("outbox_pipelines.command")
-# What every record has; all else came by `extra`.
+# Attributes that every record has; all others were passed as `extra`.
 _USUAL: Final = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
 
 def configure(settings: Settings) -> None:
-    """Sends the log to stderr as the settings say; again: as they say now."""
+    """Send the log to stderr as the settings say; a second call applies new settings."""
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if isinstance(handler, _Stderr)]:
         root.removeHandler(handler)
@@ -44,12 +44,12 @@ def configure(settings: Settings) -> None:
 
 
 def say(message: str, **fields: object) -> None:
-    """Tells whoever runs the command how it goes on."""
+    """Print a line about the command's progress."""
     _COMMAND.info(message, extra=fields)
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to what is stderr now: whoever runs a command within a test replaces it."""
+    """Writes to the current stderr: tests replace it while a command runs."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -84,7 +84,7 @@ class _Json(logging.Formatter):
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """An error that nobody foresaw, with its stack and without secrets."""
+    """Print an unexpected error with its stack and without secrets."""
     sys.stderr.write(redacted("".join(traceback.format_exception(kind, error, trace))))
 
 

@@ -1,7 +1,7 @@
-"""A registry of metrics over HTTP, for Prometheus to read.
+"""Serves a registry of metrics over HTTP, for Prometheus.
 
 Invariants:
-- No client holds more than one of `CONNECTIONS` threads, and none for longer than it takes to ask.
+- There are at most `CONNECTIONS` threads; a silent client loses its thread after `SILENT` seconds.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from prometheus_client import CollectorRegistry, disable_created_metrics, make_w
 
 from outbox_pipelines.errors import SetupError
 
-# A client that says nothing for so long is not heard.
+# Seconds after which a client that sends nothing is disconnected.
 SILENT: Final = 5.0
 CONNECTIONS: Final = 32
 
 
 @contextmanager
 def serving(registry: CollectorRegistry, address: str, port: int) -> Iterator[str]:
-    """Serve a registry as long as the block, and yield its URL.
+    """Serve a registry while the block runs, and yield its URL.
 
     Args:
-        port: 0 for any that is free.
+        port: 0 for any free port.
 
     Raises:
-        SetupError: the port cannot be had.
+        SetupError: the port cannot be opened.
     """
-    # Else each counter has a twin that tells when it was made.
+    # Otherwise each counter has a second metric with its creation time.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     try:
         server = _Server((address, port), _Handler)
     except OSError as error:
         raise SetupError(
-            f"OUTBOX_METRICS_PORT={port}: {address} cannot be listened at ({error.strerror}): "
-            "name a free port, and in OUTBOX_METRICS_ADDRESS an address of this machine"
+            f"OUTBOX_METRICS_PORT={port}: cannot listen on {address} ({error.strerror}): "
+            "set a free port, and in OUTBOX_METRICS_ADDRESS an address of this host"
         ) from None
     server.set_app(make_wsgi_app(registry))
     thread = threading.Thread(target=server.serve_forever, name="outbox-metrics-port", daemon=True)
@@ -58,19 +58,19 @@ def _host(address: str) -> str:
 
 
 class _Handler(WSGIRequestHandler):
-    """Answers one request, and waits for it `SILENT` at most."""
+    """Answers one request; waits for it `SILENT` seconds at most."""
 
     timeout = SILENT
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """A scrape is no news."""
+        """Log nothing: scrapes are routine."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Has at most `CONNECTIONS` at once: a client must not take all threads of the process."""
+    """Serves at most `CONNECTIONS` clients at once, to limit the threads of the process."""
 
     daemon_threads = True
-    # A client that hangs at the end is left.
+    # At the end, do not wait for a client that hangs.
     block_on_close = False
 
     def __init__(self, place: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
@@ -91,4 +91,4 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is no error of ours."""
+        """Ignore the error: a client that disconnects is not a problem of the server."""

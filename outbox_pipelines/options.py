@@ -1,4 +1,4 @@
-"""Types of the values that several commands take."""
+"""Types of option values that several commands share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 
 class _Day(click.ParamType):  # type: ignore[type-arg]
-    """A UTC day, as 2026-11-21."""
+    """A UTC day, such as 2026-11-21."""
 
     name = "day"
 
@@ -18,7 +18,7 @@ class _Day(click.ParamType):  # type: ignore[type-arg]
         try:
             return date.fromisoformat(value)
         except ValueError:
-            self.fail(f"{value!r} is no day: write it as 2026-11-21", param, ctx)
+            self.fail(f"{value!r} is not a day: write a date such as 2026-11-21", param, ctx)
 
 
 DAY = _Day()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 
 class Snapshot(NamedTuple):
-    """A `pg_snapshot`: everything below `xmin` is over, nothing from `xmax` on, `xip` ran in between."""
+    """A `pg_snapshot`: transactions below `xmin` have ended, none from `xmax` on has, those in `xip` ran."""
 
     xmin: int
     xmax: int
@@ -24,7 +24,7 @@ class Snapshot(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Snapshot:
-        """From PostgreSQL's text form, ``xmin:xmax:xip,xip``."""
+        """Return the snapshot for PostgreSQL's text form, ``xmin:xmax:xip,xip``."""
         xmin, xmax, running = text.split(":")
         return cls(int(xmin), int(xmax), tuple(map(int, running.split(","))) if running else ())
 
@@ -32,15 +32,15 @@ class Snapshot(NamedTuple):
         return f"{self.xmin}:{self.xmax}:{','.join(map(str, self.xip))}"
 
     def sees(self, tx: int) -> bool:
-        """Whether the transaction was over when the snapshot was taken."""
+        """Return whether the transaction had ended when the snapshot was taken."""
         return tx < self.xmax and tx not in self.xip
 
     def covers(self, other: Snapshot) -> bool:
-        """Whether it sees everything that the other one sees."""
+        """Return whether this snapshot sees everything that the other one sees."""
         return self.xmax >= other.xmax and not any(other.sees(tx) for tx in self.xip)
 
     def late(self, target: Snapshot) -> list[int]:
-        """The transactions that ran at this snapshot and were over at `target`."""
+        """Return the transactions that ran at this snapshot and had ended at `target`."""
         return [tx for tx in self.xip if target.sees(tx)]
 
 

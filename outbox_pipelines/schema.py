@@ -1,8 +1,8 @@
-"""Brings the outbox's schema into a database, and tells where it differs.
+"""Creates the outbox's schema in a database, and reports differences.
 
 Invariants:
-- `sql/` is the only description of the schema. What it makes is compared with what is there, in the catalog
-  of the same server: nothing is listed twice.
+- `sql/` is the only description of the schema. What it creates is compared with the existing schema, in
+  pg_catalog of the same server: nothing is listed twice.
 - Applying is one transaction, under a lock; applied again, it changes nothing.
 """
 
@@ -24,9 +24,9 @@ from outbox_pipelines.settings import Settings
 
 _OLDEST_SERVER: Final = 140000
 
-# One line for everything the migrations make. The search_path is the schema, so that every name is printed
-# relative to it. Days are left out, since they are made from the table, but for guards that were switched
-# off. The server's version decides which function draws ids (0001), and how definitions are printed.
+# One line for each object that the migrations create. The search_path is the schema, so that every name is
+# printed relative to it. Days are left out, because they are created from the table, except for disabled
+# triggers. The server's version decides which function generates ids (0001), and how definitions are printed.
 _DESCRIBE: Final = """
 WITH here AS (
     SELECT oid AS schema, quote_ident(nspname) AS name FROM pg_namespace WHERE nspname = %(schema)s
@@ -83,7 +83,7 @@ lines AS (
     FROM pg_proc p, here WHERE p.pronamespace = here.schema AND p.proname LIKE 'outbox%%'
     UNION ALL
     -- What runs with the owner's rights, or as a trigger, is called by those alone who were granted it.
-    SELECT format('function %%s may be called by anybody', p.proname)
+    SELECT format('function %%s may be called by every role', p.proname)
     FROM pg_proc p, here WHERE p.pronamespace = here.schema AND p.proname LIKE 'outbox%%'
       AND (p.prosecdef OR p.prorettype = 'trigger'::regtype OR p.proname = 'outbox_unrestricted')
       AND (p.proacl IS NULL OR EXISTS (SELECT FROM aclexplode(p.proacl) WHERE grantee = 0))
@@ -91,8 +91,8 @@ lines AS (
 SELECT line FROM lines ORDER BY 1
 """
 
-# Who may create objects in the schema could have theirs called in place of PostgreSQL's own: a function or an
-# operator that fits a call better is taken, wherever in the search_path it is.
+# A role that may create objects in the schema could have its own called instead of PostgreSQL's: PostgreSQL
+# chooses the function or operator that fits a call best, wherever in the search_path it is.
 _OPEN_TO_ALL: Final = """
 SELECT quote_ident(n.nspname) FROM pg_namespace n
 WHERE n.nspname = %(schema)s AND has_schema_privilege('public', n.oid, 'CREATE')"""
@@ -132,14 +132,14 @@ _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('outbox migrate'))"
 
 
 def migrate(settings: Settings) -> list[str]:
-    """Applies what is missing of `sql/`; returns the names of the files applied.
+    """Apply the files of `sql/` that are missing; return their names.
 
     Raises:
-        SetupError: the database is away, too old, not ours to change, or differs from `sql/` otherwise.
+        SetupError: the database is unavailable, too old, may not be changed, or differs from `sql/`.
     """
     with _session(settings) as connection:
         name = {"schema": settings.db_schema}
-        # IF NOT EXISTS would need the right to make one.
+        # IF NOT EXISTS would need the CREATE privilege even if the schema exists.
         if connection.execute(_HAS_SCHEMA, name).fetchone() is None:
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(settings.db_schema)))
         if dangers := _dangers(connection, settings.db_schema):
@@ -150,8 +150,8 @@ def migrate(settings: Settings) -> list[str]:
             connection.execute(file.read_bytes())
         if drift := _differences(connection, settings.db_schema):
             raise SetupError(
-                f"the schema differs from what `outbox migrate` makes: {'; '.join(drift[:5])}"
-                f"{' and more' if drift[5:] else ''}; nothing was changed: undo the difference by hand"
+                f"the schema differs from what `outbox migrate` creates: {'; '.join(drift[:5])}"
+                f"{' and more' if drift[5:] else ''}; nothing was changed: undo the difference manually"
             )
         connection.execute(_ENSURE_PARTITIONS, {"days": settings.partitions_ahead})
         connection.execute(_RECORD, {"lines": _describe(connection, settings.db_schema)})
@@ -159,7 +159,7 @@ def migrate(settings: Settings) -> list[str]:
 
 
 def drift(settings: Settings) -> list[str]:
-    """What differs between the database and `sql/`, a line each; nothing is changed."""
+    """Return the differences between the database and `sql/`, one line each; change nothing."""
     with _session(settings) as connection:
         try:
             applied = _applied(connection)
@@ -171,9 +171,9 @@ def drift(settings: Settings) -> list[str]:
 
 
 def require_schema(settings: Settings) -> None:
-    """`SetupError` where the schema is missing or lacks something; cheap enough for each start of a relay.
+    """Raise `SetupError` if the schema or a part of it is missing; cheap enough for each start of a relay.
 
-    What was added by hand (an index, say) does no harm here; `outbox migrate --check` reports it.
+    Objects that were added manually (such as an index) are allowed; `outbox migrate --check` reports them.
     """
     with connect(settings, name="outbox: schema") as connection:
         _require_utf8(connection)
@@ -185,8 +185,8 @@ def require_schema(settings: Settings) -> None:
         if hidden is not None and hidden[0]:
             tables, role = hidden
             raise SetupError(
-                f"row security of {tables} hides rows from role {role}, whose events would be lost: relay as "
-                f"the owner of the tables, or ALTER ROLE {role} BYPASSRLS, or ALTER TABLE … DISABLE ROW "
+                f"row security of {tables} hides rows from role {role}, so their events would be lost: relay "
+                f"as the owner of the tables, or ALTER ROLE {role} BYPASSRLS, or ALTER TABLE … DISABLE ROW "
                 "LEVEL SECURITY"
             )
         row = connection.execute(_RECORDED).fetchone()
@@ -195,17 +195,18 @@ def require_schema(settings: Settings) -> None:
         same_server = f"server {connection.info.server_version // 10000}" in recorded
         if same_server and (lost := recorded - set(_describe(connection, settings.db_schema))):
             raise SetupError(
-                f"the schema has drifted, gone or changed is: {min(lost)}; see `outbox migrate --check`"
+                f"the schema has drifted; missing or changed: {min(lost)}; run `outbox migrate --check`"
             )
 
 
 @contextmanager
 def _session(settings: Settings) -> Iterator[Connection]:
-    """One transaction that holds the migration lock."""
+    """Open a transaction that has the migration lock."""
     connection = connect(settings, name="outbox migrate")
     with connection:
         if connection.info.server_version < _OLDEST_SERVER:
-            raise SetupError(f"PostgreSQL {connection.info.server_version // 10000} is too old: use 14 to 18")
+            version = connection.info.server_version // 10000
+            raise SetupError(f"PostgreSQL {version} is not supported: use 14 to 18")
         _require_utf8(connection)
         connection.autocommit = False
         connection.execute(_LOCK)
@@ -218,8 +219,8 @@ def _session(settings: Settings) -> Iterator[Connection]:
             ) from None
         except (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateFunction) as error:
             raise SetupError(
-                f"{first_line(error)}, made by somebody else; nothing was changed: name another schema in "
-                "OUTBOX_SCHEMA"
+                f"{first_line(error)}, and the outbox did not create it; nothing was changed: name another "
+                "schema in OUTBOX_SCHEMA"
             ) from None
 
 
@@ -227,8 +228,8 @@ def _require_utf8(connection: Connection) -> None:
     encoding = connection.info.parameter_status("server_encoding")
     if encoding != "UTF8":
         raise SetupError(
-            f"the encoding of the database is {encoding}, which cannot hold every event: use a database with "
-            "ENCODING 'UTF8'"
+            f"the encoding of the database is {encoding}, which cannot store every event: use a database "
+            "with ENCODING 'UTF8'"
         )
 
 
@@ -240,21 +241,21 @@ def _applied(connection: Connection) -> set[str]:
 
 
 def _dangers(connection: Connection, schema: str) -> list[str]:
-    """Ways in which others could have their code run with the rights of whoever uses the outbox."""
+    """Return how other roles could have their code run with the rights of the outbox's users."""
     found = [
-        f"anybody may create objects in the schema {name}, and so have code of theirs run with your rights: "
+        f"every role may create objects in the schema {name}, and so have its code run with your rights: "
         f"run REVOKE CREATE ON SCHEMA {name} FROM PUBLIC"
         for (name,) in connection.execute(_OPEN_TO_ALL, {"schema": schema})
     ]
     return found + [
-        f"{what} of another role has the name of one of PostgreSQL's own: drop it, or name another schema in "
+        f"{what} of another role has the name of a built-in one: drop it, or name another schema in "
         "OUTBOX_SCHEMA"
         for (what,) in connection.execute(_SHADOWS, {"schema": schema})
     ]
 
 
 def _differences(connection: Connection, schema: str) -> list[str]:
-    """Catalog of the schema against that of a fresh one, made and rolled back."""
+    """Compare the schema with a new one, which is created and rolled back."""
     present = set(_describe(connection, schema))
     scratch = f"outbox_check_{uuid.uuid4().hex[:12]}"
     with connection.transaction(force_rollback=True):

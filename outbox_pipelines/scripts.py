@@ -1,9 +1,9 @@
-"""The files of `sql/`, and the same as statements for other migration tools.
+"""The files of `sql/`, also as statements for other migration tools.
 
 Invariants:
-- What is missing is found by the statement itself: it can be run again, and written down to be run elsewhere.
+- Each statement finds out itself what is missing: it can be run again, or saved and run elsewhere.
 - A file is one statement without placeholders, so that every driver runs it, in the tool's own transaction.
-- The search_path afterwards is the one before.
+- A statement does not change the session's search_path.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from typing import Final
 
 
 def files(part: str = "") -> list[Path]:
-    """The files of `sql/`, or of a part that has its own folder there, in order."""
+    """Return the files of `sql/`, or of one of its folders, in order."""
     package = Path(__file__).parent
-    # In a checkout the files stand beside the package, in an installed one inside it.
+    # In a checkout the files are next to the package, in an installation inside it.
     folder = package / "sql" if (package / "sql").is_dir() else package.parent / "sql"
     return sorted((folder / part).glob("*.sql"))
 
 
 def is_ours(table: str) -> bool:
-    """Whether a table or view of this name belongs to the outbox."""
+    """Return whether a table or view of this name belongs to the outbox."""
     return table in _made("TABLE") + _made("VIEW") or _DAY.fullmatch(table) is not None
 
 
 def creating(schema: str | None = None) -> list[str]:
-    """Statements that bring what is missing of `sql/` into a schema, which is made if it is not there.
+    """Return statements that apply the missing files of `sql/` to a schema, and create it if necessary.
 
-    Without a schema it is the first of the search_path that exists.
+    Without a schema, they use the first existing one of the search_path.
     """
     return [_in_schema(schema, _APPLY % (file.stem, _text(file))) for file in files()]
 
 
 def dropping(schema: str | None = None, *, even_if_unpublished: bool = False) -> str:
-    """A statement that drops all of it; where there is nothing, it does nothing.
+    """Return a statement that drops the outbox, if it exists.
 
-    It fails while there are events that are neither published nor discarded, unless told otherwise. No writer
-    gets between that look and the drop.
+    Unless `even_if_unpublished`, it fails if some events are neither published nor discarded. Writers are
+    locked out between that check and the drop.
     """
-    # What depends on another thing goes before it.
+    # Dependent objects first.
     drops = [
         f"DROP {kind} IF EXISTS {', '.join(names)};"
         for kind in ("VIEW", "TABLE", "SEQUENCE", "FUNCTION")
@@ -103,7 +103,7 @@ _DROP: Final = """\
         %s
     END IF;"""
 
-# A parked event is kept when its day is gone, and then not in the view.
+# A parked event is kept when its day is dropped; it is not in the view then.
 _GUARD: Final = """\
         IF EXISTS (SELECT FROM outbox_events WHERE status = 'PENDING')
            OR EXISTS (SELECT FROM outbox_parked WHERE state <> 'discarded') THEN

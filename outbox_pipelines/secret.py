@@ -1,11 +1,11 @@
 """Values that must not be shown, and text from which they are removed.
 
 Invariants:
-- A `Secret` shows as `***` wherever it is printed, formatted or logged; `reveal` is the one way to its value.
-- What a `Secret` holds, and what looks like a credential in any text, is removed by `redacted`. All text for
-  people passes through it: errors as they are made (`errors`), lines of the log as they are written (`log`).
-- A connection string is understood here before a driver sees it: what drivers say of one that they do not
-  understand repeats parts of it.
+- A `Secret` is shown as `***` wherever it is printed, formatted or logged; only `reveal` returns its value.
+- `redacted` removes the values of secrets, and text that looks like a credential. All text for people passes
+  through it: errors when they are created (`errors`), log lines when they are written (`log`).
+- A connection string is parsed here before a driver sees it, because a driver's error repeats parts of a
+  string that it cannot parse.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from pydantic_core import core_schema
 
 HIDDEN: Final = "***"
-# A shorter one is in too many words.
+# A shorter secret would match inside too many words.
 _SHORTEST: Final = 4
 SECRET_NAME: Final = re.compile(r"password|secret|key\.pem|jaas|oauthbearer\.config|assertion")
-"""In the names of librdkafka's settings that are not to be shown."""
+"""Matches the names of librdkafka settings whose values must not be shown."""
 _known: set[str] = set()
 _PASSWORDS: Final = ("password", "sslpassword")
-# Other programs' own variables, which their errors may repeat.
+# Variables of other programs, whose errors may repeat the values.
 _VARIABLES: Final = (
     "PGPASSWORD",
     "AWS_SECRET_ACCESS_KEY",
@@ -37,7 +37,7 @@ _VARIABLES: Final = (
     "GOOGLE_SERVICE_ACCOUNT_KEY",
     "DAGSTER_PG_PASSWORD",
 )
-# user:password@ of a URL: up to the last @, for a password may have one.
+# user:password@ of a URL: up to the last @, because a password may contain one.
 # (A path that was made of one has a single slash.)
 # Repetitions are bounded, so that the time is linear: a driver's message may repeat megabytes of a payload.
 _IN_URL: Final = re.compile(r"(:/{1,2})[^\s\"'<>:]{0,512}:[^\s\"'<>]{0,1024}@")
@@ -58,16 +58,16 @@ _WRITE: Final = "write postgresql://user@host/db, or host=… dbname=… user=�
 
 
 class Secret(str):
-    """A setting that holds a password or a token; shows as ***."""
+    """A setting that contains a password or a token; shown as ***."""
 
     __slots__ = ()
 
     def __new__(cls, value: str = "") -> Secret:
-        # `str` would take what a secret shows for its value.
+        # `str` would use the displayed text of a secret as its value.
         return super().__new__(cls, value.reveal() if isinstance(value, Secret) else value)
 
     def reveal(self) -> str:
-        """The value, for the one who needs it."""
+        """Return the value."""
         return "".join(self)
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class Secret(str):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
-        # Not at the top: whoever only reports errors, the linter say, has no pydantic.
+        # Imported here, because commands that only report errors (such as the linter) run without pydantic.
         from pydantic_core import core_schema
 
         return core_schema.no_info_after_validator_function(
@@ -95,17 +95,17 @@ class Secret(str):
 
 
 def register(*values: str | None) -> None:
-    """Lets `redacted` remove these wherever they turn up."""
+    """Have `redacted` remove these values from any text."""
     _known.update(value for value in values if value and len(value) >= _SHORTEST)
 
 
 def register_variables() -> None:
-    """The same of other programs' variables with passwords."""
+    """Register the passwords in other programs' variables."""
     register(*map(os.environ.get, _VARIABLES))
 
 
 def redacted(text: str) -> str:
-    """The text without known secrets, and without what looks like one."""
+    """Return the text without known secrets, and without text that looks like one."""
     for value in sorted(_known, key=len, reverse=True):
         if value in text:
             text = text.replace(value, HIDDEN)
@@ -113,12 +113,12 @@ def redacted(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a driver's message, without secrets: the rest repeats it or gives a stack."""
+    """Return the first line of a driver's message, without secrets: the rest repeats it or is a stack."""
     return redacted((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
 def register_dsn(value: str) -> None:
-    """Registers the passwords of a connection string, or of what should be one."""
+    """Register the passwords of a connection string, even if it is not valid."""
     given = _understood(value)
     if not (given or _BARE.fullmatch(value)) or any(given.get(name) for name in _PASSWORDS):
         register(value)
@@ -130,60 +130,61 @@ def register_dsn(value: str) -> None:
     public = {given.get(name) for name in ("user", "dbname", "host", "hostaddr")}
     passwords = {given.get(name) for name in _PASSWORDS}
     register(*passwords)
-    # One that is also a name is no secret, and its removal would make every message a riddle.
+    # A password that is also a name is not secret; removing it would make messages unreadable.
     _known.difference_update(each for each in public & passwords if each)
 
 
 def has_password(text: str) -> bool:
-    """Whether something in it looks like a credential."""
+    """Return whether the text contains something that looks like a credential."""
     return bool(_IN_URL.search(text) or _NAMED.search(text))
 
 
 def check_dsn(value: str) -> None:
-    """`ValueError` where libpq would not understand a connection string, or take part of a password for more.
+    """Raise `ValueError` if libpq cannot parse a connection string, or would misread part of a password.
 
-    The message says what to write, and nothing of the value.
+    The message says what to write, and does not repeat the value.
     """
     if value[:1] in "'\"`" or value[-1:] == "`" or (value[-1:] == '"'):
         raise ValueError("is in quotes: remove them")
     scheme, separator, _ = value.partition("://")
     if separator and re.fullmatch(r"[\w+.-]+", scheme):
         if "+" in scheme:
-            raise ValueError(f"names a driver, as SQLAlchemy wants it: {_WRITE}")
+            raise ValueError(f"names a driver, which only SQLAlchemy accepts: {_WRITE}")
         _check_url(value)
     elif separator and "=" not in scheme:
-        raise ValueError(f"is no connection string: {_WRITE}")
+        raise ValueError(f"is not a connection string: {_WRITE}")
     # All of it can come from libpq's own variables.
     if not _understood(value) and not _BARE.fullmatch(value):
-        raise ValueError(f"is no connection string: {_WRITE}; a value with spaces stands in quotes, '…'")
+        raise ValueError(f"is not a connection string: {_WRITE}; put a value with spaces in quotes, '…'")
     for name, given in _understood(value).items():
         hosts = given.split(",") if name in ("host", "hostaddr") else []
         if not all(map(_NAME_OF_HOST.fullmatch, hosts)) or (name == "dbname" and "://" in given):
             raise ValueError(f"has more than a name as its {name}: {_WRITE}")
         if name == "port" and not re.fullmatch(r"[\d,]*", given):
-            raise ValueError("has a port that is no number")
+            raise ValueError("has a port that is not a number: write port=5432")
 
 
 def _check_url(value: str) -> None:
     found = _URL.match(value)
     if found is None:
-        raise ValueError(f"is no connection string of PostgreSQL: {_WRITE}")
+        raise ValueError(f"is not a PostgreSQL connection string: {_WRITE}")
     authority, rest = found.groups()
     if any(ord(character) <= 32 for character in value):
-        raise ValueError("has a space or a line's end in it: remove it, or write %20 in a password")
+        raise ValueError("contains a space or a line break: remove it, or write %20 in a password")
     if _PERCENT.search(value):
-        raise ValueError("has a % that is no %XX: write %25 for a % in a password")
+        raise ValueError("contains a % that is not part of %XX: write %25 for a % in a password")
     user_info, _, hosts = authority.rpartition("@")
     if "@" in user_info or ("@" in rest and not user_info):
         raise ValueError(
-            "has a password with @ / or ? in it: write %40 for @, %2F for /, %3F for ?, %3A for :, %25 for %"
+            "has a password that contains @, / or ?: write %40 for @, %2F for /, %3F for ?, %3A for :, "
+            "%25 for %"
         )
     if not all(_HOST.match(host) for host in hosts.split(",")):
-        raise ValueError("has a host or port that cannot be: write host:5432, %3A for : in a password")
+        raise ValueError("has an invalid host or port: write host:5432, and %3A for : in a password")
 
 
 def _understood(value: str) -> dict[str, str]:
-    """What libpq takes a connection string for; nothing where it does not understand it."""
+    """Return the parts of a connection string as libpq reads them; empty if it cannot parse it."""
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 

@@ -1,4 +1,4 @@
-"""What every session of ours relies on, whatever was set for its role or its database.
+"""Settings that every session of this package relies on, whatever its role or its database defines.
 
 Invariants:
 - Settings that change the result or the success of a statement are set here, once; settings that only change
@@ -12,15 +12,15 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-# Of several hosts, the primary. A standby shows nobody's locks, lags, and takes running transactions for
-# finished ones. Drivers older than PostgreSQL 14 do not know the word.
+# Of several hosts, the primary. A standby lags, does not show locks, and treats running transactions as
+# finished. Drivers older than PostgreSQL 14 do not know "primary".
 CONNECTION: Final[dict[str, Any]] = {
-    # Not set in the session: the driver encodes by it from the first statement on.
+    # Not set by a statement: the driver uses it from the first statement on.
     "client_encoding": "UTF8",
     "target_session_attrs": "primary" if psycopg.pq.version() >= 140000 else None,
 }
-# How values are written and read: also in a session that runs a handler's statements, whose transactions,
-# names, policies and timeouts are the business of its role.
+# How values are written and read. Also for a session that runs a handler's statements; there, transactions,
+# names, policies and timeouts depend on its role.
 SHARED: Final = {
     "array_nulls": "on",
     "bytea_output": "hex",
@@ -33,13 +33,13 @@ SHARED: Final = {
     "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",
 }
-# How long statements may take, and what names and times mean: in sessions that are ours alone.
+# How long statements may take, and what names and times mean: only in sessions of this package alone.
 OWN: Final = SHARED | {
     "default_transaction_isolation": "read committed",
     "idle_in_transaction_session_timeout": "0",
     "lock_timeout": "0",
     "plan_cache_mode": "auto",
-    # Without it, a policy hides rows in silence: they would be passed over and never published.
+    # Otherwise a policy hides rows silently: they would never be published.
     "row_security": "off",
     "TimeZone": "UTC",
     # PostgreSQL 17 and later.
@@ -60,7 +60,7 @@ def pin(settings: dict[str, str]) -> str:
 
 
 def pin_own(schema: str) -> tuple[str, ...]:
-    """Return the statements for a session of ours alone, whose search_path is the outbox's schema."""
+    """Return the statements for a session that only this package uses; search_path is the outbox's schema."""
     return (
         # First: the next statement may take longer than a short timeout, above all if it is compiled.
         "SET statement_timeout = 0",

@@ -40,7 +40,7 @@ Readers = Literal["owner", "group", "everyone"]
 
 
 class Settings(BaseSettings):
-    """What the commands, the relay and Dagster's definitions are told from outside."""
+    """The settings of the commands, the relay and Dagster's definitions."""
 
     model_config = SettingsConfigDict(
         env_prefix="OUTBOX_", frozen=True, extra="ignore", env_ignore_empty=True, populate_by_name=True
@@ -503,7 +503,7 @@ def load_settings(**overrides: Any) -> Settings:
 def _one_line(problem: Any) -> str:
     field = str(problem["loc"][0]) if problem["loc"] else "settings"
     name = field if field.startswith("OUTBOX_") else f"OUTBOX_{field.upper()}"
-    # A secret that stands in the wrong place of one of these is not shown either.
+    # These can contain a secret in the wrong place, so their values are not shown either.
     is_shown = name.removeprefix("OUTBOX_").lower() not in {
         *SECRET,
         "archive",

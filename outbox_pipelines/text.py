@@ -1,8 +1,8 @@
-"""Text for people's terminals and logs, whatever the data in it is: ids, types, errors, names of topics.
+"""Makes data (ids, types, errors, names of topics) safe to print on terminals and in logs.
 
 Invariants:
-- What comes from others can neither start a new line nor steer a terminal: control characters, marks that
-  reorder what is read, and half surrogate pairs are written as escapes.
+- Data can neither start a new line nor control a terminal: control characters, marks that change the
+  direction of text, and unpaired surrogates are written as escapes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def plain(text: str) -> str:
-    """One line without anything that steers a terminal."""
+    """Return the text as one line without characters that control a terminal."""
     return _UNSAFE.sub(_escape, text)
 
 
 def to_json(value: Any, *, indent: int | None = None, **more: Any) -> str:
-    """JSON as people read it: letters as they are, what steers a terminal as escapes.
+    """Return readable JSON: letters unchanged, characters that control a terminal as escapes.
 
-    A value that is nested more deeply than Python can write is replaced by a note.
+    A value that is nested too deeply for Python to write is replaced by a note.
     """
     try:
         text = json.dumps(value, indent=indent, ensure_ascii=False, **more)
@@ -35,7 +35,7 @@ def to_json(value: Any, *, indent: int | None = None, **more: Any) -> str:
             return '"(nested too deeply to be shown)"'
         parts = {name: _flat(part, **more) for name, part in value.items()}
         text = json.dumps(parts, indent=indent, ensure_ascii=False, **more)
-    # Outside of strings JSON has no such character but the line ends of an indent.
+    # Outside strings, the line breaks of an indent are the only such characters in JSON.
     return _UNSAFE.sub(lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text)
 
 

@@ -1,14 +1,14 @@
 -- The outbox: append-only, one partition a UTC day.
 -- Every file here runs with psql alone, in order, into the first schema of the search_path.
 
--- Whoever may create objects in the schema could have a function of theirs called in place of one of PostgreSQL's,
--- with the rights of whoever calls ours. Names are qualified here, for the same reason.
+-- A role that may create objects in the schema could have its own function called in place of one of PostgreSQL's,
+-- with the rights of the role that calls ours. Names are qualified here for the same reason.
 DO $$
 DECLARE
     here pg_catalog.oid := pg_catalog.to_regnamespace(pg_catalog.quote_ident(pg_catalog.current_schema()));
 BEGIN
     IF pg_catalog.has_schema_privilege('public', here, 'CREATE') THEN
-        RAISE EXCEPTION 'outbox: anybody may create objects in the schema %', pg_catalog.current_schema()
+        RAISE EXCEPTION 'outbox: every role may create objects in the schema %', pg_catalog.current_schema()
             USING ERRCODE = 'insufficient_privilege',
                   HINT = pg_catalog.concat('Run: REVOKE CREATE ON SCHEMA ',
                                            pg_catalog.quote_ident(pg_catalog.current_schema()), ' FROM PUBLIC');
@@ -24,7 +24,7 @@ CREATE TABLE outbox_migrations (
 
 -- A version 7 uuid on servers before 18, which have uuidv7() of their own:
 -- 48 bits of milliseconds, version and variant, the rest random (RFC 9562).
--- Its body is parsed here, not where it is called: no search_path can lead it astray, and it is inlined.
+-- Its body is parsed here, not where it is called: no search_path affects it, and it is inlined.
 CREATE FUNCTION outbox_uuidv7() RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE
 RETURN encode(
     set_bit(set_bit(
@@ -34,16 +34,16 @@ RETURN encode(
         52, 1), 53, 1),
     'hex')::uuid;
 
--- Called at the end of each file that makes functions. The schema's own path, with temporary tables last, so that
--- no caller can put a table or a function of theirs before ours; and no one but us attaches a trigger function to a
--- table, or calls what runs with the owner's rights without a grant.
+-- Called at the end of each file that creates functions. Sets the schema's own path, with temporary tables last, so
+-- that a caller cannot place its own table or function before ours. Without a grant, no other role may attach a trigger
+-- function to a table, or call a function that runs with the owner's rights.
 CREATE FUNCTION outbox_protect_functions() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     made record;
 BEGIN
     FOR made IN
         SELECT p.oid::pg_catalog.regprocedure AS name, n.nspname AS schema, p.prosqlbody IS NULL AS is_text,
-               -- The guard asks outbox_may_write for whoever inserts. It tells, and changes nothing.
+               -- The guard calls outbox_may_write as the inserting role. It only reads.
                (p.prosecdef OR p.prorettype = 'pg_catalog.trigger'::pg_catalog.regtype)
                AND p.proname <> 'outbox_may_write' AS is_ours_alone
         FROM pg_catalog.pg_proc p
@@ -96,7 +96,7 @@ BEGIN
     END IF;
 END $$;
 
--- What a tick reads (tx), in which order (seq), and one aggregate's history. No more:
+-- Indexes for what a tick reads (tx), for its order (seq), and for one aggregate's history. No others:
 -- each index costs every business transaction.
 CREATE INDEX outbox_tx ON outbox (tx, seq);
 CREATE INDEX outbox_seq_order ON outbox (seq);

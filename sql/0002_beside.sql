@@ -7,19 +7,19 @@ RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN pg_visible_in_snapshot(tx, done)
     OR coalesce(seq <= last_seq AND pg_visible_in_snapshot(tx, target), false);
 
--- Which of so many shards an aggregate belongs to.
+-- The shard of an aggregate, for a given number of shards.
 CREATE FUNCTION outbox_shard_of(aggregate_type text, aggregate_id text, shards int)
 RETURNS int LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN ((hashtextextended(aggregate_type || chr(31) || aggregate_id, 0) & 9223372036854775807) % shards)::int;
 
--- One row a shard: who relays it, and how far. Updated all the time, hence the free space for HOT updates
+-- One row per shard: its owner and its position. Updated continuously, hence the free space for HOT updates
 -- and an autovacuum that does not wait for a share of the table.
 CREATE TABLE outbox_shards (
     shard             int PRIMARY KEY CHECK (shard >= 0),
-    -- How many there are; the same in all rows.
+    -- The number of shards; the same in all rows.
     shards            int         NOT NULL DEFAULT 1 CHECK (shards > shard),
     owner             text,
-    -- The process of the database in which the owner holds the lock: any other one that does is no relay.
+    -- The backend process in which the owner has the lock: any other process that has it is no relay.
     pid               int,
     epoch             bigint      NOT NULL DEFAULT 0,
     owned_since        timestamptz,
@@ -27,26 +27,26 @@ CREATE TABLE outbox_shards (
     done              pg_snapshot NOT NULL,
     target            pg_snapshot,
     last_seq          bigint,
-    -- In exactly_once: what Kafka's own record of the progress must carry to be believed.
+    -- In exactly_once: the id that Kafka's own record of the progress must have to be valid.
     tick_id           uuid,
-    -- A change of their number: how many are wanted, and when whoever wants it was last heard of; this one has
-    -- settled all it had read and waits; where all are to meet; this one is there.
+    -- A change of the number of shards: the requested number, and the last heartbeat of the request; this relay has
+    -- settled all it had read and waits; the barrier where all meet; this relay has reached it.
     wanted            int         CHECK (wanted > 0),
     wanted_at         timestamptz,
     barrier_paused           boolean     NOT NULL DEFAULT false,
     barrier           pg_snapshot,
     barrier_reached          boolean     NOT NULL DEFAULT false,
-    -- What the relay sees of Kafka, and why.
+    -- Whether this relay can reach Kafka, and the reason if not.
     breaker           text        NOT NULL DEFAULT 'closed' CHECK (breaker IN ('closed', 'open', 'half-open')),
     breaker_reason    text,
     -- Why the relay could not create the partitions of the coming days.
     top_up_error      text,
-    -- How often in a row a relay of this shard died without giving it back; the event that was handed over
-    -- alone because of that, and how often a relay died at it.
+    -- How often in a row a relay of this shard crashed; the event that was sent alone because of that, and how often
+    -- a relay crashed at it.
     crashes            int         NOT NULL DEFAULT 0,
     crash_guard_seq           bigint,
     crash_guard_crashes    int         NOT NULL DEFAULT 0,
-    -- Transaction ids mean something in one database only: this one.
+    -- The database in which these transaction ids are valid.
     system_identifier bigint      NOT NULL,
     database          oid         NOT NULL,
     CONSTRAINT outbox_shards_tick CHECK ((target IS NULL) = (last_seq IS NULL))
@@ -56,7 +56,7 @@ INSERT INTO outbox_shards (shard, done, system_identifier, database)
 SELECT 0, pg_current_snapshot(), c.system_identifier, d.oid
 FROM pg_control_system() c, pg_database d WHERE d.datname = current_database();
 
--- At most a row a second and shard: what had been published when. The position answers "published at"
+-- At most one row per second and shard: what had been published when. The position answers "published at"
 -- for every event to a second, and the rows plot rate and lag.
 CREATE TABLE outbox_progress (
     shard     int         NOT NULL,
@@ -77,8 +77,8 @@ CREATE TABLE outbox_progress (
 --   waiting    behind another event of its aggregate
 --   retrying   refused, or to be tried alone because its batch was refused
 --   failed     the dead letter
---   replaying  a dead letter that somebody wants to be tried again
---   discarded  a dead letter that somebody gave up
+--   replaying  a dead letter that an operator wants to be tried again
+--   discarded  a dead letter that an operator discarded
 CREATE TABLE outbox_parked (
     LIKE outbox,
     state           text        NOT NULL
@@ -89,10 +89,10 @@ CREATE TABLE outbox_parked (
     last_error      text,
     parked_at       timestamptz NOT NULL DEFAULT now(),
     failed_at       timestamptz,
-    -- Handed to Kafka's client and not yet heard of; and how often the relay died in that state.
+    -- Sent to Kafka's client and not yet acknowledged; and how often the relay crashed in that state.
     trying          boolean     NOT NULL DEFAULT false,
     crashes          int         NOT NULL DEFAULT 0,
-    -- A dead letter for which OUTBOX_DEAD_LETTER_COMMAND is still to be run.
+    -- A dead letter for which OUTBOX_DEAD_LETTER_COMMAND has yet to be run.
     command_due     boolean     NOT NULL DEFAULT false,
     -- Not the id: two events may have the same one, and neither may be lost.
     PRIMARY KEY (seq)
@@ -104,19 +104,19 @@ CREATE INDEX outbox_parked_failed ON outbox_parked (failed_at) WHERE state IN ('
 CREATE INDEX outbox_parked_commands ON outbox_parked (failed_at) WHERE command_due;
 CREATE INDEX outbox_parked_trying ON outbox_parked (seq) WHERE trying;
 
--- When a parked event was published after all: the position passed it before.
+-- When a parked event was published: the position had passed it before.
 CREATE TABLE outbox_released (
     seq          bigint      PRIMARY KEY,
     published_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     attempts     int         NOT NULL
 );
 
--- What people did: who, when, why, to which events. Written by the functions below alone. The relay looks here
--- for news.
+-- Actions of operators: who, when, why, on which events. Only the functions below write it. The relay looks here
+-- for new actions.
 CREATE TABLE outbox_audit (
     number  bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at      timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- The role that was logged in, as the database knows it; and for whom it says that it acted.
+    -- The role that was logged in, as the database knows it; and the name on whose behalf it acted.
     actor   name        NOT NULL DEFAULT session_user,
     on_behalf_of text,
     action  text        NOT NULL CHECK (action IN ('replay', 'discard', 'shards')),
@@ -126,9 +126,9 @@ CREATE TABLE outbox_audit (
     events  bigint[]    NOT NULL
 );
 
--- Idempotency keys, written by the guard and by outbox_emit alone. Not partitioned: a unique key over partitions
--- would hold within a day only. The key is the first 16 bytes of its sha256, after its namespace where its writer
--- has one: no text has the byte between them.
+-- Idempotency keys, written only by the guard and by outbox_emit. Not partitioned: a unique key over partitions
+-- would apply within a day only. The key is the first 16 bytes of its sha256, after its namespace if its writer
+-- has one: no text contains the separator byte.
 CREATE TABLE outbox_keys (
     key        uuid PRIMARY KEY,
     event_id   uuid        NOT NULL,
@@ -141,7 +141,7 @@ RETURN encode(substring(sha256(
     coalesce(convert_to(namespace, 'UTF8') || '\x00'::bytea, ''::bytea) || convert_to(idempotency_key, 'UTF8'))
     FOR 16), 'hex')::uuid;
 
--- Writers that may not write everything, or have keys of their own: outbox_grant_writer.
+-- Writers that are restricted, or have separate idempotency keys: outbox_grant_writer.
 CREATE TABLE outbox_writers (
     writer          name PRIMARY KEY,
     -- NULL: any.
@@ -150,11 +150,11 @@ CREATE TABLE outbox_writers (
     CONSTRAINT outbox_writers_are_restricted CHECK (num_nonnulls(aggregate_types, key_namespace) > 0)
 );
 
--- The life of a day: open -> closed -> archived -> dropped.
+-- The states of a day: open -> closed -> archived -> dropped.
 CREATE TABLE outbox_days (
     day             date PRIMARY KEY,
     state           text NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'closed', 'archived', 'dropped')),
-    -- From when on its partition refuses every insert.
+    -- The time from which its partition refuses every insert.
     sealed_at       timestamptz,
     closed_at       timestamptz,
     -- What was committed when the day was found published: a row that was written later, past the guards, was not.
@@ -163,7 +163,7 @@ CREATE TABLE outbox_days (
     -- When file and rows were last found equal.
     proven_at       timestamptz,
     dropped_at      timestamptz,
-    -- How many it has, once it is archived.
+    -- The number of its events, once it is archived.
     events          bigint,
     manifest_sha256 text,
     -- The archive that has its file, by the identity that is stored there; the same for all days.

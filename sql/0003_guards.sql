@@ -1,22 +1,22 @@
--- What keeps the outbox append-only and its order true. Each guard has a WHEN, so that an honest insert
+-- Triggers that keep the outbox append-only and its order correct. Each guard has a WHEN, so that an ordinary insert
 -- without headers pays for no function call.
 
--- Only the owner, and only having said so in the transaction, may do what the guards refuse.
+-- Only the owner, and only after a declaration in the transaction, may do what the guards refuse.
 CREATE FUNCTION outbox_owner_declared(relation oid, setting text) RETURNS boolean LANGUAGE sql STABLE
 RETURN coalesce(current_setting(setting, true) = 'on', false)
     AND pg_has_role(current_user, (SELECT relowner FROM pg_class WHERE oid = relation), 'USAGE');
 
--- Does nothing: who may call it is a writer without restrictions. That costs an INSERT less to ask than a table.
+-- Does nothing: a role that may call it is a writer without restrictions. This check costs an INSERT less than a table.
 CREATE FUNCTION outbox_unrestricted() RETURNS void LANGUAGE sql RETURN NULL;
 REVOKE EXECUTE ON FUNCTION outbox_unrestricted() FROM PUBLIC;
 
--- Who writes, for what runs with the owner's rights. Within a function of somebody else's that does, too, it is who
--- called that one.
+-- Returns the writing role, for functions that run with the owner's rights. Within another role's SECURITY DEFINER
+-- function, it is the caller of that function.
 CREATE FUNCTION outbox_writer() RETURNS name LANGUAGE sql STABLE
 RETURN coalesce(nullif(current_setting('role'), 'none')::name, session_user);
 
--- Rights add up. A role that nobody has granted anything may write where no writer is restricted: it acts through a
--- function of one that may.
+-- Rights add up. A role without any grant may write if no writer is restricted: it acts through a function of a role
+-- that may write.
 CREATE FUNCTION outbox_may_write(writer name, aggregate_type text) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER AS $$
     SELECT has_function_privilege(writer, 'outbox_unrestricted()', 'EXECUTE')
@@ -136,7 +136,7 @@ WHEN (NEW.headers IS NOT NULL
 EXECUTE FUNCTION outbox_check_row();
 
 -- A known key raises unique_violation, as a UNIQUE column would. outbox_emit has claimed the key for this
--- very event, in this transaction, before it inserts; a client that repeats id and key has not. With the owner's
+-- very event, in this transaction, before it inserts; a client that repeats id and key has not. It runs with the owner's
 -- rights: a writer that may write into outbox_keys could claim another one's key without an event.
 CREATE FUNCTION outbox_claim_key() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
@@ -175,7 +175,7 @@ EXECUTE FUNCTION outbox_refuse_change();
 CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON outbox FOR EACH STATEMENT
 EXECUTE FUNCTION outbox_refuse_change();
 
--- Each closed day has a trigger of its own with this: what is archived stays what it was.
+-- The partition of each closed day has a trigger with this function, so that archived rows do not change.
 CREATE FUNCTION outbox_refuse_late_insert() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION 'outbox: % is closed, it takes no event of %', TG_TABLE_NAME, NEW.created_at

@@ -57,8 +57,8 @@ BEGIN
     END IF;
 END $$;
 
--- The ids of a list count on from one that was drawn, in its last 32 bits (a counter as in RFC 9562, 6.2):
--- drawing each took a quarter of a list's time.
+-- The ids of a list count up from the first one, in its last 32 bits (a counter as in RFC 9562, 6.2):
+-- generating each id took a quarter of a list's time.
 CREATE FUNCTION outbox_id_after(drawn uuid, n bigint) RETURNS uuid LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN encode(
     overlay(uuid_send(drawn)
@@ -67,8 +67,8 @@ RETURN encode(
     'hex')::uuid;
 
 -- A list of events without keys, each column as one text: values between U+001E, U+001F for NULL, NULL for a column
--- of NULLs. This is how the Python writer sends lists: as a JSON array they took nearly twice as long. Both orders
--- are said, of writing and of the answer: no plan may choose them.
+-- of NULLs. This is how the Python writer sends lists: as a JSON array they took nearly twice as long. The orders of
+-- writing and of the answer are both explicit, so that they do not depend on the plan.
 CREATE FUNCTION outbox_emit_lists(
     aggregate_types text, aggregate_ids text, event_types text, payloads text, headers text,
     correlation_ids text, causation_ids text, traceparents text, versions text
@@ -105,10 +105,11 @@ BEGIN
     SELECT w.id, w.seq, false FROM written w ORDER BY w.seq;
 END $$;
 
--- The same for many events, a JSON array of objects whose members are called as the arguments above:
+-- The same for many events, a JSON array of objects whose members have the names of the arguments above:
 --   SELECT * FROM outbox_emit_many('[{"aggregate_type": "order", "aggregate_id": "42",
 --                                     "event_type": "order.placed", "payload": {"total": 5}}]')
--- One row for each, in their order, in which they are also written. Of two with one key the second is a duplicate.
+-- Returns one row per event, in the order of the list, which is also the order of writing. Of two events with the same
+-- key the second is a duplicate.
 CREATE FUNCTION outbox_emit_many(events jsonb)
 RETURNS TABLE (id uuid, seq bigint, duplicate boolean) LANGUAGE plpgsql SECURITY DEFINER AS $$
 #variable_conflict use_column

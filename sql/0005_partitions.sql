@@ -1,4 +1,4 @@
--- Partitions ahead, by the database's clock; returns how many were made. Never blocks a writer: LIKE and
+-- Creates partitions ahead, by the database's clock; returns how many. Never blocks a writer: LIKE and
 -- ATTACH need no lock that an INSERT waits for, CREATE ... PARTITION OF does. Yesterday is included for
 -- transactions that began before midnight; `since`, an earlier day, for an owner's declared backfill.
 CREATE FUNCTION outbox_ensure_partitions(days_ahead int DEFAULT 14, since date DEFAULT NULL) RETURNS int
@@ -25,7 +25,7 @@ BEGIN
     LOOP
         leaf := 'outbox_' || to_char(missing, 'YYYYMMDD');
         EXECUTE format('CREATE TABLE %s.%I (LIKE outbox INCLUDING ALL)', schema, leaf);
-        -- Whoever calls this, a superuser say: what is the table's owner's is their partition's too.
+        -- The caller may be another role, such as a superuser: a partition has the same owner as the table.
         EXECUTE format('ALTER TABLE %I OWNER TO %s', leaf,
                        (SELECT relowner::regrole FROM pg_class WHERE oid = 'outbox'::regclass));
         -- Triggers for each row come with ATTACH, those for each statement do not.

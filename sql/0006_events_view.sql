@@ -1,4 +1,4 @@
--- Every event in the common textbook shape, read-only; nothing of it is stored. processed_at is known to
+-- Every event in the common textbook shape, read-only; nothing of it is stored. processed_at is exact to
 -- the second, and a second late.
 CREATE VIEW outbox_events AS
 SELECT e.id,
@@ -36,7 +36,7 @@ FROM outbox e
 JOIN outbox_shards s ON s.shard = outbox_shard_of(e.aggregate_type, e.aggregate_id, s.shards)
 LEFT JOIN outbox_parked p ON p.seq = e.seq
 LEFT JOIN outbox_released r ON r.seq = e.seq
--- No relay reads a closed day: what came into it past the guards is not published, whatever the position is.
+-- No relay reads a closed day: a row written into it past the guards is not published, whatever the position is.
 LEFT JOIN outbox_days late ON late.day = (e.created_at AT TIME ZONE 'UTC')::date
     AND NOT pg_visible_in_snapshot(e.tx, late.published);
 

@@ -1,8 +1,8 @@
--- What relays and operators do that no grant on a table is narrow enough for. With the owner's rights.
+-- Actions of relays and operators for which no grant on a table is narrow enough. They run with the owner's rights.
 
--- Events that are put aside, with their whole content, from the table: the day that holds the rows may be dropped
--- later. Nobody else writes into outbox_parked, so that what is published later is what was written. The range of seq
--- keeps the join off the rest of the day.
+-- Parks events, with their whole content, from the table: the day that contains the rows may be dropped
+-- later. No other role writes into outbox_parked, so that the events published later are those that were written. The
+-- range of seq keeps the join off the rest of the day.
 CREATE FUNCTION outbox_park(
     seqs bigint[], states text[], errors text[], start timestamptz, stop timestamptz, first bigint, last bigint
 ) RETURNS void LANGUAGE sql SECURITY DEFINER AS $$
@@ -20,7 +20,7 @@ CREATE FUNCTION outbox_park(
     ON CONFLICT (seq) DO NOTHING
 $$;
 
--- These are published. A dead letter is not, unless somebody replays it.
+-- These are published. A dead letter is not published unless it is replayed.
 CREATE FUNCTION outbox_release(seqs bigint[]) RETURNS void LANGUAGE sql SECURITY DEFINER AS $$
     WITH gone AS (
         DELETE FROM outbox_parked
@@ -30,7 +30,7 @@ CREATE FUNCTION outbox_release(seqs bigint[]) RETURNS void LANGUAGE sql SECURITY
     INSERT INTO outbox_released (seq, attempts) SELECT seq, attempts FROM gone ON CONFLICT (seq) DO NOTHING
 $$;
 
--- Replays or discards dead letters, and says so in the audit. How many they were.
+-- Replays or discards dead letters, and records it in the audit. Returns how many they were.
 CREATE FUNCTION outbox_act(action text, seqs bigint[], reason text, filter jsonb, on_behalf_of text)
 RETURNS int LANGUAGE plpgsql SECURITY DEFINER AS $$
 #variable_conflict use_column
@@ -59,12 +59,12 @@ BEGIN
     RETURN cardinality(acted);
 END $$;
 
--- One step of a change of the number of shards; called again and again until it is done. Every relay first settles
+-- One step of a change of the number of shards; called repeatedly until it is done. Every relay first settles
 -- all that it has read and stops; then all publish exactly up to one snapshot; then the new shards start from it.
---   wait         for what `missing` says
---   nothing      there are as many already
---   busy         a change to another number is under way: `missing`
---   given up     by somebody else
+--   wait         for what `missing` names
+--   nothing      the number is already the requested one
+--   busy         a change to another number is in progress: `missing`
+--   given up     canceled by another command
 --   done
 CREATE FUNCTION outbox_change_shards(
     wanted int, started boolean, on_behalf_of text, OUT step text, OUT missing text
@@ -92,7 +92,7 @@ BEGIN
             SET wanted = outbox_change_shards.wanted, wanted_at = clock_timestamp(),
                 barrier_paused = false, barrier_reached = false, barrier = NULL;
             step := 'wait';
-            missing := 'the relays to settle what they have read';
+            missing := 'the relays settle what they have read';
         END IF;
         RETURN;
     END IF;
@@ -101,7 +101,7 @@ BEGIN
         missing := under_way;
         RETURN;
     END IF;
-    -- Whoever wants it is still there.
+    -- The command that requested the change is still running.
     UPDATE outbox_shards SET wanted_at = clock_timestamp();
     step := 'wait';
     IF has_met AND EXISTS (SELECT FROM outbox_shards WHERE NOT barrier_paused) THEN
@@ -112,18 +112,18 @@ BEGIN
     IF NOT has_met THEN
         SELECT string_agg(shard::text, ', ' ORDER BY shard) INTO missing FROM outbox_shards WHERE NOT barrier_paused;
         IF missing IS NOT NULL THEN
-            missing := format('no answer from the relay of shard %s yet (is there one?)', missing);
+            missing := format('no answer from the relay of shard %s yet (is one running?)', missing);
             RETURN;
         END IF;
         -- Everybody has stopped somewhere: here all meet.
         UPDATE outbox_shards SET barrier = pg_current_snapshot();
-        missing := 'the relays to meet';
+        missing := 'the relays proceed to the barrier';
         RETURN;
     END IF;
     SELECT string_agg(shard::text, ', ' ORDER BY shard) INTO missing FROM outbox_shards
     WHERE NOT (barrier_reached AND done::text = barrier::text AND target IS NULL);
     IF missing IS NOT NULL THEN
-        missing := format('shard %s to publish what is committed', missing);
+        missing := format('shard %s has not published all committed events yet', missing);
         RETURN;
     END IF;
     -- All stand at the barrier: from there the new ones start. The epoch ends the old ones.
@@ -141,7 +141,7 @@ BEGIN
     step := 'done';
 END $$;
 
--- Gives a change up: the relays go on as before.
+-- Cancels a change: the relays continue as before.
 CREATE FUNCTION outbox_keep_shards() RETURNS void LANGUAGE sql SECURITY DEFINER AS $$
     UPDATE outbox_shards
     SET wanted = NULL, wanted_at = NULL, barrier_paused = false, barrier_reached = false, barrier = NULL

@@ -1,10 +1,10 @@
--- Who may do what: a function for each kind of role. Owners call them; granted again, they change nothing.
+-- Rights: a function for each kind of role. Owners call them; repeating a grant changes nothing.
 
--- Everything that a writing application needs, and nothing more: SELECT outbox_grant_writer('app'). Granted again
--- with other options, it has those.
---   aggregate_types  it may write events of these alone
---   key_namespace    its idempotency keys are its own: another writer's key of the same text is another key
---   own_ids          it may choose ids. Consumers pass over an event whose id they have handled: only for a writer
+-- Everything that a writing application needs, and nothing more: SELECT outbox_grant_writer('app'). A grant with
+-- other options replaces the earlier ones.
+--   aggregate_types  it may write only events of these types
+--   key_namespace    its idempotency keys are separate: another writer's key of the same text is another key
+--   own_ids          it may choose ids. Consumers skip an event whose id they have handled: only for a writer
 --                    that is trusted with the events of all others
 CREATE FUNCTION outbox_grant_writer(
     writer regrole, aggregate_types text[] DEFAULT NULL, key_namespace text DEFAULT NULL, own_ids boolean DEFAULT false
@@ -37,8 +37,8 @@ BEGIN
     END IF;
 END $$;
 
--- The columns of a table that a role may update: all but those that are named, and those of an event. What an event
--- says, nobody changes.
+-- The columns of a table that a role may update: all except those that are named, and those of an event. The content
+-- of an event never changes.
 CREATE FUNCTION outbox_columns(relation regclass, VARIADIC without text[] DEFAULT '{}') RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum) FROM pg_attribute
@@ -46,8 +46,8 @@ LANGUAGE sql STABLE AS $$
       AND attname <> ALL (SELECT attname FROM pg_attribute WHERE attrelid = 'outbox'::regclass)
 $$;
 
--- Everything that `outbox relay` and `outbox status` need: SELECT outbox_grant_relay('relay'). As a role that
--- does not own the table the relay makes no partitions: `outbox migrate` or the maintenance does.
+-- Everything that `outbox relay` and `outbox status` need: SELECT outbox_grant_relay('relay'). A relay whose role
+-- does not own the table creates no partitions: `outbox migrate` or the maintenance does.
 CREATE FUNCTION outbox_grant_relay(relay regrole) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     schema regnamespace := (SELECT relnamespace FROM pg_class WHERE oid = 'outbox'::regclass);
@@ -63,7 +63,7 @@ BEGIN
                    'outbox_release TO %s', relay);
 END $$;
 
--- Everything that a person needs who looks after the outbox: SELECT outbox_grant_operator('alice').
+-- Everything that an operator needs: SELECT outbox_grant_operator('alice').
 CREATE FUNCTION outbox_grant_operator(operator regrole) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     schema regnamespace := (SELECT relnamespace FROM pg_class WHERE oid = 'outbox'::regclass);
@@ -75,7 +75,7 @@ BEGIN
                    'outbox_change_shards, outbox_keep_shards TO %s', operator);
 END $$;
 
--- Who reads events and their status, and nothing else: SELECT outbox_grant_analyst('bob').
+-- Reads events and their status, and nothing else: SELECT outbox_grant_analyst('bob').
 CREATE FUNCTION outbox_grant_analyst(analyst regrole) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     schema regnamespace := (SELECT relnamespace FROM pg_class WHERE oid = 'outbox'::regclass);

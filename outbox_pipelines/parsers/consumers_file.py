@@ -1,7 +1,7 @@
-"""The file that OUTBOX_CONSUMERS_FILE names: who consumes, and where each keeps what it has handled.
+"""The file that OUTBOX_CONSUMERS_FILE names: the consumers, and where each records the events it has handled.
 
 Invariants:
-- A consumer is held only to the topics and event types that it takes.
+- A consumer is expected to handle only the topics and event types that it reads.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _NONE: Final = Secret()
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """One that is to have handled the events of a day."""
+    """A consumer that is expected to have handled the events of a day."""
 
     name: str
     source: str
-    """As `processed_events` has it."""
+    """The name of the consumer in `processed_events`."""
     group: str
     """Its consumer group in Kafka."""
     dsn: Secret = _NONE
@@ -31,17 +31,17 @@ class Consumer:
     schema: str = ""
     """Empty: OUTBOX_SCHEMA."""
     topics: tuple[str, ...] = ()
-    """That it reads; empty: all."""
+    """Topics that it reads; empty: all."""
     event_types: tuple[str, ...] = ()
-    """That it has handlers for; empty: all."""
+    """Event types that it has handlers for; empty: all."""
     handles_others: bool = False
     """Whether its source also handles events that are not of this outbox."""
     keep_days: int | None = None
-    """What `outbox consumer prune` is run with there."""
+    """The number of days with which `outbox consumer prune` is run there."""
 
 
 def read_consumers(path: Path) -> dict[str, Consumer]:
-    """The consumers of a file, by name; `ValueError` that says how to mend it where it is none."""
+    """Return the consumers of a file, by name; raise `ValueError` that says how to correct the file."""
     try:
         content = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -53,10 +53,10 @@ def read_consumers(path: Path) -> dict[str, Consumer]:
 
 def _consumer(name: str, table: Any) -> Consumer:
     if not isinstance(table, dict):
-        raise ValueError(f"has {name} outside of a consumer: write it below a line such as [billing]")
+        raise ValueError(f"has {name} outside a consumer section: write it below a line such as [billing]")
     for entry, value in table.items():
         if entry not in _ENTRIES:
-            raise ValueError(f"[{name}] has an unknown entry {entry!r}: there are {', '.join(_ENTRIES)}")
+            raise ValueError(f"[{name}] has an unknown entry {entry!r}: use {', '.join(_ENTRIES)}")
         fits, example = _ENTRIES[entry]
         if not fits(value):
             shown = "what it is" if entry == "dsn" else repr(value)
@@ -90,7 +90,7 @@ def _is_days(value: Any) -> bool:
     return type(value) is int and value >= 1
 
 
-# Whether a value fits, and one that does.
+# Whether a value is valid, and an example.
 _ENTRIES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "source": (_is_text, '"billing"'),
     "group": (_is_text, '"billing"'),

@@ -1,4 +1,4 @@
-"""Headers of a message and their names on the wire: OUTBOX_HEADER_NAMES."""
+"""The headers of a message and their names in Kafka: OUTBOX_HEADER_NAMES."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from itertools import pairwise
 from typing import Final
 
 COLUMNS: Final = ("id", "event-type", "aggregate-type", "aggregate-id")
-"""Of columns that are never null. The aggregate's id is the key; a header where asked for."""
+"""From columns that are never null. The aggregate's id is the key, and a header if requested."""
 METADATA: Final = ("idempotency-key", "correlation-id", "causation-id", "traceparent", "version")
 USUAL: Final = ("id", "event-type", "aggregate-type", *METADATA)
 CONTENT_TYPE: Final = "content-type"
-"""How the value is to be read: the shape says that."""
+"""How to read the value: set by the value format."""
 
 
 def header_names(text: str) -> dict[str, str]:
-    """The name of each header on the wire, from ``name=name,…``; what is to be left out is not in it.
+    """Return the name of each header in Kafka, from ``name=name,…``, without headers that are left out.
 
     Raises:
-        ValueError: the text asks for what cannot be.
+        ValueError: the text is not valid.
     """
     names = {name: name for name in USUAL}
     given: set[str] = set()
@@ -26,9 +26,9 @@ def header_names(text: str) -> dict[str, str]:
         if not equals:
             raise ValueError(f"{part!r} is not name=name: write for example id=event-id,aggregate-type=")
         if ours not in (*COLUMNS, *METADATA):
-            raise ValueError(f"unknown header {ours!r}: there are {', '.join((*COLUMNS, *METADATA))}")
+            raise ValueError(f"unknown header {ours!r}: use {', '.join((*COLUMNS, *METADATA))}")
         if ours in given:
-            raise ValueError(f"{ours} is given twice: keep one")
+            raise ValueError(f"{ours} appears twice: keep one")
         given.add(ours)
         names[ours] = theirs
     if not names["id"]:
@@ -36,7 +36,7 @@ def header_names(text: str) -> dict[str, str]:
     names = {ours: theirs for ours, theirs in names.items() if theirs}
     taken = sorted(names.values())
     if twice := [name for name, after in pairwise(taken) if name == after]:
-        raise ValueError(f"two headers would be called {twice[0]}: choose another name for one")
+        raise ValueError(f"two headers would have the name {twice[0]}: choose another name for one")
     if CONTENT_TYPE in taken:
         raise ValueError(f"{CONTENT_TYPE} says how to read the value: choose another name")
     return names

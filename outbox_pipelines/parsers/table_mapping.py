@@ -1,8 +1,8 @@
-"""The file that OUTBOX_TABLE_FILE names: which table holds the events, and what its columns are called.
+"""The file that OUTBOX_TABLE_FILE names: the table that has the events, and the names of its columns.
 
 Invariants:
-- A mapping that exists is complete and consistent in itself; whether the table is so, `catalog` says.
-- The shape follows from the columns that are named: `published_at`, or `status`. Never both.
+- A `Mapping` is complete and consistent; `marked_table.pg_catalog` checks that the table matches it.
+- The named columns define the shape: either `published_at` or `status`, never both.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-# Called as here unless the file says otherwise.
+# Columns with these names unless the file gives others.
 REQUIRED: Final = ("id", "seq", "aggregate_type", "aggregate_id", "event_type", "payload")
-# Used only where the file names them. What goes into a message's headers:
+# Columns that are used only if the file names them. Those for a message's headers:
 METADATA: Final = ("idempotency_key", "correlation_id", "causation_id", "traceparent", "version")
 _OPTIONAL: Final = ("created_at", "headers", *METADATA)
-# What the relay writes:
+# Columns that the relay writes:
 WRITTEN: Final = (
     "published_at",
     "status",
@@ -33,24 +33,24 @@ _STATES: Final = {"pending": "PENDING", "processed": "PROCESSED", "failed": "FAI
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A table in the textbook's shape."""
+    """A marked table and its columns."""
 
     schema: str | None
-    """None: OUTBOX_SCHEMA."""
+    """None for OUTBOX_SCHEMA."""
     table: str
     columns: dict[str, str]
-    """Their names, by ours; an optional column that was not named is not in it."""
+    """Column names of the table, by our names; without optional columns that the file does not name."""
     states: dict[str, str]
     """The values of `status`: pending, processed, failed."""
 
     @property
     def has_status(self) -> bool:
-        """Whether a status tells what is pending; else it is `published_at`, which is null until then."""
+        """Whether a status marks pending rows; otherwise `published_at` does, which is null until then."""
         return "status" in self.columns
 
     @property
     def remembers_failures(self) -> bool:
-        """Whether the table itself can say that an event was given up."""
+        """Whether the table has a column that records dead letters."""
         return any(name in self.columns for name in ("status", "failed_at", "retry_count"))
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Mapping:
 
 
 def read_mapping(path: Path) -> Mapping:
-    """The mapping in a file; `ValueError` that says how to mend it where it is none."""
+    """Return the mapping in a file; raise `ValueError` that says how to correct the file."""
     try:
         content = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -66,7 +66,7 @@ def read_mapping(path: Path) -> Mapping:
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"is not TOML ({error}): see docs/existing-tables.md") from None
     if unknown := sorted(content.keys() - {"table", "columns", "status"}):
-        raise ValueError(f"has an unknown entry {unknown[0]!r}: there are table, [columns] and [status]")
+        raise ValueError(f"has an unknown entry {unknown[0]!r}: use table, [columns] and [status]")
     schema, table = _table(content.get("table"))
     columns = {name: name for name in REQUIRED} | _names(content, "columns", _ALL)
     _check_shape(columns)
@@ -81,7 +81,7 @@ def read_mapping(path: Path) -> Mapping:
 
 def _table(value: Any) -> tuple[str | None, str]:
     if not isinstance(value, str) or not value:
-        raise ValueError('names no table: write table = "outbox" or table = "schema.outbox" at its beginning')
+        raise ValueError('names no table: write table = "outbox" or table = "schema.outbox" at the top')
     parts = value.split(".")
     if len(parts) > 2 or not all(parts):
         raise ValueError(
@@ -97,7 +97,7 @@ def _names(content: dict[str, Any], section: str, known: tuple[str, ...]) -> dic
         raise ValueError(f'has {section} as a value: write a section [{section}] with lines name = "…"')
     for name, value in found.items():
         if name not in known:
-            raise ValueError(f"has an unknown {name!r} in [{section}]: there are {', '.join(known)}")
+            raise ValueError(f"has an unknown {name!r} in [{section}]: use {', '.join(known)}")
         if not isinstance(value, str) or not value:
             raise ValueError(
                 f"has {name} = {value!r} in [{section}]: write a name in quotes, or leave it out"
@@ -107,25 +107,26 @@ def _names(content: dict[str, Any], section: str, known: tuple[str, ...]) -> dic
 
 
 def _check_name(what: str, name: str) -> None:
-    # Statements are made with these names and with parameters, which begin so.
+    # Statements contain these names together with parameters, which begin with %.
     if "%" in name or "\0" in name:
-        raise ValueError(f"has {what} = {name!r}: such a name cannot be used: rename it")
+        raise ValueError(f"has {what} = {name!r}, a name that cannot be used: rename the column or table")
 
 
 def _check_shape(columns: dict[str, str]) -> None:
     if "status" in columns and "published_at" in columns:
         raise ValueError(
-            "names published_at and status, and only one can tell what is pending: keep published_at (null "
+            "names published_at and status, but only one can mark pending rows: keep published_at (null "
             "while pending), or status with processed_at for the time"
         )
     if "status" not in columns and "published_at" not in columns:
         raise ValueError(
-            "does not say what is pending: name published_at (null while pending) or status in [columns]"
+            "does not say which rows are pending: name published_at (null while pending), or status, in "
+            "[columns]"
         )
     if "processed_at" in columns and "status" not in columns:
         raise ValueError("names processed_at without status: call it published_at, or name the status column")
     taken: dict[str, str] = {}
     for ours, theirs in columns.items():
         if theirs in taken and {ours, taken[theirs]} != {"id", "seq"}:
-            raise ValueError(f"has {ours} and {taken[theirs]} both as {theirs!r}: each needs its own column")
+            raise ValueError(f"maps both {ours} and {taken[theirs]} to {theirs!r}: each needs its own column")
         taken[theirs] = ours

@@ -24,10 +24,10 @@ CHECKS: Final = (
 
 
 def read_thresholds(text: str) -> dict[str, float | None]:
-    """The limits in ``lag=30,backlog=off``: by the name of the rule; None for off.
+    """Return the limits in a text such as ``lag=30,backlog=off``, by the name of the rule; None for off.
 
     Raises:
-        ValueError: an unknown name, or no number.
+        ValueError: a name is unknown, or a limit is not a number.
     """
     limits: dict[str, float | None] = {}
     for item in filter(None, (item.strip() for item in text.split(","))):

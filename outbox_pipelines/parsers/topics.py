@@ -1,8 +1,8 @@
 """Topic names: the template of OUTBOX_TOPIC and the file of OUTBOX_TOPIC_MAP_FILE.
 
 Invariants:
-- The topic depends on the event's aggregate type and event type alone, so that one aggregate's events of one
-  type never change their topic between two deliveries.
+- The topic depends only on the event's aggregate type and event type. So events of one aggregate and type
+  always have the same topic.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _FIELDS = frozenset({"aggregate_type", "event_type"})
 
 
 def is_topic(name: str) -> bool:
-    """Whether Kafka accepts this name."""
+    """Return whether Kafka accepts this name."""
     return _LEGAL.match(name) is not None
 
 
 class IllegalTopicError(ValueError):
-    """The template makes a name of these types that Kafka does not accept."""
+    """The template makes a topic name from these types that Kafka does not accept."""
 
 
 class TopicTemplate:
-    """A template such as ``{aggregate_type}-events``; `ValueError` where it is none.
+    """A template such as ``{aggregate_type}-events``; raises `ValueError` if it is not valid.
 
-    ``{aggregate_type:lower}`` is the type in lower case; there is no other format.
+    ``{aggregate_type:lower}`` is the type in lower case, the only supported format.
     """
 
     def __init__(self, template: str) -> None:
@@ -45,10 +45,10 @@ class TopicTemplate:
                 raise ValueError(f"unknown format of {{{field}}}: use {{{field}}} or {{{field}:lower}}")
         self._parts = [(literal, field, bool(spec)) for literal, field, spec, _ in parts]
         if not is_topic(self._name("a", "a")):
-            raise ValueError("a topic's name has 1 to 249 of the characters a-z A-Z 0-9 . _ -")
+            raise ValueError("a topic name consists of 1 to 249 of the characters a-z A-Z 0-9 . _ -")
 
     def topic(self, aggregate_type: str, event_type: str) -> str:
-        """The topic; `IllegalTopicError` where Kafka would refuse its name."""
+        """Return the topic; raise `IllegalTopicError` if Kafka would refuse its name."""
         topic = self._name(aggregate_type, event_type)
         if not is_topic(topic):
             raise IllegalTopicError(f"{topic!r} is not a topic name that Kafka accepts")
@@ -56,7 +56,7 @@ class TopicTemplate:
 
     @property
     def pattern(self) -> str:
-        """A shell pattern that every topic of it matches."""
+        """A shell pattern that every topic of this template matches."""
         return "".join(literal + ("*" if field else "") for literal, field, _ in self._parts)
 
     def _name(self, aggregate_type: str, event_type: str) -> str:
@@ -69,9 +69,12 @@ class TopicTemplate:
 
 
 def read_map(path: Path) -> dict[str, TopicTemplate]:
-    """The lines ``event_type=topic`` of a map, topics being templates; `ValueError` where one is none.
+    """Return the lines ``event_type=topic`` of a map; topics are templates.
 
-    Blank lines and those that begin with # are passed over.
+    Blank lines and lines that begin with # are skipped.
+
+    Raises:
+        ValueError: the file cannot be read, or a line is not valid.
     """
     try:
         lines = path.read_text().splitlines()
@@ -86,7 +89,7 @@ def read_map(path: Path) -> dict[str, TopicTemplate]:
         if not event_type:
             raise ValueError(f"line {number} is {line!r}: write event_type=topic")
         if event_type in topics:
-            raise ValueError(f"line {number} names {event_type} again: keep one line of it")
+            raise ValueError(f"line {number} repeats {event_type}: keep one of the lines")
         try:
             topics[event_type] = TopicTemplate(template)
         except ValueError as error:

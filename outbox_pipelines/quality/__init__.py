@@ -1,1 +1,1 @@
-"""How an outbox is doing: what is measured, what is expected of it, and who is told when it is not so."""
+"""The health of an outbox: measurements, expectations, and alerts when an expectation is not met."""

@@ -1,9 +1,9 @@
-"""Who is told what: one message when a problem begins, and one when it is over.
+"""Notifications: one message when a problem begins, and one when it is resolved.
 
 Invariants:
-- What was told is kept by the caller, so that a restart tells nobody anything twice.
-- A problem is told once it has lasted; and it is over once it has been gone for as long.
-- Addresses hold passwords: they are never shown.
+- The caller keeps what was sent, so that a restart sends nothing twice.
+- A problem is reported after it has lasted for a while, and resolved after it has been absent for as long.
+- Addresses contain passwords: they are never shown.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from outbox_pipelines.text import plain
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that a person must act on."""
+    """A problem that a person must act on."""
 
     key: str
-    """What it is, always by the same name; as short as a title."""
+    """Its name, always the same; short enough for a title."""
     text: str
     help: str
-    """The command, or the address in Dagster's pages, that helps."""
+    """The command, or the address of Dagster's page, to resolve it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What people are told."""
+    """A notification."""
 
     title: str
     body: str
@@ -42,7 +42,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A problem as it is remembered; times are Unix times."""
+    """A problem between two calls; times are Unix times."""
 
     text: str
     since: float
@@ -51,7 +51,7 @@ class Known:
 
 
 def of_verdicts(settings: Settings, verdicts: Iterable[Verdict]) -> list[Problem]:
-    """The problems among these verdicts: errors, not warnings."""
+    """Return the problems among these results: errors, not warnings."""
     link = f"; {settings.ui_url.rstrip('/')}/assets/outbox/health?view=checks" if settings.ui_url else ""
     return [
         Problem(
@@ -67,12 +67,12 @@ def of_verdicts(settings: Settings, verdicts: Iterable[Verdict]) -> list[Problem
 def news(
     known: Mapping[str, Known], problems: Iterable[Problem], *, now: float, after: float, where: str
 ) -> tuple[list[Message], dict[str, Known]]:
-    """What is to be told now, and what is to be remembered once it is.
+    """Return what to send now, and what to keep once it is sent.
 
     Args:
-        known: what the last call gave.
-        after: how many seconds a problem lasts, or is gone, until it is told.
-        where: which outbox it is, for people who have several.
+        known: what the last call returned to keep.
+        after: seconds that a problem must last, or be absent, before it is reported.
+        where: names the outbox, for people who have several.
     """
     messages: list[Message] = []
     remembered: dict[str, Known] = {}
@@ -90,12 +90,12 @@ def news(
         if now - gone_at < after:
             remembered[key] = replace(one, gone_at=gone_at)
         else:
-            messages.append(Message(f"{where}: {key} is over", f"It was: {one.text}", True))
+            messages.append(Message(f"{where}: {key} resolved", f"It was: {one.text}", True))
     return messages, remembered
 
 
 def where(settings: Settings) -> str:
-    """Which outbox, for people: the database and its host, without a password."""
+    """Return the name of the outbox for people: the database and its host, without a password."""
     from psycopg.conninfo import conninfo_to_dict
 
     given = conninfo_to_dict(settings.require_dsn())
@@ -106,13 +106,13 @@ def where(settings: Settings) -> str:
 
 
 def send(settings: Settings, messages: Sequence[Message]) -> list[str]:
-    """Sends them to every address of OUTBOX_ALERTS.
+    """Send messages to every address of OUTBOX_ALERTS.
 
     Returns:
-        The addresses that did not take one of them, without their secrets.
+        The addresses that refused a message, without their secrets.
 
     Raises:
-        SetupError: there is no address, or none that is understood.
+        SetupError: there is no address, or apprise does not understand one.
     """
     import apprise
 
@@ -120,7 +120,7 @@ def send(settings: Settings, messages: Sequence[Message]) -> list[str]:
     for shown, channel in _channels(settings):
         for message in messages:
             kind = apprise.NotifyType.SUCCESS if message.is_over else apprise.NotifyType.FAILURE
-            # As text: what is in an error is not to be markup in a mail.
+            # As text: an error must not become markup in a mail.
             given = {"title": plain(message.title), "body": _plain_lines(message.body)}
             if not channel.notify(**given, notify_type=kind, body_format=apprise.NotifyFormat.TEXT):
                 failed.append(shown)
@@ -133,7 +133,7 @@ def _plain_lines(text: str) -> str:
 
 
 def addresses(settings: Settings) -> int:
-    """How many there are.
+    """Return the number of addresses.
 
     Raises:
         SetupError: as `send`.
@@ -146,7 +146,9 @@ def _channels(settings: Settings) -> list[tuple[str, Any]]:
 
     given = settings.alerts.reveal().split()
     if not given:
-        raise SetupError("nobody is to be told: set OUTBOX_ALERTS to an address of apprise, or to several")
+        raise SetupError(
+            "no addresses for notifications: set OUTBOX_ALERTS to one or more addresses of apprise"
+        )
     channels = []
     for number, address in enumerate(given, 1):
         shown = f"address {number}"
@@ -155,8 +157,8 @@ def _channels(settings: Settings) -> list[tuple[str, Any]]:
             understood = channel.add(address)
         if not understood:
             raise SetupError(
-                f"OUTBOX_ALERTS: {shown} of {len(given)} is none that apprise understands: write for example "
-                "mailto://user:password@example.com or slack://…, separated by spaces"
+                f"OUTBOX_ALERTS: {shown} of {len(given)} is not an address that apprise understands: "
+                "write for example mailto://user:password@example.com or slack://…, separated by spaces"
             )
         channels.append((f"{shown} ({address.partition('://')[0]}://…)", channel))
     return channels
@@ -164,7 +166,7 @@ def _channels(settings: Settings) -> list[tuple[str, Any]]:
 
 @contextmanager
 def _silenced(name: str) -> Iterator[None]:
-    """A logger that would show the whole of what it does not understand."""
+    """Silence a logger that would show the whole address."""
     logger = logging.getLogger(name)
     logger.disabled, before = True, logger.disabled
     try:
@@ -174,10 +176,10 @@ def _silenced(name: str) -> Iterator[None]:
 
 
 def to_json(known: Mapping[str, Known]) -> dict[str, dict[str, Any]]:
-    """What is remembered, to be kept."""
+    """Return what `news` returned to keep, for JSON."""
     return {key: asdict(one) for key, one in known.items()}
 
 
 def from_json(kept: Mapping[str, Mapping[str, Any]]) -> dict[str, Known]:
-    """What was kept."""
+    """Return it from JSON."""
     return {key: Known(**one) for key, one in kept.items()}

@@ -12,7 +12,7 @@ from outbox_pipelines.settings import Settings
 
 @click.group()
 def quality() -> None:
-    """What Great Expectations finds; `outbox status` says the same in a moment."""
+    """Results of Great Expectations; `outbox status` shows the same faster."""
 
 
 @quality.command("docs")
@@ -21,7 +21,7 @@ def quality() -> None:
 def docs(settings: Settings, directory: Path) -> None:
     """Validate now, and build Great Expectations' data docs in DIRECTORY.
 
-    Each run adds a result to those that the directory holds. Prints the page to begin with.
+    Each run adds a result to those in the directory. Prints the path of the start page.
     """
     from outbox_pipelines.quality import health
 
@@ -30,21 +30,21 @@ def docs(settings: Settings, directory: Path) -> None:
 
 @click.group()
 def alerts() -> None:
-    """Messages to people (OUTBOX_ALERTS), which Dagster's sensor `alerts` sends."""
+    """Alerts (OUTBOX_ALERTS), which Dagster's sensor `alerts` sends."""
 
 
 @alerts.command("test")
 @click.pass_obj
 def test(settings: Settings) -> None:
-    """Send a test message to every address. Exits with 1 if one does not take it."""
+    """Send a test message to every address. Exits with 1 if an address does not accept it."""
     from outbox_pipelines.quality import alerts as module
 
     message = module.Message(
-        f"{module.where(settings)}: a test", "Alerts of this outbox arrive here. Nothing is to be done.", True
+        f"{module.where(settings)}: a test", "Alerts of this outbox arrive here. No action is needed.", True
     )
     failed = module.send(settings, [message])
     for shown in failed:
-        click.echo(f"outbox: {shown} did not take the message", err=True)
+        click.echo(f"outbox: {shown} did not accept the message", err=True)
     if failed:
         sys.exit(1)
     click.echo(f"sent to {module.addresses(settings)}")

@@ -1,22 +1,22 @@
-"""SQL that looks at the rows of one day, before they are archived for good."""
+"""SQL that checks the rows of one day before they are archived."""
 
 from typing import Any, Final, LiteralString
 
 from psycopg import sql
 
-# Sorts and hashes within bounds; more goes to disk. No parallel workers: one process takes a second for two
-# million rows, and the cores are for whoever is on duty.
+# Larger sorts and hashes go to disk. No parallel workers: one process takes a second for two million rows,
+# and the other cores stay free for applications and the relay.
 TUNE: Final = """
 SET jit = off; SET TimeZone = 'UTC'; SET work_mem = '64MB'; SET max_parallel_workers_per_gather = 0"""
 
 EXISTS: Final = "SELECT to_regclass(%(leaf)s) IS NOT NULL"
 
 MOST_NAMED: Final = 20
-"""Types that are named; of more there is only the number."""
+"""How many types are named; more are only counted."""
 
-# One read of the rows, grouped by type: of few groups, so that nothing grows with the day. Beside it the
-# index of seq alone, whose order shows repetitions without a sort; and the keys, only where there are any.
-# `known` is null without a catalogue. Members are required of objects alone: what is none is counted apart.
+# One read of the rows, grouped by type: there are few groups, so that memory does not grow with the day. In
+# addition the index of seq, whose order shows repetitions without a sort; and the keys, only if any exist.
+# `known` is null without an event catalog. Only objects need required members: others are counted separately.
 FACTS: Final[LiteralString] = """
 WITH required AS MATERIALIZED (
     SELECT key AS event_type, ARRAY(SELECT jsonb_array_elements_text(value)) AS members
@@ -58,7 +58,7 @@ FROM types"""
 
 
 def of_day(query: LiteralString, leaf: str, **bounds: Any) -> sql.Composed:
-    """A query with the name of a partition, and the day's bounds."""
+    """Return a query with the name of a partition, and the day's bounds."""
     return sql.SQL(query).format(
         leaf=sql.Identifier(leaf), **{name: sql.Literal(value) for name, value in bounds.items()}
     )

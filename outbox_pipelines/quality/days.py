@@ -1,8 +1,8 @@
-"""What the rows of one day look like, in a few numbers: whatever is wrong there is archived for good.
+"""Count the properties of one day's rows before they are archived.
 
 Invariants:
-- One statement reads the day's rows once; its memory, and what it answers, do not grow with the day.
-- Nothing here judges: what is expected of the numbers stands in `day_rules`.
+- One statement reads the day's rows once; its memory and its result do not grow with the day.
+- Nothing here judges: the expectations are in `day_rules`.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ class DayFacts:
     types: int
     """Event types."""
     first_at: datetime | None
-    """The first `created_at`; None of an empty day."""
+    """The first `created_at`; None for an empty day."""
     last_at: datetime | None
     outside: int
     """Events whose time is not of this day."""
     seqs_twice: int
-    """Numbers that more than one event has."""
+    """Numbers (`seq`) that more than one event has."""
     keys_twice: int
     """Idempotency keys that more than one event of the day has."""
     nameless: int
     """Events with an empty type, aggregate or key."""
     not_objects: int
-    """Events whose payload is no JSON object; with OUTBOX_TOMBSTONES a null is none of them."""
+    """Events whose payload is not a JSON object; with OUTBOX_TOMBSTONES a null is not counted."""
     lacking: int
-    """Events that lack a member which the schema of their type requires; 0 without a catalogue."""
+    """Events that lack a member required by the schema of their type; 0 without an event catalog."""
     unknown_types: int
-    """Event types that the catalogue does not have; 0 without one."""
+    """Event types that are not in the event catalog; 0 without one."""
     lacking_by_type: dict[str, int]
-    """Of `lacking`; of the most frequent 20 types."""
+    """`lacking` by type, for the 20 types with the most."""
     unknown_by_type: dict[str, int]
-    """Events of the unknown types; of the most frequent 20."""
+    """Events of the unknown types, for the 20 types with the most."""
 
 
 def measure(settings: Settings, day: date) -> DayFacts | None:
-    """Counts them; None where the day's rows are gone.
+    """Return the facts of a day; None if its rows are dropped.
 
     Raises:
-        SetupError: the database does not answer, the outbox has no such day, or the catalogue has a mistake.
+        SetupError: the database is unavailable, the outbox has no such day, or the event catalog is invalid.
     """
     require_schema(settings)
     catalog = None if settings.catalog_file is None else require_catalog(settings)

@@ -1,8 +1,8 @@
-"""Great Expectations over a frame of one row: numbers that SQL has made of many.
+"""Great Expectations over a frame of one row, whose numbers SQL has aggregated.
 
 Invariants:
-- `great_expectations` and pandas are imported when something is validated: together they take seconds.
-- A name's verdict is that of its worst expectation that is not met.
+- `great_expectations` and pandas are imported at the first validation: together they take seconds.
+- A name's result is that of its worst failed expectation.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _lock: Final = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """That a value lies between limits, and how bad it is if not."""
+    """The limits of a value, and the severity if it is outside."""
 
     name: str
-    """Of the check that it belongs to; also the column, unless that is named."""
+    """The name of its check; also the column, unless `column` is set."""
     state: State
     """WARN or ERROR."""
     least: float | None = None
@@ -37,7 +37,7 @@ class Expected:
 
 
 def of_rules(rules: Iterable[Rule]) -> list[Expected]:
-    """What the rules of an outbox's health expect; the columns have the rules' names."""
+    """Return the expectations of the health rules; the columns have the rules' names."""
     return [
         Expected(rule.name, state, least=limit) if rule.is_least else Expected(rule.name, state, below=limit)
         for rule in rules
@@ -47,16 +47,16 @@ def of_rules(rules: Iterable[Rule]) -> list[Expected]:
 
 
 def validate(suite: str, row: Mapping[str, float], expected: Sequence[Expected]) -> dict[str, State]:
-    """The verdict for each name in `expected`.
+    """Return the result for each name in `expected`.
 
     Args:
-        suite: its name; one for each set of columns.
-        row: values by column; all that are expected of must be there.
+        suite: name of the suite; one for each set of columns.
+        row: values by column; every expected column must exist.
 
     Raises:
-        ValueError: Great Expectations could not evaluate one, as of a column that is not there.
+        ValueError: Great Expectations could not evaluate an expectation, such as one of a missing column.
     """
-    # Its context is not made for threads.
+    # The context is not thread-safe.
     with _lock:
         batch = _definition(suite).get_batch(batch_parameters={"dataframe": _frame(row)})
         results = batch.validate(_suite(suite, expected), result_format="BASIC").results
@@ -71,16 +71,16 @@ def validate(suite: str, row: Mapping[str, float], expected: Sequence[Expected])
 
 
 def data_docs(directory: Path, suites: Mapping[str, tuple[Mapping[str, float], Sequence[Expected]]]) -> Path:
-    """Great Expectations' own pages of these suites and of what they find now; where to begin reading.
+    """Build Great Expectations' pages of these suites and their current results; return the start page.
 
-    Each call adds a result to those that the directory holds.
+    Each call adds a result to those in the directory.
 
     Args:
-        directory: of a Great Expectations project; made where there is none.
-        suites: a row and what is expected of it, by the suite's name.
+        directory: a Great Expectations project; created if it does not exist.
+        suites: a row and its expectations, by the suite's name.
 
     Raises:
-        SetupError: the directory cannot be made.
+        SetupError: the directory cannot be created.
     """
     import great_expectations as gx
     from great_expectations.checkpoint import UpdateDataDocsAction

@@ -1,7 +1,7 @@
-"""The health of an outbox as Great Expectations finds it: what Dagster's checks report.
+"""The checks of an outbox, evaluated by Great Expectations: what Dagster's checks report.
 
 Invariants:
-- Rows, limits and words are those of `rules.py`, so that the checks and `outbox status` agree.
+- Rows, thresholds and texts are those of `rules.py`, so that the checks and `outbox status` agree.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ SUITE: Final = "outbox_health"
 
 
 def evaluate(settings: Settings) -> tuple[Measurements, list[Verdict]]:
-    """Measures and judges.
+    """Measure, and return the results of the checks.
 
     Raises:
-        SetupError: the database is away, or has no outbox.
+        SetupError: the database is unavailable, or has no outbox.
     """
     found = measurements.read(settings)
     verdicts = judge(settings, found)
@@ -34,7 +34,7 @@ def evaluate(settings: Settings) -> tuple[Measurements, list[Verdict]]:
 
 
 def build_docs(settings: Settings, directory: Path) -> Path:
-    """Great Expectations' pages of the health of now; where to begin reading.
+    """Write Great Expectations' pages of the current results; return the first page.
 
     Raises:
         SetupError: as `evaluate`.
@@ -44,6 +44,6 @@ def build_docs(settings: Settings, directory: Path) -> Path:
 
 
 def suite_of(verdicts: Sequence[Verdict]) -> tuple[dict[str, float], list[expectations.Expected]]:
-    """The frame's row, and what is expected of it."""
+    """Return the row of the frame, and what is expected of it."""
     row = {verdict.rule.name: verdict.value for verdict in verdicts}
     return row, expectations.of_rules(verdict.rule for verdict in verdicts)

@@ -1,4 +1,4 @@
-"""What is measured of an outbox: the types, without what it takes to measure."""
+"""The measurements of an outbox: types only, importable without a database driver."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 CAP: Final = 100_000
-"""Backlog, parked events and dead letters are counted up to so many."""
+"""Counting of backlog, parked events and dead letters stops here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,28 +20,28 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """One shard: who relays it, and how it is doing."""
+    """One shard: its owner and its progress."""
 
     shard: int
     shards: int
-    """How many there are."""
+    """Number of shards."""
     owner: str | None
-    """The owner; None while nobody holds the shard."""
+    """None while no relay owns the shard."""
     owned_seconds: float | None
     heartbeat_seconds: float | None
-    """Age of the last sign of life, whoever gave it."""
+    """Age of the last heartbeat, of any owner."""
     unowned_seconds: float
-    """For how long nobody has held it; 0 while somebody does."""
+    """How long it has had no owner; 0 while it has one."""
     successor_waits: bool
     breaker: str
-    """What the owner sees of Kafka: closed (all is well), open, half-open."""
+    """The breaker of its relay: closed (Kafka is reachable), open, half-open."""
     breaker_reason: str | None
     top_up_error: str | None
     """Why its relay could not create the partitions of the coming days; None if it could."""
     intruder: str | None
-    """A session that holds the shard's lock and is no relay, and how to end it; None if there is none."""
+    """A session that holds the shard's lock and is not a relay, and how to end it; usually None."""
     wanted: int | None
-    """How many shards there are to be, while that is being changed."""
+    """The new number of shards, during a change."""
     backlog: int
     """Committed events that are not published, counted up to `CAP`."""
     oldest_seconds: float
@@ -58,32 +58,32 @@ class Measurements:
 
     shards: list[ShardStatus]
     parked: int
-    """Events that wait for a retry, and those of their aggregates behind them; up to `CAP`."""
+    """Events to be retried, and the later events of their aggregates; up to `CAP`."""
     blocked_aggregates: int
-    """Aggregates of which an event is parked."""
+    """Aggregates that have parked events."""
     parked_reasons: dict[str, int]
-    """Why, of the first event of each blocked aggregate: the three most frequent, with their counts."""
+    """Reasons of the first event of each blocked aggregate: the three most frequent, with their counts."""
     dead_letters: int
-    """Events that were given up and not dealt with; up to `CAP`."""
+    """Dead letters that are neither replayed nor discarded; up to `CAP`."""
     new_dead_letters: int
     """Those of the last hour."""
     dead_letter_reasons: dict[str, int]
-    """Why: the ten most frequent, with their counts."""
+    """Reasons: the ten most frequent, with their counts."""
     days_ahead: int
     """Whole days from tomorrow that have a partition."""
     days_late: Late
     """Days for which something should have happened."""
     days_detached: int
-    """Days with a partition that is detached, by a drop that was interrupted: their rows are not seen."""
+    """Days whose partition an interrupted drop has left detached: their rows are not visible."""
     table_bytes: int
     """Of the outbox's partitions, with their indexes."""
     keys: int
-    """About so many idempotency keys are remembered."""
+    """Approximate number of idempotency keys."""
     keys_bytes: int
     oldest_transaction_seconds: float
-    """Age of the oldest transaction that is open in this database, prepared ones too; 0 without any."""
+    """Age of the oldest open or prepared transaction of this database; 0 without any."""
     oldest_transaction: str | None
-    """Whose it is."""
+    """Its session."""
 
     @property
     def unpublished(self) -> int:
@@ -102,17 +102,17 @@ class Measurements:
 
     @property
     def unowned_seconds(self) -> float:
-        """Of the shard that has been without a relay for longest."""
+        """The longest time that a shard has had no owner."""
         return max((shard.unowned_seconds for shard in self.shards), default=0.0)
 
     @property
     def shards_without_kafka(self) -> int:
-        """Shards whose relay finds Kafka away."""
+        """Shards whose relay cannot reach Kafka."""
         return sum(shard.breaker != "closed" for shard in self.shards)
 
 
 def age(seconds: float) -> str:
-    """For people."""
+    """Return a duration for people."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

@@ -1,8 +1,8 @@
-"""How an outbox is doing, in numbers: what the status, the checks, the alerts and the metrics all speak of.
+"""Measure the outbox for the status, the checks, the alerts and the metrics.
 
 Invariants:
-- One statement, cheap however large the table: counts are capped, the range comes from the position.
-- Nothing here judges: what is too much stands in `rules.py`.
+- One statement, cheap even for large tables: counts are capped, the range comes from the position.
+- Nothing here judges: the limits are in `rules.py`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _TUNE: Final = "SET jit = off; SET plan_cache_mode = force_custom_plan; SET Time
 
 
 def read(settings: Settings) -> Measurements:
-    """Measures, in one round trip after those that connect.
+    """Return the measurements, in one round trip after those of the connection.
 
     Raises:
-        SetupError: the database is away, or has no outbox.
+        SetupError: the database is unavailable, or has no outbox.
     """
     lock = f"{settings.db_schema}.outbox_shards"
     given = {

@@ -1,8 +1,8 @@
 """SQL of the measurements: one statement, one snapshot, one round trip. Table names are unqualified.
 
 Invariants:
-- Nothing here grows with the events that are published: rows are counted up to a cap, whole tables by the
-  server itself.
+- The cost does not grow with the published events: rows are counted up to a cap, whole tables by the
+  server's statistics.
 """
 
 from typing import Final, LiteralString
@@ -17,7 +17,7 @@ _HERE: Final[LiteralString] = """
 
 # In tx order, up to a cap: exact counting of 5.6 million takes 0.7 s. The oldest event is among the lowest
 # transaction ids, so the cap does not touch the age. Every tx has two bounds, also where one would do: of a
-# range with unknown bounds the planner expects few rows, and takes the index on tx; else it may read all.
+# range with unknown bounds the planner expects few rows, and uses the index on tx; if not, it may read all.
 _BACKLOG: Final[LiteralString] = f"""
 SELECT least(count(*), %(cap)s) AS backlog,
        greatest(extract(epoch FROM clock_timestamp() - min({WRITTEN_AT})), 0) AS oldest_seconds

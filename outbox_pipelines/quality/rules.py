@@ -1,4 +1,4 @@
-"""What is expected of an outbox: one table, of which the status, the checks and the alerts are made.
+"""What is expected of an outbox: one table, from which the status, the checks and the alerts are made.
 
 Invariants:
 - A rule's name is that of its check, its alert and its chapter in docs/operating.md.
@@ -21,12 +21,12 @@ _RUNBOOK: Final = "docs/operating.md"
 
 
 def chapter(settings: Settings, name: str) -> str:
-    """Where people read what a check means and what helps: an address if the operator gave one."""
+    """Return where a check is explained: an address if OUTBOX_RUNBOOK_URL is set."""
     return f"{settings.runbook_url or _RUNBOOK}#{name}"
 
 
 class State(IntEnum):
-    """How bad it is."""
+    """Severity."""
 
     OK = 0
     WARN = 1
@@ -35,20 +35,20 @@ class State(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One thing that is expected, and what to do when it is not so."""
+    """An expectation, and what to do when it is not met."""
 
     name: str
     value: Callable[[Measurements], float]
     says: str
     """The measurement in words, with ``{}`` for its value."""
     why: str
-    """What it means, and why it matters."""
+    """What a failure means, and why it matters."""
     help: str
     """What to run, or to look at."""
     warn: float | None = None
     """From this value on it is a warning; None for never."""
     error: float | None = None
-    """From this value on somebody must act; None for never."""
+    """From this value on a person must act; None for never."""
     is_least: bool = False
     """Whether values *below* the limits are bad, rather than those that reach them."""
     show: Callable[[float], str] = "{:,.0f}".format
@@ -56,7 +56,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a rule says of an outbox."""
+    """The result of a rule for an outbox."""
 
     rule: Rule
     state: State
@@ -65,7 +65,7 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """In a sentence."""
+        """Return the result as a sentence."""
         said = self.rule.says.format(self.rule.show(self.value))
         return f"{said} ({self.detail})" if self.detail else said
 
@@ -74,10 +74,10 @@ RULES: Final = (
     Rule(
         "lag",
         lambda found: found.oldest_unpublished_seconds,
-        "the oldest event that is not published is {} old",
-        why="Events follow their commits within milliseconds. One that has waited for long means that "
-        "no relay is at work, that Kafka is away, or that the relay cannot keep up.",
-        help="`outbox status` says who relays each shard, and what it sees of Kafka",
+        "oldest unpublished event: {}",
+        why="Events are published within milliseconds of their commit. An old unpublished event means that "
+        "no relay is active, that Kafka is unavailable, or that the relay cannot keep up.",
+        help="Run `outbox status`: it shows the owner of each shard and whether Kafka is reachable",
         warn=15.0,
         error=60.0,
         show=age,
@@ -85,88 +85,87 @@ RULES: Final = (
     Rule(
         "backlog",
         lambda found: found.unpublished,
-        f"{{}} events wait to be published (counted up to {CAP:,})",
-        why="A batch of an application may write more at once than goes out in a second; a relay drains "
-        "some hundred thousand a second. A backlog that stays has a cause: see the check `lag` for "
-        "its age.",
-        help="look at the rate in `outbox status`: a backlog that shrinks needs nothing",
+        f"{{}} unpublished events (counting stops at {CAP:,})",
+        why="An application may write more events at once than are published in a second; a relay drains "
+        "some hundred thousand a second. A backlog that does not shrink has a cause: see the check "
+        "`lag` for its age.",
+        help="Check the rate in `outbox status`: a shrinking backlog needs no action",
         warn=float(CAP),
     ),
     Rule(
         "blocked_aggregates",
         lambda found: found.blocked_aggregates,
-        "{} aggregates wait behind an event that was refused",
-        why="Kafka or the encoder refused an event; it is tried again by itself, OUTBOX_MAX_ATTEMPTS "
-        "times, and the later events of its aggregate wait behind it. All others flow.",
-        help="`outbox status` says why; mend the topic or the event, the retry comes by itself",
+        "{} aggregates blocked by a refused event",
+        why="Kafka or the encoder refused an event. It is retried automatically, OUTBOX_MAX_ATTEMPTS times, "
+        "and the later events of its aggregate are parked behind it. All others are published.",
+        help="`outbox status` shows the reason. Correct the topic or the event; the retry is automatic",
         warn=1.0,
         error=100.0,
     ),
     Rule(
         "dead_letters",
         lambda found: found.dead_letters,
-        "{} events were given up",
-        why="They were refused OUTBOX_MAX_ATTEMPTS times, and no consumer has them. They are kept, also "
-        "after their day is dropped, until somebody replays or discards them.",
-        help="`outbox dead-letters list`, then `replay` or `discard`; or the job dead_letters",
+        "{} dead letters",
+        why="These events were refused OUTBOX_MAX_ATTEMPTS times, and no consumer has them. They are kept, "
+        "even after their day is dropped, until they are replayed or discarded.",
+        help="Run `outbox dead-letters list`, then `replay` or `discard`; or the job dead_letters",
         error=1.0,
     ),
     Rule(
         "partitions_ahead",
         lambda found: found.days_ahead,
-        "{} days ahead have a partition",
+        "{} future days have a partition",
         why="An insert into a day without a partition fails, and the business transaction with it. The "
-        "hourly job maintain_partitions makes OUTBOX_PARTITIONS_AHEAD days; fewer mean that it has "
+        "hourly job maintain_partitions creates OUTBOX_PARTITIONS_AHEAD days; fewer mean that it has "
         "failed for days.",
-        help="`outbox partitions ensure`, or the job maintain_partitions, whose error says what is wrong",
+        help="Run `outbox partitions ensure` or the job maintain_partitions; its error names the cause",
         error=float(FEW_AHEAD),
         is_least=True,
     ),
     Rule(
         "days_closed",
         lambda found: found.days_late.to_close,
-        "{} days should have been closed",
-        why="A day that is over for more than a day still takes inserts, so that it cannot be archived: "
-        "a transaction is open since then, a prepared one was forgotten, or events of that day are "
-        "not published.",
-        help="`outbox partitions close` says what stands against it",
+        "{} days not closed in time",
+        why="A day that ended more than a day ago still accepts inserts, so it cannot be archived: a "
+        "transaction of that day is still open or prepared, or events of that day are unpublished.",
+        help="Run `outbox partitions close`: it names the obstacle",
         error=1.0,
     ),
     Rule(
         "days_archived",
         lambda found: found.days_late.to_archive,
-        "{} days should have been archived",
-        why="A closed day has no file yet, a day after it could have had one. The table grows "
-        "meanwhile; nothing is lost, since no day is dropped without its archive.",
-        help="the failed run of archive_day, or `outbox archive day DAY`, says why not",
+        "{} days not archived in time",
+        why="A closed day still has no file one day after it could have been archived. The table keeps "
+        "growing; nothing is lost, because no day is dropped without its archive.",
+        help="The failed run of archive_day, or `outbox archive day DAY`, names the cause",
         error=1.0,
     ),
     Rule(
         "days_dropped",
         lambda found: found.days_late.to_drop,
-        "{} days are past the retention",
-        why="They should have been dropped a day ago (OUTBOX_RETENTION_DAYS). Either their archive "
-        "could not be proven equal, which needs a person, or a long transaction stood in the way.",
-        help="`outbox partitions drop --due`, or the failed run of drop_day, says why they stay",
+        "{} days past the retention",
+        why="They should have been dropped a day ago (OUTBOX_RETENTION_DAYS). Either their archive could "
+        "not be proven equal, which needs a person, or a long transaction prevented the drop.",
+        help="`outbox partitions drop --due`, or the failed run of drop_day, names the cause",
         warn=1.0,
         error=7.0,
     ),
     Rule(
         "days_attached",
         lambda found: found.days_detached,
-        "{} days are detached: their events are not seen",
-        why="A drop was killed between detaching a partition and dropping it, or a long transaction held it "
-        "up. The rows are there, but neither the table nor its view shows them.",
-        help="`outbox partitions list` names them; `outbox partitions attach DAY`, or drop them",
+        "{} days detached: their events are not visible",
+        why="A drop ended between detaching a partition and dropping it, or waits for a long transaction. "
+        "The rows exist, but neither the table nor its view shows them.",
+        help="`outbox partitions list` names them. Run `outbox partitions attach DAY`, or drop them",
         error=1.0,
     ),
     Rule(
         "shards_relayed",
         lambda found: found.unowned_seconds,
-        "a shard has been without a relay for {}",
-        why="Nobody holds the shard, so that its events wait. A successor takes over within seconds "
-        "where one is started: as a service, or by the sensor relay_supervisor.",
-        help="start `outbox relay`, or turn the sensor relay_supervisor on",
+        "a shard without an active relay for {}",
+        why="No relay owns the shard, so its events are not published. A successor takes over within "
+        "seconds if one is started: as a service, or by the sensor relay_supervisor.",
+        help="Start `outbox relay`, or turn on the sensor relay_supervisor",
         warn=15.0,
         error=30.0,
         show=age,
@@ -174,20 +173,20 @@ RULES: Final = (
     Rule(
         "kafka",
         lambda found: found.shards_without_kafka,
-        "{} relays find Kafka away",
-        why="Kafka has acknowledged nothing for OUTBOX_BREAKER_SECONDS, so the relay's breaker is open: "
-        "it probes, and goes on by itself. No attempt is counted against an event, and nothing is "
-        "lost.",
-        help="mend Kafka; events wait, and go out by themselves",
+        "Kafka unreachable from {} relays",
+        why="Kafka has acknowledged nothing for OUTBOX_BREAKER_SECONDS, so the relay's breaker is open. It "
+        "probes Kafka and continues automatically. No attempt is counted against an event, and "
+        "nothing is lost.",
+        help="Restore Kafka. Events stay in the table and are published automatically",
         error=1.0,
     ),
     Rule(
         "old_transactions",
         lambda found: found.oldest_transaction_seconds,
-        "the oldest open transaction is {} old",
-        why="Its events are not committed and so not published; its day cannot be closed; and dead rows "
-        "stay in every table of the database until it ends. Relays are not slowed by it.",
-        help="end it: `SELECT pg_terminate_backend(PID)`, or ROLLBACK PREPARED",
+        "oldest open transaction: {}",
+        why="Its events are not committed, so they are not published. Its day cannot be closed, and dead "
+        "rows stay in every table of the database until it ends. It does not slow relays.",
+        help="End it: `SELECT pg_terminate_backend(PID)`, or ROLLBACK PREPARED",
         warn=600.0,
         error=3600.0,
         show=age,
@@ -195,11 +194,11 @@ RULES: Final = (
     Rule(
         "keys",
         lambda found: found.keys,
-        "about {} idempotency keys are remembered",
-        why="Each key takes some 100 bytes with its index, and they are removed when they are older "
-        "than OUTBOX_KEY_RETENTION_DAYS. When far more are kept than are written in that time, nobody "
-        "removes them.",
-        help="see whether maintain_partitions succeeds; lower OUTBOX_KEY_RETENTION_DAYS",
+        "about {} idempotency keys",
+        why="Each key takes about 100 bytes with its index, and is removed when it is older than "
+        "OUTBOX_KEY_RETENTION_DAYS. If far more are kept than are written in that time, the removal "
+        "does not run.",
+        help="Check that maintain_partitions succeeds; lower OUTBOX_KEY_RETENTION_DAYS",
         warn=50_000_000.0,
     ),
 )
@@ -219,7 +218,7 @@ _DETAILS: Final[dict[str, Callable[[Measurements], str | None]]] = {
 
 
 def rules(settings: Settings) -> list[Rule]:
-    """All rules, with the limits of OUTBOX_WARN_AT and OUTBOX_ERROR_AT."""
+    """Return all rules, with the thresholds of OUTBOX_WARN_AT and OUTBOX_ERROR_AT."""
     warn, error = read_thresholds(settings.warn_at), read_thresholds(settings.error_at)
 
     def limited(rule: Rule) -> Rule:
@@ -229,17 +228,17 @@ def rules(settings: Settings) -> list[Rule]:
 
 
 def judge(settings: Settings, found: Measurements) -> list[Verdict]:
-    """What each rule says, in the order of `RULES`."""
+    """Return the result of each rule, in the order of `RULES`."""
     return [judge_one(rule, found) for rule in rules(settings)]
 
 
 def worst(verdicts: Iterable[Verdict]) -> State:
-    """How bad it is altogether."""
+    """Return the highest severity."""
     return max((verdict.state for verdict in verdicts), default=State.OK)
 
 
 def judge_one(rule: Rule, found: Measurements) -> Verdict:
-    """What this rule says."""
+    """Return the result of a rule."""
     value = float(rule.value(found))
 
     def is_bad(limit: float | None) -> bool:

@@ -1,4 +1,4 @@
-"""The measurements for a terminal, with what the rules say of them."""
+"""The measurements and the results of the checks, for a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outbox_pipelines.text import plain
 
 
 def render(found: Measurements, verdicts: Iterable[Verdict]) -> str:
-    """What was measured; then, worst first, what is not as it should be, and what helps."""
+    """Return the measurements, then the failed checks, worst first, each with its remedy."""
     lines = []
     for shard in found.shards:
         lines += [
@@ -19,7 +19,7 @@ def render(found: Measurements, verdicts: Iterable[Verdict]) -> str:
             f"  kafka       {_kafka(shard)}",
             *([f"  partitions  not created ahead: {shard.top_up_error}"] if shard.top_up_error else []),
             f"  backlog     {_count(shard.backlog)} events"
-            + (f", the oldest {age(shard.oldest_seconds)} old" if shard.backlog else ""),
+            + (f", oldest {age(shard.oldest_seconds)}" if shard.backlog else ""),
             f"  rate        {shard.events_per_second:,.0f} events/s over the last minute",
             f"  lag         {'-' if shard.lag_seconds is None else f'{shard.lag_seconds * 1000:,.0f} ms'}",
         ]
@@ -27,7 +27,7 @@ def render(found: Measurements, verdicts: Iterable[Verdict]) -> str:
         f"parked        {_count(found.parked)}",
         *(f"  {count:,} × {reason}" for reason, count in found.parked_reasons.items()),
         f"dead letters  {_count(found.dead_letters)}"
-        + (f", {found.new_dead_letters:,} of the last hour" if found.new_dead_letters else ""),
+        + (f", {found.new_dead_letters:,} in the last hour" if found.new_dead_letters else ""),
         f"days ahead    {found.days_ahead}",
         f"size          {_bytes(found.table_bytes)}, keys {_bytes(found.keys_bytes)}",
         *_verdicts(verdicts),
@@ -38,7 +38,7 @@ def render(found: Measurements, verdicts: Iterable[Verdict]) -> str:
 def _verdicts(verdicts: Iterable[Verdict]) -> list[str]:
     wrong = sorted((verdict for verdict in verdicts if verdict.state), key=lambda verdict: -verdict.state)
     if not wrong:
-        return ["checks        all as it should be"]
+        return ["checks        all passed"]
     return [
         line
         for verdict in wrong
@@ -50,7 +50,7 @@ def _verdicts(verdicts: Iterable[Verdict]) -> list[str]:
 
 
 def described(verdict: Verdict) -> dict[str, object]:
-    """A verdict for JSON."""
+    """Return a result for JSON."""
     return {
         "check": verdict.rule.name,
         "state": verdict.state.name.lower(),
@@ -73,17 +73,18 @@ def _bytes(size: float) -> str:
 
 
 def owner(shard: ShardStatus) -> str:
-    """Who relays a shard since when, for people."""
+    """Return who owns a shard since when, for people."""
     if shard.intruder is not None:
         return f"no active relay: the lock is held by {shard.intruder}"
     if shard.owner is None:
         seen = shard.heartbeat_seconds
-        return "nobody: start `outbox relay`" + ("" if seen is None else f"; last seen {age(seen)} ago")
-    successor = ", a successor waits" if shard.successor_waits else ""
+        heartbeat = "" if seen is None else f" (last heartbeat {age(seen)} ago)"
+        return f"no active relay{heartbeat}; start `outbox relay`"
+    successor = ", successor waiting" if shard.successor_waits else ""
     return f"{shard.owner} for {age(shard.owned_seconds or 0)}{successor}"
 
 
 def _kafka(shard: ShardStatus) -> str:
     if shard.breaker == "closed":
-        return "-" if shard.owner is None else "takes events"
-    return f"AWAY, breaker {shard.breaker}: {shard.breaker_reason}; events wait for it"
+        return "-" if shard.owner is None else "reachable"
+    return f"UNAVAILABLE, breaker {shard.breaker}: {shard.breaker_reason}; events stay in the table"

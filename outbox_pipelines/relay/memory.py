@@ -1,8 +1,8 @@
-"""How the memory of a relay stays bounded where events are large.
+"""Bounds the memory of a relay if events are large.
 
 Invariants:
-- One thread at a time holds a large event, from before it is read until it is published or was tried.
-- What a large event took goes back to the operating system when it is freed.
+- One thread at a time has a large event in memory, from before it is read until it is published or tried.
+- The memory of a large event returns to the operating system when it is freed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _LOOK_SECONDS: Final = 0.05
 
 
 class EndingError(Exception):
-    """The right was waited for, and the relay ends."""
+    """The relay ends while this thread waits for the right."""
 
 
 class LargeEvent:
-    """One thread's part of the right to hold a large event.
+    """One thread's access to the right to have a large event in memory.
 
     Args:
         right: shared by the reader and the settler.
-        ending: whether to give up waiting for it. None: do not wait.
+        ending: whether to stop waiting for it. None: do not wait.
     """
 
     def __init__(self, right: threading.Lock, ending: Callable[[], bool] | None = None) -> None:
@@ -41,7 +41,7 @@ class LargeEvent:
         """Return whether this thread has the right now.
 
         Raises:
-            EndingError: it was waited for in vain.
+            EndingError: the relay ends before the right is free.
         """
         if not self._has_right:
             self._has_right = self._right.acquire(blocking=False)
@@ -52,17 +52,17 @@ class LargeEvent:
         return self._has_right
 
     def give_back(self) -> None:
-        """The event is published or was tried, or it was not large; nothing where there was none."""
+        """Release the right, if this thread has it."""
         if self._has_right:
             self._has_right = False
             self._right.release()
 
 
 def return_large_blocks() -> None:
-    """Has the allocator give freed blocks of 4 MB and more back, where it is glibc's.
+    """Make glibc's allocator return freed blocks of 4 MB and more to the operating system.
 
-    By default glibc keeps up to 64 MB of them, for each thread: the peak of a relay would be the sum of what
-    its threads held at different times.
+    By default glibc keeps up to 64 MB of them for each thread: the peak of a relay would be the sum of what
+    its threads used at different times.
     """
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Ownership(Protocol):
-    """Waited for, taken, kept alive, given back; for one thread, but for `beat`."""
+    """The right to relay: wait for it, take it, keep the lease, release it; for one thread, except `beat`."""
 
     shard: int
     """Its number; 0 for a marked table."""

@@ -41,7 +41,7 @@ _TEXTS_WITH_TIME: Final[LiteralString] = f"""
                    'created-at', to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')))
                || jsonb_build_object('headers', coalesce(headers, '{{}}'::jsonb)))::text
     END AS metadata"""
-# Of the metadata, which the relay parses: it takes up to thirty times its size then. Stands in `FITTING`.
+# Maximum size of metadata: parsing takes up to thirty times its size in memory. Repeated in `FITTING`.
 MOST_METADATA: Final = 1_000_000
 FITTING: Final[LiteralString] = """seq, id::text,
     CASE WHEN octet_length(aggregate_type) <= %(most)s THEN aggregate_type ELSE left(aggregate_type, 999) END,
@@ -155,8 +155,7 @@ NEXT_SEQ: Final = """
 SELECT min(seq) FROM outbox
 WHERE created_at >= %(start)s AND created_at < %(stop)s AND seq > %(last_seq)s AND seq <= %(to)s"""
 
-# One lock a schema and shard. Asked again and again rather than waited for: a blocked statement would
-# hold vacuum back.
+# One lock per schema and shard. Polled, because a statement that waits would delay vacuum.
 TRY_LOCK: Final = "SELECT pg_try_advisory_lock(hashtext(%(lock)s), %(shard)s)"
 UNLOCK: Final = "SELECT pg_advisory_unlock(hashtext(%(lock)s), %(shard)s)"
 LOCK_IS_HELD: Final = """
@@ -219,9 +218,9 @@ OWNER: Final = """
 SELECT owner, to_char(owned_since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
 FROM outbox_shards WHERE shard = %(shard)s"""
 
-# The epoch fences whoever held the shard before. A shard that was not given back was held by a relay that
-# died: it counts how often in a row, and how often at the event that was handed over alone. A process that
-# has lost its session and starts over has not died; what earlier ones died of is still before it.
+# The epoch fences the previous owner. If the shard was not released, its relay has crashed: the row counts
+# the crashes in a row, and those at the event that was published alone. A process that has lost its session
+# and starts over has not crashed; the events at which earlier ones crashed are still ahead.
 TAKE: Final = """
 UPDATE outbox_shards s
 SET owner = %(owner)s, pid = pg_backend_pid(), epoch = epoch + 1,
@@ -240,14 +239,14 @@ RETURNING epoch, shards, coalesce(was <> %(owner)s, false), crashes, crash_guard
 HEARTBEAT: Final = """
 UPDATE outbox_shards SET heartbeat = clock_timestamp() WHERE shard = %(shard)s AND epoch = %(epoch)s"""
 
-# Before an event is handed over alone, because relays have died here. Another event begins its own count.
+# Before an event is read alone, because relays have crashed here. Another event begins its own count.
 CRASH_GUARD: Final = """
 UPDATE outbox_shards
 SET crash_guard_seq = %(seq)s,
     crash_guard_crashes = CASE WHEN crash_guard_seq = %(seq)s THEN crash_guard_crashes ELSE 0 END
 WHERE shard = %(shard)s AND epoch = %(epoch)s"""
 
-# All that may have been on its way when a relay died is published: nothing in it kills.
+# Clears the crash state: everything that may have been in flight at the crash is published.
 CALM: Final = """
 UPDATE outbox_shards SET crashes = 0, crash_guard_seq = NULL, crash_guard_crashes = 0
 WHERE shard = %(shard)s AND epoch = %(epoch)s"""
@@ -272,7 +271,7 @@ SET done = %(done)s, target = %(target)s, last_seq = %(last_seq)s, heartbeat = c
 WHERE ctid = %(ctid)s::tid AND shard = %(shard)s AND epoch = %(epoch)s
 RETURNING ctid::text"""
 SETTLE: Final[LiteralString] = _MOVE
-# The progress row rides on the settle: no commit of its own.
+# The progress row is written with the settle, without an additional commit.
 SETTLE_WITH_PROGRESS: Final[LiteralString] = f"""
 WITH moved AS ({_MOVE}), written AS (
     INSERT INTO outbox_progress (shard, shards, done, target, last_seq, events, lag)
@@ -300,15 +299,15 @@ CHANGE_SHARDS: Final = """
 SELECT step, missing FROM outbox_change_shards(%(wanted)s, %(started)s, %(on_behalf_of)s)"""
 KEEP_SHARDS: Final = "SELECT outbox_keep_shards()"
 
-# Whoever wanted it has died: the relays go on by themselves. A time in the future is from before the clock
-# went back.
+# The process that requested the change has stopped: the relays cancel it. A time in the future was set before
+# the clock was set back.
 UNWANT_FORGOTTEN: Final = """
 UPDATE outbox_shards
 SET wanted = NULL, wanted_at = NULL, barrier_paused = false, barrier_reached = false, barrier = NULL
 WHERE wanted IS NOT NULL AND wanted_at NOT BETWEEN clock_timestamp() - interval '10 seconds'
                                               AND clock_timestamp() + interval '10 seconds'"""
 
-# A relay that cannot follow says so before anything has stopped.
+# A relay that cannot take part cancels the change before anything has paused.
 UNWANT: Final = """
 UPDATE outbox_shards
 SET wanted = NULL, wanted_at = NULL, barrier_paused = false, barrier_reached = false, barrier = NULL
@@ -352,9 +351,9 @@ DECLARE_REBASE: Final = "SET LOCAL outbox.rebase = on"
 # The transaction gets its id here, after the snapshot was taken: so the snapshot does not see it.
 NOW: Final = "SELECT pg_current_xact_id()::text::bigint, pg_current_snapshot()::text"
 
-# The old position still tells which rows were published, since both speak of the old database's ids. The
-# exception are rows that a hasty writer added here since the restore: their ids lie between the restore,
-# which is the id that wrote the position row, and now. Those count as not published.
+# The old position still says which rows were published, because both use the old database's ids. The
+# exception are rows that a writer added here since the restore: their ids are between the restore, which is
+# the id that wrote the position row, and now. Those count as not published.
 # A published row then keeps an id below every snapshot (3 is the lowest an ordinary transaction ever had).
 REBASE_ROWS: Final = """
 WITH restored AS (

@@ -1,9 +1,9 @@
 """The thread that reads, a batch or two ahead of the one that publishes.
 
 Invariants:
-- It owns its connection, which sees the lock that the shard's session holds: another server (a standby) would
-  take running transactions for finished ones.
-- While the number of shards changes it reads nothing but what the barrier asks for, and goes on when all is
+- It owns its connection, which must see the lock of the shard's session: another server (a standby) would
+  treat running transactions as finished.
+- While the number of shards changes, it reads only up to the barrier, and continues when everything is
   settled.
 """
 
@@ -47,14 +47,14 @@ _CHANGE_EVERY: Final = 0.5
 
 
 class Reader:
-    """Reads a shard that has been taken, into `batches`.
+    """Reads an owned shard into `batches`.
 
     Args:
         ending: whether to stop reading.
-        end: set when nobody takes batches any more.
-        has_passed: set when a batch that had to be settled alone has been.
-        prepare: makes ready what so many shards need.
-        until_empty: reads what has committed by the start alone.
+        end: set when no more batches are taken.
+        has_passed: set when a batch that had to be settled alone is settled.
+        prepare: prepares what this number of shards needs.
+        until_empty: read only events that are committed at the start.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Reader:
         self.batches = SharedBatchQueue()
 
     def run(self) -> None:
-        """Reads until the end, or until there is nothing more; raises whatever goes wrong."""
+        """Read until the end, or until nothing is left; raise any error."""
         with suppress(EndingError):
             self._read()
         self._put(None)
@@ -133,7 +133,7 @@ class Reader:
                 self._end.wait(pause.next())
 
     def _take_part(self, change: Change, source: SnapshotSource) -> None:
-        """In a change of the number of shards: settles all that was read, meets the others at the barrier."""
+        """Take part in a change of the number of shards: settle what was read, and reach the barrier."""
         barrier = Barrier(self._pause)
         while not self._ending():
             step = barrier.step(change)
@@ -162,14 +162,14 @@ class Reader:
             change.look()
 
     def _is_prepared(self, change: Change) -> bool:
-        """Whether the new shards can begin; without it no relay could, once there is no way back."""
+        """Prepare the new shards; return whether it worked. Later the change cannot be cancelled."""
         try:
             self._prepare(change.wanted)
         except UnavailableError as error:
-            _LOG.warning("a change to %d shards waits: %s", change.wanted, error)
+            _LOG.warning("the change to %d shards waits: %s", change.wanted, error)
             return False
         except SetupError as error:
-            _LOG.error("the change to %d shards is given up: %s", change.wanted, error)
+            _LOG.error("the change to %d shards is abandoned: %s", change.wanted, error)
             change.give_up()
             return False
         return True
@@ -180,7 +180,7 @@ class Reader:
             self._large.give_back()
         while not self._end.is_set() and not self.batches.put(batch, 0.1):
             pass
-        # Nothing else is read meanwhile: a death would not tell at what, or the memory is full.
+        # Nothing else is read until then: the cause of a crash would be unknown, or the memory is full.
         while is_awaited and not self._end.is_set() and not self._has_passed.wait(0.1):
             pass
         if is_awaited:

@@ -1,9 +1,9 @@
-"""A relay as its users start it: wait for the shard, relay it, start over when it is lost.
+"""The relay as users start it: wait for the shard, relay it, and start over if the shard is lost.
 
 Invariants:
-- Everything that can be wrong from the beginning (database, schema, broker) is found before waiting, and is
-  an error then. Once it has worked, a server that is away is an outage: tried again until it is back.
-- A lost shard is not an error: the relay becomes a standby. What was on its way is read again.
+- Configuration problems (database, schema, broker) are found before the relay waits, and are errors. After
+  the first success, an unavailable server is an outage: the relay retries until the server is back.
+- A lost shard is not an error: the relay becomes a standby. Events that were in flight are read again.
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
-# Between two tries for the lock: the gap of a hand-over.
+# Seconds between two attempts to take the lock: the gap when the shard changes its owner.
 _STANDBY_POLL = 0.025
-# How often a standby asks whether a session that is no relay holds the lock.
+# How often a standby checks whether a session that is not a relay owns the lock.
 _INTRUDER_SECONDS = 2.0
 # A container that is restarted in place has the same host name and process id each time.
 _TOKEN = secrets.token_hex(4)
 
 
 class Standby(Enum):
-    """What a relay does that finds its shard held."""
+    """What a relay does if another relay owns its shard."""
 
-    REFUSE = "end, naming the owner"
-    NEXT = "wait as the one successor; end if there is one already"
-    ANY = "wait, however many do"
+    REFUSE = "exit and name the owner"
+    NEXT = "wait as the only successor; exit if another successor waits"
+    ANY = "wait, together with any number of other standbys"
 
 
 class ShardOwnedError(Exception):
-    """The shard is held, and this relay was not to wait; the message names the owner."""
+    """Another relay owns the shard, and this relay must not wait; the message names the owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How the tables of one kind are relayed."""
+    """How tables of one kind are relayed."""
 
     check: Callable[[Settings], None]
     own: Callable[[Settings, int | None, str], Ownership]
@@ -84,9 +84,9 @@ _MARKED_TABLE: Final = _Kind(
 
 
 def default_owner() -> str:
-    """Return host, process id and a token of this process, which identify the owner of a shard.
+    """Return host, process id and a token of this process; they identify the owner of a shard.
 
-    The same in every call of one process: a relay that starts over is not counted as a crash.
+    Every call in one process returns the same text, so a relay that starts over does not count as a crash.
     """
     return f"{socket.gethostname()}:{os.getpid()}:{_TOKEN}"
 
@@ -104,19 +104,19 @@ def relay(
     on_progress: Callable[[Settled], None] | None = None,
     metrics: Metrics | None = None,
 ) -> Totals:
-    """Relays one shard until `stop` is set, in the calling thread.
+    """Relay one shard until `stop` is set, in the calling thread.
 
     Args:
-        shard: which one; None for whichever is free, with `until_empty` for all of them in turn.
-        until_empty: publish what is committed at the start, then return.
-        hand_over_after: seconds after which the shard goes to a successor, as soon as one waits.
-        on_take: called with the shard when it has been taken.
-        on_progress: called about once a second while events are settled.
-        metrics: where to count; nowhere if None.
+        shard: the shard; None means the first free one or, with `until_empty`, all shards in turn.
+        until_empty: publish the events that are committed at the start, then return.
+        hand_over_after: seconds after which the relay passes the shard to a successor that waits for it.
+        on_take: called with the shard after the relay has taken it.
+        on_progress: called about once a second while the relay settles events.
+        metrics: where to count; None counts nothing.
 
     Raises:
-        SetupError: database, schema or broker are not as they must be.
-        ShardOwnedError: another relay holds the shard (or waits for it), and `standby` says not to wait.
+        SetupError: the database, the schema or the broker is not set up correctly.
+        ShardOwnedError: another relay owns the shard (or waits for it), and `standby` forbids waiting.
     """
     return_large_blocks()
     stop = stop or threading.Event()
@@ -151,7 +151,7 @@ def relay(
             has_worked = True
             if not _take(place, standby, stop, producer.idle):
                 return Totals()
-            # The worker sends heartbeats of its own. Until it runs, nothing else would.
+            # The worker sends its own heartbeats, but only once it runs.
             with beating(place.beat, settings.lease_seconds / 5):
                 worker = kind.make_worker(
                     settings,
@@ -171,16 +171,16 @@ def relay(
                 has_taken, pauses = True, _pauses()
             return worker.run()
         except NoSuchShardError:
-            # Their number has changed: others serve what it had.
+            # The number of shards has changed: other relays now publish the events of this shard.
             if not has_taken:
                 raise
             return Totals()
         except (ShardLostError, UnavailableError, psycopg.OperationalError) as error:
             if stop.is_set() and has_worked:
-                # What was on its way is read again by whoever comes next.
+                # The next relay reads the events that were in flight again.
                 _LOG.warning("stopped while %s", first_line(error))
                 return Totals()
-            # Whoever waits for a run until empty is told; a service waits.
+            # A run until empty reports the outage; a service waits for its end.
             if until_empty and not isinstance(error, ShardLostError):
                 raise
             if not has_worked and not isinstance(error, ShardLostError):
@@ -200,7 +200,7 @@ def _numbers(settings: Settings) -> list[int]:
 
 
 def _pauses() -> Iterator[float]:
-    """Between two tries in an outage, in seconds; the first comes at once, for a hand-over."""
+    """Yield the pauses between attempts in an outage, in seconds; the first is 0, for a change of owner."""
     yield 0.0
     pause = 0.2
     while True:
@@ -209,7 +209,7 @@ def _pauses() -> Iterator[float]:
 
 
 def _take(place: Ownership, standby: Standby, stop: threading.Event, idle: Callable[[], None]) -> bool:
-    """Waits for the shard as `standby` says; False when told to stop first.
+    """Wait for the shard as `standby` says; return False if the relay is stopped first.
 
     Args:
         idle: called about once a second.
@@ -220,7 +220,7 @@ def _take(place: Ownership, standby: Standby, stop: threading.Event, idle: Calla
         raise ShardOwnedError(place.describe_owner())
     is_next = place.try_wait()
     if standby is Standby.NEXT and not is_next:
-        raise ShardOwnedError(f"{place.describe_owner()}, and a successor waits for it")
+        raise ShardOwnedError(f"{place.describe_owner()}, and another relay already waits for it")
     look_at, seen = time.monotonic() + _INTRUDER_SECONDS, None
     idle_at = 0.0
     while not stop.wait(_STANDBY_POLL):
@@ -233,7 +233,8 @@ def _take(place: Ownership, standby: Standby, stop: threading.Event, idle: Calla
             place.end_silent()
         if time.monotonic() >= look_at:
             look_at, found = time.monotonic() + _INTRUDER_SECONDS, place.intruder()
-            # Twice: a relay that is just taking the shard looks like one. Then once for each session.
+            # Only if seen twice, because a relay that is just taking the shard looks like an intruder. Then
+            # once for each session.
             if found is not None and seen == (found[0], False):
                 _LOG.warning("%s", found[1])
                 seen = found[0], True

@@ -1,9 +1,9 @@
-"""A shard that this relay owns: how far it is, and what of it is parked.
+"""A shard that this relay owns: its position and its parked events.
 
 Invariants:
-- The position moves forward in one statement, committed synchronously: with a lost commit, transaction ids
-  that are given out again would count as published.
-- What is parked is committed with the position that passes over it, or before.
+- One statement moves the position forward, with a synchronous commit. If the commit were lost, the database
+  would assign the same transaction ids again, and their events would count as published.
+- Parked events are committed together with the position that passes over them, or before.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from outbox_pipelines.relay.parking import queries as parked_queries
 from outbox_pipelines.relay.shards.ownership import ShardOwnership
 from outbox_pipelines.settings import Settings
 
-# Events to put aside, by their seq: the state, and why.
+# Events to park, by seq: the state and the reason.
 Parked = Mapping[int, tuple[str, str | None]]
 
 
 @dataclass(slots=True)
 class Settled:
-    """What a settle moved the shard to."""
+    """The result of a settle."""
 
     events: int
     lag: float | None
     """Age of the newest of these events when they were settled, in seconds; None without a progress row."""
     topics: frozenset[str] = frozenset()
-    """Where the relay has sent events since it took the shard, as far as they are still there."""
+    """Topics published to since the relay took the shard, if they still exist."""
 
 
 class Shard(ShardOwnership):
-    """The session at a shard, for the thread that settles it."""
+    """The session that owns a shard, for the thread that settles it."""
 
     def __init__(self, settings: Settings, shard: int | None, owner: str) -> None:
         self.tick_id: str | None = None
@@ -60,7 +60,7 @@ class Shard(ShardOwnership):
 
     @property
     def position(self) -> Position:
-        """How far the shard was when it was taken, or settled last."""
+        """The position when the shard was taken, or settled last."""
         assert self._position is not None, "take the shard first"
         return self._position
 
@@ -74,16 +74,16 @@ class Shard(ShardOwnership):
         tick_id: str | None = None,
         last: bool = False,
     ) -> Settled | None:
-        """Moves the position over so many events, of which `newest` has the last `seq`; a heartbeat too.
+        """Move the position over `events` events, of which `newest` is the last `seq`; also a heartbeat.
 
         Args:
-            parked: what is put aside in the same transaction.
+            parked: events to park in the same transaction.
             tick_id: of the tick that is opened with this position, in exactly_once.
 
-        Returns what was written as progress: at most once a second, and at the last settle; else None.
+        Returns the written progress, at most once a second and at the last settle; otherwise None.
 
         Raises:
-            ShardLostError: the shard has another owner, or the session is gone.
+            ShardLostError: the shard has another owner, or the session has ended.
         """
         self._events += events
         self._newest = newest or self._newest
@@ -114,18 +114,18 @@ class Shard(ShardOwnership):
         return settled
 
     def calm(self) -> None:
-        """Nothing that was on its way at the last death kills."""
+        """Clear the crash state: no in-flight event caused the last crash."""
         self.execute(queries.CALM, {})
         self.crashes, self.crash_guard_seq, self.crash_guard_crashes = 0, None, 0
 
     def show_breaker(self, state: str, reason: str | None) -> None:
-        """Says in the database what the relay sees of Kafka, for people."""
+        """Record in the database whether Kafka is available."""
         self.execute(queries.BREAKER, {"state": state, "reason": reason})
 
     def read_parked(
         self, seqs: Sequence[int], may_take_large: Callable[[], bool]
     ) -> Generator[tuple[int, tuple[Any, ...] | str]]:
-        """The content of parked events, one after the other, or why it cannot be read: see `bodies.read`."""
+        """Yield the content of parked events, one after the other, or why it cannot be read."""
         try:
             read = bodies.read(self._connection, parked_queries.BODIES, {}, seqs, may_take_large)
             with closing(read) as found:
@@ -134,13 +134,13 @@ class Shard(ShardOwnership):
             raise self._lost(error) from error
 
     def count(self, events: int) -> None:
-        """So many were published beside the position; written with the next progress."""
+        """Count events published without moving the position; the next progress includes them."""
         self._events += events
 
     def _move(self, query: LiteralString, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
         ctid = self._ctid
         while not (rows := self.execute(query, {**parameters, "ctid": ctid})):
-            # Moved by VACUUM FULL, or by somebody who changes the number of shards.
+            # Moved by VACUUM FULL, or by a change of the number of shards.
             found = self.execute(queries.FIND_AGAIN, {})
             if not found:
                 raise ShardLostError(f"another relay has taken shard {self.shard}")
@@ -148,7 +148,7 @@ class Shard(ShardOwnership):
         return rows[0]
 
     def park(self, parked: Sequence[Parked]) -> None:
-        """Puts aside ahead of the position: before the Kafka transaction that passes over these events."""
+        """Park events ahead of the position, before the Kafka transaction that passes over them."""
         with self.transaction():
             if not self.execute(queries.FIND_AGAIN, {}):
                 raise ShardLostError(f"another relay has taken shard {self.shard}")
@@ -156,11 +156,11 @@ class Shard(ShardOwnership):
                 self._park(some)
 
     def released(self, seqs: list[int]) -> None:
-        """These parked events are published."""
+        """Record these parked events as published."""
         self.execute(parked_queries.RELEASED, {"seqs": seqs})
 
     def forget_tick(self) -> None:
-        """From here on the database alone counts."""
+        """Forget the tick: from now on only the database's position is valid."""
         self.execute(queries.FORGET_TICK, {})
         self.tick_id = None
 

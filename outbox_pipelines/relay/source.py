@@ -5,8 +5,8 @@ Invariants:
 - No statement stays open between two reads, so that nothing holds vacuum back while Kafka is slow.
 - A batch holds at most `batch_events` events and, but for its last event, `batch_bytes` of text; a chunk that
   is fetched at once holds rows of at most `bodies.FEW` bytes. Larger rows are fetched one by one.
-- A row that cannot be read stops nobody: its batch says so.
-- Where a relay has died, no content is read before `guard` was told of it.
+- A row that cannot be read does not stop the relay: its batch reports it.
+- After a crash, `guard` records each event before its content is read.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _DAYS_SECONDS = 60.0
 
 
 class Guard(Protocol):
-    """What is known of relays that died here."""
+    """Protection against events that crash the relay."""
 
     def step(self) -> int | None:
         """Return how many events may be read at once; None: any number."""
 
     def before(self, seq: int) -> str | None:
-        """Note an event that is about to be read alone; return why it must not be, if a relay died of it."""
+        """Record an event before it is read alone; return a reason if it must not be read (a crash)."""
 
 
 class _Unguarded:
@@ -66,7 +66,7 @@ class _Found(NamedTuple):
 
 
 class SnapshotSource:
-    """The events behind a position, from a connection in autocommit mode that nobody else uses."""
+    """The events after a position, from a connection in autocommit mode that has no other user."""
 
     def __init__(
         self,
@@ -106,19 +106,19 @@ class SnapshotSource:
 
     @property
     def done(self) -> Snapshot:
-        """What has been read, but for the rest of the tick at hand."""
+        """What has been read, except the rest of the current tick."""
         return self._done
 
     def now(self) -> Snapshot:
-        """What has committed by now."""
+        """Return the current snapshot."""
         row = self._connection.execute(queries.SNAPSHOT, prepare=True).fetchone()
         assert row is not None
         return Snapshot.parse(row[0])
 
     def read(self, upto: Snapshot | None = None) -> Batch | None:
-        """The next batch; None when all is read that has committed by now, or that `upto` sees.
+        """Return the next batch; None when everything is read that is committed, or that `upto` sees.
 
-        A batch without events only moves the position: other transactions have come and gone.
+        A batch without events only moves the position: other transactions have ended.
         """
         batch = next(self._tick, None)
         if batch is None:
@@ -132,7 +132,7 @@ class SnapshotSource:
         return batch
 
     def rest(self) -> Batch | None:
-        """The next batch of the tick at hand; None at its end."""
+        """Return the next batch of the current tick; None at its end."""
         batch = next(self._tick, None)
         if batch is not None and batch.ends_tick:
             self._done = batch.target
@@ -223,7 +223,7 @@ class SnapshotSource:
         return end if row is None or row[0] is None else row[0] - 1
 
     def _fetch(self, query: LiteralString, parameters: Mapping[str, Any]) -> _Found:
-        """The events of a query: large ones cut it short, and relays that died here."""
+        """Return the events of a query; fewer if some are large, or after a crash."""
         step = self._guard.step()
         if step is not None:
             rows, _, is_all = self._list(query, parameters, bodies.NOTHING)

@@ -1,4 +1,4 @@
-"""Where an outbox that was never relayed begins.
+"""The start position of an outbox that has never been relayed.
 
 Invariants:
 - `outbox migrate` sets the position before the first event, so that a first relay publishes every row.
@@ -86,7 +86,7 @@ def _snapshot(connection: Connection, start: str, since: datetime | None) -> str
     except psycopg.DataError:
         known = False
     if not known:
-        raise SetupError(f"--start-at: {start} is no snapshot that this database has returned")
+        raise SetupError(f"--start-at: {start} is not a snapshot of this database")
     return start
 
 

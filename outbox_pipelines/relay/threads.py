@@ -34,7 +34,7 @@ class Threads:
         try:
             body()
         except psycopg.OperationalError as error:
-            self.fail(ShardLostError(f"the database has gone: {error}"))
+            self.fail(ShardLostError(f"the connection to the database is lost: {error}"))
         except BaseException as error:  # noqa: BLE001 - raised by the worker
             self.fail(error)
 

@@ -1,4 +1,4 @@
-"""What a relay has done, for the line that it prints at its end."""
+"""The totals of a relay, for the line that it prints at its end."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Totals:
-    """What a worker has done."""
+    """The totals of a worker."""
 
     events: int = 0
     unpublished: int = 0
     """After a run until empty: events of the table that are parked or dead letters."""
     seconds: float = 0.0
     paused: int = 0
-    """How many of `unpublished` wait for their next attempt because a relay died while it tried them."""
+    """How many of `unpublished` wait for their next attempt because a relay crashed while it tried them."""
     paused_seconds: float = 0.0
-    """How long the first of these waits at least."""
+    """Minimum seconds until the first of these is due."""
 
     def __add__(self, other: Totals) -> Totals:
         return Totals(

@@ -1,7 +1,7 @@
 """Kafka's client in exactly_once: it fences its predecessors, and takes up what the last one has left.
 
 Invariants:
-- The transactional id belongs to database, schema and shard, so that a successor fences whoever was before.
+- The transactional id is derived from database, schema and shard, so that a successor fences its predecessor.
 - Kafka's record moves the position only if the row has the same tick id.
 """
 
@@ -61,12 +61,12 @@ def place(shard: Shard) -> Place:
 def recover(
     settings: Settings, shard: Shard, on_error: Callable[[KafkaError], None]
 ) -> confluent_kafka.Producer:
-    """Fences every predecessor, then moves the position to where Kafka says that the tick is.
+    """Fence every predecessor, then move the position to the one that Kafka has recorded for the tick.
 
     Raises:
-        ShardLostError: somebody has taken the shard meanwhile.
+        ShardLostError: another relay has taken the shard in the meantime.
         UnavailableError: Kafka does not answer.
-        SetupError: the progress topic cannot be made.
+        SetupError: the progress topic cannot be created.
     """
     where = place(shard)
     progress_topic.create_topic(settings, where.topic, shard.shards)
@@ -104,7 +104,7 @@ def begin(
         if (advice := _ADVICE.get(reason.code())) is not None:
             values = {"seconds": settings.transaction_seconds, "id": where.transactional_id}
             raise SetupError(f"exactly_once: {reason.str()}: {advice.format(**values)}") from None
-        raise UnavailableError(f"Kafka gives no transactions: {reason.str()}") from None
+        raise UnavailableError(f"Kafka does not start transactions: {reason.str()}") from None
     return producer
 
 
@@ -115,7 +115,7 @@ class FencingProducer(IdempotentProducer):
         first: as `recover` gave it.
     """
 
-    # The first of them has just been tried alone, and its topic may have been mended.
+    # The first of them has just been tried alone, and its topic may have been corrected.
     doubts_released = False
     # What has overtaken a refused event is aborted with it.
     begins_one_by_one = False

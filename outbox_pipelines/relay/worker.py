@@ -1,9 +1,9 @@
 """The relay of one shard: source → encode → publish → settle, in three threads around the core.
 
 Invariants:
-- A reader stays a batch or two ahead; the calling thread publishes; a settler moves the position, and looks
-  after what is parked. Each owns its connection. What they share is in `shared`.
-- The first failure anywhere ends all three, and is raised to the caller; what was on its way is read again.
+- The reader stays a batch or two ahead; the calling thread publishes; the settler moves the position and
+  handles parked events. Each thread owns its connection. `shared` contains what they share.
+- The first failure in any thread ends all three and is raised to the caller. Events in flight are read again.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from outbox_pipelines.relay.transactional_producer import place
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
-# How long a relay that ends waits for the operator's commands: a successor may be waiting, and runs them too.
+# How long a relay that ends waits for the operator's commands: a successor may be waiting, and runs the rest.
 _HURRY_SECONDS: Final = 1.0
 _OFF_SECONDS: Final = 10.0
-# Between two settles: each is a commit, and duplicates after a crash are bounded by it.
+# Between two settles: each is a commit, and it bounds the duplicates after a crash.
 _SETTLE_PAUSE: Final = 0.01
 
 
 class Worker:
-    """Relays a shard that has been taken, until it is told to stop."""
+    """Relays an owned shard until it is stopped."""
 
     def __init__(
         self,
@@ -159,11 +159,11 @@ class Worker:
         self.totals = Totals()
 
     def run(self) -> Totals:
-        """Relays; returns once all that was read is published or parked, and settled.
+        """Relay the shard; return when all events that were read are published or parked, and settled.
 
         Raises:
-            ShardLostError: the shard or the database is gone.
-            UnavailableError: with `until_empty`, Kafka has been away for too long.
+            ShardLostError: the shard or the connection to the database is lost.
+            UnavailableError: with `until_empty`, Kafka has been unavailable for too long.
         """
         self._retries.begin(crashed=self._shard.predecessor_crashed)
         reader = self._threads.start(self._reader.run, "outbox-reader")
@@ -178,7 +178,7 @@ class Worker:
             reader.join()
             self._ledger.finish()
             settler.join()
-            # Ending a transaction may take longer than the lease; a shard that is lost now counts as a death.
+            # Ending a transaction may take longer than the lease; a shard lost now counts as a crash.
             with beating(self._shard.beat, self._heartbeat):
                 self._threads.guard(self._close_prober)
                 self._commands.close(_OFF_SECONDS if self._until_empty else _HURRY_SECONDS)
@@ -195,7 +195,7 @@ class Worker:
         return self.totals
 
     def _close_prober(self) -> None:
-        """End the prober; after a graceful stop, what it has published is no longer parked."""
+        """End the prober; after a graceful stop, record what it has published as no longer parked."""
         if self._threads.failure is None:
             self._prober.close()
         else:
@@ -224,16 +224,16 @@ class Worker:
             self._settled.append(settled)
 
     def _tell(self) -> None:
-        """What people should see in the database, when it has changed."""
+        """Show the state of the connection to Kafka in the database and the log, if it has changed."""
         breaker = self._publisher.breaker
         if breaker.state is not self._shown:
             self._shown = breaker.state
             self._metrics.breaker(breaker.state)
             self._shard.show_breaker(breaker.state.value, breaker.reason)
             if breaker.state is State.OPEN:
-                _LOG.warning("Kafka is away: %s", breaker.reason)
+                _LOG.warning("Kafka is unavailable: %s", breaker.reason)
             elif breaker.state is State.CLOSED:
-                _LOG.warning("Kafka is back")
+                _LOG.warning("Kafka is available again")
         if self._crash_guard.is_over:
             self._crash_guard.is_over = False
             self._shard.calm()
@@ -242,13 +242,13 @@ class Worker:
         return (
             self._hand_over_after is not None
             and time.monotonic() - self._started >= self._hand_over_after
-            # Without a successor it goes on: whoever starts them may be dead.
+            # Without a successor the relay continues: the process that starts relays may have crashed.
             and self._shard.is_awaited()
         )
 
     def _report(self) -> None:
         while self._settled:
-            # Here, once a second or so: the producer's are this thread's.
+            # Called in this thread, about once a second: the producer's topics belong to this thread.
             self._on_progress(replace(self._settled.popleft(), topics=self._producer.topics))
 
     def _ending(self) -> bool:
@@ -261,25 +261,25 @@ class Worker:
 
 def _warn(one: TakenOver) -> None:
     _LOG.warning(
-        "the relay died while it was trying %s alone (%d of %d): it is tried again in %.0f s",
+        "the relay crashed while it was publishing %s alone (crash %d of %d): next attempt in %.0f s",
         *(one.event, one.crashes, MAX_CRASHES, one.due_in),
     )
 
 
 class _Marks:
-    """Writes down which event is read alone, where relays have died."""
+    """Records which event is read alone, after relays have crashed."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._connection: psycopg.Connection[Any] | None = None
 
     def mark(self, seq: int | None) -> None:
-        """This event is about to be read; None: nobody is to blame if the relay dies now."""
+        """Record that this event is read next; None: no event is the cause if the relay crashes now."""
         if self._connection is None:
             self._connection = self._shard.connect("crash_guard")
         self._connection.execute(queries.CRASH_GUARD, {**self._shard.key, "seq": seq})
 
     def close(self) -> None:
-        """Close the connection, if there was a need for one."""
+        """Close the connection, if one was opened."""
         if self._connection is not None:
             self._connection.close()

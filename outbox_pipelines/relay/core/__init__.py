@@ -1,7 +1,7 @@
-"""What the relay decides.
+"""The decisions of the relay.
 
 Invariants:
-- No I/O, no thread, no clock, no random number: time and chance come in, and what is to be done goes out by
-  the calls of `ports`. Drivers around it act and report; the tests explore it, with a fault at every call.
-- It imports nothing of the package but `event` and `errors`.
+- No I/O, no threads, no clock, no random numbers: time and chance are inputs, and actions are calls of
+  `ports`. Drivers around the core act and report; the tests explore it with a fault at every call.
+- It imports nothing of the package except `event` and `errors`.
 """

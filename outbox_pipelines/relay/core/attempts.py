@@ -1,4 +1,4 @@
-"""A parked event that is tried alone, and what comes of it."""
+"""Attempts at single parked events, and their results."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Final
 from outbox_pipelines.event import Event
 from outbox_pipelines.relay.core.blocked import LONGEST_PAUSE
 
-# A topic that is missing, or a Kafka that is away, is asked again after so long.
+# Seconds after which a missing topic, or an unavailable Kafka, is tried again.
 _TOPIC_SECONDS: Final = 10.0
 _OUTAGE_SECONDS: Final = 1.0
 
 
 class Verdict(Enum):
-    """What came of an attempt."""
+    """The result of an attempt."""
 
     PUBLISHED = "Kafka has it"
     ACCEPTED = "Kafka would take it: tried in a transaction that was aborted"
@@ -27,11 +27,11 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A parked event that is to be tried."""
+    """A parked event to be tried."""
 
     event: Event
     attempts: int
-    """How often it was refused before."""
+    """How many times it was refused before."""
     is_last: bool
     """Whether a refusal makes it a dead letter."""
     is_replay: bool
@@ -39,7 +39,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """An attempt, and what came of it."""
+    """An attempt and its result."""
 
     attempt: Attempt
     verdict: Verdict
@@ -50,7 +50,7 @@ class Tried:
 
         Args:
             retry_seconds: the pause after the first refusal.
-            jitter: makes a factor, so that what was refused together does not stay together.
+            jitter: returns a factor, so that events refused together are not retried together.
         """
         if self.verdict is Verdict.UNKNOWN:
             return _OUTAGE_SECONDS
@@ -61,7 +61,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """An event that was given up."""
+    """An event that is no longer tried."""
 
     event: Event
     attempts: int

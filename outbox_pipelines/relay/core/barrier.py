@@ -1,12 +1,12 @@
-"""What a relay does while the number of shards changes: stand still, meet the others, end.
+"""The steps of a relay while the number of shards changes: pause, reach the barrier, end.
 
 Invariants:
-- It says that it stands still only when all that it has read is settled and nothing parked is under way, and
-  then reads nothing but what the barrier asks for.
-- It says that it has arrived only when all is read up to the barrier; the statement checks that this is
+- A relay reports the pause only when everything that it has read is settled and no parked event is in
+  progress. After that it reads only up to the barrier.
+- It reports the barrier as reached only when everything up to it is read; the statement checks that this is
   settled.
-- It goes to a barrier only if it stood still when that was set: else it may be past it, and would go back.
-- When the new shards have begun it ends. If the change is given up it goes on where it stood.
+- It moves to a barrier only if it was paused when the barrier was set: otherwise it may be past it already.
+- When the new shards have begun, it ends. If the change is abandoned, it continues where it paused.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from outbox_pipelines.position import Snapshot
 
 
 class Step(Enum):
-    """What is to be done next."""
+    """The next step."""
 
-    PREPARE = "make ready what the new shards need"
-    READ_REST = "read on to the end of the tick at hand"
-    PAUSE = "say that all is settled up to here"
+    PREPARE = "prepare what the new shards need"
+    READ_REST = "read to the end of the current tick"
+    PAUSE = "report that everything up to here is settled"
     READ = "read up to the barrier"
-    ARRIVE = "say that all is settled up to the barrier"
+    ARRIVE = "report that everything up to the barrier is settled"
     WAIT = "look again soon"
     GO_ON = "read as before"
     END = "end: the new shards have begun"
 
 
 class Change(Protocol):
-    """A change as the database shows it."""
+    """The state of a change in the database."""
 
     is_wanted: bool
     is_over: bool
     """Whether the new shards have begun."""
     barrier_paused: bool
-    """Whether this relay has said that it stands still."""
+    """Whether this relay has reported the pause."""
     barrier_reached: bool
-    """Whether it has said that it has arrived."""
+    """Whether this relay has reported that it reached the barrier."""
     barrier: Snapshot | None
 
 
 class BarrierPause:
-    """A stand-still: the reader wants it, the settler reaches it."""
+    """A pause that the reader requests and the settler reaches."""
 
     def __init__(self) -> None:
         self.is_wanted = False
-        """Nothing new is tried."""
+        """Whether the pause is requested: nothing new is tried."""
         self.is_reached = False
-        """Nothing is under way."""
+        """Whether nothing is in progress."""
 
 
 class Barrier:
@@ -63,11 +63,11 @@ class Barrier:
 
     @property
     def is_taking_part(self) -> bool:
-        """Whether the relay stands still, or is about to."""
+        """Whether the relay is paused, or about to pause."""
         return self._is_prepared
 
     def step(self, change: Change) -> Step:
-        """Return what is to be done, as of now."""
+        """Return the next step."""
         if change.is_over:
             return Step.END
         if not change.is_wanted:
@@ -87,13 +87,13 @@ class Barrier:
         return Step.WAIT if change.barrier_reached else Step.ARRIVE
 
     def prepared(self, succeeded: bool) -> None:
-        """The new shards can begin; without it no relay could, once there is no way back."""
+        """Record whether the new shards are prepared: later the change cannot be cancelled."""
         self._is_prepared = succeeded
 
     def read_rest(self) -> None:
-        """The tick at hand has been read to its end."""
+        """Record that the current tick has been read to its end."""
         self._pause.is_wanted = True
 
     def read_all(self) -> None:
-        """All has been read up to the barrier."""
+        """Record that everything up to the barrier has been read."""
         self._has_read_all = True

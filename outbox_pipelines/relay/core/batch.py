@@ -1,7 +1,7 @@
-"""Events that are published together: a batch of a tick, or parked events that are released.
+"""Batches of events that are published together: from a tick, or released parked events.
 
 Invariants:
-- Both are immutable; every part of the relay shares them, none adds to them.
+- Both kinds are immutable: every part of the relay shares them, and none changes them.
 - The events of a batch are in `seq` order, and publishing all of them justifies its position.
 """
 
@@ -28,7 +28,7 @@ class Batch:
     unreadable: Mapping[int, str] = field(default_factory=dict)
     """By seq: events whose content was not read, and why. They become dead letters."""
     suspects: Mapping[int, str] = field(default_factory=dict)
-    """By seq: events whose content was not read because a relay died at them. They are parked."""
+    """By seq: events whose content was not read because a relay crashed at them. They are parked."""
 
     @property
     def position(self) -> Position:
@@ -38,7 +38,7 @@ class Batch:
         return Position(self.done, self.target, self.events[-1].seq)
 
     def cut(self, events: int) -> tuple[Batch, Batch | None]:
-        """The first so many events as a batch of their own, and the rest if there is one."""
+        """Return the first `events` events as a batch, and the rest as another one, if any."""
         if len(self.events) <= events:
             return self, None
         first, rest = self.events[:events], self.events[events:]
@@ -49,16 +49,16 @@ class Batch:
 
     @property
     def is_large(self) -> bool:
-        """Whether it is published and settled before anything else is read, for the sake of memory."""
+        """Whether it must be settled before anything else is read, to limit memory."""
         return self.size > LARGE
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is a tick."""
+        """Whether it is a complete tick."""
         return self.starts_tick and self.ends_tick
 
     def followed_by(self, batch: Batch) -> Batch:
-        """Two ticks as one: what the second's target sees, and the first's `done` did not."""
+        """Join two ticks into one: what the second's target sees and the first's `done` does not."""
         assert self.is_whole
         assert batch.is_whole
         events = sorted(self.events + batch.events)
@@ -75,7 +75,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ReleasedBatch:
-    """Parked events whose way is free, in `seq` order: published without moving a position."""
+    """Released parked events, in `seq` order: they are published without moving a position."""
 
     events: list[Event]
     size: int

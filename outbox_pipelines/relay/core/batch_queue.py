@@ -1,10 +1,10 @@
-"""What has been read and not been published yet: the way from the reader to the publisher.
+"""The queue of batches from the reader to the publisher.
 
 Invariants:
-- At most two batches wait; the reader waits with a third, so that a slow Kafka fills no memory. Claims, which
-  are few, need not wait: `add`.
-- Small ticks that wait become one: a publisher that was busy gets at once all that has come meanwhile, and
-  nothing that is read waits behind its next transaction.
+- At most two batches wait. The reader waits with a third, so that a slow Kafka does not fill the memory.
+  Claims, which are few, do not wait: `add`.
+- Small ticks in the queue are joined: a publisher that was busy gets everything read since then at once, and
+  no event waits for a second transaction.
 - Each call is atomic: see `relay.shared`.
 """
 
@@ -17,7 +17,7 @@ from typing import Final
 from outbox_pipelines.relay.core.batch import Batch
 
 _MOST: Final = 2
-# Of a batch that others may join.
+# Limits of a batch that may be joined with others.
 _SMALL_EVENTS: Final = 1000
 _SMALL_SIZE: Final = 1_000_000
 
@@ -29,11 +29,11 @@ class BatchQueue:
         self._waiting: deque[Batch | None] = deque()
 
     def takes(self, batch: Batch | None) -> bool:
-        """Whether there is room for it."""
+        """Return whether there is room for this batch."""
         return len(self._waiting) < _MOST or self._joins(batch)
 
     def add(self, batch: Batch | None) -> None:
-        """The next one, for which there is room."""
+        """Add a batch, for which there must be room."""
         if self._joins(batch):
             last = self._waiting[-1]
             assert last is not None
@@ -43,18 +43,18 @@ class BatchQueue:
             self._waiting.append(batch)
 
     def has(self, wanted: Callable[[Batch], bool]) -> bool:
-        """Whether the first one is wanted, or it is the end. What is not wanted stays: others may join it."""
+        """Return whether the first batch is wanted, or is the end. Otherwise others may still join it."""
         return bool(self._waiting) and (self._waiting[0] is None or wanted(self._waiting[0]))
 
     def pop(self) -> Batch | None:
-        """The first one."""
+        """Remove and return the first batch."""
         return self._waiting.popleft()
 
     def get(self, seconds: float, wanted: Callable[[Batch], bool]) -> Batch | None:
-        """The first one, as soon as it is wanted.
+        """Remove and return the first batch as soon as it is wanted.
 
         Raises:
-            LookupError: there has been none for so long.
+            LookupError: there was none within `seconds`.
         """
         if not self.has(wanted):
             raise LookupError

@@ -1,9 +1,9 @@
-"""A circuit breaker: while Kafka takes nothing, nothing more is handed to it, and one probe at a time asks.
+"""A circuit breaker: while Kafka accepts nothing, no events are sent, and one probe at a time checks it.
 
 Invariants:
-- Pure: told the time and what happened, it says what may be done. Nothing is counted against any event.
-- closed → open when nothing was acknowledged for `patience`; open → half-open when a probe is answered;
-  half-open → closed at the first acknowledgement, or open again, and longer, without one.
+- Pure: its inputs are the time and what happened; its output is what may be done. No attempt is counted.
+- closed → open if nothing was acknowledged for `patience`; open → half-open if a probe is answered;
+  half-open → closed at the first acknowledgment; without one, open again, and longer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LONGEST_PAUSE: Final = 10.0
 
 
 class State(Enum):
-    """What may be handed to Kafka: everything, nothing, or just what is on its way."""
+    """What may be sent to Kafka: everything, nothing, or only what is in flight."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -24,10 +24,10 @@ class State(Enum):
 
 
 class Breaker:
-    """The state of one relay's way to Kafka.
+    """The circuit breaker between one relay and Kafka.
 
     Args:
-        patience: seconds without any acknowledgement, with events on their way, until it opens.
+        patience: seconds without an acknowledgment, with events in flight, until it opens.
     """
 
     def __init__(self, patience: float) -> None:
@@ -39,34 +39,34 @@ class Breaker:
         self._probe_at = 0.0
 
     def idle(self) -> None:
-        """Nothing is on its way: there is nothing to be impatient about."""
+        """Reset the patience: nothing is in flight."""
         self._quiet_since = None
 
     def acknowledged(self) -> None:
-        """Kafka has taken something, or has refused it for its content: it is available."""
+        """Close: Kafka has accepted a message, or refused it because of its content."""
         self.state, self.reason = State.CLOSED, None
         self._pause, self._quiet_since = _FIRST_PAUSE, None
 
     def quiet(self, now: float, reason: str) -> None:
-        """Something is on its way, and nothing has come back since the last call."""
+        """Record that events are in flight and nothing was acknowledged since the last call."""
         if self._quiet_since is None:
             self._quiet_since = now
         elif self.state is not State.OPEN and now - self._quiet_since >= self._patience:
             self.trip(now, reason)
 
     def trip(self, now: float, reason: str) -> None:
-        """Opens at once."""
+        """Open immediately."""
         if self.state is State.HALF_OPEN:
             self._pause = min(self._pause * 2, _LONGEST_PAUSE)
         self.state, self.reason = State.OPEN, reason
         self._quiet_since, self._probe_at = None, now + self._pause
 
     def wants_probe(self, now: float) -> bool:
-        """Whether it is time to ask Kafka for a sign of life."""
+        """Return whether it is time to probe Kafka."""
         return self.state is State.OPEN and now >= self._probe_at
 
     def probed(self, now: float, answered: bool) -> None:
-        """What the probe brought."""
+        """Record the result of a probe."""
         if answered:
             self.state, self._quiet_since = State.HALF_OPEN, None
         else:

@@ -1,13 +1,14 @@
-"""How a relay goes on where others have died: an event may be what kills the process.
+"""The crash guard: protection against an event that crashes the process.
 
 Invariants:
-- Needed only after an unclean death, and only over what may have been on its way then: an ordinary event
-  never costs a commit of its own.
-- After the first death: a hundred events at a time. After the next: one at a time, each marked in the
-  database before its content is read: reading it may be what kills. An event that was marked at a death is
-  parked: `Retries` tries it alone, after a pause, while all others go on, and knows when it is a dead letter.
-- While it is needed, and behind a large batch, nothing is read before all that was read is settled.
-- The mark is taken away from an event that Kafka merely does not answer for: an outage blames nobody.
+- It is needed only after a crash, and only for events that may have been in flight then: ordinary events
+  never cost an additional commit.
+- After the first crash, a hundred events are read at a time. After the next, one at a time; each is marked in
+  the database before its content is read, because reading it may cause the crash. An event that was marked at
+  a crash is parked: `Retries` tries it alone, after a pause, while all others continue, and makes it a dead
+  letter after the last attempt.
+- While it is needed, and after a large batch, nothing is read before everything that was read is settled.
+- The mark is removed from an event that only waits for Kafka's answer: no event is the cause of an outage.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from outbox_pipelines.position import Snapshot
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.blocked import CRASHED
 
-# More than can be on its way: 30,000 events, the next batch, and what waits for the settler.
+# More than can be in flight: 30,000 events, the next batch, and what waits for the settler.
 _WINDOW: Final = 150_000
 _FEW: Final = 100
-# Twice what one death leaves in doubt.
+# Twice what one crash leaves in doubt.
 _SINGLES: Final = 200
 
 
 class CrashGuard:
-    """How much to read and publish at once, and which event not at all.
+    """Decides how many events to read and publish at once, and which event to skip.
 
-    The reading thread asks and marks; the publishing thread says what is settled.
+    The reading thread asks and marks; the publishing thread reports what is settled.
 
     Args:
-        crashes: how many relays of the shard have died in a row.
-        suspect: the seq at which the last one died, if it knew, and how many have in a row.
-        mark: writes down which event is about to be read; None: nobody is to blame if the relay dies.
+        crashes: how many relays of the shard have crashed in a row.
+        suspect: the seq at which the last relay crashed, if known, and the number of crashes there in a row.
+        mark: records which event is read next; None: no event is the cause if the relay crashes.
         on_passed: called when the batch that was read last is settled.
     """
 
@@ -54,10 +55,10 @@ class CrashGuard:
         self._until: Snapshot | None = None
         self.is_needed = crashes > 0
         self.is_over = False
-        """Set when the danger is past, for the settler to write down."""
+        """Set when the guard is no longer needed, for the settler to record."""
 
     def until(self, now: Snapshot) -> None:
-        """What had committed when the relay started: nothing later was on its way."""
+        """Set the snapshot of the relay's start: no later event was in flight at the crash."""
         self._until = now
 
     def step(self) -> int | None:
@@ -67,7 +68,7 @@ class CrashGuard:
         return 1 if self._singles else _FEW
 
     def before(self, seq: int) -> str | None:
-        """Mark an event that is about to be read alone; return why it must not be, if a relay died of it."""
+        """Mark an event before it is read alone; return a reason if it must not be read (a crash)."""
         suspect, crashes = self._suspect
         if seq == suspect and crashes:
             return CRASHED
@@ -75,12 +76,12 @@ class CrashGuard:
         return None
 
     def waits(self) -> None:
-        """The event is with Kafka's client and has not killed the process: it is innocent, whatever comes."""
+        """Clear the mark: the Kafka client has the event, and it has not crashed the process."""
         if self._singles:
             self._mark(None)
 
     def passed(self, batch: Batch) -> None:
-        """A batch is settled: the next may be read."""
+        """Record that a batch is settled: the next may be read."""
         if self.is_needed:
             self._count(batch)
         self._on_passed()

@@ -1,7 +1,7 @@
-"""What became of the events of a batch on their way to Kafka, and the proof that it may be settled.
+"""The state of a batch's events while they are published, and the proof that the batch may be settled.
 
 Invariants:
-- Every event of a delivery is unsent, in flight, acknowledged, or held back; never two of these.
+- Every event of a delivery is unsent, in flight, acknowledged, or parked; never two of these.
 - A `Complete` cannot be made while an event is unsent or in flight. Only a `Complete` can be settled, so an
   event that is neither acknowledged nor parked nor dead is never passed over.
 """
@@ -18,20 +18,20 @@ from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.outcome import WAITING, Dead, Parked, Suspect
 from outbox_pipelines.relay.core.refusal import Refusal
 
-# What the client reported of a message that failed: only the driver looks into it.
+# The client's report of a failed message: only the driver reads it.
 Failed = Any
 Identify = Callable[[list[Event], list[Failed]], list[tuple[Event, Refusal]]]
 
 
 class IncompleteError(Exception):
-    """A batch was to be settled of which an event is neither acknowledged nor parked nor dead."""
+    """A batch cannot be settled: one of its events is neither acknowledged nor parked nor dead."""
 
 
 class Delivery:
-    """A batch that is being published, and what became of its events so far.
+    """A batch that is being published, and the current state of its events.
 
     Args:
-        now: when it was handed over, in seconds of a clock that never goes back.
+        now: when it was passed to the client, in seconds of a monotonic clock.
     """
 
     __slots__ = (
@@ -57,11 +57,11 @@ class Delivery:
         self._acknowledged_before = 0
         self.failed: list[Failed] = []
         self.parked: dict[int, tuple[Event, Parked]] = {}
-        """By seq: what Kafka does not get now."""
+        """By seq: events that are not sent to Kafka now."""
         self.in_table = 0
-        """How many of those held back are in the table already."""
+        """How many of the parked events are in the table already."""
         self.halted: set[tuple[str, str]] = set()
-        """Aggregates of released events that cannot go on."""
+        """Aggregates of released events that must wait."""
 
     @property
     def is_complete(self) -> bool:
@@ -72,7 +72,7 @@ class Delivery:
 
     @property
     def is_in_table(self) -> bool:
-        """Whether all that it holds back is in the table: more can be until it is complete."""
+        """Whether all parked events are in the table so far: more can follow until it is complete."""
         return self.in_table == len(self.parked)
 
     def complete(self) -> Complete:
@@ -84,11 +84,11 @@ class Delivery:
         return Complete(self)
 
     def park(self, event: Event, outcome: Parked = WAITING) -> None:
-        """Kafka does not get this event now."""
+        """Do not send this event to Kafka now."""
         self.parked[event.seq] = event, outcome
 
     def parked_states(self) -> dict[int, tuple[str, str | None]]:
-        """What is to be parked, by seq: the state, and why."""
+        """Return what is to be parked, by seq: the state and the reason."""
         return {seq: (outcome.state, outcome.reason) for seq, (_, outcome) in self.parked.items()}
 
     def report(self, error: object | None, message: object) -> None:
@@ -99,7 +99,7 @@ class Delivery:
             self.failed.append((message, error))
 
     def restart(self) -> None:
-        """Mark all of it that is not held back as unsent: its transaction was aborted."""
+        """Mark all events that are not parked as unsent: their transaction was aborted."""
         self.unsent = [event for event in self.batch.events if event.seq not in self.parked]
         self.in_flight, self.failed = [], []
         self.acknowledged = self._acknowledged_before = 0
@@ -118,7 +118,7 @@ class Complete:
     """A batch of which every event is acknowledged (in exactly_once: committed), parked or dead.
 
     Raises:
-        IncompleteError: this does not hold of the delivery.
+        IncompleteError: the delivery is not complete.
     """
 
     __slots__ = ("batch", "begun_at", "is_in_table", "parked")
@@ -133,7 +133,7 @@ class Complete:
         self.batch = delivery.batch
         self.begun_at = delivery.begun_at
         self.parked = delivery.parked
-        """By seq: each event that Kafka did not get, and why. All others, it has."""
+        """By seq: each event that was not published, and why. All others were published."""
         self.is_in_table = delivery.is_in_table
 
     def moves(self, position: Position) -> Position:
@@ -153,11 +153,11 @@ class Complete:
         return batch.position
 
     def parked_states(self) -> dict[int, tuple[str, str | None]]:
-        """What is to be parked, by seq: the state, and why."""
+        """Return what is to be parked, by seq: the state and the reason."""
         return {seq: (outcome.state, outcome.reason) for seq, (_, outcome) in self.parked.items()}
 
     def parked_events(self) -> list[Event]:
-        """The events that Kafka did not get."""
+        """Return the events that were not published."""
         return [event for event, _ in self.parked.values()]
 
     @property
@@ -173,7 +173,7 @@ class Complete:
         }
 
     def published(self) -> list[Event]:
-        """The events that Kafka has."""
+        """Return the published events."""
         parked = self.parked
         return (
             [event for event in self.batch.events if event.seq not in parked] if parked else self.batch.events

@@ -1,5 +1,5 @@
-"""What ends the relay of a shard."""
+"""The error that ends the relay of a shard."""
 
 
 class ShardLostError(Exception):
-    """Another relay has the shard, or what became of its events cannot be known: stop, and start over."""
+    """Another relay owns the shard, or the result of publishing is unknown: stop, and start over."""

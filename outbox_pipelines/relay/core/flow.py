@@ -1,10 +1,9 @@
-"""The publishing part of a relay: takes what was read or released, publishes it, hands on what is complete.
+"""The publishing part of a relay: takes read and released batches, publishes them, passes complete ones on.
 
 Invariants:
-- What was released goes before what was read, so that an aggregate is free again soon.
-- Where relays have died, and for the memory's sake where it is large, a batch is settled before the next one
-  is taken.
-- A stop lets what is on its way finish, for a while; what was read and not handed over is read again.
+- Released events are published before newly read ones, so that their aggregate is free again soon.
+- After crashes, or if a batch is large (to limit memory), it is settled before the next one is taken.
+- A stop waits for events in flight, for a limited time; events that were read and not sent are read again.
 """
 
 from __future__ import annotations
@@ -26,34 +25,34 @@ from outbox_pipelines.relay.core.ledger import Ledger, Order
 from outbox_pipelines.relay.core.ports import Clock
 from outbox_pipelines.relay.core.publisher import Publisher
 
-# How long a graceful stop waits for acknowledgements: an outage must not hold it up for ever.
+# How long a graceful stop waits for acknowledgments: an outage must not delay it indefinitely.
 _STOP_SECONDS: Final = 10.0
-# How long a run until empty waits for a Kafka that is away.
+# How long a run until empty waits for an unavailable Kafka.
 _OUTAGE_SECONDS: Final = 60.0
-# An event that kills does so when it is encoded, compressed or sent.
+# An event that crashes the process does so when it is encoded, compressed or sent.
 _INNOCENT_SECONDS: Final = 1.0
 # While acknowledgments are awaited, new batches are looked for this often.
 _REPORT_POLL: Final = 0.001
 
 
 class Retries(Protocol):
-    """What becomes of parked events."""
+    """Retries of parked events."""
 
     released: deque[ReleasedBatch]
     """To be published."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is under way, and nothing is due now."""
+        """Whether nothing is in progress, and nothing is due now."""
 
 
 class Flow:
     """The publishing part of a relay; for one thread.
 
     Args:
-        is_stopped: whether the relay is to end.
-        until_empty: end when all that is read is published or parked.
-        on_complete: told the batches that have become complete.
+        is_stopped: whether the relay must end.
+        until_empty: end when everything that is read is published or parked.
+        on_complete: called with the batches that have become complete.
     """
 
     def __init__(
@@ -87,19 +86,19 @@ class Flow:
         self._away_since: float | None = None
 
     def step(self) -> bool:
-        """One round: publish something, or wait for acknowledgments; return False at the end.
+        """Publish a batch, or wait for acknowledgments; return False at the end.
 
         Raises:
-            ShardLostError: the shard is gone.
-            UnavailableError: with `until_empty`, Kafka has been away for too long.
+            ShardLostError: the shard is lost.
+            UnavailableError: with `until_empty`, Kafka has been unavailable for too long.
         """
         if self._alone is not None:
             return self._await_alone(self._alone)
         if self._is_done():
             return False
         if self._is_stopped():
-            # What was read and not handed over is read again. While Kafka is unavailable nobody would
-            # take the end of the queue, and the stop would never end.
+            # Events that were read and not sent are read again. While Kafka is unavailable, the end of the
+            # queue would never be reached, and the stop would never finish.
             self._reading = False
         room = self._publisher.has_room and self._ledger.has_room
         try:
@@ -140,7 +139,7 @@ class Flow:
             self._ledger.hand_over(batches)
 
     def _next(self, room: bool) -> Batch | ReleasedBatch | None:
-        """What to publish next, None at the end of what is to be read.
+        """Return what to publish next; None at the end of what is read.
 
         Raises:
             LookupError: there is nothing now.
@@ -157,7 +156,7 @@ class Flow:
 
     def _is_done(self) -> bool:
         if self._is_stopped() and not self._reading:
-            # What is on its way may finish; what is parked waits for the next relay.
+            # Events in flight may finish; parked events wait for the next relay.
             self._stop_by = min(self._stop_by, self._clock() + _STOP_SECONDS)
             is_over = self._publisher.breaker.state is State.OPEN or self._clock() > self._stop_by
             return is_over or not self._publisher.pending
@@ -168,28 +167,29 @@ class Flow:
         return self._retries.is_settled and not self._retries.released
 
     def _check_outage(self) -> None:
-        """A run until empty is awaited by somebody: it does not wait for ever."""
+        """Raise an error if a run until empty has waited too long for Kafka."""
         breaker = self._publisher.breaker
         if breaker.state is State.CLOSED:
             self._away_since = None
         elif self._away_since is None:
             self._away_since = self._clock()
         elif self._clock() - self._away_since > _OUTAGE_SECONDS:
-            raise UnavailableError(f"Kafka has taken nothing for {_OUTAGE_SECONDS:.0f} s: {breaker.reason}")
+            seconds = f"{_OUTAGE_SECONDS:.0f} s"
+            raise UnavailableError(f"Kafka has accepted nothing for {seconds}: {breaker.reason}")
 
     # --- what transactions ask of the database ------------------------------------------------------------
 
     def open_tick(self, position: Position | None, tick_id: str) -> None:
-        """Settles all that is complete, and opens a tick (None: at the position of now); returns when that is
-        committed."""
+        """Settle everything complete and open a tick (None: at the current position); return after the
+        commit."""
         self._order(Order(position, tick_id))
 
     def park(self, deliveries: list[Delivery]) -> None:
-        """Puts aside what these hold back; returns when that is committed."""
+        """Park the events that these deliveries hold back; return after the commit."""
         self._order(Order(parked=[delivery.parked_states() for delivery in deliveries]))
 
     def settle_all(self) -> None:
-        """Returns when all that is complete is settled."""
+        """Return when everything complete is settled."""
         self._order(Order())
 
     def _order(self, order: Order) -> None:

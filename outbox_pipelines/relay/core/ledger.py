@@ -1,7 +1,7 @@
-"""What is complete and not yet settled: the way from the publishing to the settling part.
+"""Complete batches that are not settled yet: passed from the publishing to the settling part.
 
 Invariants:
-- Batches leave in the order in which they came. An order is carried out after all that came before it.
+- Batches leave in the order in which they arrived. An order is carried out after everything before it.
 - Each call is atomic: see `relay.shared`.
 """
 
@@ -20,12 +20,12 @@ _MOST_UNSETTLED: Final = 16
 _MOST_UNSETTLED_BYTES: Final = 16_000_000
 
 Parked = Mapping[int, tuple[str, str | None]]
-"""Events to put aside, by their seq: the state, and why."""
+"""Events to park, by seq: the state and the reason."""
 
 
 @dataclass(slots=True)
 class Order:
-    """What the settling part is to write before the publishing part can go on."""
+    """What the settling part must write before the publishing part can continue."""
 
     position: Position | None = None
     tick_id: str | None = None
@@ -52,13 +52,13 @@ class Ledger(ABC):
     def has_work(self) -> bool:
         """Whether there is something to settle now.
 
-        A position without events can wait for the heartbeat: settling it takes a transaction id, which would
-        make the next snapshot differ, and so on for ever.
+        A position without events can wait for the heartbeat: settling it uses a transaction id, which would
+        make the next snapshot differ, and so on without end.
         """
         return bool(self._orders or any(batch.batch.events for batch in self._completed))
 
     def hand_over(self, batches: list[Complete]) -> None:
-        """These are complete."""
+        """Add complete batches."""
         self._completed += batches
         self.unsettled += sum(1 for batch in batches if batch.batch.events)
         self._unsettled_bytes += sum(batch.batch.size for batch in batches)
@@ -74,12 +74,12 @@ class Ledger(ABC):
         return batches, orders
 
     def settled(self, batches: list[Complete]) -> None:
-        """These have been dealt with."""
+        """Record these batches as settled."""
         self.unsettled -= sum(1 for batch in batches if batch.batch.events)
         self._unsettled_bytes -= sum(batch.batch.size for batch in batches)
 
     def carried_out(self, orders: list[Order]) -> None:
-        """These are written."""
+        """Record these orders as written."""
         for order in orders:
             order.is_done = True
 

@@ -1,7 +1,7 @@
-"""What can become of an event on its way to Kafka, other than that Kafka has it.
+"""The outcomes of an event that is not published now.
 
 Invariants:
-- An event of a batch is under way, acknowledged, or held back with one of these outcomes; never two of them.
+- An event of a batch is in progress, acknowledged, or parked with one of these outcomes; never two of them.
 """
 
 from __future__ import annotations

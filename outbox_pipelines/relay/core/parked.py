@@ -51,10 +51,10 @@ class Table(Protocol):
     """The parked events of a shard, in the session that holds it. Each call is one transaction."""
 
     def take_over(self, *, crashed: bool) -> list[TakenOver]:
-        """Judge what was being tried when the relay before ended."""
+        """Update the events that were being tried when the previous relay ended; return them."""
 
     def news(self) -> int:
-        """A number that is another one after somebody has replayed or discarded."""
+        """Return a number that changes with each replay or discard."""
 
     def blocked(self) -> Iterable[tuple[str, str]]:
         """All aggregates that have parked events."""
@@ -72,10 +72,10 @@ class Table(Protocol):
         """Whether there are any, due or not."""
 
     def mark(self, seqs: Sequence[int]) -> None:
-        """These are about to be tried: a death from now on is counted against them."""
+        """Mark these as being tried: a crash from now on counts against them."""
 
     def clear(self, seqs: Sequence[int]) -> None:
-        """A death from now on is not theirs."""
+        """Clear the mark: a crash from now on does not count against them."""
 
     def read(
         self, seqs: Sequence[int], may_take_large: Callable[[], bool]
@@ -126,7 +126,7 @@ class Prober(Protocol):
         """The verdicts since the last call."""
 
     def innocent(self) -> list[int]:
-        """The seqs of events that have been answered for, or are waited for: they do not kill."""
+        """Return the seqs of events that were answered, or are awaited: they do not cause a crash."""
 
 
 class Counters(Protocol):

@@ -65,13 +65,13 @@ class Producer(Protocol):
         """Fetch reports, waiting up to so long for the first."""
 
     def refresh(self) -> None:
-        """Take over what is known anew of topics and their limits."""
+        """Apply news about topics and their limits."""
 
     def await_reports(self) -> None:
         """Fetch the last reports after a failure, for a while."""
 
     def purge(self) -> None:
-        """Give up what is not acknowledged; it is reported as failed."""
+        """Discard messages that are not acknowledged; they are reported as failed."""
 
     def flush(self, seconds: float) -> None:
         """Fetch reports until all are in, for so long at most."""
@@ -93,7 +93,7 @@ class Producer(Protocol):
         """Take the topic of this event for unavailable."""
 
     def answers(self) -> bool:
-        """Ask Kafka for a sign of life."""
+        """Return whether Kafka answers a probe."""
 
     def close(self) -> None:
         """Let go of everything but the producer's messages."""

@@ -44,7 +44,7 @@ class Publisher:
         patience: seconds without an acknowledgement until Kafka is taken for unavailable.
     """
 
-    # On their way at once: enough that the broker never waits, few enough that memory stays small.
+    # Events in flight at once: enough that the broker never waits, few enough that memory stays small.
     most_events = 30_000
 
     def __init__(
@@ -68,7 +68,7 @@ class Publisher:
 
     @property
     def has_room(self) -> bool:
-        """Whether Kafka takes events, and little enough is on its way for another batch."""
+        """Whether Kafka accepts events, and few enough are in flight for another batch."""
         return (
             self._pending_events < self.most_events
             and self._pending_size < _MOST_BYTES
@@ -76,7 +76,7 @@ class Publisher:
         )
 
     def takes(self, batch: Batch | ReleasedBatch) -> bool:
-        """Whether this batch can be published now; else `poll` brings it about."""
+        """Return whether this batch can be published now; otherwise call `poll` until it can."""
         return True
 
     def publish(self, batch: Batch | ReleasedBatch) -> None:
@@ -105,7 +105,7 @@ class Publisher:
         delivery.unsent = [event for event in batch.events if event.seq not in delivery.parked]
 
     def poll(self, seconds: float, *, linger: bool = True) -> None:
-        """Serve delivery reports, waiting up to `seconds` for the first; probe a Kafka that is away.
+        """Serve delivery reports, waiting up to `seconds` for the first; probe an unavailable Kafka.
 
         Args:
             linger: False where nothing else is about to be published: then the client sends at once what it
@@ -216,7 +216,7 @@ class Publisher:
             again = [event for event, _ in failed or () if event.seq not in delivery.parked]
             delivery.unsent = sorted(again + delivery.unsent)
         is_outage = any(refusal.kind is Kind.OUTAGE for _, failed in reclaimed for _, refusal in failed or ())
-        self._conclude(explained, f"Kafka's client gave up: {self._producer.trouble}", patience=not is_outage)
+        self._conclude(explained, f"Kafka's client failed: {self._producer.trouble}", patience=not is_outage)
 
     def _conclude(self, explained: bool, reason: str, *, patience: bool = True) -> None:
         """Close the breaker after a refusal, which is an answer; open it after failures without a reason."""

@@ -1,7 +1,7 @@
-"""What a transaction says of how far the shard is, and what a successor makes of it.
+"""The record of a shard's position in a transaction, and how a successor uses it.
 
 Invariants:
-- Written in the transaction that publishes the events, so it is true exactly when they are out.
+- The record is written in the transaction that publishes the events, so both become visible together.
 - Believed only if the database's row has the same tick id: a restored database, or one that crashed, has
   another, and then it alone counts.
 """

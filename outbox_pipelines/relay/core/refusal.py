@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 
 class Kind(Enum):
-    """Whose fault a failure is."""
+    """The cause of a failure."""
 
     EVENT = "the event's, or that of one in its batch: parked, tried alone, counted"
-    TOPIC = "its topic's: parked until the topic is mended, not counted"
-    OUTAGE = "nobody's: sent again when it is over"
+    TOPIC = "the topic's: parked until the topic is available, not counted"
+    OUTAGE = "an outage: sent again when it is over"
     CONSEQUENCE = "another event's: sent again"
     OWNER = "another relay has taken over: start over"
 
 
 class Refusal(NamedTuple):
-    """What Kafka's client said of a message that was not published."""
+    """The Kafka client's error for a message that was not published."""
 
     kind: Kind
     reason: str

@@ -5,7 +5,7 @@ Invariants:
   change nothing.
 - Of an aggregate one thing is under way at a time: its first event tried alone, or a run behind it released.
 - A verdict is written before anything else is done for the aggregate.
-- Whoever is tried where a relay has died is alone: nothing else is tried or released beside it.
+- An event at which a relay has crashed is tried alone: nothing else is tried or released at the same time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _AT_ONCE: Final = 500
 _RELEASE: Final = 5000
 _MOST_RELEASES: Final = 2
 _NEWS_SECONDS: Final = 1.0
-# An event that kills does so when it is encoded, compressed or sent.
+# An event that crashes the process does so when it is encoded, compressed or sent.
 _INNOCENT_SECONDS: Final = 1.0
 
 
@@ -48,7 +48,7 @@ class _Run:
 
 
 class Retries:
-    """Looks after the parked events of a shard that has been taken.
+    """Retries the parked events of an owned shard.
 
     Args:
         topic_of: where an event with these types goes; empty where they make no name.
@@ -56,7 +56,7 @@ class Retries:
         most_attempts: refusals that make a dead letter.
         retry_seconds: the first pause.
         batch_bytes: content that is read at once.
-        on_crash: told an event that was being tried alone when a relay died.
+        on_crash: called with an event that was being tried alone when a relay crashed.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Retries:
             self._table.clear(waiting)
 
     def _hear_news(self, now: float) -> None:
-        """After somebody has replayed or discarded, and at the beginning: what is parked, from the table."""
+        """At the beginning, and after each replay or discard, load the parked events from the table."""
         news = self._table.news()
         self._news_at = now + _NEWS_SECONDS
         if news != self._news:

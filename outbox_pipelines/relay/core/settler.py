@@ -1,4 +1,4 @@
-"""Moves the position over what is complete, parks what Kafka did not get, looks after what is parked.
+"""Moves the position over complete batches, parks events that were not published, and retries parked events.
 
 Invariants:
 - The position moves over a `Complete` only, and only from where it is: `Complete.moves`.
@@ -46,14 +46,14 @@ class Shard(Protocol):
         tick_id: str | None = None,
         last: bool = False,
     ) -> Any:
-        """Move the position, and put aside what is parked, in one transaction; a heartbeat too.
+        """Move the position and park events, in one transaction; also a heartbeat.
 
         Raises:
             ShardLostError: the shard has another owner.
         """
 
     def park(self, parked: list[Parked]) -> None:
-        """Put aside ahead of the position.
+        """Park events ahead of the position.
 
         Raises:
             ShardLostError: the shard has another owner.
@@ -83,11 +83,11 @@ class Settler:
 
     Args:
         breaker: what is known of Kafka.
-        heartbeat: seconds between signs of life.
-        is_stopped: whether the relay is to end.
-        on_settled: told how many published events the position has moved over, how long it took, and what the
-            shard says of it.
-        on_dead_letter: told an event that was given up without an attempt, and why.
+        heartbeat: seconds between heartbeats.
+        is_stopped: whether the relay must end.
+        on_settled: called with the number of published events that the position has moved over, the duration
+            in seconds, and the shard's result.
+        on_dead_letter: called with an event that became a dead letter without an attempt, and the reason.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Settler:
     def rest(self) -> float:
         """How long there is nothing to do, unless the ledger has work, in seconds."""
         until_beat = self._beat_at + self._heartbeat - self._clock()
-        # With Kafka away nothing is tried, however due it is.
+        # While Kafka is unavailable nothing is tried, even if it is due.
         pause = self._retries.pause if self.may_try else self._heartbeat
         if self.barrier_pause.is_wanted:
             pause = CHANGE_POLL

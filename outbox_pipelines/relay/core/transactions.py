@@ -7,8 +7,8 @@ Invariants:
   committed: from then on the record that names them is not believed, or not the last.
 - What a transaction holds back is in the table before its commit begins.
 - Once a commit has begun nothing joins the transaction, and the commit completes what the record names.
-- After a refusal nothing of the transaction is out: all of it again, without those to blame. What is in doubt
-  ends the relay: the next one reads the record.
+- After a refusal nothing of the transaction is visible: all of it is sent again, without the refused events.
+  A transaction in doubt ends the relay: the next one reads the record.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.ports import Clock, CommitAnswer, TransactionalProducer
 from outbox_pipelines.relay.core.publisher import Publisher
 
-# A transaction ends when it holds so much, or is so old, or when there is nothing more to put into it.
+# A transaction ends at one of these limits, or when there is nothing more to put into it.
 _EVENTS: Final = 40_000
 _BYTES: Final = 24_000_000
 _SECONDS: Final = 0.25
@@ -57,14 +57,14 @@ class Ledger(Protocol):
     """What the database must hold before Kafka may go on."""
 
     def open_tick(self, position: Position | None, tick_id: str) -> None:
-        """Settles all that is complete, and opens a tick (None: at the position of now); returns when that is
-        committed."""
+        """Settle everything complete and open a tick (None: at the current position); return after the
+        commit."""
 
     def park(self, deliveries: list[Delivery]) -> None:
-        """Puts aside what these hold back; returns when that is committed."""
+        """Park the events that these deliveries hold back; return after the commit."""
 
     def settle_all(self) -> None:
-        """Returns when all that is complete is settled."""
+        """Return when everything complete is settled."""
 
 
 class TransactionalPublisher(Publisher):
@@ -73,7 +73,7 @@ class TransactionalPublisher(Publisher):
     Args:
         producer: which has fenced all before it.
         position: of the shard.
-        tick_id: of the tick at hand, or the last one; None where there was none.
+        tick_id: of the current or the last tick; None if there was none.
         new_id: makes the id of a tick, unlike any other.
     """
 
@@ -185,7 +185,7 @@ class TransactionalPublisher(Publisher):
                 self._recover()
                 return
         elif any(delivery.failed for delivery in self._deliveries):
-            # Behind a refused batch nothing of its partition is sent: the commit would wait for ever.
+            # After a refused batch nothing more of its partition is sent: the commit would never end.
             self._producer.purge()
         answer = self._transactions.commit()
         if answer is CommitAnswer.NONE:
@@ -244,7 +244,7 @@ class TransactionalPublisher(Publisher):
         return problem
 
     def _recover(self) -> None:
-        """After a refusal nothing of the transaction is out: all of it again, without those to blame."""
+        """After a refusal, abort the transaction and send all of it again, without the refused events."""
         if self._phase is Phase.COMMITTING:
             # Kafka's client takes no other call until that commit has failed.
             self._commit()

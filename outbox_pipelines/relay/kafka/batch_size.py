@@ -3,7 +3,7 @@
 Invariants:
 - The client has one batch size for all topics: the lowest limit among the topics in use counts.
 - A topic without events lately no longer counts: one with a low limit does not slow down others for good.
-- A batch is never larger than what Kafka has refused, until the topic's limit is known to be another one.
+- A batch is never larger than one that Kafka has refused, until the topic's limit is known to have changed.
 """
 
 from __future__ import annotations

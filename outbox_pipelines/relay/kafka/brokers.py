@@ -1,7 +1,7 @@
-"""What the brokers are asked about topics: what there is, what it takes, and to create what is missing.
+"""Requests to the brokers about topics: which exist, what they accept, and creating missing ones.
 
 Invariants:
-- Each question is one request for any number of topics. Every call waits for its answer, but not for ever.
+- Each request covers any number of topics. Every call waits for its answer, with a time limit.
 - A missing topic is created only if its name matches the operator's pattern, and only while fewer topics
   match than the operator allows.
 """
@@ -30,17 +30,17 @@ from outbox_pipelines.relay.kafka.routing import patterns
 from outbox_pipelines.settings import Settings
 
 _ANSWER_SECONDS: Final = 10.0
-# How long a topic is worth waiting for where the brokers do not even say that it is missing.
+# How long to wait for the answer about a topic before asking in another way.
 _DESCRIBE_SECONDS: Final = 3.0
-# The limit saves trouble, no more: nobody waits long for it.
+# The limit only avoids refusals, so the wait for it is short.
 _LIMIT_SECONDS: Final = 2.0
-_NOT_ALLOWED: Final = "may not be written to: grant WRITE and DESCRIBE on it"
+_NOT_ALLOWED: Final = "cannot be written to (not authorized): grant WRITE and DESCRIBE on it"
 _MISSING: Final = (
-    "does not exist and the broker does not create it: create it, or set OUTBOX_CREATE_TOPICS=true, or "
+    "does not exist and the broker does not create it: create it, set OUTBOX_CREATE_TOPICS=true, or "
     "choose other names with OUTBOX_TOPIC"
 )
 _NOT_YET: Final = "does not exist, and the relay has not been able to create it yet"
-# The broker refuses for good; anything else is its trouble, not the topic's.
+# The broker refuses permanently; any other error is a problem of the broker, not of the topic.
 _REFUSALS: Final = frozenset(
     {
         KafkaError.TOPIC_EXCEPTION,
@@ -51,7 +51,7 @@ _REFUSALS: Final = frozenset(
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     }
 )
-# Not there, or about to be.
+# The topic does not exist, or is being created.
 _ABSENT: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE})
 _COPIES: Final = ".dlq"
 
@@ -62,11 +62,11 @@ class Unavailable:
 
     reason: str
     is_missing: bool
-    """It may come into being at any moment."""
+    """Whether the topic is missing, and so may be created at any moment."""
 
 
 class Brokers:
-    """The brokers, by a client of its own. For any thread."""
+    """The brokers, through a separate client. Any thread may use it."""
 
     def __init__(self, settings: Settings) -> None:
         self._brokers = settings.require_kafka()
@@ -81,22 +81,25 @@ class Brokers:
             config = client.config(settings, error_cb=self._on_error)
             self._admin = AdminClient(config, logger=client.LOG)
         except KafkaException as error:
-            raise SetupError(f"Kafka's client refuses its settings: {error.args[0].str()}") from None
+            raise SetupError(
+                f"the Kafka client rejects its settings: {error.args[0].str()}. "
+                "Check OUTBOX_KAFKA_CONFIG_FILE"
+            ) from None
 
     def connect(self) -> None:
-        """Waits until a broker answers.
+        """Wait until a broker answers.
 
         Raises:
-            UnavailableError: none does, or the credentials are wrong.
+            UnavailableError: no broker answers, or the credentials are wrong.
         """
         deadline = time.monotonic() + _ANSWER_SECONDS
         while True:
             try:
-                # Any answer will do: no topic has an empty name, so it is small.
+                # Any answer is sufficient: no topic has an empty name, so the answer is small.
                 self._admin.list_topics("", timeout=1.0)
             except KafkaException as error:
                 self._admin.poll(0)
-                # A reason that the client has found will not change by waiting longer.
+                # If the client knows a reason, waiting longer does not change it.
                 if time.monotonic() > deadline - (_ANSWER_SECONDS - 3 if self._trouble else 0):
                     raise self._no_answer(self._trouble or _text(error)) from None
             else:
@@ -104,7 +107,7 @@ class Brokers:
                 return
 
     def answers(self) -> bool:
-        """Whether a broker answers within a second."""
+        """Return whether a broker answers within a second."""
         try:
             self._admin.list_topics("", timeout=1.0)
         except KafkaException:
@@ -112,18 +115,18 @@ class Brokers:
         return True
 
     def poll(self) -> None:
-        """Serves the client's reports of errors, which would pile up."""
+        """Fetch the client's error reports, which would accumulate otherwise."""
         self._admin.poll(0)
 
     def describe(self, names: Iterable[str]) -> dict[str, int | Unavailable]:
-        """Of each topic its number of partitions, or why it is unavailable. Creates none.
+        """Return for each topic its number of partitions, or why it is unavailable. Create none.
 
         Raises:
             UnavailableError: no broker answers.
         """
         asked = self._admin.describe_topics(
             TopicCollection(list(names)),
-            # A transaction fails as a whole for a topic that may not be written to, and does not name it.
+            # Without WRITE on one topic, a whole transaction fails, and the error does not name the topic.
             include_authorized_operations=True,
             request_timeout=_DESCRIBE_SECONDS,
         )
@@ -131,14 +134,14 @@ class Brokers:
         for name, answer in asked.items():
             error = answer.exception()
             if error is not None and _code(error) == KafkaError._TIMED_OUT:
-                # The controller is asked, which can be unavailable while brokers take messages.
+                # This request goes to the controller, which can be unavailable while brokers accept messages.
                 return self._list(asked)
             found[name] = _partitions(answer.result()) if error is None else self._explain(error)
         self._trouble = ""
         return found
 
     def _list(self, names: Iterable[str]) -> dict[str, int | Unavailable]:
-        """The same from any broker: it gives all topics of the cluster, and not what is allowed."""
+        """Like `describe`, from any broker: its answer has all topics of the cluster, but no permissions."""
         try:
             listed = self._admin.list_topics(timeout=_DESCRIBE_SECONDS).topics
         except KafkaException as error:
@@ -152,7 +155,7 @@ class Brokers:
         }
 
     def provoke(self, name: str) -> None:
-        """Asks so that a broker creates the topic, if it creates topics."""
+        """Ask for the topic in a way that makes a broker create it, if it creates topics automatically."""
         try:
             self._admin.list_topics(name, timeout=1.0)
         except KafkaException as error:
@@ -160,11 +163,11 @@ class Brokers:
 
     @property
     def creates(self) -> bool:
-        """Whether the operator lets the relay create topics."""
+        """Whether the operator allows the relay to create topics."""
         return self._creates
 
     def create(self, names: list[str]) -> dict[str, str]:
-        """Creates topics; why, for each that was not created.
+        """Create topics; return for each that was not created the reason.
 
         Raises:
             UnavailableError: no broker answers.
@@ -186,12 +189,12 @@ class Brokers:
                 raise self._no_answer(_text(error))
             refused[name] = (
                 f"does not exist and could not be created ({_text(error).rstrip('.')}): create it, or change "
-                "OUTBOX_TOPIC_PARTITIONS, OUTBOX_TOPIC_REPLICATION or the right to CREATE"
+                "OUTBOX_TOPIC_PARTITIONS, OUTBOX_TOPIC_REPLICATION or the CREATE permission"
             )
         return refused
 
     def limits(self, names: Iterable[str]) -> dict[str, int | None]:
-        """Of each topic the bytes of the largest batch; None without an answer: the relay goes on without."""
+        """Return for each topic the bytes of the largest batch; None (no limit known) without an answer."""
         resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
         asked = self._admin.describe_configs(resources, request_timeout=_LIMIT_SECONDS) if resources else {}
         return {resource.name: _limit(answer) for resource, answer in asked.items()}
@@ -200,7 +203,7 @@ class Brokers:
         return any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
     def _count(self) -> int:
-        """How many topics there are that the relay might have created."""
+        """Return how many existing topics match the pattern for topics that the relay creates."""
         try:
             names = self._admin.list_topics(timeout=_ANSWER_SECONDS).topics
         except KafkaException as error:
@@ -226,20 +229,20 @@ class Brokers:
         if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             return Unavailable(_NOT_ALLOWED, is_missing=False)
         if code in _REFUSALS:
-            return Unavailable(f"is refused by the broker: {_text(error)}", is_missing=False)
+            return Unavailable(f"is rejected by the broker: {_text(error)}", is_missing=False)
         raise self._no_answer(self._trouble or _text(error))
 
     def _no_answer(self, reason: str) -> UnavailableError:
         return UnavailableError(f"no broker answers at {self._brokers} (OUTBOX_KAFKA): {reason}")
 
     def _on_error(self, error: KafkaError) -> None:
-        # That all brokers are down follows a reason, and says less.
+        # "All brokers are down" follows the actual reason and says less.
         if not (self._trouble and error.code() == KafkaError._ALL_BROKERS_DOWN):
             self._trouble = error.str()
 
 
 def _partitions(topic: TopicDescription) -> int | Unavailable:
-    # A broker that does not say what is allowed says it when it refuses.
+    # A broker that does not report permissions reports their absence when it refuses a message.
     if topic.authorized_operations and AclOperation.WRITE not in topic.authorized_operations:
         return Unavailable(_NOT_ALLOWED, is_missing=False)
     return len(topic.partitions)
@@ -249,7 +252,7 @@ def _limit(answer: Future[Any]) -> int | None:
     if answer.exception() is not None:
         return None
     found = answer.result()
-    # A batch must fit into a segment as well.
+    # A batch must also fit into a segment.
     return min(int(found["max.message.bytes"].value), int(found["segment.bytes"].value))
 
 

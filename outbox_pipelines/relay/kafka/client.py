@@ -1,8 +1,8 @@
-"""Kafka's client, configured in one way.
+"""The configuration of every Kafka client.
 
 Invariants:
-- Idempotent, acks=all, no expiry, Java's partitioner: without any of these the guarantees do not hold, and a
-  file of settings may not change them.
+- Idempotence, acks=all, no expiry, Java's partitioner: the guarantees need each of these, so the user's
+  settings file may not change them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _FIXED: Final[dict[str, Any]] = {
     "acks": "all",
     "enable.idempotence": True,
     "enable.gapless.guarantee": True,
-    # An expired message would be overtaken by the next one of its key.
+    # The next message of its key would overtake an expired message.
     "message.timeout.ms": 0,
-    # As Java's producers and Debezium place keys; librdkafka's own way agrees on 1 key in 9.
+    # The partitioner of Java's producers and Debezium; librdkafka's default agrees with it on 1 key in 9.
     "partitioner": "murmur2_random",
-    # What is on its way is bounded by the relay, in batches.
+    # The relay bounds what is in flight, in batches.
     "queue.buffering.max.messages": 200_000,
     "queue.buffering.max.kbytes": 262_144,
 }
@@ -49,21 +49,21 @@ _CONNECTION: Final = (
     "client.",
     "socket.",
     "reconnect.",
-    # Where the token of OAuth comes from, and whom to trust there.
+    # The source of the OAuth token, and the certificates to trust there.
     "https.",
 )
-# As librdkafka's are called.
+# The form of librdkafka's setting names.
 _NAME: Final = re.compile(r"[A-Za-z0-9._]+")
-# What the client logs is for people who ask for it; what they must know is raised.
+# The client's log is shown only on request; important problems are raised as errors.
 LOG: Final = logging.getLogger("outbox_pipelines.librdkafka")
 LOG.addHandler(logging.NullHandler())
 
 
 def config(settings: Settings, **own: Any) -> dict[str, Any]:
-    """What every client here is made with: the user's file, ours over it, `own` over both.
+    """Return the settings of a client: the user's file, overridden by ours, overridden by `own`.
 
     Raises:
-        SetupError: no brokers are named, or the file is not as it must be.
+        SetupError: no brokers are configured, or the file is not valid.
     """
     return {
         **_DEFAULTS,
@@ -75,23 +75,25 @@ def config(settings: Settings, **own: Any) -> dict[str, Any]:
 
 
 def consumer_config(settings: Settings) -> dict[str, Any]:
-    """What a consumer is made with: of the user's file that which leads to the brokers."""
+    """Return the settings of a consumer: of the user's file, only those that concern the connection."""
     given = read_config(settings.kafka_config_file)
     ours = {name: value for name, value in given.items() if name.startswith(_CONNECTION)}
     return {**ours, "bootstrap.servers": settings.require_kafka()}
 
 
 def producer(settings: Settings, on_error: Callable[[KafkaError], None], **own: Any) -> Producer:
-    """A producer; `own` settings carry underscores for dots.
+    """Return a producer; names in `own` have underscores instead of dots.
 
     Raises:
-        SetupError: the client refuses the settings.
+        SetupError: the Kafka client rejects the settings.
     """
     dotted = {name.replace("_", "."): value for name, value in own.items()}
     try:
         return Producer(config(settings, **dotted, error_cb=on_error), logger=LOG)
     except KafkaException as error:
-        raise SetupError(f"Kafka's client refuses its settings: {error.args[0].str()}") from None
+        raise SetupError(
+            f"the Kafka client rejects its settings: {error.args[0].str()}. Check OUTBOX_KAFKA_CONFIG_FILE"
+        ) from None
 
 
 def flush(producer: Producer, seconds: float) -> None:
@@ -115,14 +117,14 @@ def flush(producer: Producer, seconds: float) -> None:
 
 
 def read_config(path: Path | None) -> dict[str, Any]:
-    """The lines ``name=value`` of the user's librdkafka settings; blank lines and # are passed over."""
+    """Return the lines ``name=value`` of the user's librdkafka settings; skip blank lines and comments."""
     if path is None:
         return {}
     try:
         lines = path.read_text().splitlines()
     except UnicodeDecodeError:
         raise SetupError(
-            f"OUTBOX_KAFKA_CONFIG_FILE: {path} is not UTF-8: name a file of name=value"
+            f"OUTBOX_KAFKA_CONFIG_FILE: {path} is not UTF-8 text: name a file of lines name=value"
         ) from None
     except OSError as error:
         raise SetupError(f"OUTBOX_KAFKA_CONFIG_FILE: {error}: name a file of lines name=value") from None
@@ -132,12 +134,12 @@ def read_config(path: Path | None) -> dict[str, Any]:
             continue
         name, equals, value = (part.strip() for part in line.partition("="))
         if not equals or not _NAME.fullmatch(name):
-            # Never the line: it may have a password in it.
+            # Never show the line: it may contain a password.
             raise SetupError(
                 f"OUTBOX_KAFKA_CONFIG_FILE: line {number} of {path} is not name=value: correct it"
             )
         if name in _FIXED:
-            raise SetupError(f"OUTBOX_KAFKA_CONFIG_FILE: the relay sets {name} itself: remove it from {path}")
+            raise SetupError(f"OUTBOX_KAFKA_CONFIG_FILE: the relay sets {name}: remove it from {path}")
         found[name] = value
     register(*(value for name, value in found.items() if SECRET_NAME.search(name)))
     return found

@@ -69,7 +69,7 @@ class IdempotentProducer:
         self._producer = self._new()
 
     def connect(self) -> None:
-        """Waits until a broker answers.
+        """Wait until a broker answers.
 
         Raises:
             UnavailableError: none does, or the credentials are wrong.
@@ -91,7 +91,7 @@ class IdempotentProducer:
 
     @property
     def topics(self) -> frozenset[str]:
-        """Where events have gone; each is looked up before its first."""
+        """Topics published to so far; each is resolved before its first event."""
         return self._topics.known
 
     @property
@@ -110,7 +110,7 @@ class IdempotentProducer:
         return len(self._producer)
 
     def refresh(self) -> None:
-        """Take over what is known anew of topics and their limits."""
+        """Apply news about topics and their limits."""
         if self._topics.refresh() | self._batches.turn(time.monotonic()):
             self._routes.clear()
 
@@ -147,7 +147,7 @@ class IdempotentProducer:
                         continue
                 value, headers = encode(event)
                 if len(event.payload) > usual and doubts and self._is_too_large(topic, event, value, headers):
-                    gate.suspect(delivery, event, "larger than its topic takes, unless it compresses well")
+                    gate.suspect(delivery, event, "larger than its topic accepts (before compression)")
                     continue
                 callback = report if is_begun else self._begin(topic, event.aggregate_id, report)
                 if observe is not None:
@@ -210,7 +210,7 @@ class IdempotentProducer:
             self.serve(0.05, linger=True)
 
     def purge(self) -> None:
-        """Give up what is not acknowledged; it is reported as failed."""
+        """Discard messages that are not acknowledged; they are reported as failed."""
         self._producer.purge()
 
     def flush(self, seconds: float) -> None:
@@ -275,7 +275,7 @@ class IdempotentProducer:
         self._routes.clear()
 
     def answers(self) -> bool:
-        """Ask Kafka for a sign of life."""
+        """Return whether Kafka answers a probe."""
         return self._topics.answers()
 
     def close(self) -> None:

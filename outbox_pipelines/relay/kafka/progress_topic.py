@@ -1,10 +1,10 @@
 """What Kafka knows of how far a shard is: the last record of its partition in the progress topic.
 
 Invariants:
-- What a record says, and when it is believed, stands in `core.record`.
+- `core.record` defines the content of a record, and when it is valid.
 - A record that no relay wrote is passed over: the last one of a relay before it is still the truth, and
   without any the database's row counts, which repeats events at worst.
-- One partition per shard, so that nobody's open transaction holds back another's reader.
+- One partition per shard, so that an open transaction of one shard does not delay the reader of another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
 _SECONDS: Final = 30.0
-# Kafka's client reports by itself that time is up.
+# The Kafka client reports a timeout first.
 _GRACE_SECONDS: Final = 5.0
 # Offsets to look back for a record at first: control records and aborted ones take some.
 _LOOK_BACK: Final = 1000
@@ -51,15 +51,15 @@ def create_topic(settings: Settings, name: str, shards: int) -> None:
             _was_made(more[name], KafkaError.INVALID_PARTITIONS)
     except TimeoutError:
         raise UnavailableError(
-            f"the progress topic {name} cannot be made: Kafka's client gives no answer"
+            f"the progress topic {name} cannot be created: the Kafka client gives no answer"
         ) from None
     except KafkaException as error:
         reason = error.args[0]
         if reason.retriable() or reason.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
-            raise UnavailableError(f"the progress topic {name} cannot be made: {reason.str()}") from None
+            raise UnavailableError(f"the progress topic {name} cannot be created: {reason.str()}") from None
         raise SetupError(
-            f"exactly_once needs the topic {name}, which cannot be made ({reason.str()}): make it with a "
-            "partition for each shard and cleanup.policy=compact, or allow the relay to"
+            f"exactly_once needs the topic {name}, which cannot be created ({reason.str()}): create it with "
+            "a partition for each shard and cleanup.policy=compact, or allow the relay to create it"
         ) from None
 
 
@@ -120,8 +120,8 @@ def _ends(consumer: Any, partition: TopicPartition) -> tuple[int, int]:
 
 
 def _last_from(consumer: Any, start: TopicPartition) -> Record | None:
-    """The last record of a relay from an offset on. Its end is told, not computed: control records and
-    aborted messages take offsets too."""
+    """Return the last record of a relay from an offset on. The broker reports the end of the partition; it
+    cannot be computed, because control records and aborted messages also use offsets."""
     consumer.assign([start])
     found: Record | None = None
     foreign: list[int] = []
@@ -139,7 +139,7 @@ def _last_from(consumer: Any, start: TopicPartition) -> Record | None:
         elif error.code() == KafkaError._PARTITION_EOF:
             if foreign:
                 _LOG.warning(
-                    "passed over %d records of the progress topic %s, partition %d, that no relay wrote "
+                    "ignored %d records of the progress topic %s, partition %d, that no relay wrote "
                     "(last offset %d): allow only the relay to write to this topic",
                     len(foreign),
                     start.topic,

@@ -1,4 +1,4 @@
-"""Which topic an event goes to."""
+"""Chooses the topic of an event."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Router:
         self._map = read_map(settings.topic_map_file) if settings.topic_map_file else {}
 
     def topic(self, aggregate_type: str, event_type: str) -> str:
-        """The topic; `IllegalTopicError` where Kafka would refuse its name."""
+        """Return the topic; raise `IllegalTopicError` if Kafka would refuse its name."""
         return self._map.get(event_type, self._default).topic(aggregate_type, event_type)
 
     def topic_or_empty(self, aggregate_type: str, event_type: str) -> str:
-        """The topic; empty where Kafka would refuse its name."""
+        """Return the topic; empty if Kafka would refuse its name."""
         try:
             return self.topic(aggregate_type, event_type)
         except IllegalTopicError:

@@ -1,13 +1,14 @@
-"""The topics that are published to: whether they are there, what they accept, and which take nothing now.
+"""The topics that the relay publishes to: whether they exist, what they accept, which are unavailable.
 
 Invariants:
-- A topic is looked up before the first message to it: the client would report a missing one half a minute
+- A topic is looked up before the first message to it: the client would report a missing topic half a minute
   later, and for each message.
-- A thread of its own asks the brokers. Who publishes waits for the first word on a topic, which a broker
-  gives at once, and for a missing one as long as `_Patience` lasts: nobody's topics delay another's events.
-- A topic that is missing, or that Kafka refuses messages for, is unavailable as a whole, until it is found or
-  takes a message that is tried alone.
-- Every method may be called from any thread.
+- A separate thread asks the brokers. The publishing thread waits for the first answer about a topic, which
+  a broker gives immediately; for a missing topic it waits as long as `_Patience` allows. So a missing topic
+  does not delay events of other topics.
+- A missing topic, or one whose messages Kafka refuses, is unavailable as a whole, until it is found or
+  accepts an event that is tried alone.
+- Any thread may call any method.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from outbox_pipelines.relay.kafka.brokers import Brokers, Unavailable
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
-# A broker that is there says within milliseconds whether it has a topic.
+# An available broker answers within milliseconds whether it has a topic.
 _ANSWER_SECONDS: Final = 10.0
-# A broker that creates topics itself needs a moment for it.
+# A broker that creates topics automatically needs a moment for it.
 _CREATION_SECONDS: Final = 3.0
-# How often a missing topic is looked for: while it may be in creation, and later.
+# How often a missing topic is looked up: while it may be in creation, and later.
 _CREATION_POLL: Final = 0.1
 _AGAIN_SECONDS = 2.0
 # How often a topic that refuses messages is tried with one.
 _TRIAL_SECONDS = 10.0
 _REFRESH_SECONDS = 60.0
 _OUTAGE_PAUSE: Final = 0.5
-# In one request to the brokers.
+# Topics in one request to the brokers.
 _AT_ONCE: Final = 500
-# Kafka's word that a topic is not as it was: what is known of it counts no more.
+# Errors by which Kafka says that a topic has changed: what is known of it is no longer valid.
 _CHANGED: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -60,12 +61,12 @@ class Topic:
     name: str
     partitions: int
     largest: int | None
-    """Bytes of the largest batch that it takes; None where the relay may not ask."""
+    """Bytes of the largest batch that it accepts; None if the relay may not read the topic's settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A topic's number of partitions is another one: its keys have moved."""
+    """A change of a topic's number of partitions, which moves its keys."""
 
     topic: str
     before: int
@@ -73,7 +74,7 @@ class Change:
 
 
 class TopicUnavailableError(Exception):
-    """Nothing can be published to this topic now; other topics are fine."""
+    """Nothing can be published to this topic now; other topics are not affected."""
 
     def __init__(self, topic: str, reason: str) -> None:
         super().__init__(f"topic {topic} {reason}")
@@ -83,35 +84,35 @@ class TopicUnavailableError(Exception):
 
 @dataclass(slots=True)
 class _Search:
-    """A topic that is not known to be there."""
+    """A topic that is not known to exist."""
 
     final_at: float
     due: float = 0.0
     reason: str = ""
-    """Why it is unavailable; empty until a broker has said something."""
+    """Why it is unavailable; empty until a broker has answered."""
     is_final: bool = False
     is_provoked: bool = False
-    """The broker had its chance to create it, or the relay created it."""
+    """Whether the broker had a chance to create it, or the relay has created it."""
     is_waited_for: bool = False
-    """The flow has waited for its creation once."""
+    """Whether the flow has waited for its creation once."""
 
 
 @dataclass(slots=True)
 class _Refusal:
-    """A topic that is there and takes no messages."""
+    """A topic that exists and refuses messages."""
 
     reason: str
     trial_at: float
 
 
 class Topics:
-    """What is known of the topics.
+    """What the relay knows about the topics.
 
     Args:
-        creation_seconds: how long a topic that the broker may be creating is not called missing.
+        creation_seconds: how long a topic that the broker may be creating does not count as missing.
 
     Attributes:
-        changed: every change of a number of partitions that was noticed, in order.
+        changed: every observed change of a number of partitions, in order.
     """
 
     def __init__(self, settings: Settings, *, creation_seconds: float = _CREATION_SECONDS) -> None:
@@ -119,13 +120,13 @@ class Topics:
         self._creation_seconds = creation_seconds
         self._brokers = Brokers(settings)
         self._patience = _Patience()
-        # All of it under the condition; that a topic is known is read without.
+        # Guards all of the following; only whether a topic is known is read without it.
         self._word = threading.Condition()
         self._topics: dict[str, Topic] = {}
         self._searches: dict[str, _Search] = {}
         self._new: list[str] = []
         self._doubted: dict[str, Topic] = {}
-        """As it was known, until it is looked up again."""
+        """What was known of each doubted topic, until it is looked up again."""
         self._refusals: dict[str, _Refusal] = {}
         self._outages = 0
         self._outage = ""
@@ -136,65 +137,65 @@ class Topics:
         self._end = False
 
     def connect(self) -> None:
-        """Waits until a broker answers.
+        """Wait until a broker answers.
 
         Raises:
-            UnavailableError: none does, or the credentials are wrong.
+            UnavailableError: no broker answers, or the credentials are wrong.
         """
         self._brokers.connect()
 
     def answers(self) -> bool:
-        """Whether a broker answers within a second."""
+        """Return whether a broker answers within a second."""
         return self._brokers.answers()
 
     def idle(self) -> None:
-        """Serves the client while nothing is asked: its reports of errors would pile up."""
+        """Fetch the client's error reports while nothing is asked; they would accumulate otherwise."""
         self._brokers.poll()
 
     def close(self) -> None:
-        """Ends the look-ups."""
+        """End the lookups."""
         with self._word:
             self._end = True
             self._word.notify_all()
 
     @property
     def known(self) -> frozenset[str]:
-        """Those that were found, and are still there."""
+        """The topics that were found and still exist."""
         with self._word:
             return frozenset(self._topics)
 
     def doubt(self, name: str) -> None:
-        """Kafka has contradicted what is known of the topic: have it looked up before it is used again."""
+        """Have the topic looked up before its next use: Kafka has contradicted what is known of it."""
         with self._word:
             if (topic := self._topics.pop(name, None)) is not None:
                 self._doubted[name] = topic
             self._ask([name])
 
     def refresh(self) -> bool:
-        """Whether something has become known since the last call that changes where, or how, to publish."""
+        """Return whether news since the last call changes where, or how, to publish."""
         if not self._has_news:
             return False
         self._has_news = False
         return True
 
     def ask(self, names: Iterable[str]) -> None:
-        """Has these looked up, all at once, unless they are known or looked for."""
+        """Have these topics looked up together, except those that are known or being looked up."""
         with self._word:
             self._ask(names)
 
     def is_asked(self, name: str) -> bool:
-        """Whether it is known, or looked for."""
+        """Return whether the topic is known or being looked up."""
         return name in self._topics or name in self._searches
 
     def is_known(self, name: str) -> bool:
-        """Return whether it was found, and is still there."""
+        """Return whether the topic was found and still exists."""
         return name in self._topics
 
     def find(self, name: str) -> Topic:
-        """The topic, for the flow of all events: waits for the first word, and shortly for its creation.
+        """Return the topic for the flow of all events; wait briefly for an answer and for its creation.
 
         Raises:
-            TopicUnavailableError: it is not there yet, or not for this relay, or takes nothing.
+            TopicUnavailableError: it does not exist yet, may not be written to, or refuses messages.
             UnavailableError: no broker answers.
         """
         with self._word:
@@ -206,17 +207,17 @@ class Topics:
             return topic
 
     def find_for_trial(self, name: str, seconds: float) -> Topic:
-        """The topic, for one event alone: waits longer for its creation, and does not mind refusals.
+        """Return the topic for an event tried alone; wait longer for its creation, and ignore refusals.
 
         Raises:
-            TopicUnavailableError: it is not there, or not for this relay.
+            TopicUnavailableError: it does not exist, or the relay may not write to it.
             UnavailableError: no broker answers.
         """
         with self._word:
             return self._topics.get(name) or self._wait(name, seconds, is_spent=False)
 
     def unavailable(self, name: str) -> str | None:
-        """Why nothing can be published to the topic now; None if something can, empty if no broker has said.
+        """Return why the topic is unavailable; None if it is available, empty if no broker has answered yet.
 
         Does not wait.
         """
@@ -229,13 +230,13 @@ class Topics:
             return self._searches[name].reason
 
     def may_be_found(self, name: str) -> bool:
-        """Whether the topic is available, or may be any moment."""
+        """Return whether the topic is available, or may become available at any moment."""
         with self._word:
             search = self._searches.get(name)
             return name not in self._refusals and (search is None or not search.is_final)
 
     def refuse(self, name: str, refusal: Refusal) -> None:
-        """Kafka has refused a message for its topic's sake: the topic is unavailable."""
+        """Mark the topic as unavailable: Kafka has refused a message because of its topic."""
         with self._word:
             if refusal.code in _CHANGED:
                 self._topics.pop(name, None)
@@ -248,14 +249,14 @@ class Topics:
                 )
 
     def accept(self, name: str) -> None:
-        """The topic has taken a message, or has refused one for the message's own sake."""
+        """Mark the topic as available: it has accepted a message, or refused one because of its content."""
         with self._word:
             if self._refusals.pop(name, None) is not None:
-                _LOG.warning("topic %s takes messages again", name)
+                _LOG.warning("topic %s accepts messages again", name)
                 self._has_news = True
 
     def due_for_trial(self) -> list[str]:
-        """Those that refuse messages and are due to be tried with one; the next time after a while."""
+        """Return the refusing topics that are due for a trial, and schedule their next trial."""
         now = time.monotonic()
         with self._word:
             due = [name for name, refusal in self._refusals.items() if refusal.trial_at <= now]
@@ -263,7 +264,7 @@ class Topics:
                 self._refusals[name].trial_at = now + _TRIAL_SECONDS
         return due
 
-    # --- all below with the condition held, up to the thread's own ---
+    # --- the methods below, up to those of the thread, are called with the condition locked ---
 
     def _ask(self, names: Iterable[str]) -> None:
         now = time.monotonic()
@@ -303,7 +304,7 @@ class Topics:
         search = self._searches.get(name)
         if search is None or not search.reason:
             raise UnavailableError(
-                self._outage or f"no broker has said within {_ANSWER_SECONDS:.0f} s what topic {name} is"
+                self._outage or f"no broker has answered within {_ANSWER_SECONDS:.0f} s about topic {name}"
             )
         raise TopicUnavailableError(name, search.reason)
 
@@ -329,7 +330,7 @@ class Topics:
                     self._refresh()
             except UnavailableError as error:
                 self._note_outage(str(error))
-            except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+            except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
                 with self._word:
                     self._failure = error
                     self._word.notify_all()
@@ -342,7 +343,7 @@ class Topics:
         return max(0.0, min(due, self._refresh_due) - time.monotonic())
 
     def _look(self, names: list[str]) -> None:
-        """Asks about topics, and writes down what is said."""
+        """Ask about topics, and record the answers."""
         found = self._brokers.describe(names)
         limits = self._brokers.limits(name for name, what in found.items() if isinstance(what, int))
         now = time.monotonic()
@@ -359,19 +360,19 @@ class Topics:
             self._word.notify_all()
 
     def _note_absence(self, search: _Search, what: Unavailable, now: float) -> None:
-        # Why the relay may not create it says more than that it is missing.
+        # The reason why the relay may not create it is more useful than that it is missing.
         if not (search.is_final and search.reason and what.is_missing):
             search.reason = what.reason
         search.is_final = search.is_final or not what.is_missing or now >= search.final_at
         if not search.is_provoked and what.is_missing:
             search.due = now
         else:
-            # A thousand missing topics are not asked for as often as one.
+            # A thousand missing topics are asked for less often than one.
             pause = _AGAIN_SECONDS + 0.01 * len(self._searches)
             search.due = now + (pause if search.is_final else _CREATION_POLL)
 
     def _search(self) -> None:
-        """Creates what is missing, or has it created, where that is wanted; and looks again."""
+        """Create missing topics, or have the broker create them, if enabled; then look them up again."""
         now = time.monotonic()
         with self._word:
             due = [name for name, search in self._searches.items() if search.reason and search.due <= now]
@@ -389,7 +390,7 @@ class Topics:
                         search.final_at = max(search.final_at, time.monotonic() + self._creation_seconds)
         else:
             for name in fresh:
-                # Somebody waits for the first word on another topic.
+                # A thread waits for the first answer about another topic.
                 if self._new or self._end:
                     return
                 self._brokers.provoke(name)
@@ -398,7 +399,7 @@ class Topics:
             self._look(due)
 
     def _refresh(self) -> None:
-        """Asks about all known topics again, once a minute."""
+        """Ask about all known topics again, once a minute."""
         if time.monotonic() < self._refresh_due:
             return
         self._refresh_due = time.monotonic() + _REFRESH_SECONDS
@@ -417,7 +418,7 @@ class Topics:
     def _note_change(self, before: Topic, what: int | Unavailable, limit: int | None) -> None:
         if isinstance(what, Unavailable):
             if what.is_missing:
-                _LOG.warning("topic %s is gone", before.name)
+                _LOG.warning("topic %s no longer exists", before.name)
                 self._topics.pop(before.name, None)
                 self._has_news = True
             return
@@ -425,8 +426,8 @@ class Topics:
         if after.partitions != before.partitions:
             self.changed.append(Change(before.name, before.partitions, after.partitions))
             _LOG.warning(
-                "topic %s has %d partitions instead of %d: keys move to other partitions, so an "
-                "aggregate's order holds among its messages from before and among those from now on only",
+                "topic %s has %d partitions instead of %d: keys move to other partitions, so the order "
+                "of an aggregate's messages holds before this change and after it, but not across it",
                 *(before.name, after.partitions, before.partitions),
             )
         if after != before:
@@ -438,7 +439,7 @@ class Topics:
             self._outages, self._outage = self._outages + 1, reason
             for search in self._searches.values():
                 search.due = max(search.due, time.monotonic() + _OUTAGE_PAUSE)
-            # Who still wants to know asks again.
+            # A caller that still needs the topic asks again.
             for name in [name for name, search in self._searches.items() if not search.reason]:
                 del self._searches[name]
             self._new = []
@@ -446,7 +447,7 @@ class Topics:
 
 
 class _Patience:
-    """How long the flow may wait for topics in creation: half a second, and a twentieth of all time."""
+    """How long the flow may wait for topics in creation: half a second at once, and 5% of all time."""
 
     _MOST: Final = 0.5
     _SHARE: Final = 0.05
@@ -456,7 +457,7 @@ class _Patience:
         self._at = time.monotonic()
 
     def left(self) -> float:
-        """How long it may wait now, in seconds."""
+        """Return how long the flow may wait now, in seconds."""
         now = time.monotonic()
         self._left = min(self._MOST, self._left + (now - self._at) * self._SHARE)
         self._at = now

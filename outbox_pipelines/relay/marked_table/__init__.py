@@ -1,1 +1,1 @@
-"""Relays an existing textbook outbox table as it is: rows are claimed, published, and marked."""
+"""Relays a marked table (an existing outbox table): rows are claimed, published, and marked."""

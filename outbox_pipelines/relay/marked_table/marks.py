@@ -1,9 +1,9 @@
-"""Marks published rows, and finds out before publishing whether the table lets them be marked.
+"""Marks published rows, and checks before publishing that the table allows it.
 
 Invariants:
-- A row that cannot be marked is published again by every relay that starts. So the mark is tried, and rolled
-  back, before the first rows are published; and when one fails later, nothing more is published.
-- Rows beside the one that cannot be marked are marked.
+- Every relay that starts publishes a row again that cannot be marked. So the mark is tried, and rolled back,
+  before the first rows are published. If a mark fails later, nothing more is published.
+- If one row cannot be marked, the other rows are still marked.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from outbox_pipelines.relay.marked_table.queries import Statements
 from outbox_pipelines.secret import first_line
 
 _LOG = logging.getLogger(__name__)
-# So many rows are looked for that cannot be marked: more of them are no matter of single rows.
+# The search for rows that cannot be marked stops at this number: more are not a problem of single rows.
 _MOST_BROKEN: Final = 20
-# A constraint or a trigger that is deferred would else speak at the commit.
+# Otherwise a deferred constraint or trigger would raise its error only at the commit.
 _NOW: Final = "SET CONSTRAINTS ALL IMMEDIATE"
 
 
@@ -43,7 +43,7 @@ _WRITTEN: Final = (
 
 @contextmanager
 def explained(table: Mapping) -> Iterator[None]:
-    """Raises what the database says against an UPDATE as a `MarkError`."""
+    """Raise the database's error about an UPDATE as a `MarkError`."""
     try:
         yield
     except psycopg.OperationalError:
@@ -53,10 +53,10 @@ def explained(table: Mapping) -> Iterator[None]:
 
 
 def rehearse(connection: Connection, statements: Statements, table: Mapping, seqs: list[int]) -> None:
-    """Marks rows in the open transaction, and takes it back.
+    """Mark rows in the open transaction, and roll the mark back.
 
     Raises:
-        MarkError: the table does not let them be marked.
+        MarkError: the table does not allow these rows to be marked.
     """
     with connection.transaction(force_rollback=True), explained(table):
         marked = connection.execute(statements(queries.MARK), {"seqs": array(seqs)}).rowcount
@@ -64,17 +64,17 @@ def rehearse(connection: Connection, statements: Statements, table: Mapping, seq
         left = len(seqs) - marked
         if left > 0 and (left := _unmarked(connection, statements, seqs)):
             raise MarkError(
-                f"{table} does not let {left} of {len(seqs)} rows be marked, so nothing is "
-                "published: look for a trigger, a rule or a policy that stops UPDATE"
+                f"{table} does not allow {left} of {len(seqs)} rows to be marked, so nothing is "
+                "published: look for a trigger, a rule or a policy that prevents UPDATE"
             )
 
 
 def mark(connection: Connection, statements: Statements, table: Mapping, seqs: list[int]) -> None:
-    """Marks published rows in the open transaction; if their count differs, says so. Within `explained`.
+    """Mark published rows in the open transaction; log a warning if rows are missing. Call in `explained`.
 
     Raises:
-        MarkError: the table does not let all of them be marked.
-        SetupError: a number has several rows.
+        MarkError: the table does not allow all of them to be marked.
+        SetupError: several rows have the same `seq`.
     """
     marked = connection.execute(statements(queries.MARK), {"seqs": array(seqs)}).rowcount
     if marked == len(seqs):
@@ -82,29 +82,29 @@ def mark(connection: Connection, statements: Statements, table: Mapping, seqs: l
     left = _unmarked(connection, statements, seqs)
     if marked > len(seqs):
         raise SetupError(
-            f"{table.columns['seq']!r} is not unique in {table}: {len(seqs)} events have {marked} rows; "
-            "give each row its own number"
+            f"{table.columns['seq']!r} is not unique in {table}: {len(seqs)} events have {marked} rows. "
+            "Give each row its own number"
         )
     if left:
         raise MarkError(
-            f"{table} does not let {left} published rows be marked: look for a trigger, a rule or a policy "
-            "that stops UPDATE"
+            f"{table} does not allow {left} published rows to be marked: look for a trigger, a rule or a "
+            "policy that prevents UPDATE"
         )
     _LOG.warning(
-        "%d published events are not in %s any more, or were marked by another session: rows deleted, a "
-        "partition detached, or another publisher?",
+        "%d published events are no longer in %s, or another session has marked them: check for deleted "
+        "rows, a detached partition, or another publisher",
         *(len(seqs) - marked, table),
     )
 
 
 def _unmarked(connection: Connection, statements: Statements, seqs: list[int]) -> int:
-    """How many of these are still pending: the others were deleted, or marked by another session."""
+    """Return how many of these are still pending: the others were deleted, or marked by another session."""
     ((left,),) = connection.execute(statements(queries.UNMARKED), {"seqs": array(seqs)}).fetchall()
     return int(left)
 
 
 def mark_what_can_be(connection: Connection, statements: Statements, seqs: list[int]) -> None:
-    """Marks those of the rows that let themselves be marked, in the open transaction."""
+    """Mark those of the rows that can be marked, in the open transaction."""
     broken = 0
     left = [seqs]
     while left and broken < _MOST_BROKEN:
@@ -124,7 +124,7 @@ def mark_what_can_be(connection: Connection, statements: Statements, seqs: list[
 
 
 def array(numbers: Iterable[int]) -> str:
-    """As PostgreSQL writes one: adapting a list of thousands takes longer than marking them."""
+    """Return PostgreSQL's text form of an array: adapting a list of thousands takes longer than marking."""
     return "{" + ",".join(map(str, numbers)) + "}"
 
 
@@ -138,8 +138,8 @@ def _explain(table: Mapping, error: psycopg.DatabaseError) -> str:
         remedy = f"GRANT UPDATE ({columns}) ON {table} to the relay's role, and what its triggers need"
     else:
         where = (diagnosis.context or "").splitlines()
-        remedy = "change what refuses it" + (f" ({where[0]})" if where else "")
+        remedy = "change what rejects the UPDATE" + (f" ({where[0]})" if where else "")
     return (
-        f"{table} does not let rows be marked as published, so nothing more is published: {said}: {remedy}, "
-        "then start the relay again"
+        f"{table} does not allow rows to be marked as published, so nothing more is published: {said}: "
+        f"{remedy}, then start the relay again"
     )

@@ -1,11 +1,11 @@
-"""Who relays an existing table.
+"""The owner of a marked table.
 
 Invariants:
-- One owner at a time: a session advisory lock, in a session that the database ends when its owner falls
-  silent for the lease.
-- A claim holds the claims' lock shared until it is over. The table counts as taken once that lock was free:
-  so no row is still locked by a predecessor, whatever became of the session that owned it.
-- The relay needs no table of its own: what is shown to people is in the session's name.
+- One owner at a time: a session advisory lock, in a session that the database ends if its owner is silent for
+  the length of the lease.
+- A claim has the claims' lock in shared mode until it ends. A table counts as taken once that lock was free.
+  So no predecessor still has a row locked, whatever happened to the session that owned the table.
+- The relay needs no table of its own: what operators see is in the session's application_name.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
-# Above a table's OID, which fills the lower half of a lock's number: "obx" and what the lock is for.
+# The upper half of a lock's number, above the table's OID: "obx" and the purpose of the lock.
 _HOLDS: Final = 0x6F62_7801
 _WAITS: Final = 0x6F62_7802
 _CLAIMS: Final = 0x6F62_7803
 
 
 class TableOwnership:
-    """The right to relay one existing table: wait for it, keep it, give it back.
+    """The right to relay one marked table: wait for it, keep it, release it.
 
     Attributes:
-        shard: the only one, as others count them.
-        statements: made for this table.
+        shard: always 0: a marked table has one shard.
+        statements: the SQL for this table.
     """
 
     shard = 0
@@ -67,20 +67,20 @@ class TableOwnership:
         refuse_standby(self._connection)
         if self._connection.info.parameter_status("server_encoding") == "SQL_ASCII":
             raise SetupError(
-                "the encoding of the database is SQL_ASCII, in which bytes have no meaning: relay a table "
-                "of a database with an encoding, such as UTF8"
+                "the encoding of the database is SQL_ASCII, which does not define characters: use a "
+                "database with an encoding such as UTF8"
             )
         pooler.refuse(self._connection, self._settings)
         self.mapping = open_mapping(self._settings)
         if self._settings.delivery == "exactly_once":
             raise SetupError(
-                f"{self.mapping} has no place for the position that exactly_once needs: leave "
-                "OUTBOX_DELIVERY at at_least_once"
+                f"{self.mapping} cannot store the position that exactly_once needs: set "
+                "OUTBOX_DELIVERY=at_least_once"
             )
         if needs_time(self._settings) and "created_at" not in self.mapping.columns:
             raise SetupError(
-                f"OUTBOX_VALUE_FORMAT={self._settings.value_format} needs the time of an event: name the "
-                "column with it as created_at in the file of OUTBOX_TABLE_FILE"
+                f"OUTBOX_VALUE_FORMAT={self._settings.value_format} needs the time of an event: name its "
+                "column as created_at in the file of OUTBOX_TABLE_FILE"
             )
         found = pg_catalog.check(self._connection, self.mapping)
         for warning in found.warnings:
@@ -93,15 +93,15 @@ class TableOwnership:
             with_time=needs_time(self._settings),
         )
         self._pid = _pid(self._connection)
-        # Silence costs the place: a stopped process would else keep it for ever.
+        # A silent session loses the table: otherwise a stopped process would keep it indefinitely.
         self._set("idle_session_timeout", lease(self._settings))
 
     def try_wait(self) -> bool:
-        """Becomes the one that waits for the table; False where another one does already."""
+        """Become the successor that waits for the table; return False if another relay already is."""
         return self._ask(queries.TRY_LOCK, _WAITS)
 
     def try_take(self) -> bool:
-        """Takes the table if nobody holds it, and no claim of a predecessor is left."""
+        """Take the table if it has no owner and no predecessor's open claim; return whether it is owned."""
         self._has_lock = self._has_lock or self._ask(queries.TRY_LOCK, _HOLDS)
         if self._has_lock and self._ask(queries.NO_CLAIMS, _CLAIMS):
             self._ask(queries.UNLOCK, _WAITS)
@@ -109,25 +109,25 @@ class TableOwnership:
         return self._has_taken
 
     def is_awaited(self) -> bool:
-        """Whether another relay waits for this table."""
+        """Return whether another relay waits for this table."""
         return bool(self.execute(queries.OWNER, {"key": key(_WAITS, self._oid)}))
 
     def end_silent(self) -> None:
-        """The database ends the session of a frozen relay after the lease."""
+        """Do nothing: the database ends the session of a frozen relay after the lease."""
 
     def intruder(self) -> None:
-        """Return None: `describe_owner` names whatever session holds the lock."""
+        """Return None: `describe_owner` names any session that owns the lock."""
 
     def describe_owner(self) -> str:
-        """Who holds the table since when, for people."""
+        """Return a text that says who owns the table, and since when."""
         rows = self.execute(queries.OWNER, {"key": key(_HOLDS, self._oid)})
         if not rows:
-            return f"{self.mapping} is held by another relay"
+            return f"{self.mapping} is owned by another relay"
         pid, name, _, since = rows[0]
-        return f"{self.mapping} is held by {shown(name, pid)}" + (f" since {since}" if since else "")
+        return f"{self.mapping} is owned by {shown(name, pid)}" + (f" since {since}" if since else "")
 
     def begin_claim(self, connection: Connection) -> None:
-        """Begins a transaction in which rows may be claimed or marked.
+        """Begin a transaction in which rows may be claimed or marked.
 
         Raises:
             ShardLostError: another relay may have taken the table.
@@ -140,10 +140,10 @@ class TableOwnership:
             pass
         if cursor.fetchone() != (True,):
             connection.execute("ROLLBACK")
-            raise ShardLostError(f"the session that held {self.mapping} has ended")
+            raise ShardLostError(f"the session that owned {self.mapping} has ended")
 
     def connect(self) -> Connection:
-        """A further connection for claims; they too end when the relay falls silent.
+        """Return another connection for claims; its transactions also end if the relay is silent.
 
         Raises:
             ShardLostError: it does not see the table's lock: it leads to another server, or the lock is lost.
@@ -154,7 +154,7 @@ class TableOwnership:
             connection.execute(
                 "SELECT set_config('idle_in_transaction_session_timeout', %s, false)", [lease(self._settings)]
             )
-            # Elsewhere it would find nothing to claim, for ever.
+            # On another server it would never find anything to claim.
             self.begin_claim(connection)
             connection.execute("ROLLBACK")
         except BaseException:
@@ -163,36 +163,36 @@ class TableOwnership:
         return connection
 
     def beat(self) -> None:
-        """A sign of life. From any thread.
+        """Send a heartbeat. Any thread may call it.
 
         Raises:
-            ShardLostError: the session is gone, or a pooler has given it another one's.
+            ShardLostError: the session has ended, or a pooler has replaced it.
         """
         try:
             found = self.execute(queries.PID, {})
         except psycopg.errors.InFailedSqlTransaction:
-            # The thread that claims has just had an error, and will say so itself.
+            # The claiming thread has just had an error, and reports it.
             return
         if found != [(self._pid,)]:
-            raise ShardLostError(f"the session at table {self.mapping} is not the one that took it")
+            raise ShardLostError(f"the session of table {self.mapping} is not the one that took it")
 
     def show_kafka(self, breaker: Breaker) -> None:
-        """Says in the log, and in the session's name, what the relay sees of Kafka."""
+        """Show in the log and in the session's name whether Kafka is available."""
         is_closed = breaker.state is State.CLOSED
         if breaker.state is State.OPEN:
-            _LOG.warning("Kafka is away: %s", breaker.reason)
+            _LOG.warning("Kafka is unavailable: %s", breaker.reason)
         elif is_closed:
-            _LOG.warning("Kafka is back")
-        # In front: names are cut at 63 bytes.
-        self._set("application_name", self._name if is_closed else f"Kafka is away, {self._name}")
+            _LOG.warning("Kafka is available again")
+        # At the beginning, because PostgreSQL truncates names to 63 bytes.
+        self._set("application_name", self._name if is_closed else f"Kafka unavailable, {self._name}")
 
     def execute(
         self, query: LiteralString | bytes, parameters: Parameters[str, Any]
     ) -> list[tuple[Any, ...]]:
-        """A statement in the session that holds the table; its rows.
+        """Run a statement in the session that owns the table; return its rows.
 
         Raises:
-            ShardLostError: the session is gone.
+            ShardLostError: the session has ended.
         """
         try:
             cursor = self._connection.execute(query, parameters)
@@ -201,7 +201,7 @@ class TableOwnership:
             raise self._lost(error) from error
 
     def read(self, query: bytes, seqs: Sequence[int]) -> Generator[tuple[int, tuple[Any, ...] | str]]:
-        """The content of rows, one after the other, or why it cannot be read: see `bodies.read`."""
+        """Yield the content of rows, one after the other, or why it cannot be read: see `bodies.read`."""
         try:
             with closing(bodies.read(self._connection, query, {}, seqs)) as found:
                 yield from found
@@ -210,7 +210,7 @@ class TableOwnership:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """Everything inside commits together, or not at all."""
+        """Commit everything inside the block together, or nothing."""
         try:
             with self._connection.transaction():
                 yield self._connection
@@ -232,21 +232,21 @@ class TableOwnership:
         self.execute("SELECT set_config(%(setting)s, %(value)s, false)", {"setting": setting, "value": value})
 
     def _lost(self, error: Exception) -> ShardLostError:
-        return ShardLostError(f"the session at table {self.mapping} has ended: {first_line(error)}")
+        return ShardLostError(f"the session that owns {self.mapping} has ended: {first_line(error)}")
 
 
 def _pid(connection: Connection) -> int:
-    """The process behind a connection. Not as the driver knows it, which a pooler may have told it."""
+    """Return the server process of a connection. The driver's own value may come from a pooler."""
     row = connection.execute(queries.PID).fetchone()
     assert row is not None
     return int(row[0])
 
 
 def open_mapping(settings: Settings) -> Mapping:
-    """The mapping that OUTBOX_TABLE_FILE names, read now: it may have changed since the settings were.
+    """Read the mapping that OUTBOX_TABLE_FILE names: the file may have changed since the settings were read.
 
     Raises:
-        SetupError: it is none any more.
+        SetupError: the file is no longer a valid mapping.
     """
     assert settings.table_file is not None
     try:
@@ -256,22 +256,22 @@ def open_mapping(settings: Settings) -> Mapping:
 
 
 def key(lock: int, oid: int) -> int:
-    """The number of an advisory lock of a table."""
+    """Return the number of an advisory lock of a table."""
     return lock << 32 | oid
 
 
 def holding(oid: int) -> int:
-    """Return the number of the lock that the owner of a table holds."""
+    """Return the number of the lock that the owner of a table has."""
     return key(_HOLDS, oid)
 
 
 def shown(name: str | None, pid: int) -> str:
-    """A session's name as people know it; those of other roles are hidden from some."""
+    """Return a session's name as operators know it; PostgreSQL hides the names of other roles' sessions."""
     if name and "outbox relay: " not in name:
-        return f"session {pid} ({name}), which is no relay: SELECT pg_terminate_backend({pid}) ends it"
+        return f"session {pid} ({name}), which is not a relay: SELECT pg_terminate_backend({pid}) ends it"
     return name.replace("outbox relay: ", "") if name else f"process {pid} of the database"
 
 
 def lease(settings: Settings) -> str:
-    """How long a session may be silent, for PostgreSQL."""
+    """Return how long a session may be silent, as a PostgreSQL setting."""
     return f"{int(settings.lease_seconds * 1000)}ms"

@@ -1,8 +1,8 @@
-"""Whether the table is as the mapping says: asked once, before anything is claimed.
+"""Checks once, before anything is claimed, that the table matches its mapping.
 
 Invariants:
-- What would lose an event, or fail at the first one, is a `SetupError` that says how to mend it. What is only
-  slow, or forgotten at a restart, is a warning.
+- A mismatch that would lose an event, or fail at the first one, is a `SetupError` that says how to correct
+  it. A mismatch that only costs speed, or loses counts at a restart, is a warning.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _KINDS: Final[dict[str, tuple[frozenset[str], str]]] = {
     "last_error": (_TEXT, "text"),
     "next_attempt_at": (_TIME, "timestamptz"),
 }
-# A row without one of these would be passed over for ever, or have no key.
+# A row without one of these would never be published, or have no key.
 _NEVER_NULL: Final = ("id", "seq", "aggregate_type", "aggregate_id", "event_type")
 
 
@@ -68,7 +68,7 @@ class _Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A table that fits its mapping."""
+    """A table that matches its mapping."""
 
     oid: int
     types: Types
@@ -76,10 +76,10 @@ class Found:
 
 
 def check(connection: Connection, mapping: Mapping) -> Found:
-    """Compares the table with its mapping.
+    """Compare the table with its mapping.
 
     Raises:
-        SetupError: it does not fit.
+        SetupError: it does not match.
     """
     oid = _table(connection, mapping)
     rows = connection.execute(queries.COLUMNS, {"oid": oid}).fetchall()
@@ -102,18 +102,18 @@ def _table(connection: Connection, mapping: Mapping) -> int:
     row = connection.execute(queries.TABLE, {"table": name}).fetchone()
     if row is None:
         raise SetupError(
-            f"there is no table {mapping} (OUTBOX_TABLE_FILE): correct `table` in the file"
-            + ("" if mapping.schema else ', as "schema.table" where it is not in OUTBOX_SCHEMA')
+            f"table {mapping} does not exist (OUTBOX_TABLE_FILE): correct `table` in the file"
+            + ("" if mapping.schema else '; write "schema.table" if it is not in OUTBOX_SCHEMA')
         )
     oid, kind, shown, may_read, may_write, is_filtered, user, _ = row
     if kind not in ("r", "p"):
-        raise SetupError(f"{shown} (OUTBOX_TABLE_FILE) is not a table: name the table that the events are in")
+        raise SetupError(f"{shown} (OUTBOX_TABLE_FILE) is not a table: name the table that has the events")
     if not (may_read and may_write):
-        raise SetupError(f"{user} may not relay {shown}: GRANT SELECT, UPDATE ON {shown} TO {user}")
+        raise SetupError(f"role {user} may not relay {shown}: GRANT SELECT, UPDATE ON {shown} TO {user}")
     if is_filtered:
         raise SetupError(
-            f"row security of {shown} hides rows from role {user}, whose events would be lost: relay as the "
-            f"owner of the table, or ALTER ROLE {user} BYPASSRLS"
+            f"row security of {shown} hides rows from role {user}, so their events would be lost: relay as "
+            f"the owner of the table, or ALTER ROLE {user} BYPASSRLS"
         )
     return int(oid)
 
@@ -122,7 +122,7 @@ def _check_column(mapping: Mapping, ours: str, theirs: str, columns: dict[str, _
     column = columns.get(theirs)
     allowed, usual = _KINDS[ours]
     if column is None:
-        mend = f"name the right one as {ours} in [columns]"
+        mend = f"name the correct one as {ours} in [columns]"
         if ours == "seq":
             mend += (
                 f", or add one: ALTER TABLE {mapping} ADD COLUMN {theirs} bigint GENERATED ALWAYS AS IDENTITY"
@@ -130,12 +130,12 @@ def _check_column(mapping: Mapping, ours: str, theirs: str, columns: dict[str, _
         raise SetupError(f"{mapping} has no column {theirs!r}: {mend}")
     if column.is_a not in allowed:
         raise SetupError(
-            f"column {theirs!r} of {mapping} is {column.declared}, and cannot be {ours}: that is a column "
-            f"such as {usual}"
+            f"column {theirs!r} of {mapping} has type {column.declared}, which cannot be {ours}: name a "
+            f"column of a type such as {usual}"
         )
     if ours in _NEVER_NULL and not column.never_null:
         raise SetupError(
-            f"column {theirs!r} of {mapping} ({ours}) may be null, and such a row could not be relayed: "
+            f"column {theirs!r} of {mapping} ({ours}) allows NULL, and such a row cannot be relayed: "
             f"ALTER TABLE {mapping} ALTER COLUMN {theirs} SET NOT NULL"
         )
 
@@ -146,27 +146,27 @@ def _check_states(mapping: Mapping, column: _Column) -> None:
     for meaning, value in mapping.states.items():
         if value not in column.labels:
             raise SetupError(
-                f'column {column.name!r} of {mapping} cannot be {value!r}: write {meaning} = "…" in '
-                f"[status], one of {', '.join(column.labels)}"
+                f"column {column.name!r} of {mapping} cannot have the value {value!r}: write "
+                f'{meaning} = "…" in [status] with one of {", ".join(column.labels)}'
             )
 
 
 def _forgetful(mapping: Mapping) -> list[str]:
     if not mapping.remembers_failures:
         return [
-            f"{mapping} has no column that could say that an event was given up: it is tried again after "
-            "each restart; add failed_at timestamptz, or retry_count int, and name it in [columns]"
+            f"{mapping} has no column that records dead letters: each is tried again after every restart. "
+            "Add failed_at timestamptz or retry_count int, and name it in [columns]"
         ]
     if "retry_count" not in mapping.columns:
-        return [f"{mapping} has no retry_count: attempts are counted from 0 after each restart"]
+        return [f"{mapping} has no retry_count: the count of attempts starts from 0 after each restart"]
     return []
 
 
 def _slow(connection: Connection, mapping: Mapping, oid: int) -> list[str]:
-    """Claims without an index over the pending rows read the whole table each time."""
+    """Return a warning if a claim must read the whole table because an index over pending rows is missing."""
     seq = mapping.columns["seq"]
     marker = mapping.columns["status" if mapping.has_status else "published_at"]
-    # As pg_get_expr prints it.
+    # In the form in which pg_get_expr prints it.
     value = f"'{mapping.states['pending']}'" if mapping.has_status else "IS NULL"
     rows = connection.execute(
         queries.LEAVES, {"oid": oid, "seq": seq, "marker": marker, "value": value}
@@ -178,7 +178,7 @@ def _slow(connection: Connection, mapping: Mapping, oid: int) -> list[str]:
     missing = [leaf for leaf, has_index in rows if not has_index]
     if not missing:
         return []
-    more = f" (and so for {len(missing) - 1} more partitions)" if len(missing) > 1 else ""
+    more = f" (likewise for {len(missing) - 1} more partitions)" if len(missing) > 1 else ""
     return [
         f"{missing[0]} has no index over its pending rows, so each claim reads all of it: "
         f"CREATE INDEX CONCURRENTLY ON {missing[0]}{index}{more}"

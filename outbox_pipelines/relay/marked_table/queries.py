@@ -1,7 +1,7 @@
-"""All SQL of the relay of an existing table, made for one table and the columns that it has.
+"""All SQL of the relay of a marked table, built for one table and its columns.
 
-Names in braces are filled in once, by `make`; `pending` is a condition that a partial index of the table
-should have. States of a status column stand in the text, for the planner to find that index.
+`Statements` fills in the names in braces, once; `pending` is a condition that a partial index of the table
+should have. Values of a status column are literals in the SQL, so that the planner can use that index.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from outbox_pipelines.relay.queries import FITTING
 
 # --- the right to relay the table -------------------------------------------------------------------------
 
-# Polled, not waited for: a blocked statement would hold vacuum back.
+# Polled, because a statement that waits would delay vacuum.
 TRY_LOCK: Final = "SELECT pg_try_advisory_lock(%(key)s::bigint)"
 UNLOCK: Final = "SELECT pg_advisory_unlock(%(key)s::bigint)"
-# Alone in its transaction: taken and given back, which is possible only while no claim of anybody is open.
+# Alone in its transaction: takes and releases the lock, which is possible only while no claim is open.
 NO_CLAIMS: Final = "SELECT pg_try_advisory_xact_lock(%(key)s::bigint)"
 OWNER: Final[LiteralString] = """
 SELECT l.pid, a.application_name,
@@ -31,8 +31,8 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
   AND l.classid = %(key)s::bigint >> 32 AND l.objid = %(key)s::bigint & 4294967295"""
 PID: Final = "SELECT pg_backend_pid()"
 
-# A claim begins so. The shared lock is asked for first: a new owner waits until it is free, so whoever still
-# owns the table after that stays its owner until this claim is over.
+# The beginning of a claim. The shared lock comes first: a new owner waits until it is free, so a relay that
+# still owns the table after that stays its owner until this claim ends.
 BEGIN: Final = """
 BEGIN ISOLATION LEVEL READ COMMITTED;
 SELECT pg_advisory_xact_lock_shared({claims});
@@ -42,7 +42,7 @@ SELECT EXISTS (
       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND classid = {key}::bigint >> 32 AND objid = {key}::bigint & 4294967295)"""
 
-# --- what the catalog says --------------------------------------------------------------------------------
+# --- pg_catalog ---------------------------------------------------------------------------------------------
 
 TABLE: Final = """
 SELECT c.oid::bigint, c.relkind::text, c.oid::regclass::text, has_table_privilege(c.oid, 'SELECT'),
@@ -50,7 +50,7 @@ SELECT c.oid::bigint, c.relkind::text, c.oid::regclass::text, has_table_privileg
        current_user::text, c.relname::text
 FROM pg_class c WHERE c.oid = to_regclass(%(table)s)"""
 
-# A domain counts as what it is made of.
+# A domain counts as its base type.
 COLUMNS: Final = """
 SELECT a.attname::text, t.typname::text, t.typtype::text, format_type(t.oid, NULL),
        format_type(a.atttypid, a.atttypmod), a.attnotnull,
@@ -60,8 +60,8 @@ JOIN pg_type declared ON declared.oid = a.atttypid
 JOIN pg_type t ON t.oid = CASE WHEN declared.typtype = 'd' THEN declared.typbasetype ELSE declared.oid END
 WHERE a.attrelid = %(oid)s::oid AND a.attnum > 0 AND NOT a.attisdropped"""
 
-# The tables that hold rows, each with whether it has an index that begins with seq and holds pending rows
-# alone. The condition is compared as text: a wrong guess costs a warning.
+# The tables that contain rows, each with whether it has an index that begins with seq and contains only
+# pending rows. The condition is compared as text: a wrong guess causes only a warning.
 LEAVES: Final = """
 SELECT leaf::regclass::text, EXISTS (
     SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
@@ -72,24 +72,24 @@ FROM (SELECT relid FROM pg_partition_tree(%(oid)s::oid::regclass) WHERE isleaf A
       UNION ALL
       SELECT oid FROM pg_class WHERE oid = %(oid)s::oid AND relkind = 'r') AS leaves (leaf)"""
 
-# An id may be any text here.
+# In a marked table, an id may be any text.
 _FITTING: Final[LiteralString] = FITTING.replace(
     "id::text", "CASE WHEN octet_length(id) <= %(most)s THEN id ELSE left(id, 999) END", 1
 )
 
 # --- the events -------------------------------------------------------------------------------------------
 
-# In a portal, so that large payloads can be taken a few at a time from one snapshot; and because a portal is
-# planned for its first rows, by the index: a plain query of a table whose backlog has grown since it was
-# analyzed sorted all of it for each claim. NO KEY, so that a foreign key to the table locks nobody out;
-# NOWAIT, because a row that is passed over would be overtaken.
+# In a cursor, so that large payloads can be fetched a few at a time from one snapshot; and because a cursor
+# is planned for its first rows, by the index. A plain query sorted the whole backlog for each claim if the
+# backlog had grown since the last ANALYZE. NO KEY, so that inserts into tables with a foreign key to this one
+# are not blocked; NOWAIT, because later rows would overtake a row that is skipped.
 CLAIM: Final = """
 DECLARE claim NO SCROLL CURSOR FOR
 SELECT {fitting} FROM (
     SELECT {texts} FROM {table} AS t WHERE {where} ORDER BY {seq} LIMIT %(limit)s
     FOR NO KEY UPDATE OF t NOWAIT) AS event"""
 FETCH: Final = "FETCH {count} FROM claim"
-# The aggregates of rows that somebody else has locked.
+# The aggregates of rows that another session has locked.
 LOCKED: Final = """
 WITH due AS MATERIALIZED (
     SELECT {seq} AS seq, {aggregate_type}::text AS type, {aggregate_id}::text AS name
@@ -101,8 +101,8 @@ WITH due AS MATERIALIZED (
 SELECT DISTINCT type, name FROM due WHERE seq NOT IN (SELECT seq FROM free)"""
 ANY: Final = "SELECT EXISTS (SELECT FROM {table} AS t WHERE {where})"
 
-# Conditions that are added to `pending`. Lists as subqueries, which are hashed. Aggregates are compared in
-# the columns' own types, so that an index on them can serve.
+# Conditions that are added to `pending`. Lists are subqueries, which PostgreSQL hashes. Aggregates are
+# compared in the columns' own types, so that an index on them can be used.
 AMONG: Final = """({aggregate_type}, {aggregate_id}) IN (SELECT * FROM unnest(
     %(types)s::text[]::{aggregate_type_type}[], %(ids)s::text[]::{aggregate_id_type}[]))"""
 NOT_AMONG: Final = """({aggregate_type}, {aggregate_id}) NOT IN (SELECT * FROM unnest(
@@ -110,8 +110,8 @@ NOT_AMONG: Final = """({aggregate_type}, {aggregate_id}) NOT IN (SELECT * FROM u
 NOT_BUSY: Final = "{seq} NOT IN (SELECT unnest(%(busy)s::bigint[]))"
 UP_TO: Final = "{seq} <= %(upto)s"
 
-# Exactly what was acknowledged: a range would stamp rows that have committed since they were claimed. Not
-# now(), which is when the claim began.
+# Marks exactly the acknowledged rows: a range would also mark rows that were committed after the claim. Not
+# now(), which is the time when the claim began.
 MARK: Final = "UPDATE {table} AS t SET {processed} WHERE {unprocessed} AND {seq} = ANY (%(seqs)s::bigint[])"
 UNMARKED: Final = "SELECT count(*) FROM {table} AS t WHERE {unprocessed} AND {seq} = ANY (%(seqs)s::bigint[])"
 LAST: Final = "SELECT coalesce(max({seq}), 0)::bigint FROM {table} AS t WHERE {pending}"
@@ -132,7 +132,7 @@ POSTPONED: Final = """
 UPDATE {table} AS t SET {set_last_error} = r.error::{last_error_type}
 FROM unnest(%(seqs)s::bigint[], %(errors)s::text[]) AS r (seq, error)
 WHERE {unprocessed} AND {seq} = r.seq"""
-# What a relay before this one has tried, of each aggregate the first.
+# The first row of each aggregate that an earlier relay has tried.
 TRIED: Final = """
 SELECT DISTINCT ON ({aggregate_type}, {aggregate_id})
        {aggregate_type}::text, {aggregate_id}::text, {seq}::bigint, {attempts}, {due_in}
@@ -144,9 +144,9 @@ FAILED: Final = (
 STILL_FAILED: Final[LiteralString] = f"{FAILED} AND {AMONG}"
 UNPUBLISHED: Final = "SELECT count(*) FROM {table} AS t WHERE {where}"
 
-# --- for people -------------------------------------------------------------------------------------------
+# --- status -------------------------------------------------------------------------------------------------
 
-# Capped: exact counting of millions takes seconds. The oldest is among those with the lowest seq.
+# Capped: counting millions exactly takes seconds. The oldest row is among those with the lowest seq.
 BACKLOG: Final = """
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(at))::float8
 FROM (SELECT {time} AS at FROM {table} AS t WHERE {pending} ORDER BY {seq} LIMIT %(cap)s) AS waiting"""
@@ -155,23 +155,23 @@ FAILURES: Final = "SELECT count(*) FROM (SELECT FROM {table} AS t WHERE {failed}
 
 @dataclass(frozen=True, slots=True)
 class Types:
-    """Of columns whose type the statements name."""
+    """Types of the columns whose type the statements name."""
 
     aggregate_type: str = "text"
     aggregate_id: str = "text"
     last_error: str = "text"
-    """With its length: a longer reason is cut."""
+    """With its length: a longer reason is truncated."""
 
 
 class Statements:
     """The statements above, for one table.
 
     Args:
-        with_time: each event's metadata has its time, as `created-at`.
+        with_time: whether each event's metadata contains its time, as `created-at`.
     """
 
     def __init__(self, mapping: Mapping, types: Types, *, max_attempts: int, with_time: bool) -> None:
-        # The target of a SET has no table in front of it; everywhere else a name must be beyond doubt.
+        # The target of a SET has no table name in front of it; everywhere else the name must be unambiguous.
         targets: dict[str, sql.Composable] = {}
         columns: dict[str, sql.Composable] = {}
         for ours, theirs in mapping.columns.items():
@@ -200,7 +200,7 @@ class Statements:
         self.writes_errors = "last_error" in columns
 
     def __call__(self, statement: LiteralString, *conditions: LiteralString) -> bytes:
-        """A statement for this table; `where` in it is that a row is pending, and the conditions."""
+        """Return a statement for this table; its `where` is `pending` and the given conditions."""
         made = self._made.get((statement, *conditions))
         if made is None:
             added = [sql.SQL(condition).format(**self._names) for condition in conditions]
@@ -213,7 +213,7 @@ class Statements:
 def _conditions(
     mapping: Mapping, columns: dict[str, sql.Composable], max_attempts: int
 ) -> dict[str, sql.Composable]:
-    """What is pending, what failed, and what is not processed, which both are not."""
+    """Return the conditions for pending rows, for failed rows, and for unprocessed rows (both of these)."""
     if mapping.has_status:
         state = sql.SQL("{status} = {value}")
         return {
@@ -240,9 +240,9 @@ def _conditions(
 
 
 def _texts(columns: dict[str, sql.Composable], *, with_time: bool) -> sql.Composable:
-    """The columns in the order of `Event`; its metadata is built only where there is something in it.
+    """Return the columns in the order of `Event`; metadata is built only for rows that have some.
 
-    In two steps, of which this is the first: see `relay.queries`.
+    This is the first of two steps: see `relay.queries`.
     """
     usual = sql.SQL(
         "{seq}::bigint AS seq, {id}::text AS id, {aggregate_type}::text AS aggregate_type, "
@@ -299,10 +299,10 @@ def _processed(mapping: Mapping, columns: dict[str, sql.Composable]) -> sql.Comp
 def _refused(
     mapping: Mapping, columns: dict[str, sql.Composable], types: Types, max_attempts: int
 ) -> sql.Composable:
-    """What a refusal writes, where there are columns for it; the last one gives the event up."""
+    """Return what a refusal writes, as far as there are columns; the last refusal makes a dead letter."""
     count = "{set_retry_count} = coalesce({retry_count}, 0) + 1"
     if not columns.keys() & {"status", "failed_at"}:
-        # Nothing else says that it was given up, also not of a row that could not be read.
+        # No other column records that it is a dead letter, also for a row that could not be read.
         count = """{set_retry_count} =
             greatest(coalesce({retry_count}, 0) + 1, CASE WHEN r.is_last THEN {most} END)"""
     changes = {

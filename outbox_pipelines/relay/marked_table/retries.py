@@ -1,7 +1,7 @@
-"""Refused events in their own rows, and who is told of dead letters: the core's `Retries`, over PostgreSQL.
+"""Records refusals in the rows of the events, and reports dead letters: the core's `Retries` over PostgreSQL.
 
 Invariants:
-- Everything is written in the session that holds the table.
+- Everything is written in the session that owns the table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from outbox_pipelines.relay.parking.notify import DeadLetterRuns, describe
 from outbox_pipelines.relay.parking.prober import Prober
 from outbox_pipelines.settings import Settings
 
-# Dead letters that wait for the operator's command: in memory, since such a table has no place for it.
+# Dead letters that wait for the operator's command: in memory, because a marked table cannot store them.
 _MOST_COMMANDS: Final = 1000
 _COMMANDS_SECONDS: Final = 10.0
 _LOG: Final = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _EVENT: Final = len(Event._fields)
 
 
 class MarkedTableRetries(Retries):
-    """Looks after the blocked aggregates of a table that has been taken."""
+    """Retries the blocked aggregates of an owned table."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class MarkedTableRetries(Retries):
         )
 
     def close_prober(self, *, failed: bool) -> None:
-        """End the prober; after a graceful stop, with its last answers. Record its last verdicts."""
+        """End the prober (after a graceful stop, wait for its last answers) and record its last verdicts."""
         if failed:
             self._own_prober.close(wait_seconds=0.0)
         else:
@@ -79,7 +79,7 @@ class MarkedTableRetries(Retries):
         self.close()
 
     def close_commands(self) -> None:
-        """Wait a while for the operator's commands, and end them."""
+        """Wait for the operator's commands, for a limited time, and end them."""
         self._runs.wait(_COMMANDS_SECONDS)
         if left := self._runs.close():
             _LOG.error(
@@ -91,14 +91,15 @@ class MarkedTableRetries(Retries):
         self._runs.done()
         event = letter.event
         if self._runs.room > 0:
-            said = describe(event, letter.attempts, letter.error, remedy="mend the row, make it pending")
+            remedy = "correct the row, then mark it pending"
+            said = describe(event, letter.attempts, letter.error, remedy=remedy)
             self._runs.submit(event.seq, said)
         elif self._has_command:
-            _LOG.error("OUTBOX_DEAD_LETTER_COMMAND is not run for %s: %d wait for it", event, _MOST_COMMANDS)
+            _LOG.error("OUTBOX_DEAD_LETTER_COMMAND is not run for %s: %d are queued", event, _MOST_COMMANDS)
 
 
 class _Rows:
-    """What the rows say of refusals, where there are columns for it: implements the core's `Refusals`."""
+    """Refusals in the table's rows, as far as it has columns for them: implements the core's `Refusals`."""
 
     def __init__(self, ownership: TableOwnership) -> None:
         self._ownership = ownership

@@ -1,7 +1,7 @@
-"""Claims pending rows, and marks those that Kafka has: the core's `Claims`, over PostgreSQL.
+"""Claims pending rows and marks those that are published: the core's `Claims` over PostgreSQL.
 
 Invariants:
-- Each claim is a transaction of a session of its own, which proves at its beginning that the table is held.
+- Each claim is a transaction in its own session, which checks at its beginning that the table is still owned.
 - Memory stays bounded: large rows are claimed one at a time.
 """
 
@@ -28,18 +28,18 @@ from outbox_pipelines.relay.marked_table.ownership import TableOwnership
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
-# Rows fetched at once until their size is known: bounds memory where payloads are large.
+# Rows fetched at once until their size is known: this bounds memory if payloads are large.
 _FEW: Final = 500
-# Rows that are claimed at once where some are large or cannot be read: what is claimed is also read, and one
-# may fill the batch.
+# Rows claimed at once if some are large or cannot be read: claimed rows are also read, and one may fill the
+# batch.
 _LARGE: Final = 1
-# Claims that are made so once there was need.
+# Number of claims made in this way after the first that needs it.
 _CAREFUL_CLAIMS: Final = 20
 _COMPLAIN_SECONDS: Final = 60.0
 
 
 class MarkedTableSource(Claims):
-    """The pending rows of a table that has been taken."""
+    """The pending rows of an owned table."""
 
     def __init__(self, settings: Settings, ownership: TableOwnership) -> None:
         self.sessions = ClaimSessions(settings, ownership)
@@ -47,7 +47,7 @@ class MarkedTableSource(Claims):
 
 
 class ClaimSessions:
-    """The sessions that claim: implements the core's `Sessions`. For one thread, but for `beat`."""
+    """The sessions that claim: implements the core's `Sessions`. For one thread, except `beat`."""
 
     def __init__(self, settings: Settings, ownership: TableOwnership) -> None:
         self._settings = settings
@@ -62,10 +62,10 @@ class ClaimSessions:
             self.free.append(self._connections[-1])
 
     def rehearse_rights(self) -> None:
-        """Find out whether this role may write what has to be written; the first claim tells about the rows.
+        """Check that this role has the necessary rights to write; the first claim checks the rows.
 
         Raises:
-            MarkError: it may not.
+            MarkError: the role does not have them.
         """
         connection, statements = self._connections[0], self._statements
         marks.rehearse(connection, statements, self._ownership.mapping, [])
@@ -79,7 +79,7 @@ class ClaimSessions:
         return int(last)
 
     def any(self, wanted: Wanted) -> bool:
-        # Costs no transaction where there is nothing.
+        # Needs no transaction if there is nothing to claim.
         conditions, parameters = self._conditions(wanted)
         row = self.free[0].execute(self._statements(queries.ANY, *conditions), parameters).fetchone()
         return row == (True,)
@@ -123,15 +123,15 @@ class ClaimSessions:
         self.free.append(rows.session)
 
     def beat(self) -> None:
-        """A sign of life on each connection that is not busy. From any thread."""
+        """Send a heartbeat on each connection that is not busy. Any thread may call it."""
         for connection in self._connections:
             if connection.info.transaction_status != psycopg.pq.TransactionStatus.ACTIVE:
-                # A claim that has just met a foreign lock is about to be rolled back.
+                # A claim that has just failed at another session's lock is about to be rolled back.
                 with suppress(psycopg.errors.InFailedSqlTransaction):
                     connection.execute("SELECT 1")
 
     def close(self) -> None:
-        """Gives back what is claimed, and closes the connections."""
+        """Release what is claimed, and close the connections."""
         for connection in self._connections:
             connection.close()
 
@@ -144,8 +144,8 @@ class ClaimSessions:
         if rows and time.monotonic() - self._complained_at > _COMPLAIN_SECONDS:
             self._complained_at = time.monotonic()
             _LOG.warning(
-                "another session has locked pending rows of %d aggregates of %s, which wait for it: is the "
-                "old publisher still running?",
+                "another session has locked pending rows of %d aggregates of %s; they are published after it "
+                "ends. Check whether the old publisher is still running",
                 *(len(rows), self._ownership.mapping),
             )
         return {(kind, name) for kind, name in rows}
@@ -167,7 +167,7 @@ class ClaimSessions:
         return self._fetch_any(connection, wanted)
 
     def _fetch_small(self, connection: Connection, wanted: Wanted) -> Rows | None:
-        """Many at once; None if there are large ones among them."""
+        """Fetch many rows at once; return None if some of them are large."""
         self._open(connection, wanted, most=bodies.FEW)
         most, most_size = self._settings.batch_events, self._settings.batch_bytes
         events: list[Event] = []
@@ -183,7 +183,7 @@ class ClaimSessions:
             few = min(_FEW, most - len(events))
 
     def _fetch_any(self, connection: Connection, wanted: Wanted) -> Rows:
-        """A few at a time, claimed without their content, which is then read row by row."""
+        """Claim a few rows at a time without their content, then read the content row by row."""
         self._open(connection, wanted, most=bodies.NOTHING)
         events: list[Event] = []
         unreadable: dict[int, str] = {}
@@ -207,7 +207,7 @@ class ClaimSessions:
         return Rows(events, size, is_more, connection, unreadable)
 
     def _open(self, connection: Connection, wanted: Wanted, *, most: int) -> None:
-        """Open the portal of a claim, with the content of rows of at most so many bytes."""
+        """Open the cursor of a claim, with the content of rows of at most `most` bytes."""
         conditions, parameters = self._conditions(wanted)
         connection.execute(self._statements(queries.CLAIM, *conditions), parameters | {"most": most})
 
@@ -227,12 +227,12 @@ class ClaimSessions:
 
 
 def _some(connection: Connection, count: int) -> list[Event]:
-    """The next rows of the claim."""
+    """Return the next rows of the claim."""
     with connection.cursor(binary=True) as cursor:
         return list(map(Event._make, cursor.execute(sql.SQL(queries.FETCH).format(count=count)).fetchall()))
 
 
 def names(aggregates: Iterable[Name]) -> dict[str, list[str]]:
-    """Aggregates as the parameters of a condition."""
+    """Return aggregates as the parameters of a condition."""
     types, ids = zip(*aggregates, strict=True)
     return {"types": list(types), "ids": list(ids)}

@@ -1,7 +1,7 @@
-"""What an operator asks first about an existing table: backlog, its age, what was given up, who relays it.
+"""The status of a marked table: its backlog and the age of it, its dead letters, its owner.
 
 Invariants:
-- One read, cheap where the table has an index over its pending rows: counts are capped.
+- One read. It is cheap if the table has an index over its pending rows: counts are capped.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from outbox_pipelines.text import plain
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """The state of one existing table."""
+    """The status of one marked table."""
 
     table: str
     owner: str | None
-    """Who relays it, and what that relay says of Kafka if it is away; None while nobody does."""
+    """The relay that owns the table, with a note if Kafka is unavailable; None without a relay."""
     owned_seconds: float | None
-    """For how long; None where the role may not know."""
+    """Seconds since the relay took the table; None if the role may not see it."""
     backlog: int
     """Pending rows, counted up to `CAP`."""
     oldest_seconds: float | None
     """Age of the oldest of them; None without a backlog, or without a created_at."""
     failed: int
-    """Rows that were given up, counted up to `CAP`."""
+    """Rows whose event is a dead letter, counted up to `CAP`."""
     warnings: list[str]
 
 
 def read(settings: Settings) -> TableStatus:
-    """Reads it.
+    """Return the status of the table that OUTBOX_TABLE_FILE names.
 
     Raises:
-        SetupError: the database is away, or the table is not as OUTBOX_TABLE_FILE says.
+        SetupError: the database is unavailable, or the table does not match OUTBOX_TABLE_FILE.
     """
     mapping = open_mapping(settings)
     with connect(settings, name="outbox: status") as connection:
@@ -66,13 +66,13 @@ def read(settings: Settings) -> TableStatus:
 
 
 def render(status: TableStatus) -> str:
-    """For a terminal."""
+    """Return the status as text for a terminal."""
     since = "" if status.owned_seconds is None else f" for {age(status.owned_seconds)}"
-    oldest = "" if status.oldest_seconds is None else f", the oldest {age(status.oldest_seconds)} old"
-    hint = "  (mend them, then make them pending again: docs/existing-tables.md)" if status.failed else ""
+    oldest = "" if status.oldest_seconds is None else f", oldest {age(status.oldest_seconds)}"
+    hint = "  (correct the rows, then mark them pending: docs/existing-tables.md)" if status.failed else ""
     lines = [
         f"table {status.table}",
-        f"  owner      {status.owner + since if status.owner else 'nobody: start `outbox relay`'}",
+        f"  owner      {status.owner + since if status.owner else 'no active relay; start `outbox relay`'}",
         f"  backlog     {_count(status.backlog)} events{oldest}",
         f"  failed      {_count(status.failed)}{hint}",
         *(f"  warning     {warning}" for warning in status.warnings),

@@ -1,9 +1,9 @@
-"""The relay of an existing table: claim → encode → publish → mark, in two threads around the core.
+"""The relay of a marked table: claim → encode → publish → mark, in two threads around the core.
 
 Invariants:
-- One thread claims, marks, and looks after what was refused; the calling thread publishes. A third only keeps
-  the sessions alive, so that a slow statement costs nobody the table. What they share is in `relay.shared`.
-- The first failure anywhere ends all, and is raised to the caller. What was on its way is pending again.
+- One thread claims, marks, and retries refused events; the calling thread publishes. A third thread only
+  sends heartbeats, so that a slow statement does not lose the table. `relay.shared` contains what they share.
+- The first failure in any thread ends all and is raised to the caller. Rows in flight are pending again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PROGRESS_EVERY: Final = 1.0
 
 
 class MarkedTableWorker:
-    """Relays a table that has been taken, until it is told to stop."""
+    """Relays an owned table until it is stopped."""
 
     def __init__(
         self,
@@ -107,12 +107,12 @@ class MarkedTableWorker:
         self.totals = Totals()
 
     def run(self) -> Totals:
-        """Relays; returns once all that was claimed is published or put back, and settled.
+        """Relay the table; return when all claimed rows are published or pending again, and settled.
 
         Raises:
-            ShardLostError: the table or the database is gone.
-            MarkError: the table does not let published rows be marked.
-            UnavailableError: with `until_empty`, Kafka has been away for too long.
+            ShardLostError: the table or the connection to the database is lost.
+            MarkError: the table does not allow published rows to be marked.
+            UnavailableError: with `until_empty`, Kafka has been unavailable for too long.
         """
         threads: list[threading.Thread] = []
         try:
@@ -146,7 +146,7 @@ class MarkedTableWorker:
         return self.totals
 
     def _claim(self) -> None:
-        """The claiming thread."""
+        """Run the claiming thread."""
         has_claimed = False
         while True:
             is_last = self._ledger.wait_for_work(0.0 if has_claimed else self._claimer.rest)
@@ -175,7 +175,7 @@ class MarkedTableWorker:
             self._on_progress(Settled(events, None, self._producer.topics))
 
     def _tell(self) -> None:
-        """What people should see in the database, when it has changed."""
+        """Show the state of the connection to Kafka in the database and the log, if it has changed."""
         breaker = self._publisher.breaker
         if breaker.state is not self._shown:
             self._shown = breaker.state
@@ -187,12 +187,12 @@ class MarkedTableWorker:
             self._hand_over_after is not None
             and time.monotonic() - self._started >= self._hand_over_after
             and not self._stop.is_set()
-            # Without a successor it goes on: whoever starts them may be dead.
+            # Without a successor the relay continues: the process that starts relays may have crashed.
             and self._ownership.is_awaited()
         )
 
     def _count_unpublished(self) -> None:
-        """Those that wait, for whoever waits for a run until empty; the given up ones too."""
+        """Count what a run until empty leaves unpublished: blocked events and dead letters."""
         self.totals.unpublished = self._retries.dead
         if self._until_empty and self._blocked.aggregates:
             query = self._ownership.statements(queries.UNPUBLISHED, queries.AMONG, queries.UP_TO)
@@ -208,6 +208,6 @@ def make_marked_table_worker(
     blocked: SharedBlockedAggregates,
     **given: Any,
 ) -> MarkedTableWorker:
-    """Return a worker for a table that has been taken; `given` as `MarkedTableWorker` takes it."""
+    """Return a worker for an owned table; `given` are further arguments of `MarkedTableWorker`."""
     publisher = Publisher(producer, blocked, patience=settings.breaker_seconds, clock=time.monotonic)
     return MarkedTableWorker(settings, ownership, producer, publisher, blocked, **given)

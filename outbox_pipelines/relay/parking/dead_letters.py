@@ -1,11 +1,11 @@
-"""Dead letters: found, shown, replayed, discarded.
+"""Finds, shows, replays and discards dead letters.
 
 Invariants:
-- Nothing is lost: a discarded dead letter keeps its content, a published one is in the outbox's own table.
-- Each replay and each discard leaves a row in `outbox_audit`, in its own transaction: when, why, which;
-  the role that was logged in, and for whom it says that it acted.
-- The relay hears of it within a second. A replayed event is tried once: refused again, it is a dead letter
-  again, with the new reason.
+- Nothing is lost: a discarded dead letter keeps its content; a published one is in the outbox's own table.
+- Each replay and each discard writes a row to `outbox_audit`, in the same transaction: time, reason, events,
+  the database role, and the person on whose behalf it acted.
+- The relay notices it within a second. A replayed event is tried once: if it is refused again, it becomes a
+  dead letter again, with the new reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outbox_pipelines.relay.parking import queries as parked_queries
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
-# More than the payload of an event that the database takes.
+# Larger than any payload that the outbox accepts.
 _MOST_SHOWN: Final = 2_000_000
 
 _POLL_SECONDS: Final = 0.25
@@ -36,29 +36,29 @@ Action = Literal["replay", "discard"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which dead letters are meant: those for which all that is given holds."""
+    """Selects the dead letters that meet all given conditions."""
 
     ids: tuple[UUID, ...] = ()
     event_type: str | None = None
     aggregate_type: str | None = None
     aggregate_id: str | None = None
     error: str | None = None
-    """A part of the reason."""
+    """Text that the reason contains."""
     since: datetime | None = None
     until: datetime | None = None
-    """When they failed; an aware time."""
+    """Bounds of the time of failure; with a time zone."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether every dead letter is meant."""
+        """Whether the filter selects every dead letter."""
         return self == Filter()
 
     def parameters(self) -> dict[str, Any]:
-        """For the queries."""
+        """Return the parameters for the queries."""
         return asdict(self) | {"ids": list(self.ids) or None}
 
     def told(self) -> dict[str, Any]:
-        """What was given, for the audit."""
+        """Return the given conditions, for the audit."""
         given = {name: value for name, value in asdict(self).items() if value}
         return json.loads(json.dumps(given, default=str))  # type: ignore[no-any-return]
 
@@ -81,7 +81,7 @@ class DeadLetterRow:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Dead letters, the newest first, and how many there are of each reason."""
+    """Dead letters, newest first, and their number by reason."""
 
     total: int
     by_error: dict[str, int] = field(default_factory=dict)
@@ -89,11 +89,11 @@ class Found:
 
 
 def find(settings: Settings, which: Filter, *, limit: int = 50, discarded: bool = False) -> Found:
-    """Those that are meant.
+    """Return the dead letters that the filter selects.
 
     Args:
-        limit: rows at most; the counts are of all.
-        discarded: those that were given up, instead.
+        limit: maximum number of rows; the counts cover all.
+        discarded: return discarded ones instead.
     """
     parameters = which.parameters() | {"limit": limit, "state": "discarded" if discarded else "failed"}
     with connect(settings, name="outbox dead-letters") as connection:
@@ -104,9 +104,9 @@ def find(settings: Settings, which: Filter, *, limit: int = 50, discarded: bool 
 
 
 def show(settings: Settings, event_id: UUID) -> list[dict[str, Any]]:
-    """All that is known of the parked events and dead letters with this id, and what was done to each.
+    """Return everything known about the parked events and dead letters with this id, with their audit.
 
-    Where an application chose ids, several events may have the same one.
+    If an application chooses ids, several events may have the same id.
     """
     with connect(settings, name="outbox dead-letters") as connection:
         rows = connection.execute(parked_queries.SHOW_PARKED, {"id": event_id}).fetchall()
@@ -114,7 +114,7 @@ def show(settings: Settings, event_id: UUID) -> list[dict[str, Any]]:
 
 
 def _content(connection: Connection, seq: int) -> dict[str, Any]:
-    """Payload and headers, or that they are not shown: they may be what made this a dead letter."""
+    """Return payload and headers, or a note if they cannot be shown: they may be the cause of the failure."""
     try:
         row = connection.execute(parked_queries.SHOW_CONTENT, {"seq": seq, "most": _MOST_SHOWN}).fetchone()
     except psycopg.Error as error:
@@ -131,7 +131,7 @@ def _content(connection: Connection, seq: int) -> dict[str, Any]:
 
 
 def _read(stored: str | None) -> Any:
-    """JSON; as text where it is nested too deeply to be read, which may be why the event is here."""
+    """Return the parsed JSON, or the text if it is nested too deeply (perhaps why the event failed)."""
     try:
         return None if stored is None else json.loads(stored)
     except (RecursionError, ValueError):
@@ -139,14 +139,14 @@ def _read(stored: str | None) -> Any:
 
 
 def act(settings: Settings, action: Action, which: Filter, *, actor: str, reason: str) -> int:
-    """Replays or discards those that are meant; how many they were.
+    """Replay or discard the dead letters that the filter selects; return their number.
 
     Args:
-        actor: on whose behalf, for the audit, which has the role that is logged in, too.
+        actor: on whose behalf, for the audit, which also records the database role.
         reason: why, for the audit.
 
     Raises:
-        SetupError: no reason is given, or this role may not.
+        SetupError: no reason is given, or this role lacks the right.
     """
     _, done = _act(settings, action, which, actor, reason)
     return done
@@ -154,18 +154,18 @@ def act(settings: Settings, action: Action, which: Filter, *, actor: str, reason
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What became of events that were replayed."""
+    """The result of a replay."""
 
     done: int
     """How many were replayed."""
     again: list[DeadLetterRow]
-    """Those that are dead letters again."""
+    """Events that became dead letters again."""
     untried: int
-    """Those that no relay has tried yet."""
+    """Number of events that no relay has tried yet."""
 
 
 def replay(settings: Settings, which: Filter, *, actor: str, reason: str, seconds: float) -> Replayed:
-    """Replay those that are meant, and wait until a relay has tried each.
+    """Replay the dead letters that the filter selects, and wait until a relay has tried each.
 
     Args:
         actor, reason: as for `act`.
@@ -187,9 +187,9 @@ def replay(settings: Settings, which: Filter, *, actor: str, reason: str, second
 
 
 def _act(settings: Settings, action: Action, which: Filter, actor: str, reason: str) -> tuple[list[int], int]:
-    """The `seq` of each that was meant, and how many were acted on."""
+    """Return the `seq` of each selected dead letter, and how many were changed."""
     if not reason.strip():
-        raise SetupError("say why, with --reason: it stands in the audit")
+        raise SetupError("no reason is given: use --reason; it is recorded in the audit")
     with connect(settings, name=f"outbox dead-letters {action}") as connection:
         seqs = [row[0] for row in connection.execute(parked_queries.MEANT, which.parameters()).fetchall()]
         done = connection.execute(

@@ -1,7 +1,7 @@
-"""The operator's command for dead letters of the append-only outbox: the table says for which it is due.
+"""Runs the operator's command for dead letters of the append-only outbox; the table records where it is due.
 
 Invariants:
-- The command runs at least once for each dead letter, whatever ends the relay: see `notify`.
+- The command runs at least once for each dead letter, however the relay ends: see `notify`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOOK_SECONDS: Final = 0.02
 
 
 class DueCommands:
-    """Has the command run for the dead letters of a shard, in the session that holds it."""
+    """Runs the command for the dead letters of a shard; uses the session that owns the shard."""
 
     def __init__(self, settings: Settings, shard: Shard) -> None:
         self._shard = shard
@@ -36,7 +36,7 @@ class DueCommands:
         self._look_at = 0.0
 
     def look(self, now: float) -> None:
-        """Start as many as there is room for, and write down which have run."""
+        """Start as many commands as there is room for, and record which have run."""
         if not self._is_wanted:
             return
         if ran := self._runs.done():
@@ -54,13 +54,13 @@ class DueCommands:
             self._runs.submit(event.seq, describe(event, attempts, error, remedy=remedy))
 
     def close(self, seconds: float) -> None:
-        """Wait for the commands for so long; those left run later."""
-        # Where the session has gone, they run again.
+        """Wait for the commands for at most `seconds`; the others run later."""
+        # If the session is lost, they run again.
         with suppress(ShardLostError, psycopg.Error):
             deadline = time.monotonic() + seconds
             self.look(math.inf)
             while not self._runs.wait(_LOOK_SECONDS) and time.monotonic() < deadline:
-                # A sign of life, too.
+                # Also a heartbeat.
                 self._shard.execute(queries.COMMANDS_RAN, {"seqs": self._runs.done()})
                 self.look(math.inf)
         self._runs.close()

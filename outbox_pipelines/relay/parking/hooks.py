@@ -1,7 +1,7 @@
-"""Tells people of a dead letter: an error in the log, and a metric.
+"""Reports a dead letter: an error in the log, and a metric.
 
 Invariants:
-- Nothing here holds the relay up, or fails it: the table has the dead letter in any case.
+- Nothing here delays the relay or makes it fail: the table has the dead letter in any case.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def dead_letter(metrics: Metrics, letter: DeadLetter) -> None:
-    """Reports it; returns at once."""
+    """Report a dead letter; return immediately."""
     metrics.dead_lettered()
     _LOG.error(
         "dead letter: %s, after %d attempts: %s",

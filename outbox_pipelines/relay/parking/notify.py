@@ -2,10 +2,11 @@
 
 Invariants:
 - Bounded: `_WORKERS` processes at once, `room` more in the queue, whatever the number of dead letters.
-- Nothing here holds the relay up, or fails it. A command that fails or takes too long is logged and has run.
-- What has not run when the relay ends is not in `done`: whoever keeps the dead letters has it run later. It
-  runs at least once then, and again where the relay ended while it ran.
-- The command gets no secret of the relay: of its environment it sees what `_INHERITED` names, nothing else.
+- Nothing here delays the relay or makes it fail. A command that fails or takes too long is logged and counts
+  as run.
+- If a command has not run when the relay ends, `done` does not return it, and the caller can run it later. So
+  it runs at least once, and again if the relay ended while it ran.
+- The command gets no secret of the relay: of the relay's environment it gets only what `_INHERITED` names.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 _COMMAND_SECONDS: Final = 30.0
 _WORKERS: Final = 4
 _CERTIFICATES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-# What programs need to run at all. Settings, PGPASSWORD, or keys of a cloud are the relay's alone.
+# Variables that programs need to run. The relay's settings, PGPASSWORD and cloud keys are not passed on.
 _INHERITED: Final = frozenset(
     ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE", *_CERTIFICATES)
 )
@@ -37,7 +38,7 @@ class DeadLetterRuns:
     """Threads that run the command, started by the first dead letter.
 
     Args:
-        command: as OUTBOX_DEAD_LETTER_COMMAND names it; nothing is run where it is empty.
+        command: OUTBOX_DEAD_LETTER_COMMAND; if it is empty, nothing is run.
         most: the length of the queue.
     """
 
@@ -57,7 +58,7 @@ class DeadLetterRuns:
         return self._most - len(self._queue) if self._command else 0
 
     def submit(self, seq: int, description: str) -> None:
-        """Has the command run for a dead letter; while there is room."""
+        """Run the command for a dead letter; call it only while there is room."""
         with self._change:
             self._queue.append((seq, description))
             self._change.notify()
@@ -67,23 +68,23 @@ class DeadLetterRuns:
                 thread.start()
 
     def under_way(self) -> list[int]:
-        """The seqs of those that are queued, running, or not yet fetched by `done`."""
+        """Return the seqs of dead letters that are queued, running, or not yet fetched by `done`."""
         with self._change:
             return [*(seq for seq, _ in self._queue), *self._running, *self._done]
 
     def done(self) -> list[int]:
-        """The seqs of those for which the command has run since the last call."""
+        """Return the seqs of dead letters for which the command has run since the last call."""
         with self._change:
             done, self._done = self._done, []
         return done
 
     def wait(self, seconds: float) -> bool:
-        """Waits until nothing is queued or running, at most so long; whether that is so."""
+        """Wait up to `seconds` until nothing is queued or running; return whether this succeeded."""
         with self._change:
             return self._change.wait_for(lambda: not (self._queue or self._running), seconds)
 
     def close(self) -> int:
-        """Ends what is queued or running. How many these were."""
+        """End what is queued or running; return the number."""
         with self._change:
             self._end = True
             left = len(self._queue) + len(self._running)
@@ -113,7 +114,7 @@ class DeadLetterRuns:
 
     def _run(self, seq: int, description: str) -> None:
         try:
-            # In a group of its own: what the shell has started is ended with it.
+            # In a new process group, so that programs started by the shell end with it.
             process = subprocess.Popen(
                 self._command,
                 shell=True,
@@ -129,7 +130,9 @@ class DeadLetterRuns:
             except subprocess.TimeoutExpired:
                 _kill(process)
                 process.wait()
-                _LOG.error("OUTBOX_DEAD_LETTER_COMMAND took over %.0f s and was ended", _COMMAND_SECONDS)
+                _LOG.error(
+                    "OUTBOX_DEAD_LETTER_COMMAND took more than %.0f s and was killed", _COMMAND_SECONDS
+                )
                 return
             if process.returncode != 0 and not self._end:
                 _LOG.error("OUTBOX_DEAD_LETTER_COMMAND failed with exit code %d", process.returncode)
@@ -138,12 +141,12 @@ class DeadLetterRuns:
 
 
 def describe(event: Event, attempts: int, error: str, *, remedy: str) -> str:
-    """A dead letter as one JSON object, without its payload."""
+    """Return a dead letter as one JSON object, without its payload."""
     return json.dumps({"kind": "dead-letter", **fields(event, attempts, error), "help": remedy})
 
 
 def fields(event: Event, attempts: int, error: str) -> dict[str, Any]:
-    """What people are told of a dead letter."""
+    """Return the fields of a dead letter for logs and commands."""
     return {
         "id": event.id,
         "seq": event.seq,
@@ -156,7 +159,7 @@ def fields(event: Event, attempts: int, error: str) -> dict[str, Any]:
 
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the command."""
+    """Return the environment of the command."""
     return {name: ours[name] for name in ours if name in _INHERITED or name.startswith("LC_")}
 
 

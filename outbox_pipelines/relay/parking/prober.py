@@ -1,13 +1,14 @@
-"""Tries suspected events alone, beside the flow of all others.
+"""Tries suspect events alone, in parallel to the flow of all other events.
 
 Invariants:
-- Each event is a batch of its own, so that a refusal names it; at most one event of an aggregate is tried at
-  a time, so that one refused is not overtaken.
-- A verdict is Kafka's word on that event. Without one (an outage, a missing topic) nothing is counted.
-- The last verdict on an event is spoken after its copy is in the dead letter topic, where there is one.
-- What takes long (a producer, a connection, a topic that is slow to come) can be prepared before an event is
-  marked as being tried: a death while it is marked counts against it.
-- A failure of its own is raised to whoever fetches the verdicts.
+- Each event is sent in its own batch, so that a refusal identifies it. At most one event of an aggregate is
+  tried at a time, so that no later event overtakes a refused one.
+- A verdict is Kafka's answer about that event. Without an answer (an outage, a missing topic) no attempt is
+  counted.
+- If there is a dead letter topic, the last verdict is given only after the event's copy is in it.
+- Slow steps (a producer, a connection, the creation of a topic) can be prepared before an event is marked as
+  being tried, because a crash while it is marked counts against it.
+- `verdicts` raises a failure of the prober.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from outbox_pipelines.settings import Settings
 _LOG = logging.getLogger(__name__)
 # How long Kafka may take for a handful of events; longer is an outage.
 _PATIENCE_SECONDS: Final = 15.0
-# An event that kills does so when it is encoded, compressed or sent.
+# An event that crashes the process does so when it is encoded, compressed or sent.
 _INNOCENT_SECONDS: Final = 1.0
-# How long an ending prober waits for answers: an event that Kafka has, unknown to the table, is repeated.
+# How long an ending prober waits for answers: a published event without a recorded answer is published again.
 _LAST_SECONDS: Final = 2.0
 
 
@@ -48,8 +49,8 @@ class Prober:
     """A thread that tries events, a handful at a time; started by the first.
 
     Args:
-        topics: what is known of them.
-        transactional_id: in exactly_once: tries within transactions, and publishes nothing.
+        topics: the lookups of topics.
+        transactional_id: in exactly_once: try in transactions that are aborted, so that nothing is published.
     """
 
     def __init__(self, settings: Settings, topics: Topics, transactional_id: str | None = None) -> None:
@@ -62,7 +63,7 @@ class Prober:
         self._tried: deque[Tried] = deque()
         self._batch: list[Attempt] = []
         self._is_preparing = False
-        """Whether the batch has no content, and is to be prepared only."""
+        """Whether the batch has no content, and is only prepared."""
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -71,7 +72,7 @@ class Prober:
         self._is_open = False
         """Whether a transaction has begun."""
         self._handed: tuple[float, list[int]] | None = None
-        """What the client has been given and has not answered for, and since when."""
+        """When events were passed to the client, and the seqs of those without an answer."""
         self._answered: deque[int] = deque()
         """The seqs for which there is an answer, while others of the batch are still being tried."""
 
@@ -81,19 +82,19 @@ class Prober:
         return bool(self._batch or self._tried)
 
     def submit(self, batch: list[Attempt]) -> None:
-        """Tries these, each of another aggregate; while it is not busy."""
+        """Try these events, each of another aggregate; call it only while it is not busy."""
         self._start(batch, is_preparing=False)
 
     def is_ready(self, topic: str) -> bool:
-        """Return whether an event of this topic can be tried at once; while it is not busy.
+        """Return whether an event of this topic can be tried immediately; call it only while not busy.
 
         Args:
-            topic: empty where an event's types make no name: then it is refused before it is sent.
+            topic: empty if the event's types form no valid name: the event is refused before it is sent.
         """
         return not topic or (self._producer is not None and self._topics.is_known(topic))
 
     def prepare(self, batch: list[Attempt]) -> None:
-        """Makes ready for these, whose content is not read yet; while it is not busy.
+        """Prepare for these events, whose content is not read yet; call it only while it is not busy.
 
         Only those that cannot be tried now get a verdict: `UNAVAILABLE` or `UNKNOWN`.
         """
@@ -108,13 +109,13 @@ class Prober:
             self._thread.start()
 
     def verdicts(self) -> list[Tried]:
-        """The verdicts since the last call."""
+        """Return the verdicts since the last call."""
         if self._failure is not None:
             raise self._failure
         return [self._tried.popleft() for _ in range(len(self._tried))]
 
     def innocent(self) -> list[int]:
-        """Return the seqs of events that do not kill, each once: there is an answer, or none for a second."""
+        """Return the seqs of events that do not crash the process: answered, or unanswered for a second."""
         found = [self._answered.popleft() for _ in range(len(self._answered))]
         handed = self._handed
         if handed is not None and time.monotonic() - handed[0] >= _INNOCENT_SECONDS:
@@ -147,7 +148,7 @@ class Prober:
             try:
                 verdicts = self._unready if self._is_preparing else self._verdicts_on
                 self._tried.extend(self._copied(one) for one in verdicts(self._batch))
-                # The verdicts say the same.
+                # The verdicts contain the same information.
                 self._answered.clear()
             except BaseException as error:  # noqa: BLE001 - raised by verdicts()
                 self._failure = error
@@ -155,14 +156,14 @@ class Prober:
             self._batch = []
 
     def _unready(self, batch: list[Attempt]) -> list[Tried]:
-        """Makes the producer and looks up the topics; returns those that cannot be tried now."""
+        """Create the producer and look up the topics; return the events that cannot be tried now."""
         topics: dict[str, Exception | None] = {}
         found: list[Tried] = []
         for attempt in batch:
             try:
                 name = self._router.topic(attempt.event.aggregate_type, attempt.event.event_type)
             except IllegalTopicError:
-                # Trying it says so.
+                # The attempt itself reports this.
                 continue
             if name not in topics:
                 topics[name] = self._problem(name)
@@ -188,7 +189,7 @@ class Prober:
         return self._try(batch) if self._transactional_id is None else self._rehearse(batch)
 
     def _try(self, batch: list[Attempt]) -> list[Tried]:
-        """Sends all, each in a batch of its own, and waits for the verdicts."""
+        """Send all, each in its own batch, and wait for the verdicts."""
         verdicts: dict[int, Tried] = {}
         for attempt in batch:
             if self._is_ending:
@@ -217,13 +218,13 @@ class Prober:
         self._answered.append(attempt.event.seq)
 
     def _rehearse(self, batch: list[Attempt]) -> list[Tried]:
-        """Tries each in a transaction of its own, which is aborted: nothing is published."""
+        """Try each in its own transaction, which is aborted: nothing is published."""
         found: list[Tried] = []
         for attempt in batch:
             is_after_refusal = bool(found) and found[-1].verdict is Verdict.REFUSED
             tried = self._rehearse_one(attempt)
             if tried.verdict is Verdict.UNKNOWN and is_after_refusal:
-                # The transaction after a refusal often fails for its sequence numbers; the next one does not.
+                # The transaction after a refusal often fails because of sequence numbers; the next does not.
                 tried = self._rehearse_one(attempt)
             found.append(tried)
         return found
@@ -240,7 +241,7 @@ class Prober:
         return Tried(attempt, Verdict.ACCEPTED) if tried.verdict is Verdict.PUBLISHED else tried
 
     def _copied(self, tried: Tried) -> Tried:
-        """The same, after a dead letter's copy is in its topic; the table has it in any case."""
+        """Copy a dead letter to its topic, then return the verdict; the table has the event in any case."""
         attempt, event = tried.attempt, tried.attempt.event
         if not (self._settings.dead_letter_topics and tried.verdict is Verdict.REFUSED and attempt.is_last):
             return tried
@@ -250,7 +251,7 @@ class Prober:
             dead_letter_topic = self._topics.find_for_trial(f"{topic}.dlq", _PATIENCE_SECONDS).name
             verdicts: dict[int, Tried] = {}
             problem = ""
-            # What was too large there is too large here: then the headers alone.
+            # A message too large for its topic is also too large here: then send only the headers.
             for value in (copy[0], None):
                 self._produce(
                     dead_letter_topic, event.aggregate_id, value, copy[1], partial(_report, attempt, verdicts)
@@ -267,28 +268,28 @@ class Prober:
             problem = str(error)
         except UnavailableError as error:
             return Tried(attempt, Verdict.UNKNOWN, str(error))
-        _LOG.warning("%s has no copy in a dead letter topic: %s", event, problem)
+        _LOG.warning("%s could not be copied to a dead letter topic: %s", event, problem)
         return tried
 
     def _commit(self) -> None:
-        """In exactly_once: makes a copy in a dead letter topic visible."""
+        """In exactly_once: make a copy in a dead letter topic visible."""
         if self._producer is None or not self._is_open:
             return
         self._is_open = False
-        # One that fails here takes no other call than the same again; the next one fences its transaction.
+        # A producer that fails here accepts only the same call again; the next one fences its transaction.
         producer, self._producer = self._producer, None
         try:
             producer.commit_transaction(_PATIENCE_SECONDS)
         except KafkaException as error:
             reason: KafkaError = error.args[0]
             if not reason.txn_requires_abort():
-                raise UnavailableError(f"Kafka does not commit: {reason.str()}") from None
+                raise UnavailableError(f"Kafka did not commit a transaction: {reason.str()}") from None
             producer.abort_transaction(_PATIENCE_SECONDS)
         self._producer = producer
 
     def _topic(self, event: Event) -> str:
         topic = self._router.topic(event.aggregate_type, event.event_type)
-        # Nobody waits for the prober: it gives a busy broker the time to make a topic.
+        # No other thread waits for the prober, so it gives a busy broker time to create a topic.
         return self._topics.find_for_trial(topic, _PATIENCE_SECONDS).name
 
     def _produce(self, topic: str, key: str, value: str | None, headers: Headers, report: Report) -> None:
@@ -300,7 +301,7 @@ class Prober:
         self._producer.produce(topic, value, key, headers=headers, on_delivery=report)
 
     def _new_producer(self) -> Producer:
-        # Not gapless: what is refused must not take the others with it; each is of another aggregate.
+        # Not gapless: a refused event must not fail the others; each is of another aggregate.
         own: dict[str, Any] = {"batch_num_messages": 1, "linger_ms": 0, "enable_gapless_guarantee": False}
         if self._transactional_id is None:
             return client.producer(self._settings, self._on_error, **own)
@@ -310,7 +311,7 @@ class Prober:
         return producer
 
     def _flush(self) -> None:
-        """Waits for the reports; without them, gives the producer up."""
+        """Wait for the reports; if they do not arrive, discard the producer."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while self._producer is not None and len(self._producer):
             try:
@@ -332,7 +333,7 @@ class Prober:
 def dead_letter(
     event: Event, encode: Encode, topic: str, reason: str, attempts: int
 ) -> tuple[str | None, Headers]:
-    """Value and headers of a dead letter's copy: the message itself, and why, how often, from where."""
+    """Return value and headers of a dead letter's copy: the message, its reason, attempts and origin."""
     try:
         value, headers = encode(event)
     except Exception:  # noqa: BLE001 - that may be why it is a dead letter

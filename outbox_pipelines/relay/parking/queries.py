@@ -4,7 +4,7 @@ from typing import Final, LiteralString
 
 from outbox_pipelines.relay.queries import EVENTS_WITH_TIME, MINE, NAMES
 
-# A function: a relay's role may not write what an event says.
+# A function, because a relay's role may not write the content of events.
 PARK: Final = """
 SELECT outbox_park(%(seqs)s::bigint[], %(states)s::text[], %(errors)s::text[],
                    %(start)s, %(stop)s, %(from)s, %(to)s)"""
@@ -13,17 +13,17 @@ BLOCKED: Final[LiteralString] = f"""
 SELECT DISTINCT aggregate_type, aggregate_id FROM outbox_parked
 WHERE state = ANY (%(blocking)s) AND {MINE}"""
 
-# In exactly_once an event is parked ahead of the position: it is not touched before the position covers it,
-# or a crash would read it again, after it was published.
+# In exactly_once an event is parked ahead of the position. It is not changed before the position covers it:
+# otherwise a relay would read it again after a crash, although it was published.
 _COVERED: Final[LiteralString] = """(
     SELECT outbox_covers(s.done, s.target, s.last_seq, p.tx, p.seq)
     FROM outbox_shards s WHERE s.shard = %(shard)s)"""
 
-# The content of parked events, by seq. The queries below tell only which they are: an event is marked as
+# The content of parked events, by seq. The queries below return no content, because an event is marked as
 # being tried before its content is read.
 BODIES: Final = EVENTS_WITH_TIME.parked
 
-# No pause is as long as ten minutes: such a time is from before the clock of the database went back.
+# No pause is as long as ten minutes: such a time was set before the database's clock was set back.
 IS_DUE: Final[LiteralString] = """(
     next_attempt_at IS NULL
     OR next_attempt_at NOT BETWEEN clock_timestamp() AND clock_timestamp() + interval '10 minutes')"""
@@ -41,7 +41,7 @@ CROSS JOIN LATERAL (
     WHERE p.aggregate_type = a.type AND p.aggregate_id = a.name AND p.state = ANY (%(blocking)s)
     ORDER BY p.seq LIMIT 1) AS head"""
 
-# Those behind no other: up to the next one that must be tried alone.
+# Events with no blocking event before them: up to the next one that must be tried alone.
 FREE: Final[LiteralString] = f"""
 SELECT {NAMES}
 FROM unnest(%(types)s::text[], %(ids)s::text[]) AS a (type, name)
@@ -55,7 +55,7 @@ CROSS JOIN LATERAL (
             AND b.state = ANY (%(blocking)s) AND b.state <> 'waiting'), 9223372036854775807)
     ORDER BY p.seq LIMIT %(limit)s) AS waiting"""
 
-# Dead letters to be tried again: of each aggregate the first.
+# Dead letters to be tried again: the first of each aggregate.
 REPLAYS: Final[LiteralString] = f"""
 SELECT DISTINCT ON (aggregate_type, aggregate_id) {NAMES}, state, attempts, 0::float8, crashes
 FROM outbox_parked
@@ -64,18 +64,18 @@ ORDER BY aggregate_type, aggregate_id, seq LIMIT %(limit)s"""
 
 TRYING: Final = "UPDATE outbox_parked SET trying = true WHERE seq = ANY (%(seqs)s::bigint[])"
 
-# Kafka has answered, or its client has had them for a while and waits: a death from now on is not theirs.
+# Kafka has answered, or its client has waited for a while: a crash from now on does not count against them.
 INNOCENT: Final = "UPDATE outbox_parked SET trying = false WHERE seq = ANY (%(seqs)s::bigint[]) AND trying"
 
 RELEASED: Final = "SELECT outbox_release(%(seqs)s::bigint[])"
 
-# Kafka takes it: it goes out with the next transaction.
+# Kafka would accept it: it is published with the next transaction.
 ACCEPTED: Final = """
 UPDATE outbox_parked SET state = 'waiting', trying = false, next_attempt_at = NULL
 WHERE seq = ANY (%(seqs)s::bigint[]) AND state IN ('retrying', 'replaying')"""
 
-# A replayed dead letter has had its attempts: refused once more, it is one again. A refusal ends a series of
-# crashes: the event was sent, and the relay lives.
+# A replayed dead letter has used its attempts: after one more refusal it is a dead letter again. A refusal
+# ends a series of crashes, because the event was sent and the relay still runs.
 REFUSED: Final = """
 UPDATE outbox_parked p
 SET attempts = attempts + 1, last_error = r.error, trying = false, crashes = 0,
@@ -87,7 +87,7 @@ FROM unnest(%(seqs)s::bigint[], %(errors)s::text[], %(pauses)s::float8[]) AS r (
 WHERE p.seq = r.seq AND p.state IN ('retrying', 'replaying')
 RETURNING p.seq, p.state, p.attempts"""
 
-# Not counted: nobody has said a word about the event itself.
+# No attempt is counted, because there was no answer about the event itself.
 POSTPONED: Final = """
 UPDATE outbox_parked p
 SET last_error = coalesce(r.error, last_error), trying = false,
@@ -95,7 +95,7 @@ SET last_error = coalesce(r.error, last_error), trying = false,
 FROM unnest(%(seqs)s::bigint[], %(errors)s::text[], %(pauses)s::float8[]) AS r (seq, error, pause)
 WHERE p.seq = r.seq"""
 
-# Their content cannot be read: nothing is there to be tried.
+# Their content cannot be read, so they cannot be tried.
 UNREADABLE: Final = """
 UPDATE outbox_parked p
 SET state = 'failed', last_error = u.error, trying = false, failed_at = clock_timestamp()
@@ -103,17 +103,18 @@ FROM unnest(%(seqs)s::bigint[], %(errors)s::text[]) AS u (seq, error)
 WHERE p.seq = u.seq AND p.state IN ('waiting', 'retrying', 'replaying')
 RETURNING p.seq, p.attempts"""
 
-# Events of a refused batch that were released: alone, from now on.
+# Released events of a refused batch: each is tried alone from now on.
 SUSPECTED: Final = """
 UPDATE outbox_parked p
 SET state = 'retrying', trying = false, next_attempt_at = clock_timestamp(), last_error = s.error
 FROM unnest(%(seqs)s::bigint[], %(errors)s::text[]) AS s (seq, error)
 WHERE p.seq = s.seq AND p.state = 'waiting'"""
 
-# What a relay was trying when it ended. If it died: an event that was in flight with others is tried alone at
-# once, and counts one death at most, since another one may be to blame; an event that was alone waits before
-# its next attempt, longer each time, since the kill may come from outside. After `most` crashes it is a dead
-# letter. An event in the state `waiting` was released with others, unless it has crashes.
+# The events that a relay was trying when it ended. If it crashed: an event that was in flight with others is
+# tried alone immediately, and counts one crash at most, because another event may be the cause. An event that
+# was alone waits before its next attempt, longer each time, because the process may have been killed from
+# outside. After `most` crashes it is a dead letter. An event in the state `waiting` was released with others,
+# unless it has crashes.
 WAS_TRYING: Final[LiteralString] = f"""
 UPDATE outbox_parked p
 SET trying = false, crashes = total,
@@ -124,7 +125,7 @@ SET trying = false, crashes = total,
     failed_at = CASE WHEN alone AND total >= %(most)s THEN clock_timestamp() END,
     command_due = alone AND total >= %(most)s AND %(command)s,
     last_error = CASE WHEN NOT %(crashed)s THEN last_error WHEN total = 1 THEN %(error)s
-                      ELSE replace(%(error)s, 'died', 'died ' || total || ' times') END
+                      ELSE replace(%(error)s, 'crashed', 'crashed ' || total || ' times') END
 FROM (
     SELECT tried, was, alone,
            CASE WHEN alone THEN before + 1 WHEN %(crashed)s THEN greatest(before, 1) ELSE before END AS total
@@ -137,12 +138,12 @@ WHERE seq = tried
 RETURNING {NAMES}, was, state, attempts, last_error, alone, crashes,
           extract(epoch FROM next_attempt_at - clock_timestamp())::float8"""
 
-# A relay died at this event while it published it alone: that is its first death, of those that count.
+# A relay crashed while it published this event alone: that is the first crash that counts for it.
 DIED_ALONE: Final = """
 UPDATE outbox_parked SET crashes = 1, next_attempt_at = clock_timestamp() + make_interval(secs => %(pause)s)
 WHERE seq = %(seq)s AND state = 'retrying'"""
 
-# Of a run that was released together only the first is marked; another one of it may be what kills.
+# Of events that were released together only the first is marked; another one may be the cause of the crash.
 ALONE: Final = """
 UPDATE outbox_parked p SET state = 'retrying', next_attempt_at = clock_timestamp(), last_error = %(error)s
 FROM unnest(%(types)s::text[], %(ids)s::text[]) AS a (type, name)
@@ -151,8 +152,8 @@ WHERE p.aggregate_type = a.type AND p.aggregate_id = a.name AND p.state = 'waiti
 ANY_REPLAYS: Final[LiteralString] = f"""
 SELECT EXISTS (SELECT FROM outbox_parked WHERE state = 'replaying' AND {MINE})"""
 
-# What a run until empty leaves behind: by the table, since an earlier process may have parked it.
-# And how many of them wait because a relay died while it tried them, the first for so many seconds.
+# What a run until empty leaves unpublished: from the table, since an earlier process may have parked events.
+# Also how many of them wait because a relay crashed while trying them, and the seconds until one is due.
 UNPUBLISHED: Final[LiteralString] = f"""
 SELECT count(*), count(*) FILTER (WHERE {_PAUSED}),
        coalesce(extract(epoch FROM min(next_attempt_at) FILTER (WHERE {_PAUSED}) - clock_timestamp()),
@@ -168,7 +169,7 @@ ORDER BY failed_at LIMIT %(room)s"""
 COMMANDS_DUE: Final = "UPDATE outbox_parked SET command_due = true WHERE seq = ANY (%(seqs)s::bigint[])"
 COMMANDS_RAN: Final = "UPDATE outbox_parked SET command_due = false WHERE seq = ANY (%(seqs)s::bigint[])"
 
-# Whether somebody has replayed or discarded since. The highest number alone would miss one that commits late.
+# Changes with each replay or discard. The highest number would miss an entry that commits late.
 NEWS: Final = "SELECT count(*) FROM outbox_audit"
 
 # --- dead letters ---------------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ SELECT id::text, seq, left(aggregate_type, 999), left(aggregate_id, 999), left(e
 FROM outbox_parked WHERE state = %(state)s AND {_MEANT}
 ORDER BY failed_at DESC, seq DESC LIMIT %(limit)s"""
 
-# Without content, and with the beginning of long texts: either may be what nobody can read.
+# Without content, and with the beginning of long texts: either may be too large to read.
 SHOW_PARKED: Final = """
 SELECT to_jsonb(p) || jsonb_build_object('actions', (
     SELECT coalesce(jsonb_agg(to_jsonb(a) - 'events' - 'filter' ORDER BY a.number), '[]'::jsonb)
@@ -204,7 +205,7 @@ FROM (SELECT id, seq, tx, left(aggregate_type, 999) AS aggregate_type,
              last_error, parked_at, failed_at, trying, crashes, command_due
       FROM outbox_parked WHERE id = %(id)s) AS p
 ORDER BY p.seq"""
-# NULL where it is longer than `most`.
+# NULL if it is longer than `most`.
 SHOW_CONTENT: Final = """
 SELECT CASE WHEN octet_length(payload) <= %(most)s THEN payload END,
        CASE WHEN octet_length(headers) <= %(most)s THEN headers END, has_headers
@@ -213,13 +214,13 @@ FROM (SELECT CASE WHEN pg_column_size(payload) <= %(most)s THEN payload::text EN
              headers IS NOT NULL AS has_headers
       FROM outbox_parked WHERE seq = %(seq)s OFFSET 0) AS content"""
 
-# What has become of those that were replayed; a published one is no longer there.
+# The state of replayed events; a published one is no longer in the table.
 AFTER_REPLAY: Final[LiteralString] = """
 SELECT id::text, seq, left(aggregate_type, 999), left(aggregate_id, 999), left(event_type, 999), state,
        attempts, failed_at, created_at, coalesce(last_error, '')
 FROM outbox_parked WHERE seq = ANY (%(seqs)s::bigint[]) AND state <> 'discarded' ORDER BY seq"""
 
 MEANT: Final[LiteralString] = f"SELECT seq FROM outbox_parked WHERE state = 'failed' AND {_MEANT}"
-# With an entry in the audit. A function: operators may not write into the tables.
+# Also writes the audit. A function, because operators may not write to the tables.
 ACT: Final = """
 SELECT outbox_act(%(action)s, %(seqs)s::bigint[], %(reason)s, %(filter)s::jsonb, %(on_behalf_of)s)"""

@@ -1,7 +1,7 @@
-"""The parked events of a shard in the database, as the core asks for them.
+"""The parked events of a shard in the database: implements the core's `Table`.
 
 Invariants:
-- Everything runs in the session that holds the shard: who has lost it can change nothing.
+- Everything runs in the session that owns the shard: a relay that has lost it can change nothing.
 - Each call is one transaction. Content is read after an event is marked, never with it.
 """
 
@@ -29,7 +29,7 @@ class ParkedTable:
     """Implements `core.parked.Table`.
 
     Args:
-        large: the right to hold a large event, which the reader shares.
+        large: the right to keep a large event in memory, shared with the reader.
     """
 
     def __init__(self, settings: Settings, shard: Shard, large: threading.Lock) -> None:
@@ -42,7 +42,7 @@ class ParkedTable:
         self._blocking = {"blocking": blocking}
 
     def take_over(self, *, crashed: bool) -> list[TakenOver]:
-        """Judge what was being tried when the relay before ended."""
+        """Update the events that were being tried when the previous relay ended; return them."""
         pauses = {"pause": DEATH_PAUSE * self._retry_seconds, "longest": LONGEST_PAUSE}
         with self._shard.transaction():
             rows = self._shard.execute(
@@ -55,66 +55,66 @@ class ParkedTable:
         return found
 
     def news(self) -> int:
-        """A number that is another one after somebody has replayed or discarded."""
+        """Return a number that changes with each replay or discard."""
         ((news,),) = self._shard.execute(queries.NEWS, {})
         return int(news)
 
     def blocked(self) -> Iterable[tuple[str, str]]:
-        """All aggregates that have parked events."""
+        """Return all aggregates that have parked events."""
         return [(kind, name) for kind, name in self._shard.execute(queries.BLOCKED, self._blocking)]
 
     def heads(self, aggregates: Sequence[tuple[str, str]]) -> list[ParkedEvent]:
-        """The first event of each that blocks it; none of one that is free."""
+        """Return the first event of each aggregate that blocks it; none for a free aggregate."""
         return self._parked(queries.HEADS, _names(aggregates) | self._blocking)
 
     def behind(self, aggregates: Sequence[tuple[str, str]], limit: int) -> list[ParkedEvent]:
-        """Of each, those that may go: up to the next one that must be tried alone."""
+        """Return for each the events that may be released: up to the next that must be tried alone."""
         rows = self._shard.execute(queries.FREE, _names(aggregates) | self._blocking | {"limit": limit})
         return [ParkedEvent(_contentless(row), "waiting") for row in rows]
 
     def replays(self, limit: int) -> list[ParkedEvent]:
-        """Dead letters that are to be tried again: of each aggregate the first that is due."""
+        """Return dead letters to be tried again: of each aggregate the first that is due."""
         return self._parked(queries.REPLAYS, {"limit": limit})
 
     def has_replays(self) -> bool:
-        """Whether there are any, due or not."""
+        """Return whether there are dead letters to be tried again, due or not."""
         ((some,),) = self._shard.execute(queries.ANY_REPLAYS, {})
         return bool(some)
 
     def mark(self, seqs: Sequence[int]) -> None:
-        """These are about to be tried: a death from now on is counted against them."""
+        """Mark these as being tried: a crash from now on counts against them."""
         self._shard.execute(queries.TRYING, {"seqs": list(seqs)})
 
     def clear(self, seqs: Sequence[int]) -> None:
-        """A death from now on is not theirs."""
+        """Clear the mark: a crash from now on does not count against them."""
         self._shard.execute(queries.INNOCENT, {"seqs": list(seqs)})
 
     def read(
         self, seqs: Sequence[int], may_take_large: Callable[[], bool]
     ) -> Generator[tuple[int, Event | str]]:
-        """The content of these, one after the other, or why it cannot be read."""
+        """Yield the content of these, one after the other, or why it cannot be read."""
         for seq, content in self._shard.read_parked(seqs, may_take_large):
             yield seq, content if isinstance(content, str) else Event._make(content)
 
     def take_large(self) -> bool:
-        """Whether this thread may hold a large event now: one thread at a time may."""
+        """Return whether this thread may keep a large event in memory now: one thread at a time may."""
         return self._large.take()
 
     def let_go(self) -> None:
-        """The large event is dealt with, or there was none."""
+        """Release that right: the large event is finished, or there was none."""
         self._large.give_back()
 
     def give_up(self, unreadable: dict[int, str]) -> list[tuple[int, int]]:
-        """Make dead letters of these; return which became some, with their attempts."""
+        """Make dead letters of these; return those that became one, with their attempts."""
         given = {"seqs": list(unreadable), "errors": list(unreadable.values())}
         return [(seq, attempts) for seq, attempts in self._shard.execute(queries.UNREADABLE, given)]
 
     def accept(self, seqs: Sequence[int]) -> None:
-        """These go like those behind them."""
+        """Let these be released like the events behind them."""
         self._shard.execute(queries.ACCEPTED, {"seqs": list(seqs)})
 
     def published(self, seqs: Sequence[int], suspects: dict[int, str]) -> None:
-        """Kafka has these; the suspects of their batch are to be tried alone."""
+        """Record these as published, and the suspects of their batch to be tried alone."""
         with self._shard.transaction():
             self._shard.execute(queries.RELEASED, {"seqs": list(seqs)})
             if suspects:
@@ -142,9 +142,10 @@ class ParkedTable:
         return [(seq, state, attempts) for seq, state, attempts in rows]
 
     def unpublished(self) -> tuple[int, int, float]:
-        """Return how many events of the shard are parked or dead letters that nobody has dealt with.
+        """Return how many events of the shard are parked or open dead letters.
 
-        And how many of them wait since a relay died while they were published, the first for so many seconds.
+        Also how many of them wait because a relay crashed while publishing them, and the seconds until the
+        first of these is due.
         """
         ((unpublished, paused, due_in),) = self._shard.execute(queries.UNPUBLISHED, {})
         return int(unpublished), int(paused), float(due_in)
@@ -155,7 +156,7 @@ class ParkedTable:
 
 
 def _contentless(row: tuple[Any, ...]) -> Event:
-    """Who an event is, without its content."""
+    """Return an event without its content."""
     return Event._make(row[:_EVENT])._replace(payload="")
 
 

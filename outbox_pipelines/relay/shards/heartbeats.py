@@ -1,8 +1,8 @@
-"""Keeps a session alive while its thread is busy elsewhere.
+"""Keeps a session alive while its thread does other work.
 
 Invariants:
-- A thread of its own sends the heartbeats, so a process that was stopped sends none.
-- A heartbeat that fails ends the heartbeats only: the session is lost, and its next user finds that out.
+- A separate thread of this process sends the heartbeats, so a stopped process sends none.
+- A failed heartbeat ends only the heartbeats: the session is lost, and its next statement raises the error.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from outbox_pipelines.relay.core.errors import ShardLostError
 
 @contextmanager
 def beating(beat: Callable[[], object], every: float) -> Iterator[None]:
-    """Call `beat` every so many seconds for the length of the block.
+    """Call `beat` at this interval, in seconds, while the block runs.
 
-    Without it, work that takes longer than the lease (recovering a transaction over a slow network) loses
-    the shard that it was done for, and so does every further attempt.
+    Without it, work that takes longer than the lease (such as recovering a transaction over a slow network)
+    would lose the shard, and so would every further attempt.
     """
     end = threading.Event()
 

@@ -1,11 +1,11 @@
-"""Who relays a shard, and how far it is.
+"""The owner of a shard, and its position.
 
 Invariants:
-- One owner at a time: a session advisory lock, an epoch in the position row that every settle checks, and
-  a session that the database ends when its owner falls silent for the lease.
-- The position moves forward in one statement, committed synchronously: with a lost commit, transaction ids
-  that are given out again would count as published.
-- A position counts in the database it was made in, and in no other.
+- One owner at a time, by three means: a session advisory lock; an epoch in the position row, which every
+  settle checks; a session that the database ends if its owner is silent for the length of the lease.
+- One statement moves the position forward, with a synchronous commit. If the commit were lost, the database
+  would assign the same transaction ids again, and their events would count as published.
+- A position is valid only in the database in which it was made.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from outbox_pipelines.settings import Settings
 
 
 class NoSuchShardError(SetupError):
-    """The shard that was named is none, or none any more."""
+    """The requested shard does not exist, or no longer exists."""
 
 
 class ShardOwnership:
-    """The right to relay one shard: wait for it, take it, keep it alive, give it back. For one thread.
+    """The right to relay one shard: wait for it, take it, keep the lease, release it. For one thread.
 
     Args:
-        shard: which one; None for whichever is free.
+        shard: the shard; None for the first free one.
     """
 
     def __init__(self, settings: Settings, shard: int | None, owner: str) -> None:
@@ -54,20 +54,22 @@ class ShardOwnership:
         self._idle: dict[int, tuple[tuple[Any, ...], float]] = {}
         self._epoch = 0
         self._known: dict[str, Any] = {}
-        """Parameters that every statement may name, beside the key."""
+        """Parameters that every statement may use, in addition to the key."""
         self.identity = ""
-        """Of database and schema, in Kafka's names."""
+        """Identifies database and schema in names at Kafka."""
         self.predecessor_crashed = False
-        """Whether it was another process, which did not give the shard back."""
+        """Whether the previous owner was another process and did not release the shard."""
         self.crashes = 0
-        """How often in a row a relay of this shard has died without giving it back."""
+        """How many times in a row a relay of this shard has crashed (ended without releasing it)."""
         self.crash_guard_seq: int | None = None
-        """The seq at which the last one died, if it knew, and how often one did in a row."""
+        """The seq at which the last relay crashed, if known."""
         self.crash_guard_crashes = 0
-        # Before anything is said to a session that may be another one next time.
+        """How many times in a row a relay has crashed at that seq."""
+        # First: behind a pooler, the next statement may run in another session.
         pooler.refuse(self._connection, settings)
         self._connection.execute("SET synchronous_commit = on")
-        # Silence costs the place, at the shard or behind it: a stopped process would else keep it for ever.
+        # A silent session loses the shard, or its turn as successor: otherwise a stopped process would keep
+        # it indefinitely.
         self._connection.execute(
             "SELECT set_config('idle_session_timeout', %s, false)",
             [f"{int(settings.lease_seconds * 1000)}ms"],
@@ -75,14 +77,14 @@ class ShardOwnership:
         self._check_database()
 
     def try_wait(self) -> bool:
-        """Becomes the one that waits for the shard; False where another one does already."""
+        """Become the successor that waits for the shard; return False if another relay already is."""
         for shard in set(self._shards()) - self._waits_for:
             if self._ask(queries.TRY_LOCK, self._waiting(shard)):
                 self._waits_for.add(shard)
         return bool(self._waits_for)
 
     def try_take(self) -> bool:
-        """Takes the shard if nobody holds it."""
+        """Take the shard if it has no owner; return whether this relay owns it."""
         for shard in self._shards():
             if self._ask(queries.TRY_LOCK, self._lock(shard)):
                 for waiting in self._waits_for:
@@ -90,7 +92,7 @@ class ShardOwnership:
                 self._waits_for.clear()
                 if self._begin(shard):
                     return True
-                # It was there a moment ago: their number has changed.
+                # The shard existed a moment ago: the number of shards has changed.
                 self._ask(queries.UNLOCK, self._lock(shard))
                 self._candidates_at = -math.inf
         return False
@@ -106,17 +108,17 @@ class ShardOwnership:
         return True
 
     def _adopt(self, row: list[Any]) -> None:
-        """Called when the shard is taken, with the rest of its row: for those who settle it."""
+        """Take over the rest of the shard's row when the shard is taken. For subclasses that settle it."""
 
     def _shards(self) -> list[int]:
-        """Those that may be taken, in an order of one's own: standbys do not queue at the first."""
+        """Return the shards that may be taken, in random order: standbys do not all queue at the first."""
         now = time.monotonic()
         if now - self._candidates_at > 1.0:
             self._candidates_at = now
             found = [row[0] for row in self.execute(queries.SHARD_NUMBERS, {})]
             if self._given is not None and self._given not in found:
                 raise NoSuchShardError(
-                    f"shard {self._given} does not exist, there are {len(found)}: see `outbox shards`"
+                    f"shard {self._given} does not exist; there are {len(found)} shards: see `outbox shards`"
                 )
             self._candidates = [self._given] if self._given is not None else found
             random.shuffle(self._candidates)
@@ -152,8 +154,8 @@ class ShardOwnership:
             if standby != (False,) or held != (True,):
                 raise ShardLostError(
                     f"the connection for the {name} does not see the lock of shard {self.shard}: it leads to "
-                    "another server (a standby behind a load balancer?), or the lock is lost. OUTBOX_DSN "
-                    "must lead to the primary alone"
+                    "another server (for example a standby behind a load balancer), or the lock is lost. "
+                    "OUTBOX_DSN must lead only to the primary"
                 )
         except psycopg.OperationalError as error:
             connection.close()
@@ -164,7 +166,7 @@ class ShardOwnership:
         return connection
 
     def beat(self) -> None:
-        """Send a heartbeat without moving the position. From any thread.
+        """Send a heartbeat without moving the position. Any thread may call it.
 
         Raises:
             ShardLostError: the session has ended.
@@ -172,9 +174,10 @@ class ShardOwnership:
         self.execute(queries.HEARTBEAT, {})
 
     def end_silent(self) -> None:
-        """End the session of a relay that has done nothing for twice the lease, by this process's clock.
+        """End the session of a relay that has been idle for twice the lease, by this process's clock.
 
-        The database ends it after the lease by its own clock, which takes longer if that clock went back.
+        The database ends it after the lease, but by its own clock: that takes longer if the clock was set
+        back.
         """
         now = time.monotonic()
         for shard in self._shards():
@@ -184,39 +187,39 @@ class ShardOwnership:
                 self._idle[shard] = row, now
             elif now - since > 2 * self._settings.lease_seconds:
                 pid, start, changed = row
-                # Of another role: a person must end it.
+                # The session belongs to another role: an operator must end it.
                 with suppress(psycopg.errors.InsufficientPrivilege):
                     self.execute(queries.END_IDLE, {"pid": pid, "start": start, "since": changed})
 
     def intruder(self) -> tuple[int, str] | None:
-        """Return a session that holds the lock of a shard and is no relay: its process, and a description."""
+        """Return process id and description of a session that owns a shard's lock but is not a relay."""
         for shard in self._shards():
             if found := self.execute(queries.INTRUDER, self._lock(shard)):
                 pid, who = found[0]
                 return pid, (
-                    f"the lock of shard {shard} is held by {who}, which is not its relay. If it stays, "
-                    f"end it: SELECT pg_terminate_backend({pid})"
+                    f"the lock of shard {shard} is owned by {who}, which is not its relay. If this message "
+                    f"repeats, end that session: SELECT pg_terminate_backend({pid})"
                 )
         return None
 
     def describe_owner(self) -> str:
-        """Who holds the shard since when, for people."""
+        """Return a text that says who owns the shard, and since when."""
         if intruder := self.intruder():
             return intruder[1]
         row = self._connection.execute(queries.OWNER, {"shard": self.shard}).fetchone()
         owner, since = row if row and row[0] else ("another relay", None)
-        return f"shard {self.shard} is held by {owner}" + (f" since {since}" if since else "")
+        return f"shard {self.shard} is owned by {owner}" + (f" since {since}" if since else "")
 
     @property
     def key(self) -> dict[str, int]:
-        """Shard, number of shards and epoch, for statements that only the owner may make."""
+        """Shard, number of shards and epoch: parameters of statements that only the owner may run."""
         return {"shard": self.shard, "shards": self.shards, "epoch": self._epoch}
 
     def execute(self, query: LiteralString, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        """A statement in the session that holds the shard; its rows.
+        """Run a statement in the session that owns the shard; return its rows.
 
         Raises:
-            ShardLostError: the session is gone.
+            ShardLostError: the session has ended.
         """
         try:
             given = {**self.key, **self._known, **parameters}
@@ -227,7 +230,7 @@ class ShardOwnership:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything inside commits together, or not at all."""
+        """Commit everything inside the block together, or nothing."""
         try:
             with self._connection.transaction():
                 yield
@@ -235,9 +238,9 @@ class ShardOwnership:
             raise self._lost(error) from error
 
     def release(self) -> None:
-        """Gives the shard back, if it is held."""
-        # Where the session has ended, lock and place are free already; else they would be in a moment, for
-        # which a successor waits.
+        """Release the shard, if this relay owns it."""
+        # If the session has ended, the lock is free already. Otherwise an explicit release is faster than
+        # the end of the session, and a successor may be waiting.
         if self._epoch:
             with suppress(psycopg.OperationalError):
                 self._connection.execute(queries.RELEASE, self.key)
@@ -254,14 +257,14 @@ class ShardOwnership:
         saved = self._connection.execute(queries.SHARD_IDENTITY).fetchone()
         if saved is not None and saved != (system_identifier, database):
             raise SetupError(
-                "the relay's position was made in another database (a restored dump, a copy): "
-                "`outbox relay --rebase` explains and adopts it; run it before any writer starts"
+                "the relay's position was made in another database (a restored dump or a copy): "
+                "run `outbox relay --rebase`, which explains and adopts it, before any writer starts"
             )
         filled = self._connection.execute(queries.SUBSCRIPTION).fetchone()
         if filled is not None:
             raise SetupError(
-                f"the subscription {filled[0]} fills this outbox by logical replication: relay the database "
-                "of its publisher, or leave the outbox out of the publication"
+                f"subscription {filled[0]} fills this outbox by logical replication: relay the publisher's "
+                "database, or remove the outbox from the publication"
             )
 
     def _ask(self, query: LiteralString, lock: dict[str, Any]) -> bool:
@@ -272,4 +275,4 @@ class ShardOwnership:
         return bool(row and row[0])
 
     def _lost(self, error: Exception) -> ShardLostError:
-        return ShardLostError(f"the session at shard {self.shard} has ended: {first_line(error)}")
+        return ShardLostError(f"the session that owns shard {self.shard} has ended: {first_line(error)}")

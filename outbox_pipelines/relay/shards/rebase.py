@@ -1,11 +1,12 @@
-"""Adopts an outbox whose position was made in another database: a restored dump, a copy.
+"""Adopts an outbox whose position was made in another database: a restored dump or a copy.
 
 Invariants:
-- Never loses: what is not known as published is published again; may duplicate.
-- One transaction, under a lock that writers wait for.
+- No event is lost: an event that is not known to be published is published again. Duplicates are possible.
+- Everything happens in one transaction, under a lock that writers wait for.
 
-Transaction ids mean nothing outside of their database, and rows carry those of the old one. So unpublished
-rows get the id of this very transaction, as if it had written them, and the position is what was over before.
+Transaction ids have no meaning outside their database, and the rows contain those of the old database.
+Therefore unpublished rows get the id of this transaction, as if it had written them, and the position covers
+the transactions that ended before.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from outbox_pipelines.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Rebased:
-    """What a rebase found: events known as published, and events that will be published (again)."""
+    """What a rebase found: events known to be published, and events that will be published (again)."""
 
     published: int
     waiting: int
 
 
 def rebase(settings: Settings) -> Rebased | None:
-    """Makes the positions of all shards some of this database; None where it is already.
+    """Convert the positions of all shards to this database; return None if they already are.
 
     Raises:
         SetupError: the table is busy, or belongs to another role.
@@ -52,9 +53,11 @@ def rebase(settings: Settings) -> Rebased | None:
             connection.execute(queries.REBASE_DAYS, {"now": now})
             connection.execute(queries.FORGET_PROGRESS)
         except psycopg.errors.LockNotAvailable:
-            raise SetupError("the outbox is being written: stop the writers, rebase, start them") from None
+            raise SetupError(
+                "the outbox is being written to: stop the writers, run the rebase, start the writers"
+            ) from None
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported) as error:
-            raise SetupError(f"{first_line(error)}: rebase as the role that owns the outbox") from None
+            raise SetupError(f"{first_line(error)}: run it as the role that owns the outbox") from None
         return Rebased(*counts)
 
 

@@ -1,10 +1,10 @@
-"""Changes the number of shards while writers and relays go on: at a barrier.
+"""Changes the number of shards online, at a barrier, while writers and relays continue.
 
 Invariants:
-- Every relay first settles all that it has read and stops; then all publish exactly up to one snapshot; then
-  the new shards start from it. So no event is published by an old shard after a new one has begun.
-- The one who changes says all the time that it lives. Without a word for ten seconds the relays go on as
-  before; a change that is given up leaves nothing behind.
+- First every relay settles all events that it has read, and pauses. Then all relays publish exactly up to one
+  snapshot. Then the new shards start from it. So no old shard publishes an event after a new one has begun.
+- The process that makes the change sends heartbeats. After ten seconds without one, the relays continue as
+  before. An abandoned change leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POLL_SECONDS = 0.05
 
 
 class NotAllThereError(Exception):
-    """Some shards did not come to the barrier in time; the message says which."""
+    """Some shards did not reach the barrier in time; the message says which."""
 
 
 def change(
@@ -34,18 +34,22 @@ def change(
     actor: str | None = None,
     on_wait: Callable[[str], None] = lambda text: None,
 ) -> bool:
-    """Makes so many shards; False where there are as many already. A change under way to so many is joined.
+    """Change the number of shards; return False if it is that number already.
+
+    If a change to the same number is in progress, this call joins it.
 
     Args:
-        actor: on whose behalf, for the audit.
-        on_wait: told what is waited for, when that changes.
+        wanted: the new number of shards.
+        seconds: how long to wait for the relays, at most.
+        actor: the person on whose behalf the change is made, for the audit.
+        on_wait: called with a text that says what the change waits for, when that text changes.
 
     Raises:
-        SetupError: there can be no such number.
-        NotAllThereError: not all relays came; everything goes on as before.
+        SetupError: the number is not allowed, or a change to another number is in progress.
+        NotAllThereError: not all relays reached the barrier; everything continues as before.
     """
     if not 1 <= wanted <= MOST_SHARDS:
-        raise SetupError(f"{wanted} shards: choose 1 to {MOST_SHARDS}")
+        raise SetupError(f"{wanted} shards are not possible: choose 1 to {MOST_SHARDS}")
     with connect(settings, name="outbox shards set") as connection:
         deadline = time.monotonic() + seconds
         started = False
@@ -60,10 +64,10 @@ def change(
                 if step in ("nothing", "done"):
                     return bool(step == "done")
                 if step == "busy":
-                    raise SetupError(f"a change to {missing} shards is under way: wait for its end")
+                    raise SetupError(f"a change to {missing} shards is in progress: wait until it ends")
                 if step == "given up":
                     raise NotAllThereError(
-                        "the change was given up: the log of a relay says why; nothing was changed"
+                        "the change was abandoned; nothing was changed. See the relays' logs for the reason"
                     )
                 started = True
                 if missing != waiting:
@@ -79,10 +83,10 @@ def change(
 
 
 class Change:
-    """A change as a relay sees it, through the connection of its reader.
+    """A change of the number of shards as a relay sees it, through the connection of its reader.
 
     Args:
-        key: the shard, and the epoch in which the relay holds it.
+        key: the shard, and the epoch in which the relay owns it.
     """
 
     def __init__(self, connection: Connection, key: dict[str, int]) -> None:
@@ -90,15 +94,15 @@ class Change:
         self._key = key
         self.is_wanted = False
         self.wanted = 0
-        """How many shards there are to be."""
+        """The new number of shards."""
         self.is_over = False
-        """Whether the new shards have begun: this relay is none of them."""
+        """Whether the new shards have begun: this relay owns none of them."""
         self.barrier_paused = False
         self.barrier_reached = False
         self.barrier: Snapshot | None = None
 
     def look(self) -> bool:
-        """Whether a change is wanted, as of now."""
+        """Read the state of the change; return whether one is requested."""
         row = self._connection.execute(queries.CHANGE, self._key, prepare=True).fetchone()
         self.is_over = row is None or row[0] != self._key["epoch"]
         self.is_wanted = row is not None and row[1] is not None and not self.is_over
@@ -110,13 +114,13 @@ class Change:
         return self.is_wanted
 
     def give_up(self) -> None:
-        """Everything goes on as before."""
+        """Cancel the change: everything continues as before."""
         self._connection.execute(queries.UNWANT, {"wanted": self.wanted})
 
     def pause(self, done: Snapshot) -> None:
-        """Says, once it is so, that all is settled up to here; nothing more is read."""
+        """Record that everything up to `done` is settled and that this relay reads nothing more."""
         self._connection.execute(queries.PAUSED, {**self._key, "done": str(done)})
 
     def arrive(self) -> None:
-        """Says, once it is so, that all is settled up to the barrier."""
+        """Record that everything up to the barrier is settled."""
         self._connection.execute(queries.REACHED, self._key)

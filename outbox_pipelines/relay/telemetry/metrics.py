@@ -1,7 +1,7 @@
 """What a relay counts, and when: the worker calls this, per batch and never per event.
 
 Invariants:
-- Where nobody asked for metrics, this class counts nothing and `prometheus_client` is not imported: decided
+- Without OUTBOX_METRICS_PORT, this class counts nothing and `prometheus_client` is not imported: decided
   once, when the relay starts.
 - Nothing here fails or waits.
 """
@@ -37,7 +37,7 @@ class Metrics:
         """Events were refused that were tried alone, each for one of these reasons."""
 
     def dead_lettered(self) -> None:
-        """An event was given up."""
+        """Count an event that became a dead letter."""
 
     def breaker(self, state: State) -> None:
-        """The way to Kafka is in another state."""
+        """Record a new state of the circuit breaker."""

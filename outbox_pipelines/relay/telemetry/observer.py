@@ -1,8 +1,8 @@
-"""What observes each event on its way to Kafka: the types.
+"""The types of observers of published events.
 
 Invariants:
-- An observer sees an event when it is handed to Kafka's client, and what Kafka says of it; it may change the
-  headers, and nothing else of the message.
+- An observer sees an event when it is passed to Kafka's client, and Kafka's answer; of the message it may
+  change only the headers.
 """
 
 from __future__ import annotations

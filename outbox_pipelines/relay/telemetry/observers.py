@@ -1,7 +1,7 @@
 """Chooses what observes each event: a log line, a span, both, or nothing.
 
 Invariants:
-- Decided once per worker: where nobody asked there is no observer, and an event costs one comparison.
+- Decided once per worker: without an observer, an event costs one comparison.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from outbox_pipelines.settings import Settings
 
 
 def observer(settings: Settings) -> Observe | None:
-    """Who is to be told of each event; None for nobody.
+    """Return the observer of each event; None without one.
 
     Raises:
         SetupError: what the settings ask for is not installed.

@@ -1,10 +1,10 @@
-"""The metrics of a relay as Prometheus reads them, over HTTP.
+"""The metrics of a relay for Prometheus, over HTTP.
 
 Invariants:
-- A registry of our own: what else the process counts is not in it.
-- A scrape succeeds whatever the database does, and waits `PATIENCE` for it at most; what cannot be read is
-  absent, never old.
-- Names, types and meanings are those of the table in docs/metrics.md.
+- The registry is separate: it contains no other metrics of the process.
+- A scrape succeeds in any state of the database, and waits for it `PATIENCE` at most. Metrics that cannot be
+  read are absent, never stale.
+- Names, types and descriptions are those of the table in docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from outbox_pipelines.relay.shard import Settled
 from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.settings import Settings
 
-# Several scrapers, or a person who reloads, cost one read.
+# Seconds within which several scrapes share one read.
 FRESH: Final = 2.0
-# Prometheus gives a scrape ten seconds.
+# Prometheus allows a scrape ten seconds by default.
 PATIENCE: Final = 3.0
 _STATES: Final = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 _EVENTS: Final = (1, 10, 100, 500, 1_000, 2_500, 5_000, 10_000, 20_000)
@@ -53,50 +53,50 @@ class Registered(Metrics):
         self._shard = ""
         shard = ["shard"]
         self._held = Gauge(
-            "outbox_shard_owned", "1 for the shard that this process relays", shard, registry=registry
+            "outbox_shard_owned", "1 for the shard that this process owns", shard, registry=registry
         )
         self._published = Counter(
             "outbox_published_total", "Events published and settled", shard, registry=registry
         )
         self._rejected = Counter(
             "outbox_rejected_total",
-            "Refusals of an event that was tried alone, each an attempt",
+            "Refusals of events that were tried alone; each counts as an attempt",
             [*shard, "reason"],
             registry=registry,
         )
         self._dead_lettered = Counter(
-            "outbox_dead_lettered_total", "Events given up", shard, registry=registry
+            "outbox_dead_lettered_total", "Events that became dead letters", shard, registry=registry
         )
         self._batch = Histogram(
             "outbox_batch_events",
-            "Events handed to Kafka's client together",
+            "Events per batch passed to the Kafka client",
             shard,
             buckets=_EVENTS,
             registry=registry,
         )
         self._publish = Histogram(
             "outbox_publish_seconds",
-            "From handing a batch to Kafka's client until all of it was acknowledged",
+            "Seconds from passing a batch to the Kafka client until all of it is acknowledged",
             shard,
             buckets=_SECONDS,
             registry=registry,
         )
         self._settle = Histogram(
             "outbox_settle_seconds",
-            "Moving the position in the database, heartbeats too",
+            "Seconds to move the position in the database, including heartbeats",
             shard,
             buckets=_SECONDS,
             registry=registry,
         )
         self._lag = Gauge(
             "outbox_lag_seconds",
-            "From commit to settled, of the newest event settled",
+            "Seconds from commit to settled, for the newest settled event",
             shard,
             registry=registry,
         )
         self._breaker = Gauge(
             "outbox_breaker_state",
-            "The way to Kafka: 0 closed (all is well), 1 half-open, 2 open (Kafka is away)",
+            "Circuit breaker to Kafka: 0 closed (normal), 1 half-open, 2 open (Kafka is unavailable)",
             shard,
             registry=registry,
         )
@@ -104,7 +104,7 @@ class Registered(Metrics):
     def took(self, shard: int) -> None:
         self._shard = str(shard)
         self._held.labels(self._shard).set(1)
-        # From the start, so that the first increase is one.
+        # From the start, so that the first increase is visible.
         self._published.labels(self._shard)
         self._dead_lettered.labels(self._shard)
         self.breaker(State.CLOSED)
@@ -112,7 +112,7 @@ class Registered(Metrics):
     def released(self) -> None:
         if self._shard:
             self._held.labels(self._shard).set(0)
-            # Others know better from now on.
+            # From now on another relay reports these.
             for gauge in (self._breaker, self._lag):
                 with suppress(KeyError):
                     gauge.remove(self._shard)
@@ -136,7 +136,7 @@ class Registered(Metrics):
 
     def rejected(self, reasons: Iterable[str]) -> None:
         for reason in reasons:
-            # What stands before the colon is a code of Kafka's, or the name of an exception: a few.
+            # The text before the colon is a Kafka error code or an exception name: few distinct values.
             self._rejected.labels(self._shard, reason.partition(":")[0]).inc()
 
     def dead_lettered(self) -> None:
@@ -147,7 +147,7 @@ class Registered(Metrics):
 
 
 class Database(Collector):
-    """What only the database knows, of all shards, read when somebody scrapes."""
+    """Metrics of all shards that are read from the database at each scrape."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -163,12 +163,12 @@ class Database(Collector):
         return _families(self._settings, self._read())
 
     def _read(self) -> Measurements | None:
-        """The measurements, at most `FRESH` old; None if the database does not give it in time."""
+        """Return the measurements, at most `FRESH` old; None if the database does not answer in time."""
         with self._lock:
             asking = self._thread is not None and self._thread.is_alive()
             if not asking and time.monotonic() - self._asked_at > FRESH:
                 self._asked_at = time.monotonic()
-                # A thread, because nothing bounds how long a database takes that hangs.
+                # In a thread, because nothing limits the wait for a database that hangs.
                 self._thread = threading.Thread(target=self._ask, name="outbox-metrics", daemon=True)
                 self._thread.start()
             thread = self._thread
@@ -183,71 +183,73 @@ class Database(Collector):
             self._found = None
 
 
-# Of the whole outbox: name, meaning, and where it stands.
+# Metrics of the whole outbox: name, description, and how to get the value.
 _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ...]] = (
     (
         "outbox_parked_count",
-        "Events that wait for a retry, and those of their aggregates behind them",
+        "Parked events: those that wait for a retry, and later events of their aggregates",
         lambda found: found.parked,
     ),
     (
         "outbox_blocked_aggregates_count",
-        "Aggregates of which an event is parked",
+        "Aggregates that have parked events",
         lambda found: found.blocked_aggregates,
     ),
     (
         "outbox_dead_letters_count",
-        "Events given up and not dealt with",
+        "Dead letters that are neither replayed nor discarded",
         lambda found: found.dead_letters,
     ),
     (
         "outbox_days_ahead",
-        "Whole days from tomorrow that have a partition",
+        "Whole days from tomorrow on that have a partition",
         lambda found: found.days_ahead,
     ),
     (
         "outbox_days_detached",
-        "Days whose partition an interrupted drop has left detached: their events are not seen",
+        "Days whose partition an interrupted drop left detached: their events are not visible",
         lambda found: found.days_detached,
     ),
     ("outbox_table_bytes", "Size of the outbox's partitions, with indexes", lambda found: found.table_bytes),
-    ("outbox_keys_count", "About so many idempotency keys are remembered", lambda found: found.keys),
-    ("outbox_keys_bytes", "Size of their table", lambda found: found.keys_bytes),
+    ("outbox_keys_count", "Idempotency keys stored (approximate)", lambda found: found.keys),
+    ("outbox_keys_bytes", "Size of the table of idempotency keys", lambda found: found.keys_bytes),
     (
         "outbox_oldest_transaction_age_seconds",
-        "Age of the oldest open transaction of this database that the relay's role may see, 0 without any",
+        "Age of the oldest open transaction of this database that the relay's role may see; 0 if none",
         lambda found: found.oldest_transaction_seconds,
     ),
 )
 _OF_A_SHARD: Final[tuple[tuple[str, str, Callable[[ShardStatus], float]], ...]] = (
     (
         "outbox_unpublished_count",
-        f"Committed events that are not published, counted up to {CAP}",
+        f"Committed events that are not published yet, counted up to {CAP}",
         lambda shard: shard.backlog,
     ),
     (
         "outbox_oldest_unpublished_age_seconds",
-        "Age of the oldest of them, 0 without any",
+        "Age of the oldest unpublished event; 0 if none",
         lambda shard: shard.oldest_seconds,
     ),
     (
         "outbox_shard_unowned_seconds",
-        "For how long nobody has relayed the shard, 0 while somebody does",
+        "Seconds for which the shard has had no active relay; 0 while it has one",
         lambda shard: shard.unowned_seconds,
     ),
 )
 
 
 def _families(settings: Settings, found: Measurements | None) -> list[Metric]:
-    up = GaugeMetricFamily("outbox_database_up", "1 if the database answered this scrape, else 0")
+    up = GaugeMetricFamily("outbox_database_up", "1 if the database answered this scrape, otherwise 0")
     up.add_metric([], 1 if found else 0)
     late = GaugeMetricFamily(
         "outbox_days_late",
-        "Days for which maintenance should have done this a day ago: close, archive, drop",
+        "Days for which this maintenance step (close, archive, drop) is a day or more overdue",
         labels=["step"],
     )
     states = GaugeMetricFamily(
-        "outbox_check_state", "What `outbox status` says of this: 0 ok, 1 warn, 2 error", labels=["check"]
+        "outbox_check_state",
+        "Result of the check in `outbox status`: 0 ok, 1 warn, 2 error",
+        labels=["check"],
     )
     families = [up]
     for name, meaning, of_shard in _OF_A_SHARD:
@@ -269,13 +271,13 @@ def _families(settings: Settings, found: Measurements | None) -> list[Metric]:
 
 @contextmanager
 def serving(settings: Settings, port: int) -> Iterator[tuple[Metrics, str]]:
-    """Metrics that are served as long as the block, and their URL.
+    """Serve metrics while the block runs; yield them and their URL.
 
     Args:
-        port: 0 for any that is free.
+        port: 0 for any free port.
 
     Raises:
-        SetupError: the port cannot be had.
+        SetupError: the port cannot be opened.
     """
     registry = CollectorRegistry()
     metrics = Registered(registry)

@@ -14,10 +14,10 @@ def metrics(settings: Settings, on_serve: Callable[[str], None]) -> Iterator[Met
     """The relay's metrics; served over HTTP as long as the block, if a port is named.
 
     Args:
-        on_serve: told the URL.
+        on_serve: called with the URL.
 
     Raises:
-        SetupError: the port cannot be had.
+        SetupError: the port cannot be opened.
     """
     if settings.metrics_port is None:
         yield Metrics()

@@ -1,10 +1,10 @@
-"""Spans of OpenTelemetry: an event that carries a sampled trace is a span of it on its way through the relay.
+"""OpenTelemetry spans: the relay adds a span to the trace of each event that has a sampled trace.
 
 Invariants:
 - Nothing of OpenTelemetry is imported unless OUTBOX_TRACING asks for it.
 - The span lasts from handing the event to Kafka's client until Kafka's word on it. The message's header
   carries it on; the value, and an event without a sampled trace, pass unchanged.
-- A collector that is away costs spans, never events, and holds no end of a relay up for long.
+- If the collector is unavailable, spans are lost, never events, and the relay's end is not delayed for long.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def close() -> None:
         return
     provider = _provider()
     _provider.cache_clear()
-    # A thread, because a collector that is away takes its time, whatever one asks for.
+    # In a thread, because with an unavailable collector the shutdown can ignore its timeout.
     last = threading.Thread(target=provider.shutdown, name="outbox-tracing", daemon=True)
     last.start()
     last.join(_FLUSH_SECONDS)

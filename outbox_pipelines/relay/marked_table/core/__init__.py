@@ -1,1 +1,1 @@
-"""What the relay of a marked table decides beyond `relay.core`, by the same rules: see there."""
+"""What the relay of a marked table decides in addition to `relay.core`, by the same rules."""

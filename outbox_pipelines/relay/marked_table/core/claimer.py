@@ -1,10 +1,10 @@
-"""The claiming part of a relay: settles what is complete, looks after what was refused, claims.
+"""The claiming part of a relay: settles complete claims, retries refused events, makes new claims.
 
 Invariants:
-- Claims are settled in the order in which they were made, which is that in which they were published.
-- When a row cannot be marked, nothing more is claimed or published; what is in flight is awaited, and marked
-  as far as the table lets it be.
-- A run until empty is over when a claim finds nothing, and nothing is in flight, locked or due.
+- Claims are settled in the order in which they were made, which is the order of publishing.
+- If a row cannot be marked, nothing more is claimed or published. Events in flight are awaited, and their
+  rows are marked as far as the table allows it.
+- A run until empty ends when a claim finds nothing, and nothing is in flight, locked or due.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from outbox_pipelines.relay.marked_table.core.retries import Retries
 _FAST_POLL: Final = 0.002
 _SLOW_POLL: Final = 0.025
 _FAST_FOR: Final = 1.0
-# Where nothing can be claimed.
+# If nothing can be claimed.
 _IDLE_POLL: Final = 0.2
 
 
@@ -37,11 +37,11 @@ class Claimer:
     """The claiming part of a relay; for one thread.
 
     Args:
-        is_told: whether the relay was told to end.
-        on_settled: told how many published events a settled claim had.
+        is_told: whether the relay was asked to stop.
+        on_settled: called with the number of published events of a settled claim.
 
     Attributes:
-        broken: why rows cannot be marked: each that is published would be published again.
+        broken: why rows cannot be marked; each published event would be published again.
     """
 
     def __init__(
@@ -72,20 +72,20 @@ class Claimer:
         self._active_at = -math.inf
         self.broken: MarkError | None = None
         self.released: deque[ReleasedBatch] = deque()
-        """Always empty: what is free is claimed."""
+        """Always empty: events of a free aggregate are claimed as usual."""
 
     def is_stopped(self) -> bool:
         """Return whether nothing more is to be published."""
         return self.broken is not None or self._is_told()
 
     def begin(self) -> None:
-        """Take up what the predecessor left."""
+        """Take over what the predecessor left."""
         self._retries.begin()
         if self._until_empty:
             self._claims.stop_at_now()
 
     def settle(self) -> None:
-        """Mark what Kafka has of the claims that are complete."""
+        """Mark the published rows of complete claims."""
         batches, _ = self._ledger.take()
         for complete in batches:
             claim = self._claims.in_flight[0]
@@ -98,13 +98,13 @@ class Claimer:
         self._ledger.settled(batches)
 
     def look_after(self) -> None:
-        """One round for what was refused, and for claims that Kafka is slow with."""
+        """Do one round of retries, and unlock claims that Kafka takes too long for."""
         with self._breaking_off():
             self._retries.look_after(may_try=self.may_try)
         self._claims.let_go()
 
     def claim(self) -> bool:
-        """Claim, if something can be claimed; return whether something was."""
+        """Claim rows if possible; return whether something was claimed."""
         if not self._is_claiming:
             return False
         if self.is_stopped():
@@ -122,7 +122,7 @@ class Claimer:
         return False
 
     def _is_empty(self) -> bool:
-        """Whether a claim that found nothing means that there is nothing left."""
+        """Return whether a claim that found nothing means that nothing is left."""
         is_ours = not self._claims.in_flight and not self._claims.was_locked_out
         return is_ours and self._retries.is_settled
 
@@ -144,14 +144,14 @@ class Claimer:
 
     @property
     def may_try(self) -> bool:
-        """Whether refused events may be tried now: what stands behind them must be claimed afterwards."""
+        """Whether refused events may be tried now: the rows behind them must be claimed afterwards."""
         return self._is_claiming and self._breaker.state is State.CLOSED and not self.is_stopped()
 
     @property
     def rest(self) -> float:
-        """How long there is nothing to do, unless something is complete, in seconds."""
+        """Seconds until the next work, unless a claim becomes complete before."""
         poll = _FAST_POLL if self._clock() - self._active_at < _FAST_FOR else _SLOW_POLL
         if not (self._is_claiming and self._claims.may_claim):
             poll = _IDLE_POLL
-        # With Kafka away nothing is tried, however due it is.
+        # While Kafka is unavailable nothing is tried, even if it is due.
         return min(poll, self._retries.pause) if self.may_try else poll

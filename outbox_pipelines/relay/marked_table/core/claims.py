@@ -1,11 +1,11 @@
-"""Which pending rows are claimed, and what becomes of a claim.
+"""Selects the pending rows to claim, and settles claims.
 
 Invariants:
-- A claim is the lowest pending rows in order of `seq`, without those of blocked aggregates. No row is passed
-  over because another session has it locked: its whole aggregate is left out until it is free.
-- What was acknowledged is marked, by its `seq`, and nothing else.
-- A row is in one claim at a time, whether that still has its locks or not.
-- A claim's transaction is open for `most_seconds` at most. Where Kafka is slower, the claim goes on without
+- A claim consists of the lowest pending rows in order of `seq`, without those of blocked aggregates. If
+  another session has locked a row, its whole aggregate is left out until the row is free.
+- Exactly the acknowledged rows are marked, by their `seq`.
+- A row is in one claim at a time, whether the claim still has its locks or not.
+- A claim's transaction is open for `most_seconds` at most. If Kafka is slower, the claim continues without
   its locks.
 """
 
@@ -33,9 +33,9 @@ MOST_CLAIMS: Final = 3
 """One is being claimed or marked while Kafka works on the other two."""
 # Text of the claims that are not settled, in bytes, up to which another may be made.
 _MOST_BYTES: Final = 16_000_000
-# Foreign locks come and go between two statements.
+# Other sessions take and release locks between two statements.
 _TRIES: Final = 5
-# A claim has no position: its rows are marked one by one.
+# A claim has no position: each of its rows is marked.
 _NOWHERE: Final = Snapshot(0, 0, ())
 
 
@@ -51,14 +51,14 @@ class Claim:
 
 
 class Claims:
-    """The claims of a table that has been taken. For one thread.
+    """The claims of an owned table. For one thread.
 
     Attributes:
         in_flight: the claims that are not settled, the oldest first.
         claimed: the number of the last claim.
-        passed_over: the `seq` of events that were given up, where no column can tell.
-        upto: the last `seq` to claim; None: there is none.
-        was_locked_out: whether the last claim left rows to another session that has locked them.
+        passed_over: the `seq` of dead letters, if the table has no column that records them.
+        upto: the last `seq` to claim; None: no limit.
+        was_locked_out: whether the last claim left out rows that another session has locked.
     """
 
     def __init__(self, sessions: Sessions, *, clock: Clock, most_seconds: float) -> None:
@@ -74,7 +74,7 @@ class Claims:
         self.was_locked_out = False
 
     def stop_at_now(self) -> None:
-        """Claim nothing that is inserted from now on."""
+        """Claim no row that is inserted after this call."""
         self.upto = self._sessions.last()
 
     @property
@@ -84,10 +84,10 @@ class Claims:
         return len(self.in_flight) < MOST_CLAIMS and size < _MOST_BYTES
 
     def claim(self, blocked: Collection[Name]) -> Claim | None:
-        """Claim the next rows, without those of the blocked aggregates; None where there are none now.
+        """Claim the next rows, without those of blocked aggregates; return None if there are none now.
 
         Raises:
-            MarkError: the table does not let the first rows be marked.
+            MarkError: the table does not allow the first rows to be marked.
         """
         busy = [event.seq for claim in self.in_flight for event in claim.batch.events]
         wanted = Wanted([*busy, *self.passed_over], frozenset(blocked), self.upto)
@@ -120,10 +120,10 @@ class Claims:
         return claim
 
     def settle(self, claim: Claim, published: list[Event]) -> None:
-        """Mark what Kafka has of a claim; the rest of it is pending for everybody again.
+        """Mark the published rows of a claim; its other rows become pending again.
 
         Raises:
-            MarkError: the table does not let all of it be marked; the others are.
+            MarkError: some of the rows cannot be marked; the others are marked.
         """
         seqs = [event.seq for event in published]
         try:
@@ -139,7 +139,7 @@ class Claims:
             self._sessions.give_back(claim.rows)
 
     def let_go(self) -> None:
-        """End the transactions that have been open for too long: they hold vacuum back."""
+        """End the transactions that have been open for too long: they delay vacuum."""
         for claim in self.in_flight:
             if claim.is_locked and self._clock() - claim.at > self._most_seconds:
                 self._sessions.unlock(claim.rows)

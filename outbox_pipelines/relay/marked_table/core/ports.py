@@ -1,4 +1,4 @@
-"""What the relay of a marked table asks of it.
+"""The interfaces through which the core uses a marked table.
 
 Invariants:
 - A call whose session has ended raises `ShardLostError`.
@@ -23,7 +23,7 @@ class LockedError(Exception):
 
 
 class MarkError(SetupError):
-    """The table does not let published rows be marked: publish nothing more."""
+    """The table does not allow published rows to be marked: publish nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class Wanted:
     """Which pending rows to claim."""
 
     not_seqs: list[int]
-    """Rows that are in flight, or given up where the table cannot say so."""
+    """Rows that are in flight, or dead letters that the table cannot record."""
     not_of: frozenset[Name]
     """Aggregates that are blocked, or of which another session has locked a row."""
     upto: int | None
-    """The last `seq`; None: there is none."""
+    """The last `seq`; None: no limit."""
 
     def without(self, aggregates: Iterable[Name]) -> Wanted:
         """Return the same without these aggregates."""
@@ -44,26 +44,26 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The lowest rows that are wanted, locked in a transaction that stays open."""
+    """The first rows that match, locked in a transaction that stays open."""
 
     events: list[Event]
     size: int
     is_more: bool
-    """Whether there may be further ones."""
+    """Whether there may be more rows."""
     session: Any
-    """Where they are locked; for the driver."""
+    """The session in which they are locked; for the driver."""
     unreadable: dict[int, str] = field(default_factory=dict)
     """By seq: rows whose content cannot be read, and why."""
 
 
 class Sessions(Protocol):
-    """Claims, each in a transaction of a session of its own."""
+    """Claims, each in a transaction of its own session."""
 
     def last(self) -> int:
         """Return the highest pending `seq`."""
 
     def any(self, wanted: Wanted) -> bool:
-        """Return whether there is such a row."""
+        """Return whether a matching row exists."""
 
     def claim(self, wanted: Wanted) -> Rows:
         """Lock the next rows; the transaction stays open.
@@ -76,27 +76,27 @@ class Sessions(Protocol):
         """Return the aggregates of which another session has locked a row."""
 
     def rehearse(self, rows: Rows) -> None:
-        """Mark these, and take it back.
+        """Mark these, and roll the mark back.
 
         Raises:
-            MarkError: the table does not let them be marked.
+            MarkError: the table does not allow them to be marked.
         """
 
     def mark(self, rows: Rows, seqs: list[int], *, is_locked: bool) -> None:
-        """Mark some of a claim, and end its transaction (a new one if `is_locked` is False).
+        """Mark rows of a claim, and end its transaction (a new one if `is_locked` is False).
 
         Raises:
-            MarkError: the table does not let all of them be marked; none is.
+            MarkError: some of the rows cannot be marked; none is marked.
         """
 
     def mark_what_can_be(self, rows: Rows, seqs: list[int]) -> None:
-        """Mark those of a claim that can be marked, in a transaction of its own."""
+        """Mark those rows of a claim that can be marked, in a new transaction."""
 
     def unlock(self, rows: Rows) -> None:
-        """Roll the transaction back: what is not marked is pending for everybody."""
+        """Roll the transaction back: rows that are not marked are pending again."""
 
     def give_back(self, rows: Rows) -> None:
-        """The session may serve another claim."""
+        """Return the session: another claim may use it."""
 
 
 class Pending(NamedTuple):
@@ -106,46 +106,46 @@ class Pending(NamedTuple):
     seq: int
     attempts: int
     due_in: float
-    """Seconds until its next attempt; 0 or less if that is due."""
+    """Seconds until its next attempt; 0 or less if it is due."""
 
 
 class Refusals(Protocol):
-    """What the rows say of refusals, in the session that holds the table. Each call is one transaction."""
+    """Refusals recorded in the rows, in the session that owns the table. Each call is one transaction."""
 
     remembers_failures: bool
-    """Whether a row can say that its event was given up."""
+    """Whether a row can record that its event is a dead letter."""
 
     def tried(self) -> Iterable[Pending]:
-        """Return of each aggregate the first row that was refused before."""
+        """Return the first row of each aggregate that was refused before."""
 
     def failed(self) -> Iterable[Name]:
-        """Return the aggregates with events that were given up."""
+        """Return the aggregates that have dead letters."""
 
     def still_failed(self, aggregates: Sequence[Name]) -> Collection[Name]:
-        """Return those of these that still have one."""
+        """Return those of these aggregates that still have dead letters."""
 
     def read(self, seqs: Sequence[int]) -> Generator[tuple[int, tuple[Event, int] | str]]:
-        """Yield what is still pending of these with its attempts, or why it cannot be read."""
+        """Yield those of these rows that are still pending, with attempts, or why a row cannot be read."""
 
     def postpone(self, reasons: dict[int, str]) -> None:
-        """Write why these wait; no attempt is counted."""
+        """Write the reason why these wait; count no attempt."""
 
     def bury(self, reasons: dict[int, str]) -> None:
-        """Give up these, which cannot be read."""
+        """Make dead letters of these, which cannot be read."""
 
     def rehearse(self, seqs: list[int]) -> None:
-        """Mark these, and take it back.
+        """Mark these, and roll the mark back.
 
         Raises:
-            MarkError: the table does not let them be marked.
+            MarkError: the table does not allow them to be marked.
         """
 
     def mark_what_can_be(self, seqs: list[int]) -> None:
-        """Mark those of these that can be marked."""
+        """Mark those of these rows that can be marked."""
 
     def record(self, tried: Sequence[Tried], pauses: Sequence[float], news: Collection[int]) -> None:
-        """Write verdicts: marks, refusals, and of the seqs in `news` why they wait.
+        """Write verdicts: marks, refusals, and for the seqs in `news` the reason why they wait.
 
         Raises:
-            MarkError: the table does not let it be written.
+            MarkError: the table does not allow it to be written.
         """

@@ -1,10 +1,11 @@
-"""What becomes of the events of a marked table that Kafka refused: tried alone, counted, or given up.
+"""Retries events of a marked table that Kafka refused: each is tried alone, counted, or made a dead letter.
 
 Invariants:
-- Everything here runs in the thread that claims and marks, and writes in the session that holds the table.
-- Rows of a blocked aggregate are not claimed. It is looked after, and set free, only when every claim that
-  was made before it was known to be blocked is settled: no row of it is in flight when another one goes.
-- Only the first event of a blocked aggregate is tried, and only if its row can be marked; a verdict is
+- Everything here runs in the thread that claims and marks, and writes in the session that owns the table.
+- Rows of a blocked aggregate are not claimed. The aggregate is retried and freed only after every claim is
+  settled that was made before it was known to be blocked. So none of its rows is in flight when another row
+  is published.
+- Only the first event of a blocked aggregate is tried, and only if its row can be marked. A verdict is
   written before anything else is done.
 """
 
@@ -27,7 +28,7 @@ from outbox_pipelines.relay.marked_table.core.claims import Claims
 from outbox_pipelines.relay.marked_table.core.ports import MarkError, Name, Refusals
 
 _AT_ONCE: Final = 500
-# With OUTBOX_ON_DEAD_LETTER=block: whether the row has been changed.
+# With OUTBOX_ON_DEAD_LETTER=block: seconds between two checks whether the row has been changed.
 _MENDED_SECONDS: Final = 2.0
 
 
@@ -37,22 +38,22 @@ class _Trial:
 
     seq: int
     is_suspect: bool
-    """Otherwise it only stands before one."""
+    """Whether it was refused; otherwise it only precedes a refused event."""
     attempts: int = 0
     due: float = 0.0
     error: str = ""
-    """As written into its row."""
+    """The reason, as written into its row."""
 
 
 class Retries:
-    """Looks after the blocked aggregates of a table that has been taken.
+    """Retries the blocked aggregates of an owned table.
 
     Args:
-        topic_of: where an event with these types goes; empty where they make no name.
-        jitter: a factor for each pause, so that what was refused together does not stay together.
-        most_attempts: refusals that make a dead letter.
+        topic_of: the topic of an event with these types; empty if they do not form a valid name.
+        jitter: returns a factor for each pause, so that events refused together are not retried together.
+        most_attempts: number of refusals that makes a dead letter.
         retry_seconds: the first pause.
-        batch_bytes: content that is read at once.
+        batch_bytes: bytes of content that are read at once.
         blocks: whether an aggregate waits for its dead letter.
     """
 
@@ -88,16 +89,16 @@ class Retries:
         self._on_dead_letter = on_dead_letter
         self._trials: dict[Name, _Trial] = {}
         self._ended: dict[Name, int | None] = {}
-        """Blocked for good by a dead letter, and its `seq` where only this process knows of it."""
+        """Aggregates that a dead letter blocks, with its `seq` if only this process knows of it."""
         self._put_back: deque[tuple[int, list[Event]]] = deque()
-        """Rows that are pending again, behind the last claim that may have had others of their aggregates."""
+        """Rows that are pending again, with the last claim that may have other rows of their aggregates."""
         self.published = 0
-        """How many refused events have been published since."""
+        """How many refused events have been published since the start."""
         self.dead = 0
-        """How many were given up."""
+        """How many became dead letters."""
 
     def begin(self) -> None:
-        """Take up what the predecessor left; to be called before anything is claimed."""
+        """Take over what the predecessor left; call it before anything is claimed."""
         now = self._clock()
         for aggregate, seq, attempts, due_in in self._rows.tried():
             self._trials[aggregate] = _Trial(seq, True, attempts, now + max(0.0, due_in))
@@ -109,19 +110,19 @@ class Retries:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is under way, and nothing is due now."""
+        """Whether nothing is in progress, and nothing is due now."""
         is_quiet = self._quarantine.is_quiet and not (self._prober.is_busy or self._put_back)
         return is_quiet and self._blocked.is_settled
 
     @property
     def pause(self) -> float:
-        """How long until something may want attention, in seconds."""
+        """Seconds until the next retry or check may be due."""
         if self._prober.is_busy:
             return MOMENT_SECONDS
         return min(self._quarantine.pause, max(self._blocked.next_due - self._clock(), 0.001))
 
     def settled(self, complete: Complete) -> None:
-        """A claim is settled: what Kafka does not get now is pending again."""
+        """Take over the parked events of a settled claim: their rows are pending again."""
         held = sorted(complete.parked_events())
         self._bury(complete.dead)
         for event in held:
@@ -135,7 +136,7 @@ class Retries:
             self._put_back.append((self._claims.claimed, held))
 
     def _bury(self, dead: Mapping[int, tuple[Event, str]]) -> None:
-        """Write down what could not be read."""
+        """Record dead letters that could not be read."""
         if not dead:
             return
         self._rows.bury({seq: reason for seq, (_, reason) in dead.items()})
@@ -153,10 +154,10 @@ class Retries:
         self._on_dead_letter(letter)
 
     def look_after(self, *, may_try: bool) -> None:
-        """One round: verdicts, what has been put back, what is due.
+        """Do one round: record verdicts, retry rows that are pending again, try what is due.
 
         Args:
-            may_try: whether Kafka takes events.
+            may_try: whether Kafka accepts events.
         """
         self._record(self._prober.verdicts())
         in_flight = self._claims.in_flight
@@ -169,7 +170,7 @@ class Retries:
             self._attend(aggregates)
 
     def close(self) -> None:
-        """Record the last verdicts, once the prober has ended: the successor would repeat these events."""
+        """Record the last verdicts after the prober has ended: otherwise the successor repeats the events."""
         self._record(self._prober.verdicts())
 
     def _attend(self, aggregates: list[Aggregate]) -> None:
@@ -181,7 +182,7 @@ class Retries:
             if aggregate in self._ended:
                 ended.append(aggregate)
             elif trial is None or not trial.is_suspect:
-                # What stands before a suspect is claimed with it, as usual.
+                # Rows before a refused event are claimed together with it, as usual.
                 self._free(aggregate)
             elif trial.due > now:
                 self._blocked.look_again(aggregate, trial.due - now)
@@ -200,7 +201,7 @@ class Retries:
         with closing(self._rows.read(sorted(due))) as found:
             for seq, row in found:
                 if isinstance(row, str):
-                    # It is claimed once more, and found so there.
+                    # The next claim of the row finds the same problem and makes it a dead letter.
                     continue
                 if size > self._batch_bytes:
                     self._blocked.look_again(due.pop(seq), MOMENT_SECONDS)
@@ -217,11 +218,11 @@ class Retries:
                     self._topic_of(event.aggregate_type, event.event_type), aggregate
                 )
                 if reason is not None:
-                    # Written down once: each change rewrites the row.
+                    # Written only once: each change rewrites the row.
                     if reason and trial.error != reason:
                         trial.error = held[seq] = reason
                 elif self._quarantine.has_cleared(aggregate) and not trial.attempts:
-                    # Its topic was to blame: it is claimed as usual.
+                    # Its topic was the cause: it is claimed as usual.
                     self._free(aggregate)
                 else:
                     is_last = trial.attempts + 1 >= self._most_attempts
@@ -231,12 +232,12 @@ class Retries:
         for aggregate in due.values():
             self._free(aggregate)
         if attempts:
-            # One that cannot be marked would be published by every relay that starts.
+            # Every relay that starts would publish a row again that cannot be marked.
             self._rows.rehearse([attempt.event.seq for attempt in attempts])
             self._prober.submit(attempts)
 
     def _attend_ended(self, aggregates: list[Name]) -> None:
-        """Those that wait behind a dead letter go on when the table has it no more."""
+        """Free aggregates whose dead letter is no longer in the table."""
         failed = self._rows.still_failed(aggregates)
         for aggregate in aggregates:
             if aggregate in failed or self._ended[aggregate] is not None:
@@ -251,11 +252,11 @@ class Retries:
         self._blocked.free(aggregate)
 
     def _record(self, tried: list[Tried]) -> None:
-        """Write verdicts, then have the aggregates looked after again."""
+        """Write verdicts, then schedule the aggregates again."""
         if not tried:
             return
         pauses = [one.pause(self._retry_seconds, self._jitter) for one in tried]
-        # A topic that is missing for hours is written down once: each change rewrites the row.
+        # A topic that is missing for hours is recorded only once: each change rewrites the row.
         news = {
             one.attempt.event.seq
             for one in tried
@@ -271,7 +272,7 @@ class Retries:
             self._go_on(one, pause)
 
     def _go_on(self, tried: Tried, pause: float) -> None:
-        """Do what a verdict that is written means for the aggregate."""
+        """Apply a written verdict to its aggregate."""
         event, aggregate = tried.attempt.event, _of(tried)
         trial = self._trials[aggregate]
         self._quarantine.judge(aggregate, tried.verdict)
