@@ -1,7 +1,7 @@
 """Closed days as Parquet files: written, proven, restored, queried.
 
 Invariants:
-- Importing this imports neither DuckDB nor pandas nor pyarrow: `open_archive` comes when it is asked for.
+- Importing this imports neither DuckDB nor pandas nor pyarrow: `open_archive` is imported on first use.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What a day's file holds: its columns, by version, and the text of a row that is summed.
+"""The columns of a day's file, by version, and the text of a row that is summed.
 
 Invariants:
 - A version never changes once released; a new column makes a new version, and readers give older files NULL
   for it.
-- What the row's text covers is every column of the table except `tx`, which means something in one database
-  only; columns that users have added are covered too. A row of the table and a row of the file have the same
-  text, whoever computes it.
-- uuid and jsonb are plain strings: same size, and every reader knows them. So are the columns of users,
-  except for integers and booleans: only of these PostgreSQL and DuckDB print every value alike.
+- A row's text covers every column of the table, including those added by users, except `tx`, which is valid
+  in one database only. PostgreSQL computes the same text for a row of the table as DuckDB for a row of the
+  file.
+- uuid and jsonb are stored as strings: same size, and every reader supports them. So are columns added by
+  users, except integers and booleans: only for these do PostgreSQL and DuckDB print every value alike.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SCHEMA: Final = pa.schema(
         pa.field("traceparent", pa.string()),
         pa.field("version", pa.int32()),
         pa.field("created_at", _TIME, nullable=False),
-        # What became of it, as it was when the file was written.
+        # The event's outcome, at the time when the file was written.
         pa.field("status", pa.string(), nullable=False),
         pa.field("published_at", _TIME),
         pa.field("attempts", pa.int32(), nullable=False),
@@ -51,11 +51,11 @@ OWN: Final = (
     *("id", "seq", "tx", "aggregate_type", "aggregate_id", "event_type", "payload", "headers"),
     *("idempotency_key", "correlation_id", "causation_id", "traceparent", "version", "created_at"),
 )
-"""The table's columns, without those that users have added."""
+"""The table's columns, without those added by users."""
 EVENT_DATE: Final = "event_date"
-"""The column of the day, a DATE: it is the directory's name, and in no file."""
+"""The column of the day, a DATE: it comes from the directory's name and is not in the files."""
 
-# By PostgreSQL's name of the type.
+# The file's type by PostgreSQL's name of the type.
 _NATIVE: Final[dict[str, pa.DataType]] = {
     "boolean": pa.bool_(),
     "smallint": pa.int16(),
@@ -64,9 +64,9 @@ _NATIVE: Final[dict[str, pa.DataType]] = {
 }
 
 BUCKET: Final = 100_000
-"""Events a bucket of sums spans, by `seq`."""
+"""The range of `seq` that one bucket of sums spans."""
 
-# Of free text the length is summed too: without it a separator in a text could move from one to the next.
+# The sums include the length of free text: otherwise a separator in one text could shift into the next.
 _FREE: Final[tuple[LiteralString, ...]] = (
     "aggregate_type",
     "aggregate_id",
@@ -76,13 +76,13 @@ _FREE: Final[tuple[LiteralString, ...]] = (
     "causation_id",
     "traceparent",
 )
-# No separator is in these: JSON's text has it as \u001f.
+# These contain no separator: JSON escapes it as \u001f.
 _OTHERS: Final[tuple[LiteralString, ...]] = ("id", "seq", "payload", "headers", "version")
 
 
 def added(names_and_types: Iterable[tuple[str, str]]) -> tuple[Column, ...]:
-    """The columns that users have added, with their names in the file."""
-    # DuckDB takes names that differ in case for the same one.
+    """Return the columns added by users, with their names in the file."""
+    # DuckDB's names are case-insensitive.
     taken = {name.casefold() for name in (*SCHEMA.names, EVENT_DATE)}
     columns = []
     for name, type in names_and_types:
@@ -95,25 +95,25 @@ def added(names_and_types: Iterable[tuple[str, str]]) -> tuple[Column, ...]:
 
 
 def is_text(column: Column) -> bool:
-    """Whether the file has a user's column as text."""
+    """Return whether the file stores a user's column as text."""
     return column.type not in _NATIVE
 
 
 def schema_with(columns: Sequence[Column]) -> pa.Schema:
-    """The schema of a file that has these columns of a user too."""
+    """Return the schema of a file that also has these columns added by users."""
     extra = [pa.field(column.stored, _NATIVE.get(column.type, pa.string())) for column in columns]
     return pa.schema([*SCHEMA, *extra], metadata=SCHEMA.metadata)
 
 
 def row_text(microseconds: LiteralString) -> LiteralString:
-    """An SQL expression for the text of a row, the same in PostgreSQL and DuckDB.
+    """Return an SQL expression for the text of a row, the same in PostgreSQL and DuckDB.
 
-    In place of `{extra}` come the texts of the columns that users have added: see `EXTRA_TEXT`.
+    `{extra}` is replaced by the texts of the columns added by users: see `EXTRA_TEXT`.
 
     Args:
-        microseconds: what gives `created_at` as µs since 1970, in that engine.
+        microseconds: an expression for `created_at` in µs since 1970, in that engine's SQL.
     """
-    # What stands before a value tells '' from NULL. chr(31) is ASCII's separator of units.
+    # The prefix of a value distinguishes '' from NULL. chr(31) is ASCII's unit separator.
     texts = [
         *(f"coalesce(length({name}) || '=' || {name}, '')" for name in _FREE),
         *(f"coalesce('=' || {name}::text, '')" for name in _OTHERS),
@@ -123,16 +123,16 @@ def row_text(microseconds: LiteralString) -> LiteralString:
 
 
 EXTRA_TEXT: Final[LiteralString] = ", coalesce(length({name}::text) || '=' || {name}::text, '')"
-"""The same of one column that a user has added: its length too, since it may hold any text."""
+"""The text of one column added by a user, with its length because it can contain any text."""
 
 
 def in_duckdb(query: str, columns: Sequence[Column]) -> str:
-    """A query for DuckDB with the texts of these columns in place of `{extra}`."""
+    """Return a query for DuckDB in which `{extra}` is replaced by the texts of these columns."""
     return query.replace(
         "{extra}", "".join(EXTRA_TEXT.replace("{name}", quoted(column.stored)) for column in columns)
     )
 
 
 def quoted(name: str) -> str:
-    """A name in DuckDB's SQL."""
+    """Return a quoted name for DuckDB's SQL."""
     return '"' + name.replace('"', '""') + '"'

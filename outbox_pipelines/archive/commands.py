@@ -1,4 +1,4 @@
-"""The commands `outbox archive …`: days as Parquet files, for operators and analysts."""
+"""The commands `outbox archive …`: manage days as Parquet files, for operators and analysts."""
 
 from __future__ import annotations
 
@@ -21,20 +21,18 @@ if TYPE_CHECKING:
 
 @click.group()
 def archive() -> None:
-    """Write closed days into Parquet files, prove them, bring them back, ask them (OUTBOX_ARCHIVE)."""
+    """Archive closed days as Parquet files, and prove, restore and query them (OUTBOX_ARCHIVE)."""
 
 
 @archive.command("day")
 @click.argument("day", type=DAY)
-@click.option(
-    "--again", is_flag=True, help="Also where it is archived; the new file takes the old one's place."
-)
+@click.option("--again", is_flag=True, help="Also if the day is archived; the new file replaces the old one.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
 @click.pass_obj
 def archive_day(settings: Settings, day: date, again: bool, as_json: bool) -> None:
-    """Write the file of a day that is over, and prove it.
+    """Write the archive file of a past day, and prove it.
 
-    The day is closed first, if it can be. Exits with 1 where it can not, or where file and rows differ.
+    Closes the day first. Exits with 1 if the day cannot be closed, or if file and rows differ.
     """
     from outbox_pipelines.archive import day as days
 
@@ -46,7 +44,7 @@ def archive_day(settings: Settings, day: date, again: bool, as_json: bool) -> No
     if as_json:
         click.echo(archived.manifest.to_bytes(), nl=False)
     else:
-        click.echo(_line(archived.manifest) + ("" if archived.written else ", archived before"))
+        click.echo(_line(archived.manifest) + ("" if archived.written else ", already archived"))
     _report(day, proof.differences)
 
 
@@ -55,9 +53,9 @@ def archive_day(settings: Settings, day: date, again: bool, as_json: bool) -> No
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def verify_day(settings: Settings, day: date, as_json: bool) -> None:
-    """Prove that a day's file and its rows are equal; of a dropped day, that its file is as it was written.
+    """Prove that a day's file and its rows are equal; for a dropped day, that its file has not changed.
 
-    Exits with 1 where they differ, and names the rows.
+    If they differ, prints the rows that differ and exits with 1.
     """
     from outbox_pipelines.archive import day as days
 
@@ -76,13 +74,13 @@ def verify_day(settings: Settings, day: date, as_json: bool) -> None:
 @click.option(
     "--attach",
     is_flag=True,
-    help="As a day of the outbox again, closed as it was.",
+    help="Attach the table to the outbox, as a closed day.",
 )
 @click.pass_obj
 def restore_day(settings: Settings, day: date, attach: bool) -> None:
-    """Bring a day back as the table outbox_restored_YYYYMMDD, proven equal to its manifest.
+    """Restore a day as the table outbox_restored_YYYYMMDD, proven equal to its manifest.
 
-    Restored events are not published again. To do that, insert them into the outbox anew: see docs/days.md.
+    Restored events are not published again. To publish them, insert them as new events: see docs/days.md.
     """
     from outbox_pipelines.archive import restore
 
@@ -97,13 +95,13 @@ def restore_day(settings: Settings, day: date, attach: bool) -> None:
 @click.option(
     "--force",
     is_flag=True,
-    help="Also if archived days are missing there, or another outbox made it: that one is refused then.",
+    help="Also if archived days are missing there, or another outbox owns it; that outbox is then rejected.",
 )
 @click.pass_obj
 def adopt_archive(settings: Settings, force: bool) -> None:
-    """Make the place that OUTBOX_ARCHIVE names the archive of this outbox, after a deliberate move.
+    """Make the location in OUTBOX_ARCHIVE the archive of this outbox, after a deliberate move.
 
-    Not needed if everything was copied: `_outbox/archive.json` moves along. Exits with 1 if the manifests of
+    Not needed if all files were copied, including `_outbox/archive.json`. Exits with 1 if manifests of
     archived days are missing there.
     """
     from outbox_pipelines.archive import identity
@@ -114,9 +112,9 @@ def adopt_archive(settings: Settings, force: bool) -> None:
     )
     if adopted.missing:
         click.echo(
-            f"outbox: {len(adopted.missing)} archived days are not there, {adopted.missing[0]} the first. "
-            "For those that still have rows, run `outbox archive day DAY --again`; dropped days are in the "
-            "former archive only",
+            f"outbox: {len(adopted.missing)} archived days are missing there, first {adopted.missing[0]}. "
+            "For days that still have rows, run `outbox archive day DAY --again`; dropped days exist only in "
+            "the former archive",
             err=True,
         )
 

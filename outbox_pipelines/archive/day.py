@@ -1,10 +1,10 @@
-"""Archives a closed day, and proves it.
+"""Archive a closed day, and prove it.
 
 Invariants:
-- A day has one file that counts: the one that its manifest names. The manifest is written last, and the
-  database keeps its digest.
-- One at a time works at a day. A day that is archived already is left as it is.
-- What a file has and the rows have not is never removed: such a file is set aside.
+- A day has one valid file: the one that its manifest names. The manifest is written last, and the database
+  keeps its digest.
+- Only one process at a time works on a day. A day that is already archived does not change.
+- A file with rows that the table does not have is never removed: it is moved to `_outbox/kept`.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What came of it."""
+    """The result of `archive`."""
 
     manifest: Manifest
     written: bool
-    """False: it was archived already."""
+    """False if the day was already archived."""
     address: str
-    """Of the file: a path or a URL."""
+    """The path or URL of the file."""
 
 
 def archive(
     settings: Settings, day: date, progress: Callable[[int], None] = lambda rows: None, again: bool = False
 ) -> Archived:
-    """Writes the file and the manifest of a day that is closed, or can be; once archived, it stays as it is.
+    """Write the file and the manifest of a day; an archived day does not change. Closes an open day first.
 
     Args:
-        progress: told how many rows are written, every half a million or so.
-        again: also where it is archived already; the new file takes the place of the old one, which is set
-            aside where it has other rows.
+        progress: called about every 500,000 rows with the number of rows written.
+        again: also write a day that is already archived; the new file replaces the old one, which is moved
+            to `_outbox/kept` if it has other rows.
 
     Raises:
-        NotReadyError: the day is not over, something in it is not published, or its rows are gone.
-        SetupError: no archive is named, or it holds another outbox; the manifest is not the one that was
-            written.
+        NotReadyError: the day is not over, some of its events are not published, or its rows are dropped.
+        SetupError: OUTBOX_ARCHIVE is not set, or the archive belongs to another outbox; the manifest is not
+            the one that was written.
         UnavailableError: the database or the archive does not answer.
     """
     store = open_store(settings)
@@ -74,25 +74,25 @@ def archive(
         row = require_day(connection, day)
         state, known = row.state, row.manifest_sha256
         if state == "dropped" and (again or before is None):
-            raise NotReadyError(f"{day} is dropped: what its archive has is final")
+            raise NotReadyError(f"{day} is dropped: its archive file is final and cannot be written again")
         if known is not None and not again and state != "dropped":
             _require_known(store, day, before, known)
         if before is not None and not again:
             manifest = read_manifest(before.content, day)
             if state == "dropped":
                 return Archived(manifest, False, store.address(key(day, manifest.file)))
-            # Written by a run that died before it could say so here; or by somebody else.
+            # Written by a run that crashed before it recorded the day in the database, or by another process.
             if known is None and not proof.prove(store, day, connection, leaf_of(day), None).equal:
                 raise SetupError(
                     f"{store.url} (OUTBOX_ARCHIVE) has other events of {day}, of {manifest.source}: "
-                    f"name another place, or replace them with `outbox archive day {day} --again`"
+                    f"choose another location, or replace them with `outbox archive day {day} --again`"
                 )
             _record(connection, manifest, before.content, place)
             _tidy(store, manifest, before)
             return Archived(manifest, False, store.address(key(day, manifest.file)))
         if before is not None and known is not None and _is_restored(store, connection, day, known):
             manifest = read_manifest(before.content, day)
-            _LOG.warning("%s was restored from this very file, which knows more than the rows: it stays", day)
+            _LOG.warning("%s was restored from this file, which has more data than the rows: file kept", day)
             _tidy(store, manifest, before)
             return Archived(manifest, False, store.address(key(day, manifest.file)))
         manifest = _write(settings, connection, store, day, progress)
@@ -104,7 +104,7 @@ def archive(
 
 
 def verify(settings: Settings, day: date) -> Proof:
-    """Proves that the file of an archived day equals its rows; of a dropped day, that nobody changed it.
+    """Prove that an archived day's file equals its rows; for a dropped day, that the file has not changed.
 
     Raises:
         NotReadyError: the day is not archived.
@@ -133,25 +133,25 @@ def _require_closed(settings: Settings, connection: Connection, day: date) -> No
 
 
 def _require_known(store: Store, day: date, before: Stored | None, known: str) -> None:
-    """`SetupError` where the manifest is not the one that was written: rows may lack what the file has."""
+    """Raise `SetupError` if the manifest is not the one that was written: its file may have more rows."""
     if before is not None and digest(before.content) == known:
         return
-    what = "is gone from" if before is None else "has changed in"
+    what = "is missing in" if before is None else "has changed in"
     raise SetupError(
-        f"the manifest of {day} {what} {store.url} (OUTBOX_ARCHIVE) since it was written: find out why, and "
-        f"put it back. To write the day again from its rows, run `outbox archive day {day} --again`; a file "
-        "with other rows is set aside"
+        f"the manifest of {day} {what} {store.url} (OUTBOX_ARCHIVE) since it was written: find out why and "
+        f"restore it. To write the day again from its rows, run `outbox archive day {day} --again`; a file "
+        "with other rows is kept in _outbox/kept"
     )
 
 
 def _is_restored(store: Store, connection: Connection, day: date, known: str) -> bool:
-    """Whether the rows came from the file: when they were published stands there alone."""
+    """Return whether the rows were restored from the file: only the file has their publishing times."""
     ((restored,),) = connection.execute(queries.of_leaf(queries.IS_RESTORED, leaf_of(day)))
     return restored and proof.prove(store, day, connection, leaf_of(day), known).equal
 
 
 def _tidy(store: Store, manifest: Manifest, before: Stored | None) -> None:
-    """Removes what lies beside the file that counts; what has other rows, or cannot be read, is set aside."""
+    """Remove the day's superseded files; move unreadable ones and those with other rows to `_outbox/kept`."""
     day = manifest.day
     for name in store.others(day, manifest.file):
         with store.local(name) as file:
@@ -163,12 +163,12 @@ def _tidy(store: Store, manifest: Manifest, before: Stored | None) -> None:
         if before is not None and name.rsplit("/", 1)[-1].encode() in before.content:
             store.write(f"{kept}.json", before.content, store.read(f"{kept}.json"))
         address = store.address(kept)
-        _LOG.warning("%s: %s has other rows than the day, or cannot be read: kept as %s", day, name, address)
+        _LOG.warning("%s: %s has different rows, or cannot be read: kept as %s", day, name, address)
     store.clear(day)
 
 
 def _sums_or_none(file: Path, manifest: Manifest) -> dict[int, Sum] | None:
-    """The sums of a file; None where it cannot be read, or has other columns than this manifest's."""
+    """Return the sums of a file; None if it cannot be read, or its columns differ from the manifest's."""
     try:
         if pq.read_schema(file).names != schema_with(manifest.columns).names:
             return None
@@ -180,7 +180,7 @@ def _sums_or_none(file: Path, manifest: Manifest) -> dict[int, Sum] | None:
 def _record(connection: Connection, manifest: Manifest, content: bytes, archive: UUID) -> None:
     given = {"day": manifest.day, "events": manifest.rows, "digest": digest(content), "archive": archive}
     if not connection.execute(queries.ARCHIVED, given).fetchall():
-        raise NotReadyError(f"{manifest.day} was opened while it was archived: close it, and run this again")
+        raise NotReadyError(f"{manifest.day} was reopened while it was archived: close it, and run again")
 
 
 def _write(
@@ -190,7 +190,7 @@ def _write(
     day: date,
     progress: Callable[[int], None],
 ) -> Manifest:
-    """The file, under the name of its content; and its manifest."""
+    """Write the file under a name derived from its content; return its manifest."""
     from outbox_pipelines.archive.export import export
 
     with store.workplace(day) as directory:

@@ -1,12 +1,13 @@
-"""Drops days that are archived and just proven equal to their files; and no other day.
+"""Drop days that are archived and proven equal to their files; no other day is ever dropped.
 
 Invariants:
-- Proof and drop are one transaction, on a detached partition that is locked: nothing changes in between.
-- All that can be known to fail is looked at before the partition is detached, the proof included. Whatever
-  fails afterwards, the partition is attached again. Nothing skips the proof, but OUTBOX_ARCHIVE=none, which
-  asks for retention without an archive.
-- It can die after any statement: the next run goes on, be the partition attached, half detached or detached.
-- Writers do not wait: detaching is concurrent, and what is dropped is no part of the outbox any more.
+- Proof and drop are one transaction, on a detached and locked partition: nothing changes in between.
+- Every check that can fail, including the proof, runs before the partition is detached. If anything fails
+  afterwards, the partition is attached again. Only OUTBOX_ARCHIVE=none, which means retention without an
+  archive, skips the proof.
+- It can crash after any statement: the next run continues with an attached, half detached or detached
+  partition.
+- Writers do not wait: the detach is concurrent, and a detached partition no longer belongs to the outbox.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ _LOG = logging.getLogger(__name__)
 
 
 class NotProvenError(NotReadyError):
-    """File and rows of a day differ: it stays."""
+    """A day is not dropped because its file and its rows differ."""
 
     def __init__(self, day: date, differences: tuple[str, ...]) -> None:
         super().__init__(
-            f"{day} stays, its file and its rows differ: {'; '.join(differences)}: "
-            f"see why, then write the file anew with `outbox archive day {day} --again`"
+            f"partition {day} not dropped: archive file and table rows differ: {'; '.join(differences)}: "
+            f"find the cause, then rewrite the file with `outbox archive day {day} --again`"
         )
         self.differences = differences
 
 
 class WithinRetentionError(NotReadyError):
-    """A day is too young to be dropped, and nobody has asked for that."""
+    """A day is within the retention, and an early drop was not requested."""
 
     def __init__(self, day: date, retention_days: int) -> None:
         self.why = f"{day} is within the retention of {retention_days} days (OUTBOX_RETENTION_DAYS)"
@@ -52,13 +53,13 @@ class WithinRetentionError(NotReadyError):
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What came of it."""
+    """The result of `drop`."""
 
     day: date
     rows: int | None
-    """Proven equal to the file; None where there is no archive, or the partition was gone."""
+    """Rows proven equal to the file; None without an archive, or if the partition did not exist."""
     now: bool
-    """False: it was dropped before."""
+    """False if the day was already dropped."""
 
 
 def due(settings: Settings) -> list[date]:
@@ -76,15 +77,15 @@ def due(settings: Settings) -> list[date]:
 
 
 def drop(settings: Settings, day: date, *, early: bool = True) -> Dropped:
-    """Drops a day: proven first.
+    """Prove and drop a day.
 
     Args:
-        early: whatever the retention says.
+        early: drop the day even if it is within the retention.
 
     Raises:
-        NotReadyError: the day is not archived, or too young, or a long transaction uses the outbox.
-        NotProvenError: file and rows differ; the day is as it was.
-        SetupError: this role does not own the outbox; no archive is named.
+        NotReadyError: the day is not archived or within the retention; a long transaction uses the outbox.
+        NotProvenError: file and rows differ; the day is unchanged.
+        SetupError: this role does not own the outbox; OUTBOX_ARCHIVE is not set.
         UnavailableError: the database or the archive does not answer.
     """
     require_schema(settings)
@@ -96,7 +97,7 @@ def drop(settings: Settings, day: date, *, early: bool = True) -> Dropped:
         if state == "dropped":
             return Dropped(day, None, False)
         if state == "open":
-            raise NotReadyError(f"{day} is open: see `outbox partitions close {day}`")
+            raise NotReadyError(f"{day} is open: run `outbox partitions close {day}`")
         if settings.archive != NO_ARCHIVE and manifest_sha256 is None:
             raise NotReadyError(f"{day} is not archived: run `outbox archive day {day}`")
         if not early and day not in due(settings):
@@ -110,45 +111,45 @@ def drop(settings: Settings, day: date, *, early: bool = True) -> Dropped:
             if place == "attached":
                 _look_first(settings, connection, day, manifest_sha256)
             if settings.archive != NO_ARCHIVE:
-                # What a run that died has begun to write of it: the day is never written again.
+                # Remove the temporary files of a crashed run: the day is never written again.
                 open_store(settings).clear(day)
             _detach(connection, day)
             return _prove_and_drop(settings, connection, day, manifest_sha256)
         except psycopg.errors.InsufficientPrivilege as error:
             raise SetupError(
-                f"{first_line(error)}: days are dropped by the role that owns the outbox"
+                f"{first_line(error)}: only the role that owns the outbox can drop days"
             ) from None
         except psycopg.Error as error:
             raise UnavailableError(
-                f"{day} is not dropped, the database refuses: {first_line(error)}"
+                f"{day} is not dropped, the database reports an error: {first_line(error)}"
             ) from None
 
 
 def _look_first(settings: Settings, connection: Connection, day: date, manifest_sha256: str | None) -> None:
-    """What would keep the day, while it is still a part of the outbox."""
+    """Raise the errors that prevent a drop, while the partition is still attached."""
     if dependents := connection.execute(queries.DEPENDENTS, {"leaf": leaf_of(day)}).fetchall():
-        raise NotReadyError(f"{day} stays: {dependents[0][0]} depends on {leaf_of(day)}: drop that first")
+        raise NotReadyError(f"{day} not dropped: {dependents[0][0]} depends on {leaf_of(day)}: drop it first")
     if settings.archive != NO_ARCHIVE:
         found = proof.prove(open_store(settings), day, connection, leaf_of(day), manifest_sha256)
         if not found.equal:
             connection.execute(queries.UNPROVEN, {"day": day})
             raise NotProvenError(day, found.differences)
     close.require_published(connection, day)
-    # While transactions are waited for that were there before the detaching, the day is not seen.
+    # DETACH hides the day while it waits for older transactions, so wait for these before it starts.
     users = {user for (user,) in connection.execute(queries.USERS)}
     deadline = time.monotonic() + attach.SECONDS
     while users:
         if time.monotonic() > deadline:
             raise NotReadyError(
-                f"{day} stays while a long transaction uses the outbox: see pg_stat_activity, and run this "
-                "again; nothing else waits for it"
+                f"{day} not dropped: a long transaction uses the outbox: see pg_stat_activity, and run this "
+                "again; no other session waits for it"
             )
         time.sleep(attach.PAUSE_SECONDS)
         users &= {user for (user,) in connection.execute(queries.USERS)}
 
 
 def _detach(connection: Connection, day: date) -> None:
-    """Makes the partition a table of its own."""
+    """Detach the partition from the outbox."""
     deadline = time.monotonic() + attach.SECONDS
     connection.execute(queries.DETACH_LOCK)
     while True:
@@ -161,7 +162,7 @@ def _detach(connection: Connection, day: date) -> None:
             if time.monotonic() > deadline:
                 raise NotReadyError(
                     f"{day} is half detached, a long transaction uses the outbox: see pg_stat_activity, and "
-                    f"run this again, or `outbox partitions attach {day}`; until then the day is not seen"
+                    f"run this again, or `outbox partitions attach {day}`; until then the day is not visible"
                 ) from None
             time.sleep(attach.PAUSE_SECONDS)
 
@@ -187,15 +188,15 @@ def _prove_and_drop(
 
 
 def _put_back(settings: Settings, day: date) -> None:
-    """Attaches the partition again, whatever has happened; says so where that fails too."""
+    """Attach the partition again after any error; log an error if that fails too."""
     try:
-        # Not by the session that failed, whatever became of it; if it lives, the day is still its own.
+        # In a new session, since the failed one may be unusable; if it still exists, it keeps the day's lock.
         with connect(settings, name=f"outbox: {day}") as connection:
             attach.again(connection, day)
             connection.execute(queries.UNPROVEN, {"day": day})
     except (psycopg.Error, SetupError) as error:
         _LOG.error(
-            "%s stays detached, its events are not seen: run `outbox partitions attach %s` (%s)",
+            "%s is still detached, its events are not visible: run `outbox partitions attach %s` (%s)",
             day,
             day,
             first_line(error),
@@ -203,11 +204,11 @@ def _put_back(settings: Settings, day: date) -> None:
 
 
 def _was_gone(settings: Settings, connection: Connection, day: date, manifest_sha256: str | None) -> Dropped:
-    """Somebody has dropped the partition by hand: the file is all there is."""
+    """Record a partition that was dropped manually as dropped, after verifying its file."""
     if settings.archive != NO_ARCHIVE:
         found = proof.verify(open_store(settings), day, manifest_sha256)
         if not found.equal:
-            raise NotProvenError(day, (f"the partition {leaf_of(day)} is gone", *found.differences))
-    _LOG.warning("%s: its partition was gone already, somebody dropped it by hand", day)
+            raise NotProvenError(day, (f"the partition {leaf_of(day)} does not exist", *found.differences))
+    _LOG.warning("%s: its partition does not exist: it was dropped manually", day)
     connection.execute(queries.DROPPED, {"day": day, "proven": False})
     return Dropped(day, None, True)

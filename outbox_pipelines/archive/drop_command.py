@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 @click.command("drop")
 @click.argument("day", type=DAY, required=False)
-@click.option("--due", is_flag=True, help="All that are past OUTBOX_RETENTION_DAYS, in place of a DAY.")
+@click.option("--due", is_flag=True, help="All days past OUTBOX_RETENTION_DAYS, instead of DAY.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @click.pass_obj
 def drop_days(settings: Settings, day: date | None, due: bool, as_json: bool) -> None:
-    """Drop a day that is closed and archived, once its rows and its file have been proven equal.
+    """Drop a closed and archived day, after proving that its rows and its file are equal.
 
-    The rows are compared here and now, whatever was proven before; where they differ the day stays. Writers
-    do not wait. With OUTBOX_ARCHIVE=none days are dropped unarchived: their events are gone, but for dead
-    letters.
+    The rows are compared again, regardless of earlier proofs; if they differ, the day is not dropped. Writers
+    do not wait. With OUTBOX_ARCHIVE=none, days are dropped without an archive: only their dead letters are
+    kept.
     """
     from outbox_pipelines.archive import drop
 
     if (day is None) != due:
-        raise click.UsageError("name a DAY, or write --due")
+        raise click.UsageError("give either DAY or --due")
     days = [day] if day else drop.due(settings)
     dropped: list[drop.Dropped] = []
     worst: SetupError | None = None
@@ -44,7 +44,7 @@ def drop_days(settings: Settings, day: date | None, due: bool, as_json: bool) ->
         except UnavailableError:
             raise
         except SetupError as error:
-            # One day that stays holds up no other.
+            # A day that cannot be dropped does not block the others.
             if day is not None:
                 raise
             click.echo(plain(f"outbox: {error}"), err=True)
@@ -55,11 +55,11 @@ def drop_days(settings: Settings, day: date | None, due: bool, as_json: bool) ->
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(each) for each in dropped], indent=2, default=str))
     elif not days:
-        click.echo("no day is past the retention that is archived and not dropped")
+        click.echo("no day to drop: no archived day is past the retention")
     if worst is not None:
         sys.exit(1)
 
 
 def _dropped(each: Dropped) -> str:
     proven = "" if each.rows is None else f", {each.rows:,} rows proven equal"
-    return f"{each.day}  {'dropped' if each.now else 'was dropped before'}{proven}"
+    return f"{each.day}  {'dropped' if each.now else 'was already dropped'}{proven}"

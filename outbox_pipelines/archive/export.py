@@ -1,8 +1,8 @@
-"""Writes a closed day into a Parquet file: batches of rows, compressed while the next are read.
+"""Write a closed day to a Parquet file: a batch of rows is compressed while the next one is read.
 
 Invariants:
-- Memory holds a few batches, whatever the day's size.
-- A file exists only when it is complete: a writer that fails leaves none behind.
+- Memory usage is a few batches, regardless of the day's size.
+- A file exists only if it is complete: a writer that fails leaves no file.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from outbox_pipelines.settings import Settings
 
 _BATCH_BYTES: Final = 16_000_000
 GROUP_ROWS: Final = 25_000
-"""Of a row group, at most: the least that is read for one aggregate. 100,000 are four times as much, in files
-no smaller; with 5,000 a file's footer costs more than its rows."""
-# Where payloads are large: a group is what the writer and each thread of a reader hold in memory.
+"""Maximum rows of a row group, the smallest unit that is read for one aggregate. With 100,000, four times as
+much is read and files are no smaller; with 5,000, a file's footer costs more than its rows."""
+# A limit for large payloads: the writer and each thread of a reader keep a whole group in memory.
 _GROUP_BYTES: Final = 16_000_000
-# A page of 1 MB is closed after a multiple of so many rows; a reader holds it as a whole.
+# A page of 1 MB ends at a multiple of this many rows; a reader keeps a whole page in memory.
 _PAGE_ROWS: Final = 16
 _PROGRESS_ROWS: Final = 500_000
-# Batches on their way to the file.
+# Batches queued for the file.
 _AHEAD: Final = 2
 _STATUS: Final = SCHEMA.get_field_index("status")
 
 
 @dataclass(slots=True)
 class Exported:
-    """What is in the file."""
+    """Counts and ranges of the rows in the file."""
 
     rows: int = 0
     first_seq: int | None = None
@@ -63,13 +63,13 @@ class Exported:
     statuses: dict[str, int] = field(default_factory=dict)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Counts these rows too."""
+        """Add the counts and ranges of these rows."""
         self.rows += batch.num_rows
         self.first_seq, self.last_seq = _ends(batch.column("seq"), self.first_seq, self.last_seq)
         self.first_created_at, self.last_created_at = _ends(
             batch.column("created_at"), self.first_created_at, self.last_created_at
         )
-        # Of version 7, which tell when they were drawn.
+        # Ids of version 7 contain the time when they were generated.
         ids = batch.column("id").filter(pc.match_substring_regex(batch.column("id"), "^.{14}7"))
         if len(ids):
             self.first_id, self.last_id = _ends(ids, self.first_id, self.last_id)
@@ -87,14 +87,14 @@ def export(
     file: Path,
     progress: Callable[[int], None],
 ) -> Exported:
-    """Writes the rows of a partition into a new file, by aggregate and seq.
+    """Write the rows of a partition to a new file, ordered by aggregate and seq.
 
     Args:
-        columns: of users, to be written too.
-        progress: told how many rows are written, every half a million or so.
+        columns: the columns added by users, which are also written.
+        progress: called about every 500,000 rows with the number of rows written.
 
     Raises:
-        UnavailableError: the database has gone away, or refuses.
+        UnavailableError: the database is unavailable or reports an error.
         OSError: the file cannot be written.
     """
     published = _published(connection, day)
@@ -118,7 +118,7 @@ def export(
 
 
 def _published(connection: Connection, day: date) -> dict[int, dict[int, Published]]:
-    """By number of shards and shard."""
+    """Return the publishing times, by number of shards and shard."""
     found: dict[int, dict[int, Published]] = {}
     for (shards,) in connection.execute(queries.DIVISIONS).fetchall():
         rows: dict[int, list[Any]] = {}
@@ -156,7 +156,7 @@ def _batches(
 def _complete(
     batch: pa.RecordBatch, published: Mapping[int, Mapping[int, Published]], schema: pa.Schema
 ) -> pa.RecordBatch:
-    """The columns of the file, with the time of publishing where the relay's progress tells it."""
+    """Return the columns of the file, with the publishing times that the relay's progress shows."""
     columns = batch.columns
     width = len(schema)
     tx, seq = (columns[n].to_numpy() for n in (width, SCHEMA.get_field_index("seq")))
@@ -164,11 +164,11 @@ def _complete(
     if times := _times(tx, seq, columns[width + 1 :], published):
         at, unknown = earliest(times)
         released = columns[place]
-        # A parked event was published when it was released, the position had passed it before. One that never
-        # was, has no time.
+        # A parked event was published when it was released, after the position had passed it. An event that
+        # was never published has no time.
         processed = pc.equal(columns[_STATUS], "PROCESSED")
         of_position = pa.array(at, pa.timestamp("us", tz="UTC"), mask=unknown)
-        # When the events of a restored day were published, positions of today do not tell.
+        # Current positions do not show when the events of a restored day were published.
         known = pc.and_(processed, pa.array(tx != queries.RESTORED_TX))
         of_position = pc.if_else(known, of_position, None)
         columns[place] = pc.coalesce(released, of_position)
@@ -193,7 +193,7 @@ def _times(
 
 
 def _ends(column: pa.Array, first: Any, last: Any) -> tuple[Any, Any]:
-    """The least and the greatest value, of a column and what was there before."""
+    """Return the least and the greatest value of a column and the previous ends."""
     ends = pc.min_max(column)
     least, greatest = ends["min"].as_py(), ends["max"].as_py()
     return (least if first is None else min(least, first)), (
@@ -202,7 +202,7 @@ def _ends(column: pa.Array, first: Any, last: Any) -> tuple[Any, Any]:
 
 
 def new_file(file: Path, schema: pa.Schema = SCHEMA) -> pq.ParquetWriter:
-    """A Parquet file of the archive, to be filled in the order of aggregates, `GROUP_ROWS` at a time."""
+    """Create a Parquet file of the archive; write rows in order of aggregates, `GROUP_ROWS` at a time."""
     return pq.ParquetWriter(
         file,
         schema,
@@ -211,7 +211,7 @@ def new_file(file: Path, schema: pa.Schema = SCHEMA) -> pq.ParquetWriter:
         write_page_index=True,
         write_page_checksum=True,
         write_batch_size=_PAGE_ROWS,
-        # Of the other columns every event has a value of its own.
+        # In the other columns every value is different.
         use_dictionary=[
             field.name for field in schema if field.name not in ("id", "seq", "payload", "idempotency_key")
         ],
@@ -222,7 +222,7 @@ def new_file(file: Path, schema: pa.Schema = SCHEMA) -> pq.ParquetWriter:
 
 
 class _Writer:
-    """A Parquet file, compressed in a thread of its own."""
+    """A Parquet file that is compressed in its own thread."""
 
     def __init__(self, file: Path, schema: pa.Schema) -> None:
         self._file = file
@@ -237,7 +237,7 @@ class _Writer:
         return self
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Waits while the file is behind."""
+        """Queue a batch; wait while the queue is full."""
         while True:
             if self._error is not None:
                 raise self._error
@@ -254,7 +254,7 @@ class _Writer:
             self._writer.close()
         except BaseException as error:  # noqa: BLE001  (raised below, behind what came first)
             self._error = self._error or error
-        # A closed writer has written a footer: what it has is a valid file, whether or not it is all.
+        # A closed writer has written a footer, so even an incomplete file is valid Parquet: remove it.
         if kind is not None or self._error is not None:
             self._file.unlink()
         if kind is None and self._error is not None:
@@ -277,13 +277,13 @@ class _Writer:
                 if rows >= GROUP_ROWS or size >= _GROUP_BYTES:
                     self._group(waiting)
             self._group(waiting)
-        except BaseException as error:  # noqa: BLE001  (told to whoever writes)
+        except BaseException as error:  # noqa: BLE001  (raised in the writing thread)
             self._error = error
 
     def _group(self, batches: list[pa.RecordBatch]) -> None:
         if batches:
             table = pa.Table.from_batches(batches, self._schema)
-            # Alike, rather than full ones and a small rest.
+            # Groups of equal size, rather than full ones and a small rest.
             groups = -(-table.num_rows // GROUP_ROWS)
             self._writer.write_table(table, row_group_size=-(-table.num_rows // groups))
             batches.clear()

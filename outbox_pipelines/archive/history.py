@@ -1,10 +1,10 @@
-"""All that happened to one aggregate, wherever its events are by now.
+"""The history of one aggregate, from the table and the archive.
 
 Invariants:
-- Each event comes once, in the order of `seq`. A day that is in the table is read there, any other in the
-  archive: a day that is dropped in between is read in one of the two.
-- A day that only the archive can have, and has not, is an error: part of a history is not taken for all. So
-  is a day whose partition is detached and that is not archived.
+- Each event appears once, in the order of `seq`. Attached days are read from the table, other days from the
+  archive; a day that is dropped in between is read from one of the two.
+- A dropped day that is missing in the archive is an error, because the history would be incomplete. So is a
+  day whose partition is detached and that is not archived.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Happened:
     status: str
     """PENDING, PROCESSED, FAILED or DISCARDED; in the archive, as it was when the file was written."""
     published_at: datetime | None
-    """UTC, to a second; None where it is not known."""
+    """UTC, to the second; None if not known."""
     attempts: int
     last_error: str | None
     place: Literal["table", "archive"]
-    """Where it was found."""
+    """Where the event was read."""
 
 
 COLUMNS: Final = [field.name for field in fields(Happened)]
@@ -55,15 +55,15 @@ _STORED: Final = COLUMNS[:-1]
 
 
 def history(settings: Settings, aggregate_type: str, aggregate_id: str) -> list[Happened]:
-    """The events of one aggregate, by `seq`; none where nothing is known of it.
+    """Return the events of one aggregate, by `seq`; an empty list if it has none.
 
     Raises:
-        SetupError: days were dropped that the archive does not have, or none is named.
+        SetupError: the archive does not have all dropped days, or OUTBOX_ARCHIVE is not set.
         UnavailableError: the database or the archive does not answer.
     """
     require_schema(settings)
     aggregate = {"aggregate_type": aggregate_type, "aggregate_id": aggregate_id}
-    # The days are asked before and after: one that is attached or detached is read in the archive too.
+    # The days are read before and after: one that changes in between is also read from the archive.
     with connect(settings, name="outbox archive history") as connection, connection.transaction():
         connection.execute("SET LOCAL TimeZone = 'UTC'")
         before = _attached(connection)
@@ -90,13 +90,13 @@ def _attached(connection: Connection) -> set[date]:
 def _archived(
     settings: Settings, attached: set[date], required: Sequence[date], aggregate: dict[str, str]
 ) -> list[tuple[Any, ...]]:
-    """The rows of days that are not in the table."""
+    """Return the rows of days that are not in the table."""
     from outbox_pipelines.archive.reader import Archive
 
     if settings.archive in ("", NO_ARCHIVE):
         if required:
             raise SetupError(
-                f"{_some(required)} not in the table, only in the archive: set OUTBOX_ARCHIVE to its place"
+                f"{_some(required)} not in the table, only in the archive: set OUTBOX_ARCHIVE to its location"
             )
         return []
     archive = Archive(Store(settings.archive))

@@ -1,9 +1,9 @@
-"""Which archive an outbox has: a disk that is not mounted, or another outbox's archive, is not written to.
+"""The identity of an archive, which prevents writing to an unmounted disk or to another outbox's archive.
 
 Invariants:
-- An archive belongs to one outbox. Its identity is drawn once, stored in it, and kept by the outbox beside
-  each day that is archived; copied with everything else, it is the same archive elsewhere.
-- Only `adopt` changes what the outbox knows: a person says that another place is its archive.
+- An archive belongs to one outbox. Its identity is generated once, stored in the archive, and recorded by the
+  outbox with each archived day. A complete copy of an archive has the same identity.
+- Only `adopt` changes the recorded identity, when an operator moves the archive.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from outbox_pipelines.settings import Settings
 
 
 class Identity(BaseModel):
-    """What `_outbox/archive.json` holds."""
+    """The content of `_outbox/archive.json`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal[1] = 1
     archive: uuid.UUID
     source: Source
-    """The outbox that it belongs to."""
+    """The outbox that the archive belongs to."""
     made_at: datetime
 
     def to_bytes(self) -> bytes:
-        """As it is stored."""
+        """Return the stored form."""
         return self.model_dump_json(indent=1, by_alias=True).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """What came of it."""
+    """The result of `adopt`."""
 
     archive: uuid.UUID
     days: int
-    """Archived days of the outbox that it has."""
+    """Archived days of the outbox that the archive has."""
     missing: tuple[date, ...]
-    """Archived days of the outbox that it does not have."""
+    """Archived days of the outbox that the archive does not have."""
 
 
 def require(store: Store, connection: Connection) -> None:
-    """`SetupError` where this place is not the archive that the outbox's days were archived into."""
+    """Raise `SetupError` if this location is not the archive of the outbox's archived days."""
     row = connection.execute(queries.KNOWN_ARCHIVE).fetchone()
     if row is None:
         return
@@ -65,21 +65,21 @@ def require(store: Store, connection: Connection) -> None:
     if found is not None and found.archive == known:
         return
     what = (
-        "holds no archive (_outbox/archive.json is missing)"
+        "has no archive (_outbox/archive.json is missing)"
         if found is None
-        else f"holds another archive, of {found.source}"
+        else f"has another archive, of {found.source}"
     )
     raise SetupError(
         f"{store.url} (OUTBOX_ARCHIVE) {what}, but {days} days of this outbox are archived: mount the disk, "
-        "or correct the setting. If you have moved the archive on purpose, run `outbox archive adopt`"
+        "or correct the setting. If you moved the archive deliberately, run `outbox archive adopt`"
     )
 
 
 def require_or_make(store: Store, connection: Connection) -> uuid.UUID:
-    """The identity of the archive; drawn if the outbox has none yet and the place is free.
+    """Return the identity of the archive; create it if the outbox has none yet and the location is free.
 
     Raises:
-        SetupError: as `require`; the place is another outbox's, or has days already.
+        SetupError: as `require`; the location belongs to another outbox, or already has days.
     """
     with _alone(connection):
         require(store, connection)
@@ -87,8 +87,8 @@ def require_or_make(store: Store, connection: Connection) -> uuid.UUID:
         if found is None:
             if store.days():
                 raise SetupError(
-                    f"{store.url} (OUTBOX_ARCHIVE) has archived days, but no _outbox/archive.json: put it "
-                    "back. If the archive is this outbox's, run `outbox archive adopt`"
+                    f"{store.url} (OUTBOX_ARCHIVE) has archived days, but no _outbox/archive.json: restore "
+                    "this file. If the archive belongs to this outbox, run `outbox archive adopt`"
                 )
             found = _make(store, source)
         elif found.source != source and connection.execute(queries.KNOWN_ARCHIVE).fetchone() is None:
@@ -97,15 +97,15 @@ def require_or_make(store: Store, connection: Connection) -> uuid.UUID:
 
 
 def adopt(settings: Settings, force: bool = False) -> Adopted:
-    """Makes the place of the settings the archive of this outbox, from now on.
+    """Make the location of the settings the archive of this outbox.
 
     Args:
-        force: also where archived days are missing there, or another outbox has made it: that one is refused
-            from then on.
+        force: also if archived days are missing there, or the archive belongs to another outbox, which is
+            rejected from then on.
 
     Raises:
         NotReadyError: archived days are missing there.
-        SetupError: another outbox has made it; no archive is named.
+        SetupError: the archive belongs to another outbox; OUTBOX_ARCHIVE is not set.
         UnavailableError: the database or the archive does not answer.
     """
     store = open_store(settings)
@@ -116,13 +116,13 @@ def adopt(settings: Settings, force: bool = False) -> Adopted:
         if missing and not force:
             raise NotReadyError(
                 f"{store.url} (OUTBOX_ARCHIVE) lacks the manifests of {len(missing)} of {len(archived)} "
-                f"archived days, {missing[0]} the first: copy them there, with their files. To go on without "
+                f"archived days, first {missing[0]}: copy them there, with their files. To continue without "
                 "them, run `outbox archive adopt --force`"
             )
         try:
             found = _read(store)
         except SetupError:
-            # To write a new one is what this is for.
+            # `adopt` replaces an unreadable identity.
             found = None
         source = source_of(connection)
         is_ours = found is not None and (found.source == source or bool(archived and not missing))
@@ -134,20 +134,20 @@ def adopt(settings: Settings, force: bool = False) -> Adopted:
             connection.execute(queries.ADOPT, {"archive": found.archive})
         except psycopg.errors.InsufficientPrivilege as error:
             raise SetupError(
-                f"{first_line(error)}: an archive is adopted by the owner of the outbox"
+                f"{first_line(error)}: only the owner of the outbox can adopt an archive"
             ) from None
         return Adopted(found.archive, len(archived) - len(missing), missing)
 
 
 def source_of(connection: Connection) -> Source:
-    """Which outbox this is."""
+    """Return the identity of this outbox."""
     ((system, database, schema),) = connection.execute(queries.SOURCE)
     return Source(system_identifier=system, database=database, schema=schema)
 
 
 @contextmanager
 def _alone(connection: Connection) -> Iterator[None]:
-    """Two days that are archived at once must not draw two identities."""
+    """Lock the identity: two days that are archived concurrently must not create two identities."""
     with connection.transaction():
         connection.execute(queries.LOCK_ARCHIVE)
         yield
@@ -163,7 +163,7 @@ def _read(store: Store) -> Identity | None:
         problem = error.errors()[0]
         what = ": ".join((*map(str, problem["loc"]), problem["msg"]))
         raise SetupError(
-            f"{store.address(IDENTITY)} cannot be read: {what}. Put it back, or run `outbox archive adopt`, "
+            f"{store.address(IDENTITY)} cannot be read: {what}. Restore it, or run `outbox archive adopt`, "
             "which writes a new one"
         ) from None
 
@@ -182,7 +182,7 @@ def _has(store: Store, day: date, manifest_sha256: str) -> bool:
 
 def _others(store: Store, found: Identity) -> SetupError:
     return SetupError(
-        f"{store.url} (OUTBOX_ARCHIVE) is the archive of another outbox, {found.source}: name another "
-        "place; each outbox needs one of its own. If this database was restored from that one, and that one "
-        "writes no more, run `outbox archive adopt --force`"
+        f"{store.url} (OUTBOX_ARCHIVE) is the archive of another outbox, {found.source}: choose another "
+        "location; each outbox needs its own archive. If this database was restored from that one, and that "
+        "one is no longer in use, run `outbox archive adopt --force`"
     )

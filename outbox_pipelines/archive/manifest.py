@@ -1,7 +1,7 @@
-"""What is said of a day's file, beside it: how much is in it, its digest, its sums, where it came from.
+"""The manifest of a day's file: its number of rows, digest, sums and source.
 
 Invariants:
-- A file that no manifest names does not count. The manifest is written last.
+- A file that no manifest names is ignored. The manifest is written last.
 - Sums are additive: a bucket's is the sum of its rows' digests, so that two equal errors do not cancel.
 """
 
@@ -17,7 +17,7 @@ from outbox_pipelines.errors import SetupError
 
 
 class Sum(NamedTuple):
-    """Of the rows of a bucket."""
+    """The sum of a bucket's rows."""
 
     rows: int
     total: int
@@ -30,20 +30,20 @@ class Column(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    """In the table."""
+    """The name in the table."""
     type: str
-    """In the table, as PostgreSQL prints it."""
+    """The type in the table, as PostgreSQL prints it."""
     stored: str
-    """Its name in the file: another one where the file has a column of that name already."""
+    """The name in the file; it differs from `name` if the file already has a column of that name."""
 
 
 class Source(BaseModel):
-    """Which outbox it is."""
+    """The outbox that a manifest or an archive comes from."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     system_identifier: int
-    """Of the PostgreSQL cluster."""
+    """The system identifier of the PostgreSQL cluster."""
     database: str
     schema_: str = Field(alias="schema")
 
@@ -52,50 +52,50 @@ class Source(BaseModel):
 
 
 class Manifest(BaseModel):
-    """Of one day."""
+    """The manifest of one day."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal[1] = 1
     day: date
     file: str
-    """Its name, beside the manifest."""
+    """The name of the file, without its directory."""
     size: int
-    """Of the file, in bytes."""
+    """The size of the file in bytes."""
     sha256: str
-    """Of the file."""
+    """The checksum of the file."""
     rows: int
     first_seq: int | None
     last_seq: int | None
     first_created_at: datetime | None
     last_created_at: datetime | None
     first_id: str | None
-    """The lowest id of version 7: such ids tell when they were drawn."""
+    """The lowest id of version 7; such ids contain the time when they were generated."""
     last_id: str | None
     """The highest id of version 7."""
     statuses: dict[str, int]
-    """Rows by what became of them."""
+    """Number of rows by status."""
     buckets: dict[int, Sum]
-    """By `seq` // 100,000."""
+    """Sums by `seq` // 100,000."""
     schema_version: int
     columns: tuple[Column, ...] = ()
-    """Those that users have added, in the order of the table; the sums cover them."""
+    """Columns added by users, in the order of the table; the sums include them."""
     tool: str
     source: Source
     written_at: datetime
 
     def to_bytes(self) -> bytes:
-        """As it is stored."""
+        """Return the stored form."""
         return self.model_dump_json(indent=1, by_alias=True).encode() + b"\n"
 
 
 def read_manifest(stored: bytes, day: date) -> Manifest:
-    """A manifest as it is stored, of this day.
+    """Return the manifest of this day from its stored form.
 
     Raises:
-        SetupError: it is none, or one of another day.
+        SetupError: it is not a manifest, or it is one of another day.
     """
-    mend = f"while its rows are there, `outbox archive day {day} --again` writes it anew"
+    mend = f"if its rows still exist, rewrite it with `outbox archive day {day} --again`"
     try:
         manifest = Manifest.model_validate_json(stored)
     except ValidationError as error:
@@ -104,16 +104,16 @@ def read_manifest(stored: bytes, day: date) -> Manifest:
         raise SetupError(f"the manifest of {day} cannot be read: {what}; {mend}") from None
     if manifest.day != day:
         raise SetupError(
-            f"the manifest of {day} speaks of {manifest.day}: it was put in the wrong place; {mend}"
+            f"the manifest of {day} is the one of {manifest.day}: it is in the wrong location; {mend}"
         )
     return manifest
 
 
 def digest(stored: bytes) -> str:
-    """Of a manifest, as the day keeps it in the database."""
+    """Return the digest of a manifest, as the database records it."""
     return hashlib.sha256(stored).hexdigest()
 
 
 def now() -> datetime:
-    """To the second."""
+    """Return the current time in UTC, to the second."""
     return datetime.now(UTC).replace(microsecond=0)

@@ -1,8 +1,8 @@
-"""Proves that a day's file and its rows are equal, or says where they differ.
+"""Prove that a day's file and its rows are equal, or show where they differ.
 
 Invariants:
 - The two sides are computed by different engines from different bytes: PostgreSQL from the table, DuckDB from
-  the file as it lies in the archive. The manifest vouches for neither; it must agree with both.
+  the file in the archive. The manifest replaces neither side; it must agree with both.
 - It writes nothing.
 """
 
@@ -25,20 +25,20 @@ from outbox_pipelines.archive.store import Store, key, manifest_key
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError, UnavailableError
 
-# Enough to see what is wrong.
+# Limits of the report; enough to see what is wrong.
 _BUCKETS: Final = 3
 _ROWS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What came of it."""
+    """The result of a proof."""
 
     day: date
     rows: int
-    """Of the table; of the manifest where there was no table."""
+    """Rows of the table; of the manifest if there was no table."""
     differences: tuple[str, ...]
-    """A line each; empty: proven."""
+    """One line each; empty if proven equal."""
 
     @property
     def equal(self) -> bool:
@@ -46,14 +46,14 @@ class Proof:
 
 
 def prove(store: Store, day: date, connection: Connection, leaf: str, manifest_sha256: str | None) -> Proof:
-    """Compares a partition with its file.
+    """Compare a partition with its file.
 
     Args:
-        manifest_sha256: the manifest's digest that the database keeps; None: whatever lies there is compared.
+        manifest_sha256: the manifest's digest in the database; None accepts any manifest.
     """
     manifest, differences = _manifest(store, day, manifest_sha256)
     in_table = sums.added_columns(connection, leaf)
-    # A column that the table has lost since is no difference: the file has more.
+    # A column that was dropped from the table since is not a difference: the file has more data.
     names = {column.name for column in in_table}
     columns = in_table if manifest is None else tuple(each for each in manifest.columns if each.name in names)
     with ThreadPoolExecutor(1) as threads:
@@ -75,7 +75,7 @@ def prove(store: Store, day: date, connection: Connection, leaf: str, manifest_s
 
 
 def verify(store: Store, day: date, manifest_sha256: str | None) -> Proof:
-    """Compares a file with its manifest, where the rows are gone."""
+    """Compare a file with its manifest, if the rows no longer exist."""
     manifest, differences = _manifest(store, day, manifest_sha256)
     if manifest is None:
         return Proof(day, 0, tuple(differences))
@@ -83,17 +83,17 @@ def verify(store: Store, day: date, manifest_sha256: str | None) -> Proof:
 
 
 def load(store: Store, day: date) -> tuple[Manifest, bytes] | None:
-    """The manifest of a day, and its bytes; None where there is none.
+    """Return the manifest of a day and its bytes; None if the day has none.
 
     Raises:
-        SetupError: it cannot be read, or is another day's.
+        SetupError: it cannot be read, or belongs to another day.
     """
     stored = store.read(manifest_key(day))
     return None if stored is None else (read_manifest(stored.content, day), stored.content)
 
 
 def _manifest(store: Store, day: date, manifest_sha256: str | None) -> tuple[Manifest | None, list[str]]:
-    """The manifest, and what is wrong with it."""
+    """Return the manifest, and what is wrong with it."""
     try:
         loaded = load(store, day)
     except UnavailableError:
@@ -109,7 +109,7 @@ def _manifest(store: Store, day: date, manifest_sha256: str | None) -> tuple[Man
 
 
 def _file(store: Store, manifest: Manifest) -> tuple[dict[int, Sum] | None, list[str]]:
-    """The sums of the manifest's file, and how the two differ."""
+    """Return the sums of the manifest's file, and how file and manifest differ."""
     try:
         with store.local(key(manifest.day, manifest.file)) as file:
             differences = _bytes(file, manifest)
@@ -125,7 +125,7 @@ def _file(store: Store, manifest: Manifest) -> tuple[dict[int, Sum] | None, list
 def _not_in_file(
     connection: Connection, leaf: str, in_table: Sequence[Column], manifest: Manifest
 ) -> list[str]:
-    """The columns with values that the file does not have: they were added since, or renamed."""
+    """Return the columns with values that the file lacks, because they were added or renamed since."""
     in_file = {column.name for column in manifest.columns}
     differences = []
     for name in (column.name for column in in_table if column.name not in in_file):
@@ -148,12 +148,12 @@ def _bytes(file: Path, manifest: Manifest) -> list[str]:
 
 def _against_manifest(what: str, found: dict[int, Sum], manifest: Manifest) -> list[str]:
     rows = sum(each.rows for each in found.values())
-    differences = [] if rows == manifest.rows else [f"{what}: {rows:,}, the manifest says {manifest.rows:,}"]
+    differences = [] if rows == manifest.rows else [f"{what}: {rows:,}, in the manifest {manifest.rows:,}"]
     wrong = sorted(
         bucket for bucket in found | manifest.buckets if found.get(bucket) != manifest.buckets.get(bucket)
     )
     if wrong:
-        differences.append(f"{what}: other sums than the manifest's in the buckets {_some(wrong)}")
+        differences.append(f"{what}: sums differ from the manifest's in the buckets {_some(wrong)}")
     return differences
 
 
@@ -165,7 +165,7 @@ def _named(
     table: dict[int, Sum],
     found: dict[int, Sum],
 ) -> list[str]:
-    """The rows in which table and file differ, of the first buckets that do."""
+    """Return the rows that differ between table and file, in the first buckets with differences."""
     wrong = sorted(bucket for bucket in table | found if table.get(bucket) != found.get(bucket))
     differences = [f"table and file differ in the buckets {_some(wrong)}"]
     for bucket in wrong[:_BUCKETS]:

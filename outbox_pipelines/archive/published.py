@@ -1,10 +1,10 @@
-"""When each event of a day was published, to the second, from the relay's rows of progress.
+"""Compute when each event of a day was published, to the second, from the relay's progress.
 
 Invariants:
 - Positions only grow: an event was published with the first row of its shard's progress that covers it.
-- Nothing is looked up row by row: arrays, by bisection.
+- There are no lookups per row, only binary searches in arrays.
 
-A position covers what its `done` sees, and what its `target` sees up to its `last_seq`.
+A position covers the events visible in its `done`, and those visible in its `target` up to its `last_seq`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 
 
 class _Sight:
-    """Which of a series of snapshots is the first that sees a transaction."""
+    """Finds the first of a series of snapshots in which a transaction is visible."""
 
     def __init__(self, snapshots: Sequence[Snapshot]) -> None:
         self._ends = np.array([snapshot.xmax for snapshot in snapshots], np.int64)
@@ -35,7 +35,7 @@ class _Sight:
         self._late_first = np.array([number + 1 for _, number in late], np.int64)
 
     def first(self, tx: Ints) -> Ints:
-        """Its number for each transaction; the length of the series where none does."""
+        """Return that snapshot's number for each transaction; the length of the series if there is none."""
         found = np.searchsorted(self._ends, tx, side="right").astype(np.int64)
         if len(self._late):
             place = np.minimum(np.searchsorted(self._late, tx), len(self._late) - 1)
@@ -44,23 +44,23 @@ class _Sight:
 
 
 class Published:
-    """Of one shard, from its progress in order of time."""
+    """The publishing times of one shard, from its progress in order of time."""
 
     def __init__(self, rows: Sequence[tuple[datetime, str, str | None, int | None]]) -> None:
         """
         Args:
-            rows: time, done, target and last_seq of each.
+            rows: time, done, target and last_seq of each row of progress.
         """
         self._at = np.array([int(at.timestamp() * 1_000_000) for at, *_ in rows] + [_NEVER], np.int64)
         self._done = _Sight([Snapshot.parse(done) for _, done, _, _ in rows])
-        # Inside a tick that took longer than a second.
+        # Rows inside a tick that took longer than a second.
         within = [(number, row) for number, row in enumerate(rows) if row[2] is not None]
         self._within = np.array([number for number, _ in within], np.int64)
         self._within_seq = np.array([row[3] for _, row in within], np.int64)
         self._target = _Sight([Snapshot.parse(row[2] or "") for _, row in within])
 
     def at(self, tx: Ints, seq: Ints) -> Ints:
-        """µs since 1970 for each event; the largest number where no row covers it."""
+        """Return µs since 1970 for each event; the largest number if no row covers it."""
         found = self._done.first(tx)
         first = self._target.first(tx)
         for start in np.unique(first[first < len(self._within_seq)]):
@@ -71,13 +71,13 @@ class Published:
         return self._at[found]
 
     def _tick(self, start: int, end: int) -> tuple[Ints, Ints]:
-        """The rows inside of one tick, which row `end` finishes: their numbers, and the seq each reached."""
+        """Return the numbers of the rows inside the tick that row `end` finishes, and the seq of each."""
         stop = int(np.searchsorted(self._within, end))
         return np.append(self._within[start:stop], len(self._at) - 1), self._within_seq[start:stop]
 
 
 def earliest(times: Sequence[Ints]) -> tuple[Ints, NDArray[np.bool_]]:
-    """Of several series, where the number of shards has changed in between; and where none knows."""
+    """Return the earliest of several series (one per number of shards), and where no series has a time."""
     best = times[0]
     for other in times[1:]:
         best = np.minimum(best, other)

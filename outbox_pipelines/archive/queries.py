@@ -14,7 +14,7 @@ SELECT system_identifier, current_database(), current_schema() FROM pg_control_s
 
 # --- which archive it is --------------------------------------------------------------------------------
 
-# The same for all days; how many there are.
+# The archive's identity, which is the same for all days, and the number of archived days.
 KNOWN_ARCHIVE: Final = """
 SELECT archive, sum(count(*)) OVER ()::bigint FROM outbox_days WHERE archive IS NOT NULL
 GROUP BY archive ORDER BY max(archived_at) DESC LIMIT 1"""
@@ -33,23 +33,23 @@ FROM pg_attribute
 WHERE attrelid = to_regclass(%(leaf)s) AND attnum > 0 AND NOT attisdropped AND attname <> ALL (%(own)s)
 ORDER BY attnum"""
 
-# How values of the types of users are printed, beside what `session` sets.
+# How values of users' types are printed, in addition to what `session` sets.
 PRINT: Final = "SET lc_monetary = 'C'; SET xmlbinary = 'base64'"
 
-# A sort within bounds. Parallel workers would take the cores of whoever is on duty.
+# A sort with limited memory. More parallel workers would take cores from the application.
 TUNE: Final = """
 SET jit = off; SET work_mem = '64MB'; SET max_parallel_workers_per_gather = 1"""
 
-# Into how many shards the outbox was divided while the day's events were published.
+# The numbers of shards that the outbox had while the day's events were published.
 DIVISIONS: Final = "SELECT DISTINCT shards FROM outbox_progress ORDER BY shards"
 
-# Progress is written after the event, by the same database's clock: what was there before the day is not it.
+# Progress is written after the event, by the same database's clock: rows from before the day are not needed.
 PROGRESS: Final = """
 SELECT shard, at, done::text, target::text, last_seq FROM outbox_progress
 WHERE shards = %(shards)s AND at >= %(day)s::date::timestamp AT TIME ZONE 'UTC'
 ORDER BY shard, at"""
 
-# The aggregate types of a day, each found by a look into the index.
+# The aggregate types of a day, each found by one index lookup.
 TYPES: Final = """
 WITH RECURSIVE types AS (
     (SELECT aggregate_type FROM {leaf} ORDER BY aggregate_type LIMIT 1)
@@ -61,9 +61,9 @@ WITH RECURSIVE types AS (
 SELECT array_agg(aggregate_type ORDER BY aggregate_type COLLATE "C")
 FROM types WHERE aggregate_type IS NOT NULL"""
 
-# By aggregate, which makes files a quarter smaller and the history of one four times as fast to read. Type
-# and id in one key, the type as one character: PostgreSQL compares the first key's first 8 bytes quickest.
-# `tx` and the shards are not for the file: with them the time of publishing is found.
+# Order by aggregate makes files a quarter smaller, and reading the history of one aggregate four times as
+# fast. Type and id are one key, the type as one character: PostgreSQL compares the first 8 bytes of the first
+# key fastest. `tx` and the shards are not written to the file; they determine the time of publishing.
 ROWS: Final[LiteralString] = """
 SELECT o.id::text, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.payload::text, o.headers::text,
        o.idempotency_key, o.correlation_id, o.causation_id, o.traceparent, o.version, o.created_at,
@@ -76,7 +76,7 @@ LEFT JOIN outbox_released r ON r.seq = o.seq
 ORDER BY chr(31 + array_position({types}, o.aggregate_type)) || o.aggregate_id COLLATE "C", o.seq"""
 SHARD: Final[LiteralString] = ", outbox_shard_of(o.aggregate_type, o.aggregate_id, {shards})"
 
-# Rows of a day that was restored have the lowest id that a transaction ever had: see MAKE.
+# Rows of a restored day have the lowest id of an ordinary transaction: see MAKE.
 RESTORED_TX: Final = 3
 IS_RESTORED: Final = "SELECT EXISTS (SELECT FROM {leaf} WHERE tx = '3')"
 
@@ -100,7 +100,7 @@ SELECT seq, id::text, created_at, event_type, event_data::text, headers::text, i
 FROM outbox_events
 WHERE aggregate_type = %(aggregate_type)s AND aggregate_id = %(aggregate_id)s"""
 
-# What the table shows, what the archive has, and what is a table of its own.
+# For each day: whether it is attached, whether it is archived, and whether its partition exists.
 WHERE_DAYS_ARE: Final[LiteralString] = f"""
 SELECT d.day, c.oid IS NOT NULL AND {ATTACHED}, d.manifest_sha256 IS NOT NULL, c.oid IS NOT NULL
 FROM outbox_days d
@@ -116,14 +116,14 @@ _POSTGRES_DIGEST: Final[LiteralString] = (
 )
 _DUCKDB_DIGEST: Final[LiteralString] = f"('0x' || substr(sha256({_DUCKDB_TEXT}), 1, 14))::BIGINT"
 
-# Every core helps: nobody waits for it but the drop.
+# More workers than TUNE: the proof is CPU-bound, and only the drop waits for it.
 SUM_TUNE: Final[LiteralString] = f"{PRINT}; SET jit = off; SET max_parallel_workers_per_gather = 4"
 SUMS: Final[LiteralString] = f"""
 SELECT seq / {BUCKET}, count(*), sum({_POSTGRES_DIGEST}) FROM {{leaf}} GROUP BY 1 ORDER BY 1"""
 FILE_SUMS: Final = f"""
 SELECT seq // {BUCKET}, count(*), sum({_DUCKDB_DIGEST}) FROM read_parquet($file) GROUP BY 1 ORDER BY 1"""
 
-# The rows of a bucket that differs, to name them.
+# The rows of a bucket that differs, for the report.
 DIGESTS: Final[LiteralString] = f"""
 SELECT id::text, seq, {_POSTGRES_DIGEST} FROM {{leaf}}
 WHERE seq >= {{bucket}} * {BUCKET} AND seq < ({{bucket}} + 1) * {BUCKET} ORDER BY seq"""
@@ -137,11 +137,11 @@ KNOWN: Final = "SELECT state, manifest_sha256 FROM outbox_days WHERE day = %(day
 
 # The columns of the outbox, as a file has them.
 COLUMNS: Final = tuple(name for name in OWN if name != "tx")
-# A column that the file has and the table has no more; as text where its type is gone too.
+# A column of the file that the table no longer has; as text if its type no longer exists.
 TYPE_EXISTS: Final = "SELECT to_regtype(%(type)s) IS NOT NULL"
 ADD_COLUMN: Final = "ALTER TABLE {leaf} ADD COLUMN {name} {type}"
-# 3 is the lowest id that an ordinary transaction ever had: every snapshot sees it. Indexes come when all rows
-# are there, in a third of the time.
+# 3 is the lowest id of an ordinary transaction: it is visible in every snapshot. Creating the indexes after
+# loading the rows takes a third of the time.
 MAKE: Final = """
 CREATE TABLE {leaf} (LIKE outbox INCLUDING ALL EXCLUDING INDEXES);
 ALTER TABLE {leaf} ALTER COLUMN tx SET DEFAULT '3'"""
@@ -152,7 +152,7 @@ ALTER TABLE {leaf} ADD PRIMARY KEY (id, created_at);
 CREATE INDEX ON {leaf} (tx, seq);
 CREATE INDEX ON {leaf} (seq);
 CREATE INDEX ON {leaf} (aggregate_type, aggregate_id, seq)"""
-# As it was before it was dropped: no insert, no change. The bounds spare ATTACH a look at each row.
+# As before the drop: no insert, no change. With the CHECK, ATTACH does not scan the rows.
 ATTACH_RESTORED: Final = """
 CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON {leaf} FOR EACH STATEMENT
 EXECUTE FUNCTION outbox_refuse_change();
@@ -167,18 +167,18 @@ UPDATE outbox_days SET state = 'archived', dropped_at = NULL, proven_at = clock_
 WHERE day = %(day)s"""
 
 
-# Whether a column has a value that a file without it would lose.
+# Whether a column has a value that a file without the column would lose.
 HAS_VALUES: Final = "SELECT EXISTS (SELECT FROM {leaf} WHERE {name} IS NOT NULL)"
 
 
 def texts(columns: Sequence[Column]) -> sql.Composable:
-    """What stands for `{extra}` in a sum over a table."""
+    """Return what replaces `{extra}` in a sum over a table."""
     each = [sql.SQL(EXTRA_TEXT).format(name=sql.Identifier(column.name)) for column in columns]
     return sql.SQL("").join(each)
 
 
 def values(columns: Sequence[Column]) -> sql.Composable:
-    """What stands for `{extra}` in `ROWS`."""
+    """Return what replaces `{extra}` in `ROWS`."""
     return sql.SQL("").join(
         sql.SQL(", o.{}::text" if is_text(column) else ", o.{}").format(sql.Identifier(column.name))
         for column in columns
@@ -186,5 +186,5 @@ def values(columns: Sequence[Column]) -> sql.Composable:
 
 
 def of_leaf(query: LiteralString, leaf: str, **parts: Any) -> sql.Composed:
-    """A query with the name of a partition, and further parts."""
+    """Return a query with the name of a partition and further parts filled in."""
     return sql.SQL(query).format(leaf=sql.Identifier(leaf), **parts)

@@ -1,4 +1,4 @@
-"""The commands that ask the archive: `outbox archive query …` and `outbox archive history …`."""
+"""The commands that query the archive: `outbox archive query …` and `outbox archive history …`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from outbox_pipelines.archive import Archive
 
 Row = tuple[Any, ...]
-# Of a cell in a table for people; the other forms are whole.
+# Maximum width of a cell in the printed table; CSV and JSON print values in full.
 _WIDTH: Final = 80
 _AT_ONCE: Final = 10_000
-# What EXPLAIN answers: a drawing.
+# The columns of EXPLAIN's result, a drawing that is printed as is.
 _PLAN: Final = ["explain_key", "explain_value"]
 _NUMBERS: Final = ("tinyint", "smallint", "integer", "bigint", "hugeint", "float", "double", "decimal")
 
@@ -43,19 +43,19 @@ _NUMBERS: Final = ("tinyint", "smallint", "integer", "bigint", "hugeint", "float
 @click.option(
     "--parquet",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write all rows into this file.",
+    help="Write all rows to this Parquet file.",
 )
 @click.option(
     "--limit",
     type=click.IntRange(1),
-    help="Rows at most; a table has 100 by default.",
+    help="Maximum rows (default for a table: 100).",
 )
 @click.option(
     "--read",
     "beside",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A file beside the archive that the query may read; repeatable.",
+    help="Another file that the query may read; repeatable.",
 )
 @click.pass_obj
 def query(
@@ -66,12 +66,12 @@ def query(
     limit: int | None,
     beside: tuple[Path, ...],
 ) -> None:
-    """Ask the archive in SQL: one SELECT or PIVOT over the view `events`, or EXPLAIN, in DuckDB's dialect.
+    """Query the archive in SQL: one SELECT or PIVOT over the view `events`, or EXPLAIN, in DuckDB's dialect.
 
-    SQL is the text, or the name of a file that ends in .sql, or - for standard input. Its columns are
-    `event_date` (the UTC day) and those of `outbox archive query "DESCRIBE events"`. Name days
+    SQL is the text, the name of a file that ends in .sql, or - for standard input. The columns are
+    `event_date` (the UTC day) and those of `outbox archive query "DESCRIBE events"`. Filter by day
     (WHERE event_date >= '2026-11-01'): files of other days are not opened. No database is needed. The query
-    reads no other files than the archive's and those of --read.
+    can read only the archive's files and those of --read.
     """
     import duckdb
 
@@ -87,12 +87,12 @@ def query(
         else:
             _table(archive, asked, limit or 100)
     except duckdb.Error as error:
-        # Raised in the middle of DuckDB, which tells of it with a stack.
+        # DuckDB wraps an error that its file reader raises, with a stack trace.
         if away := re.search(r"^UnavailableError: (.*)$", str(error), re.MULTILINE):
             raise UnavailableError(away[1]) from None
-        # What stands behind it shows the place in the query, or another name that would do.
+        # The text from LINE on shows the position in the query or a suggested name; it is not printed.
         said = [line.strip() for line in str(error).split("\n\nLINE")[0].splitlines() if line.strip()]
-        raise SetupError(f"the query fails: {' '.join(said)}") from None
+        raise SetupError(f"the query failed: {' '.join(said)}") from None
 
 
 @click.command()
@@ -101,10 +101,10 @@ def query(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array, with all columns.")
 @click.pass_obj
 def history(settings: Settings, aggregate_type: str, aggregate_id: str, as_json: bool) -> None:
-    """Show all that happened to one aggregate, in the order of seq: from the table and the archive.
+    """Show the history of one aggregate, in the order of seq, from the table and the archive.
 
-    Days that are in the table are read there, dropped ones in OUTBOX_ARCHIVE. Exits with 1 where there is
-    nothing of it.
+    Reads attached days from the table and dropped days from OUTBOX_ARCHIVE. Exits with 1 if the aggregate has
+    no events.
     """
     from outbox_pipelines.archive import history as histories
 
@@ -128,7 +128,7 @@ def history(settings: Settings, aggregate_type: str, aggregate_id: str, as_json:
             ["right", *["left"] * 5],
         )
     if not found:
-        click.echo(f"outbox: nothing is known of {aggregate_type} {aggregate_id}", err=True)
+        click.echo(f"outbox: no events found for {aggregate_type} {aggregate_id}", err=True)
         sys.exit(1)
 
 
@@ -147,11 +147,11 @@ def _text(sql: str) -> str:
     try:
         return Path(sql).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise SetupError(f"the file of the query cannot be read: {first_line(error)}") from None
+        raise SetupError(f"cannot read the query file: {first_line(error)}") from None
 
 
 def _rows(archive: Archive, asked: duckdb.DuckDBPyRelation) -> tuple[list[str], Iterator[Row]]:
-    """Columns and rows, a few at a time."""
+    """Return the columns and an iterator over the rows, which are fetched in chunks."""
     cursor = archive.connection.execute(asked.sql_query())
     assert cursor.description is not None
     columns = [column[0] for column in cursor.description]
@@ -169,9 +169,9 @@ def _write(settings: Settings, asked: duckdb.DuckDBPyRelation, file: Path) -> No
 
     archive = Path(settings.archive.removeprefix("file://")).expanduser().absolute()
     if file.resolve().is_relative_to(archive.resolve()):
-        raise SetupError(f"{file} is in the archive, which is only read: name a file elsewhere")
-    # Under its name only when it is whole. Not by DuckDB's own writer: it waits for ever where a query fails
-    # half-way.
+        raise SetupError(f"{file} is in the archive, which is read-only: choose a file elsewhere")
+    # The file gets its name only when it is complete. DuckDB's own writer is not used: it hangs if a query
+    # fails half-way.
     begun = file.with_name(f".{file.name}.begun")
     try:
         rows = asked.to_arrow_reader(_AT_ONCE)
@@ -195,7 +195,7 @@ def _table(archive: Archive, asked: duckdb.DuckDBPyRelation, limit: int) -> None
         return
     _print(columns, found[:limit], ["right" if kind.id in _NUMBERS else "left" for kind in asked.types])
     if len(found) > limit:
-        click.echo(f"outbox: the first {limit} rows: ask for more with --limit, or --csv for all", err=True)
+        click.echo(f"outbox: showing the first {limit} rows: use --limit for more, --csv for all", err=True)
 
 
 def _print(columns: Sequence[str], rows: Sequence[Row], align: Sequence[str]) -> None:
@@ -231,7 +231,7 @@ def _cell(value: object) -> str:
 
 
 def _text_of(value: object) -> str:
-    """A value as CSV and a table have it; a list or a struct is JSON."""
+    """Return a value as CSV and the table print it; lists and structs are printed as JSON."""
     if isinstance(value, bool):
         return str(value)
     if isinstance(value, dict | list | tuple):
@@ -240,7 +240,7 @@ def _text_of(value: object) -> str:
 
 
 def _json_of(value: object) -> str:
-    """JSON with every digit of a decimal. NaN and the infinities are texts: JSON has no such numbers."""
+    """Return JSON with every digit of a decimal; NaN and infinities become strings."""
     if isinstance(value, dict):
         members = (
             f"{json.dumps(_text_of(name), ensure_ascii=False)}: {_json_of(each)}"
@@ -272,7 +272,7 @@ def _scalar(value: object) -> str:
 
 
 def _interval(value: timedelta) -> str:
-    """ISO 8601: P1DT3600.5S."""
+    """Return an ISO 8601 duration: P1DT3600.5S."""
     days, rest = divmod(value, timedelta(days=1))
     seconds = f"{rest.seconds}.{rest.microseconds:06d}".rstrip("0").rstrip(".") if rest else ""
     return f"P{days}D" + (f"T{seconds}S" if seconds else "")

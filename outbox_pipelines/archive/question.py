@@ -1,9 +1,9 @@
-"""What a query of the archive may be: something that only reads.
+"""Accept only queries of the archive that read.
 
 Invariants:
-- DuckDB's lock-down lets a query open the archive's files, and a file that may be opened may be written: a
-  statement that could write is refused before it runs.
-- SQL that a query makes of texts (`query`, `json_execute_serialized_sql`) is judged by its plan.
+- DuckDB's lock-down allows a query to open the archive's files, and an allowed file can also be written: a
+  statement that could write is rejected before it runs.
+- SQL that a query builds from text (`query`, `json_execute_serialized_sql`) is checked by its plan.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PIVOT: Final = duckdb.StatementType.MULTI
 _EXPLAIN: Final = re.compile(
     r"\s*EXPLAIN\s+(?:ANALYZE\s+)?(?:\(\s*(?:ANALYZE|FORMAT)\b[^()]*\)\s*)?", re.IGNORECASE
 )
-# What can write, or make SQL of a text, has one of these in its name. Names have no escapes in DuckDB.
+# Whatever writes, or executes text as SQL, has one of these words in its name. Names have no escapes.
 _SUSPICIOUS: Final = re.compile("copy|query|serialized", re.IGNORECASE)
 _WRITING: Final = re.compile("COPY|SERIALIZED")
 
@@ -31,32 +31,32 @@ def require(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     """Raise `SetupError` unless this is one SELECT or PIVOT, or EXPLAIN of one.
 
     Raises:
-        duckdb.Error: it is no SQL.
+        duckdb.Error: it is not valid SQL.
     """
     kind = _kind(sql)
     if prefix := _EXPLAIN.match(sql):
         sql = sql[prefix.end() :]
-        # Of EXPLAIN of a PIVOT the type is that of the PIVOT.
+        # EXPLAIN of a PIVOT has the type of the PIVOT.
         kind = _kind(sql) if kind in (duckdb.StatementType.EXPLAIN, _PIVOT) else None
     elif kind == duckdb.StatementType.EXPLAIN:
         raise SetupError("the query must begin with EXPLAIN, without a comment before it")
     if kind == _PIVOT and _is_subquery(sql):
         if _SUSPICIOUS.search(sql):
             raise SetupError(
-                "a PIVOT with the words copy, query or serialized is refused: list its columns (ON … IN (…))"
+                "a PIVOT with the words copy, query or serialized is rejected: list its columns (ON … IN (…))"
             )
     elif kind != _SELECT or (_SUSPICIOUS.search(sql) and _writes(connection, sql)):
-        raise SetupError("one SELECT is asked for: the archive is only read")
+        raise SetupError("only a single SELECT is allowed: the archive is read-only")
 
 
 def _kind(sql: str) -> duckdb.StatementType | None:
-    """None where it is not one statement."""
+    """Return the type of the statement; None unless it is exactly one statement."""
     statements = duckdb.extract_statements(sql)
     return statements[0].type if len(statements) == 1 else None
 
 
 def _is_subquery(sql: str) -> bool:
-    """Not COPY, or CREATE TABLE AS, of a PIVOT."""
+    """Return whether this is a plain PIVOT, not COPY or CREATE TABLE AS of one."""
     try:
         return _kind(f"SELECT * FROM (\n{sql.rstrip().rstrip(';')}\n)") == _PIVOT
     except duckdb.Error:
@@ -64,7 +64,7 @@ def _is_subquery(sql: str) -> bool:
 
 
 def _writes(connection: duckdb.DuckDBPyConnection, sql: str) -> bool:
-    """Whether its plan has a step that writes, or one that hides what it does."""
+    """Return whether its plan has a step that writes, or one that hides what it does."""
     plans = connection.execute(f"EXPLAIN (FORMAT json) {sql}").fetchall()
     return any(_has_writer(json.loads(plan)) for _, plan in plans)
 

@@ -1,12 +1,12 @@
-"""An archive for analysts: its events as a DuckDB relation, a pandas DataFrame, a pyarrow dataset.
+"""An archive for analysts: its events as a DuckDB relation, a pandas DataFrame or a pyarrow dataset.
 
 Invariants:
-- Only files that a manifest names are read: half-written and superseded ones never count.
-- A file is opened only where its day is wanted; of it, only row groups and columns that are. The first of a
-  question is opened in any case, for the names of its columns.
-- Files of all versions are one table: what an older one has no column for is NULL. So are files with the
-  columns of users; where the type of one has changed in between, it is text.
-- Nothing in the archive can be changed through it, and a query reads no file but the archive's.
+- Only files that a manifest names are read: incomplete and superseded files are ignored.
+- Only files of the requested days are opened, and only the needed row groups and columns are read. The first
+  file of a query is always opened, for the names of its columns.
+- Files of all versions form one table: a column that a file lacks is NULL. This includes columns added by
+  users; if a column's type has changed, the column is text.
+- The archive is read-only, and a query reads only the archive's files.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ _FILTERS: Final = ("aggregate_type", "aggregate_id", "event_type")
 
 
 _PROTOCOL: Final = "outbox-archive://"
-# Who may ask the archive may not thereby read this machine's files, or send rows elsewhere.
+# A query of the archive must not read other local files, or send rows to another host.
 _LOCKED: Final = (
     "SET allowed_paths = [{files}]",
     "SET enable_external_access = false",
     "SET lock_configuration = true",
 )
 Layout = tuple[int, tuple[Column, ...]]
-"""What decides the columns of a file: the version, and the columns of users."""
+"""What determines the columns of a file: the version, and the columns added by users."""
 
 
 class Wanted(TypedDict, total=False):
-    """Which events; all without any."""
+    """Which events to read; by default all."""
 
     since: date | str | None
-    """From this day, 2026-11-21."""
+    """The first day, such as 2026-11-21."""
     until: date | str | None
-    """Up to this day, which is included."""
+    """The last day, which is included."""
     aggregate_type: str | None
     aggregate_id: str | None
     event_type: str | None
 
 
 class Archive:
-    """One archive, as its manifests stood when it was opened."""
+    """One archive, as of the time when it was opened."""
 
     def __init__(self, store: Store, beside: Sequence[Path] = ()) -> None:
         self._store = store
@@ -72,25 +72,26 @@ class Archive:
         self.manifests: dict[date, Manifest] = {
             day: read_manifest(stored.content, day) for day, stored in store.manifests().items()
         }
-        """Of each day, in order: rows, sizes, where it came from."""
+        """The manifest of each day, in order: rows, size, source."""
 
     @property
     def days(self) -> list[date]:
-        """Those that are archived, in order."""
+        """The archived days, in order."""
         return list(self.manifests)
 
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """A DuckDB of its own, in memory, with the view `events`; register further tables with it.
+        """A separate in-memory DuckDB connection with the view `events`; you can register further tables.
 
-        A query in it opens the files of the archive and no others, and cannot change that. Whose text is not
-        yours goes to `query`, which refuses what could write into them.
+        A query can open only the files of the archive, and cannot change that. Use `query` for untrusted SQL:
+        it rejects statements that could write to these files.
         """
-        # Payloads may be spilled: to where nobody else may enter, and for as long as the connection lasts.
+        # DuckDB may spill payloads to disk: use a directory that only this user can read, and remove it with
+        # the connection.
         spilled = mkdtemp(prefix="outbox-query-")
         connection = duckdb.connect(
             config={
-                # Names in a query mean tables, never this module's variables.
+                # Names in a query are tables, never this module's variables.
                 "python_enable_replacements": False,
                 "temp_directory": spilled,
                 "autoload_known_extensions": False,
@@ -98,9 +99,9 @@ class Archive:
             }
         )
         weakref.finalize(connection, shutil.rmtree, spilled, ignore_errors=True)
-        # A bar of progress would come among the rows.
+        # A progress bar would be mixed with the rows.
         connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
-        # A file's name is that of its content: what was read of it once stays true.
+        # A file's name is derived from its content, so cached metadata stays valid.
         connection.execute("SET parquet_metadata_cache = true")
         if self._store.root is None:
             connection.register_filesystem(self._files)
@@ -112,33 +113,33 @@ class Archive:
         return connection
 
     def query(self, sql: str) -> duckdb.DuckDBPyRelation:
-        """What one SELECT or PIVOT in DuckDB's SQL answers, over the view `events`; or EXPLAIN of one.
+        """Run one SELECT or PIVOT in DuckDB's SQL over the view `events`, or EXPLAIN of one.
 
         Raises:
-            SetupError: it is something else.
-            duckdb.Error: it cannot be answered.
+            SetupError: it is another kind of statement.
+            duckdb.Error: the query fails.
         """
         question.require(self.connection, sql)
         return self.connection.sql(sql)
 
     def relation(self, *, columns: Sequence[str] = (), **wanted: Unpack[Wanted]) -> duckdb.DuckDBPyRelation:
-        """The events as a DuckDB relation; nothing is read before it is asked for rows.
+        """Return the events as a DuckDB relation; nothing is read before rows are fetched.
 
         Args:
-            columns: those only; all without any, with `event_date` last.
+            columns: only these columns; by default all, with `event_date` last.
 
         Raises:
-            SetupError: there is no such column.
+            SetupError: a column does not exist.
         """
         return self.of_days(self._days(wanted), columns=columns, **wanted)
 
     def of_days(
         self, days: Sequence[date], *, columns: Sequence[str] = (), **wanted: Unpack[Wanted]
     ) -> duckdb.DuckDBPyRelation:
-        """The same of these archived days, whatever `since` and `until` say."""
+        """Return the same as `relation` for these archived days, regardless of `since` and `until`."""
         known = self._schema.names
         if unknown := set(columns) - set(known):
-            raise SetupError(f"the archive has no column {min(unknown)}: choose of {', '.join(known)}")
+            raise SetupError(f"the archive has no column {min(unknown)}: choose from {', '.join(known)}")
         given = {name: wanted[name] for name in _FILTERS if wanted.get(name) is not None}
         where = " AND ".join(f"{name} = ${name}" for name in given) or "true"
         return self.connection.sql(
@@ -148,20 +149,20 @@ class Archive:
     def dataframe(
         self, *, columns: Sequence[str] = (), parse: bool = False, **wanted: Unpack[Wanted]
     ) -> pd.DataFrame:
-        """The events as a DataFrame, by day, aggregate and seq.
+        """Return the events as a DataFrame, by day, aggregate and seq.
 
-        Times are UTC, to the microsecond; numbers that may be missing are Int32; `event_date` is a
+        Times are UTC, to the microsecond; numbers that can be missing are Int32; `event_date` is a
         datetime at midnight.
 
         Args:
-            columns: those only, in this order.
-            parse: `payload` and `headers` as Python objects; by default they are JSON texts.
+            columns: only these columns, in this order.
+            parse: return `payload` and `headers` as Python objects; by default they are JSON texts.
 
         Raises:
-            SetupError: there is no such column, or Python cannot parse a payload.
+            SetupError: a column does not exist, or Python cannot parse a payload.
         """
         names = list(columns or self._schema.names)
-        # What names an event whose payload cannot be parsed.
+        # The error for a payload that cannot be parsed shows id and seq.
         whole = self.relation(columns=list(dict.fromkeys([*names, "id", "seq"])), **wanted).to_arrow_table()
         table = whole.select(names)
         frame: pd.DataFrame = table.to_pandas(types_mapper=_TYPES.get, date_as_object=False)
@@ -172,7 +173,7 @@ class Archive:
         return frame
 
     def dataset(self, **wanted: Unpack[Wanted]) -> ds.Dataset:
-        """The events as a pyarrow dataset, for whatever reads one; nothing is read before it is scanned."""
+        """Return the events as a pyarrow dataset; nothing is read before it is scanned."""
         parquet = ds.ParquetFileFormat()
         fragments = [
             parquet.make_fragment(
@@ -193,13 +194,13 @@ class Archive:
         return [day for day in self.days if (since or day) <= day <= (until or day)]
 
     def _source(self, days: Sequence[date]) -> str:
-        """A SELECT of all columns of these days' files."""
+        """Return a SELECT of all columns of these days' files."""
         if not days:
             return self._select(next(iter(self._schemas)), self.days[:1]) + " WHERE false"
         by_layout = defaultdict(list)
         for day in days:
             by_layout[_layout(self.manifests[day])].append(day)
-        # Not union_by_name: it opens every file before anything is asked.
+        # Not union_by_name: it opens every file before the query starts.
         return " UNION ALL ".join(self._select(layout, each) for layout, each in by_layout.items())
 
     def _select(self, layout: Layout, days: Sequence[date]) -> str:
@@ -220,7 +221,7 @@ class Archive:
 
     @cached_property
     def _schemas(self) -> dict[Layout, pa.Schema]:
-        """By layout. A version never changes: any file of it has all its columns."""
+        """The schema of each layout. A version never changes, so any file of it has all its columns."""
         schemas = {}
         for day, manifest in self.manifests.items():
             layout = _layout(manifest)
@@ -232,8 +233,8 @@ class Archive:
 
     @cached_property
     def _schema(self) -> pa.Schema:
-        """The columns of all layouts, and the day."""
-        # A column that one layout has not is NULL there. DuckDB takes names that differ in case for the same.
+        """The columns of all layouts, and `event_date`."""
+        # A column that a layout lacks is NULL there. DuckDB's names are case-insensitive.
         fields: dict[str, pa.Field] = {field.name: field.with_nullable(True) for field in SCHEMA}
         for _, schema in sorted(self._schemas.items(), key=lambda each: each[0][0]):
             for field in schema:
@@ -264,39 +265,39 @@ class Archive:
         return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(self._files))
 
 
-# The nullable type wherever a number may be missing; pandas would make it a float.
+# The nullable type for numbers that can be missing; pandas would make them floats.
 _TYPES: Final[dict[pa.DataType, Any]] = {pa.int32(): pd.Int32Dtype()}
 
 
 def open_archive(url: str, beside: Sequence[Path] = ()) -> Archive:
-    """The archive in a directory, or in a bucket (s3://bucket/path, gs://, az://).
+    """Open the archive in a directory, or in a bucket (s3://bucket/path, gs://, az://).
 
     Args:
-        beside: files that queries may read too, under these paths; no others.
+        beside: other files that queries may read, under these paths.
 
     Raises:
-        SetupError: there is none, it holds no day yet, or a manifest in it cannot be read.
+        SetupError: there is no archive, it has no days yet, or a manifest cannot be read.
         UnavailableError: the bucket does not answer.
     """
     store = Store(url)
     if store.root is not None and not store.root.is_dir():
-        raise SetupError(f"the archive {url} is no directory: name the one that was written (OUTBOX_ARCHIVE)")
+        raise SetupError(f"the archive {url} is not a directory: give the location from OUTBOX_ARCHIVE")
     archive = Archive(store, beside)
     if not archive.manifests:
-        raise SetupError(f"the archive {url} holds no day yet: write one with `outbox archive day`")
+        raise SetupError(f"the archive {url} has no days yet: write one with `outbox archive day`")
     return archive
 
 
 def _parsed(name: str, text: str, events: pa.Table, row: int) -> Any:
-    """A payload or headers of this row as Python has it."""
+    """Parse the payload or headers of this row."""
     try:
         return json.loads(text)
-    # PostgreSQL writes 1e5000 with all its digits; nested too deep.
+    # PostgreSQL writes 1e5000 with all its digits; or the JSON is nested too deeply.
     except (ValueError, RecursionError) as error:
         id, seq = (events.column(each)[row].as_py() for each in ("id", "seq"))
         raise SetupError(
-            f"the {name} of event {id} (seq {seq}) is JSON that Python does not read ({first_line(error)}): "
-            "leave parse out, or ask for the members that you need in SQL"
+            f"the {name} of event {id} (seq {seq}) is JSON that Python cannot parse ({first_line(error)}): "
+            "omit parse, or extract the members that you need in SQL"
         ) from None
 
 
@@ -310,7 +311,7 @@ def _day(given: date | str | None) -> date | None:
     try:
         return date.fromisoformat(given)
     except ValueError:
-        raise SetupError(f"{given!r} is no day: write it as 2026-11-21") from None
+        raise SetupError(f"{given!r} is not a day: write a date such as 2026-11-21") from None
 
 
 def _listed(columns: Sequence[str]) -> str:

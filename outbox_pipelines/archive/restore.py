@@ -1,9 +1,9 @@
-"""Brings an archived day back as a table, and proves it equal to its manifest.
+"""Restore an archived day as a table, and prove it equal to its manifest.
 
 Invariants:
-- All or nothing: one transaction makes the table, fills it and compares it.
-- A restored event is published already: its `tx` lies below every snapshot, no relay sends it again. To send
-  it again, insert it into the outbox anew.
+- All or nothing: one transaction creates the table, fills it and compares it.
+- A restored event counts as published: its `tx` is below every snapshot, so no relay publishes it again. To
+  publish it again, insert it into the outbox as a new event.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PROGRESS_ROWS: Final = 500_000
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What came of it."""
+    """The result of `restore`."""
 
     day: date
     table: str
@@ -44,15 +44,15 @@ class Restored:
 def restore(
     settings: Settings, day: date, attach: bool = False, progress: Callable[[int], None] = lambda rows: None
 ) -> Restored:
-    """Makes the table `outbox_restored_YYYYMMDD` from a day's file; or the partition that was dropped.
+    """Create the table `outbox_restored_YYYYMMDD`, or the dropped partition, from a day's file.
 
     Args:
-        attach: as a part of the outbox again, closed as it was. For a day of this outbox that is dropped.
-        progress: told how many rows are written, every half a million or so.
+        attach: attach the table to the outbox as a closed day; only for a dropped day of this outbox.
+        progress: called about every 500,000 rows with the number of rows written.
 
     Raises:
-        NotReadyError: the day is not dropped, or the table is there already.
-        SetupError: no archive is named, or the file is not what its manifest says.
+        NotReadyError: the day is not dropped, or the table already exists.
+        SetupError: OUTBOX_ARCHIVE is not set, or the file differs from its manifest.
         UnavailableError: the database or the archive does not answer.
     """
     store = open_store(settings)
@@ -62,13 +62,13 @@ def restore(
         state, manifest_sha256 = row or (None, None)
         if attach and state != "dropped":
             raise NotReadyError(
-                f"{day} is {state or 'no day of this outbox'}: only a dropped one is attached"
+                f"{day} is {state or 'not a day of this outbox'}: only a dropped day can be attached"
             )
         if loaded := proof.load(store, day):
             manifest, _ = loaded
         else:
             identity.require(store, connection)
-            raise SetupError(f"{store.url} (OUTBOX_ARCHIVE) has no {day}")
+            raise SetupError(f"{store.url} (OUTBOX_ARCHIVE) has no manifest of {day}")
         found = proof.verify(store, day, manifest_sha256)
         if not found.equal:
             raise SetupError(f"{day} is not restored: {'; '.join(found.differences)}")
@@ -84,12 +84,14 @@ def restore(
                 if attach:
                     _attach(connection, day)
         except psycopg.errors.DuplicateTable:
-            raise NotReadyError(f"the table {table} is there already: drop it first") from None
+            raise NotReadyError(f"the table {table} already exists: drop it first") from None
         except psycopg.errors.InsufficientPrivilege as error:
-            raise SetupError(f"{first_line(error)}: the role that owns the outbox restores") from None
+            raise SetupError(
+                f"{first_line(error)}: only the role that owns the outbox can restore days"
+            ) from None
         except psycopg.errors.IntegrityError as error:
             raise SetupError(
-                f"{day} is not restored: its rows do not fit into the outbox of today: {first_line(error)}"
+                f"{day} is not restored: its rows violate the outbox's constraints: {first_line(error)}"
             ) from None
         except psycopg.errors.LockNotAvailable:
             raise NotReadyError(f"{day} is not attached, the outbox is locked: run it again") from None
@@ -97,13 +99,13 @@ def restore(
 
 
 def _add_columns(connection: Connection, table: str, manifest: Manifest, attach: bool) -> None:
-    """The columns of users that the outbox had then and has no more."""
+    """Add the users' columns that the outbox had when the file was written and no longer has."""
     there = {column.name for column in sums.added_columns(connection, table)}
     lost = [column for column in manifest.columns if column.name not in there]
     if lost and attach:
         raise SetupError(
             f"{manifest.day} is not attached: it has the column {lost[0].name} ({lost[0].type}), which the "
-            "outbox does not have any more: add it, or restore the day as a table, without --attach"
+            "outbox no longer has: add it, or restore the day as a table, without --attach"
         )
     for column in lost:
         ((exists,),) = connection.execute(queries.TYPE_EXISTS, {"type": column.type})
@@ -117,7 +119,7 @@ def _fill(
     connection: Connection, store: Store, manifest: Manifest, table: str, progress: Callable[[int], None]
 ) -> None:
     computed = sums.computed_columns(connection, table)
-    # In the table, and in the file.
+    # The column's name in the table, and in the file.
     names = {name: name for name in queries.COLUMNS}
     names |= {column.name: column.stored for column in manifest.columns if column.name not in computed}
     listed = sql.SQL(", ").join(map(sql.Identifier, names))
@@ -134,7 +136,7 @@ def _fill(
         for group in range(parquet.num_row_groups):
             some = parquet.read_row_group(group, columns=stored).select(stored)
             text = BytesIO()
-            # Strings are quoted, so that '' and NULL differ.
+            # Strings are quoted to distinguish '' from NULL.
             arrow_csv.write_csv(some, text, arrow_csv.WriteOptions(include_header=False))
             sink.write(text.getbuffer())
             before, rows = rows, rows + some.num_rows

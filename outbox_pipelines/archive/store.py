@@ -1,12 +1,12 @@
-"""Where the archive lies: a directory, or a bucket.
+"""The storage of an archive: a directory or a bucket.
 
-Beside `events/event_date=…/events-….parquet`, which any reader of Parquet takes for a data set, there is
-`_outbox/`: manifests, the archive's identity, files that are being written, and files that were set aside.
+`events/event_date=…/events-….parquet` is a data set for any reader of Parquet. `_outbox/` has the manifests,
+the archive's identity, files that are being written, and replaced files that are kept.
 
 Invariants:
-- A key is written whole or not at all: through a temporary name, sync and rename, or in one conditional put.
-- What is written into a directory is for those who `readers` names, whatever the umask is.
-- A key is never overwritten by chance: whoever replaces it names what is there.
+- A key is written completely or not at all: by a temporary name, sync and rename, or by one conditional put.
+- In a directory, files can be read by those whom `readers` names, regardless of the umask.
+- A key is never overwritten by accident: a writer that replaces it passes the version that it read.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Readers, Settings
 
 EVENTS: Final = "events"
-"""The data set: nothing but Parquet files, in a directory for each day."""
+"""The data set: only Parquet files, in one directory for each day."""
 IDENTITY: Final = "_outbox/archive.json"
-"""Which archive it is."""
-# Apart from the events: some readers take every file below a directory, whatever its name.
+"""The identity of the archive."""
+# Outside the data set: some readers read every file below a directory, regardless of its name.
 _MANIFESTS: Final = "_outbox/manifests"
 _WRITING: Final = "_outbox/writing"
 _KEPT: Final = "_outbox/kept"
 _FILE: Final = re.compile(r"events-[0-9a-f]{16}\.parquet")
 _READERS: Final = 16
-# Of files and directories, whatever the umask is: payloads are in them.
+# Modes of files and directories, regardless of the umask, because they contain payloads.
 _MODES: Final[dict[Readers, tuple[int, int]]] = {
     "owner": (0o600, 0o700),
     "group": (0o640, 0o750),
     "everyone": (0o644, 0o755),
 }
-# What a bucket answers stands in XML, behind the request.
+# A bucket's error message is XML, after the request.
 _ANSWER: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 
 
@@ -56,21 +56,21 @@ class Stored:
 
     content: bytes
     version: dict[str, str]
-    """What the bucket calls it; empty in a directory."""
+    """The bucket's identifiers of the version; empty in a directory."""
 
 
 class Store:
     """One archive.
 
-    Every method raises `UnavailableError` where the store does not answer or refuses.
+    Every method raises `UnavailableError` if the store does not answer or reports an error.
     """
 
     def __init__(self, url: str, readers: Readers = "owner") -> None:
         self.url = url
-        """As it was given."""
+        """The URL or path as configured."""
         self._file_mode, self._directory_mode = _MODES[readers]
         self.root: Path | None = None
-        """Its directory, where it is one; made when it is first written to."""
+        """The directory, None for a bucket; it is created by the first write."""
         if "://" not in url or url.startswith("file://"):
             self.root = Path(url.removeprefix("file://")).expanduser().absolute()
         else:
@@ -78,19 +78,19 @@ class Store:
                 self._bucket: Any = obstore.store.from_url(url)
 
     def days(self) -> list[date]:
-        """Those that have a manifest, in order."""
+        """Return the days that have a manifest, in order."""
         return list(self.manifests())
 
     def manifests(self) -> dict[date, Stored]:
-        """Of each day that has one, in order."""
+        """Return the manifest of each day that has one, in order."""
         days = sorted(filter(None, map(_day_of, self._names(_MANIFESTS))))
-        # A bucket takes tens of milliseconds for each.
+        # A bucket takes tens of milliseconds for each read.
         with ThreadPoolExecutor(_READERS if self.root is None else 1) as threads:
             found = threads.map(lambda day: self.read(manifest_key(day)), days)
             return {day: stored for day, stored in zip(days, found, strict=True) if stored is not None}
 
     def _names(self, directory: str) -> list[str]:
-        """Of the objects in it."""
+        """Return the names of the objects in a directory."""
         with self._errors():
             if self.root is None:
                 found = obstore.list_with_delimiter(self._bucket, directory)["objects"]
@@ -99,16 +99,16 @@ class Store:
             return [each.name for each in path.iterdir()] if path.exists() else []
 
     def piece(self, name: str, start: int, end: int) -> bytes:
-        """The bytes of an object in a bucket, from `start` to before `end`."""
+        """Return the bytes of an object in a bucket, from `start` up to but excluding `end`."""
         with self._errors():
             return bytes(obstore.get_range(self._bucket, name, start=start, end=end))
 
     def address(self, name: str) -> str:
-        """Of an object: what a person or a reader may open."""
+        """Return the address of an object: a path or a URL."""
         return str(self.root / name) if self.root is not None else f"{self.url.rstrip('/')}/{name}"
 
     def read(self, name: str) -> Stored | None:
-        """A small object; None where there is none."""
+        """Return a small object; None if it does not exist."""
         with self._errors():
             try:
                 if self.root is not None:
@@ -122,10 +122,10 @@ class Store:
                 return None
 
     def write(self, name: str, content: bytes, replaces: Stored | None) -> None:
-        """A small object: a new one, or in place of the version that was read.
+        """Write a small object: a new one, or a replacement of the version that was read.
 
         Raises:
-            SetupError: somebody else has written it in between.
+            SetupError: another process has written it in between.
         """
         if self.root is not None:
             now = self.read(name)
@@ -144,7 +144,7 @@ class Store:
                 raise _overtaken(name) from None
 
     def adopt(self, file: Path, name: str) -> None:
-        """A local file that is complete becomes the object of this name, and is gone."""
+        """Move a complete local file to the object of this name."""
         with self._errors():
             if self.root is not None:
                 target = self.root / name
@@ -155,13 +155,13 @@ class Store:
                 _sync(target.parent)
                 return
             with file.open("rb") as stream:
-                # The name is of its content: who has written it before us has written the same.
+                # The name is derived from the content: an earlier writer has written the same bytes.
                 obstore.put(self._bucket, name, stream)
             file.unlink()
 
     @contextmanager
     def workplace(self, day: date) -> Iterator[Path]:
-        """A directory for files on their way to `adopt`: on the archive's own file system if it has one."""
+        """Create a temporary directory for files to `adopt`; a local archive uses its own file system."""
         with self._errors():
             if self.root is None:
                 with TemporaryDirectory(prefix="outbox-archive-") as temporary:
@@ -172,7 +172,7 @@ class Store:
 
     @contextmanager
     def _beside(self, name: str) -> Iterator[Path]:
-        """A directory on the archive's file system, where no reader looks; what a crash leaves is found."""
+        """Create a temporary directory outside the data set; `clear` removes what a crash leaves there."""
         assert self.root is not None
         parent = self.root / _WRITING
         self._make(parent)
@@ -180,7 +180,7 @@ class Store:
             yield Path(temporary)
 
     def _make(self, directory: Path) -> None:
-        """With its parents, each of them as durable as what comes into it."""
+        """Create a directory and its parents, and sync each of them."""
         if not directory.exists():
             self._make(directory.parent)
             directory.mkdir(exist_ok=True)
@@ -188,12 +188,12 @@ class Store:
             _sync(directory.parent)
 
     def others(self, day: date, file: str) -> list[str]:
-        """The keys of a day's files beside this one: they do not count, but readers of directories do."""
+        """Return the keys of a day's other files: they are not valid, but readers of directories see them."""
         names = [name for name in self._names(key(day, "")[:-1]) if _FILE.fullmatch(name) and name != file]
         return [key(day, name) for name in sorted(names)]
 
     def remove(self, name: str) -> None:
-        """An object that is not needed any more."""
+        """Remove an object."""
         with self._errors():
             if self.root is not None:
                 (self.root / name).unlink()
@@ -201,8 +201,8 @@ class Store:
                 obstore.delete(self._bucket, name)
 
     def set_aside(self, day: date, name: str) -> str:
-        """Moves a file to where no reader finds it; its new key."""
-        # Not .parquet: some readers look everywhere.
+        """Move a file out of the data set, to `_outbox/kept`; return its new key."""
+        # Not .parquet: some readers search all directories.
         target = f"{_KEPT}/{day}/{name.rsplit('/', 1)[-1]}.kept"
         with self._errors():
             if self.root is not None:
@@ -213,7 +213,7 @@ class Store:
         return target
 
     def clear(self, what: date | str) -> None:
-        """Removes what crashes left of files of a day, or of this name. Only for who alone writes them."""
+        """Remove temporary files of a day or a name that crashes left. The caller is their only writer."""
         if self.root is None:
             return
         for name in self._names(_WRITING):
@@ -223,10 +223,10 @@ class Store:
 
     @contextmanager
     def local(self, name: str) -> Iterator[Path]:
-        """An object as a local file.
+        """Provide an object as a local file.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: the object does not exist.
         """
         if self.root is not None:
             path = self.root / name
@@ -241,7 +241,7 @@ class Store:
             yield path
 
     def _download(self, name: str, path: Path) -> bool:
-        """False: there is none."""
+        """Download an object; return False if it does not exist."""
         with self._errors(), path.open("wb") as file:
             try:
                 for chunk in obstore.get(self._bucket, name).stream():
@@ -252,7 +252,7 @@ class Store:
         return True
 
     def _require_bucket(self, name: str) -> None:
-        """A missing bucket answers like a missing object, but cannot be listed."""
+        """Raise an error if the bucket is missing: it answers like a missing object, but cannot be listed."""
         if self.root is None:
             obstore.list_with_delimiter(self._bucket, name)
 
@@ -262,44 +262,44 @@ class Store:
             yield
         except (BaseError, OSError) as error:
             raise UnavailableError(
-                f"the archive {self.url} (OUTBOX_ARCHIVE) refuses: {_reason(error)}"
+                f"the archive {self.url} (OUTBOX_ARCHIVE) reports an error: {_reason(error)}"
             ) from None
 
 
 def open_store(settings: Settings) -> Store:
-    """The archive of the settings.
+    """Open the archive of the settings.
 
     Raises:
-        SetupError: none is named.
+        SetupError: OUTBOX_ARCHIVE is not set.
     """
     return Store(named(settings), settings.archive_readers)
 
 
 def named(settings: Settings) -> str:
-    """Where the settings say that it is.
+    """Return the location of the archive.
 
     Raises:
-        SetupError: they name none.
+        SetupError: OUTBOX_ARCHIVE is not set.
     """
     if not settings.archives:
         raise SetupError(
-            "no archive is named: set OUTBOX_ARCHIVE to a directory, or to s3://bucket/path, gs://… or az://…"
+            "no archive configured: set OUTBOX_ARCHIVE to a directory, s3://bucket/path, gs://… or az://…"
         )
     return settings.archive
 
 
 def key(day: date, name: str) -> str:
-    """Of a file of a day."""
+    """Return the key of a file of a day."""
     return f"{EVENTS}/event_date={day}/{name}"
 
 
 def manifest_key(day: date) -> str:
-    """Of the manifest of a day."""
+    """Return the key of the manifest of a day."""
     return f"{_MANIFESTS}/{day}.json"
 
 
 def _day_of(name: str) -> date | None:
-    """The day of a manifest; None of what somebody else has put there."""
+    """Return the day of a manifest; None for a foreign file."""
     try:
         day = date.fromisoformat(name.removesuffix(".json"))
     except ValueError:
@@ -313,7 +313,7 @@ def _reason(error: Exception) -> str:
 
 
 def _overtaken(name: str) -> SetupError:
-    return SetupError(f"{name} was written by somebody else at the same time: run it again")
+    return SetupError(f"{name} was written by another process at the same time: run the command again")
 
 
 def _sync(path: Path) -> None:

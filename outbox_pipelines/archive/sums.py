@@ -1,8 +1,8 @@
-"""Sums of a day's rows, by buckets of `seq`: of the table by PostgreSQL, of the file by DuckDB.
+"""Compute sums of a day's rows, by buckets of `seq`: PostgreSQL for the table, DuckDB for the file.
 
 Invariants:
-- Too little memory is an error of its own: it says nothing about the file.
-- The memory that the file's sums take depends on its row groups, not on the day or the machine's cores.
+- Too little memory is a separate error: it does not mean that the file is damaged.
+- The memory for the sums of a file depends on its row groups, not on the day's size or the number of cores.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.secret import first_line
 
-# Each thread reads a row group of its own.
+# Each thread reads its own row group.
 _THREADS: Final = 2
-# DuckDB itself, and for each thread its row group as it is read, with the texts that are made of it.
+# Bytes for DuckDB, and a factor for each thread's row group and the texts computed from it.
 _LEAST: Final = 200_000_000
 _TIMES: Final = 8
 
 
 class UnreadableError(Exception):
-    """The file is no Parquet file, or a damaged one."""
+    """The file is not a Parquet file, or is damaged."""
 
 
 class NoMemoryError(SetupError):
-    """DuckDB has too little memory for a file; whether it equals its rows is not known."""
+    """DuckDB has too little memory for a file; it is unknown whether file and rows are equal."""
 
 
 def added_columns(connection: Connection, leaf: str) -> tuple[Column, ...]:
-    """The columns of a partition that users have added."""
+    """Return the columns of a partition that users have added."""
     return added((name, type) for name, type, _ in _added(connection, leaf))
 
 
 def computed_columns(connection: Connection, leaf: str) -> set[str]:
-    """Those of them that PostgreSQL computes, and nobody writes."""
+    """Return the added columns that PostgreSQL generates, and that must not be written."""
     return {name for name, _, is_computed in _added(connection, leaf) if is_computed}
 
 
@@ -54,10 +54,10 @@ def _added(connection: Connection, leaf: str) -> list[tuple[Any, ...]]:
 
 
 def of_table(connection: Connection, leaf: str, columns: Sequence[Column] = ()) -> dict[int, Sum]:
-    """Of all rows of a partition.
+    """Return the sums of all rows of a partition.
 
     Args:
-        columns: of users; summed too.
+        columns: columns added by users, which are also summed.
     """
     connection.execute(queries.SUM_TUNE)
     rows = connection.execute(queries.of_leaf(queries.SUMS, leaf, extra=queries.texts(columns)))
@@ -67,12 +67,12 @@ def of_table(connection: Connection, leaf: str, columns: Sequence[Column] = ()) 
 def of_file(
     file: Path, columns: Sequence[Column] = (), threads: int = _THREADS, memory: int | None = None
 ) -> dict[int, Sum]:
-    """Of all rows of a Parquet file.
+    """Return the sums of all rows of a Parquet file.
 
     Args:
-        columns: of users; summed too.
-        threads: that DuckDB may use.
-        memory: that DuckDB may use, in bytes; what the largest row group needs by default.
+        columns: columns added by users, which are also summed.
+        threads: the number of threads for DuckDB.
+        memory: the memory for DuckDB in bytes; by default what the largest row group needs.
 
     Raises:
         UnreadableError: DuckDB cannot read it.
@@ -85,13 +85,13 @@ def of_file(
 def rows_of_table(
     connection: Connection, leaf: str, bucket: int, columns: Sequence[Column] = ()
 ) -> list[tuple[str, int, int]]:
-    """Id, seq and digest of each row of a bucket."""
+    """Return id, seq and digest of each row of a table's bucket."""
     parts = {"bucket": sql.Literal(bucket), "extra": queries.texts(columns)}
     return connection.execute(queries.of_leaf(queries.DIGESTS, leaf, **parts)).fetchall()
 
 
 def rows_of_file(file: Path, bucket: int, columns: Sequence[Column] = ()) -> list[tuple[str, int, int]]:
-    """The same of a file."""
+    """Return id, seq and digest of each row of a file's bucket."""
     return _read(in_duckdb(queries.FILE_DIGESTS, columns), file, {"bucket": bucket}, _THREADS, None)
 
 
@@ -102,17 +102,17 @@ def _read(
         memory = _LEAST + threads * _TIMES * _largest_group(file)
     config: dict[str, Any] = {"memory_limit": f"{memory // 1_000_000}MB", "threads": threads}
     with (
-        # Rows may be spilled: to where nobody else may enter.
+        # DuckDB may spill rows to disk: use a directory that only this user can read.
         TemporaryDirectory(prefix="outbox-archive-") as spilled,
         duckdb.connect(config=config | {"temp_directory": spilled}) as connection,
     ):
-        # A bar of progress would come among what a command prints.
+        # A progress bar would be mixed with a command's output.
         connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
         try:
             return connection.execute(query, {"file": str(file), **given}).fetchall()
         except duckdb.OutOfMemoryException as error:
             raise NoMemoryError(
-                f"{file.name} cannot be compared: DuckDB may use {config['memory_limit']} of memory and "
+                f"{file.name} cannot be compared: DuckDB can use {config['memory_limit']} of memory and "
                 f"needs more ({first_line(error)}). Its row groups are too large: write it again with "
                 "`outbox archive day DAY --again`"
             ) from None
@@ -121,10 +121,10 @@ def _read(
 
 
 def _largest_group(file: Path) -> int:
-    """In bytes, not compressed."""
+    """Return the uncompressed size of the largest row group in bytes."""
     try:
         found = pq.read_metadata(file)
-    # Whatever is wrong with the file, DuckDB says it.
+    # DuckDB reports what is wrong with the file.
     except Exception:  # noqa: BLE001
         return 0
     return max((found.row_group(n).total_byte_size for n in range(found.num_row_groups)), default=0)

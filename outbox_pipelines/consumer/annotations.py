@@ -1,12 +1,12 @@
-"""What a handler is called with, by the annotation of its first parameter.
+"""Derive a handler's argument from the annotation of its first parameter.
 
-    def placed(event: Event, connection)                the event; so without an annotation
+    def placed(event: Event, connection)                the event; also without an annotation
     def placed(event: Event[OrderPlaced], connection)   the event, whose payload is an OrderPlaced
-    def placed(order: OrderPlaced, connection)          the payload alone
+    def placed(order: OrderPlaced, connection)          only the payload
     def placed(orders: list[OrderPlaced], connection)   with batch=…; `list[Event]` and so on
 
 Invariants:
-- What cannot be given is refused when the handler is registered.
+- An unsupported annotation is rejected when the handler is registered.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from outbox_pipelines.consumer.event import Event
 from outbox_pipelines.consumer.payloads import MisfitError, converter
 from outbox_pipelines.errors import SetupError
 
-# An event, as what its handler is called with.
+# Converts an event to the handler's argument.
 Give = Callable[[Event], Any]
 _LISTS: Final = (list, collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable)
-# Imported for the type checker alone.
+# Annotations that are imported only for the type checker.
 _EVENTS: Final = re.compile(r"([\w.]+\[)?([\w.]+\.)?Event\]?")
 
 
 def giver(function: Callable[..., object], batch: int | None) -> Give:
-    """Return what makes an event into what the function asks for, or raises `UnreadableError`.
+    """Return a function that converts an event to the handler's argument, or raises `UnreadableError`.
 
     Raises:
-        SetupError: it asks for something that cannot be given.
+        SetupError: the annotation is not supported.
     """
     name = getattr(function, "__name__", type(function).__name__)
     kind = _first(function, name)
@@ -51,7 +51,7 @@ def giver(function: Callable[..., object], batch: int | None) -> Give:
         kind = arguments[0] if arguments else Event
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     elif (origin or kind) in _LISTS:
-        raise SetupError(f"{name} asks for a list: register it with batch=…, or annotate one event")
+        raise SetupError(f"{name} takes a list: register it with batch=…, or annotate one event")
     if kind in (Any, object, Event):
         return _event
     has_event = origin is Event
@@ -64,9 +64,9 @@ def giver(function: Callable[..., object], batch: int | None) -> Give:
         try:
             payload = convert(event.payload)
         except MisfitError as error:
-            raise UnreadableError(f"{event} is refused: {error}") from None
+            raise UnreadableError(f"{event} is rejected: {error}") from None
         except ValueError:
-            raise UnreadableError(f"{event} is refused: its value is no JSON") from None
+            raise UnreadableError(f"{event} is rejected: its value is not JSON") from None
         return event.with_payload(payload) if has_event else payload
 
     return give
@@ -77,11 +77,11 @@ def _event(event: Event) -> Event:
 
 
 def _first(function: Callable[..., object], name: str) -> Any:
-    """The annotation of the first parameter, resolved; that of the connection may not be."""
+    """Return the resolved annotation of the first parameter; others can be unresolvable."""
     try:
         parameters = [*inspect.signature(function).parameters.values()]
     except ValueError:
-        # One written in C.
+        # A function written in C.
         return Event
     annotation = parameters[0].annotation
     if annotation is inspect.Parameter.empty:
@@ -99,7 +99,7 @@ def _first(function: Callable[..., object], name: str) -> Any:
 
 
 def _globals(function: Any) -> dict[str, Any]:
-    """Those of the module in which the function is defined."""
+    """Return the globals of the module in which the function is defined."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)

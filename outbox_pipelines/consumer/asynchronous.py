@@ -1,7 +1,7 @@
-"""The consumer in an event loop; in all else like the one that blocks.
+"""The consumer for an event loop; otherwise like the blocking one.
 
 Invariants:
-- Kafka's client is used by one thread at a time, and nothing that blocks runs in the loop's.
+- Kafka's client is used by one thread at a time, and no blocking call runs in the event loop's thread.
 """
 
 from __future__ import annotations
@@ -37,37 +37,36 @@ if TYPE_CHECKING:
 
 
 class AsyncConsumer(Configured):
-    """Reads topics as a member of a group, and gives each event to the handler of its type.
+    """Reads topics as a member of a group, and passes each event to the handler of its type.
 
     Handlers are written with `async def`, and run one after the other in the event loop of `run`.
 
     Args:
-        source: who consumes. Events are told apart from those handled before within one source; two with
-            different sources handle the same events each for itself.
-        topics: their names; one that begins with ^ is a regular expression.
-        kafka: settings of librdkafka, `bootstrap.servers` at least; `group.id` is the source by default.
-        dsn: the database of the handlers' tables, as libpq takes it.
-        connect: in place of `dsn`, gives an asynchronous connection of psycopg, without an open transaction.
-        session: in place of both, an async_sessionmaker of SQLAlchemy: handlers then get a session.
-        header_names: headers that have another name, as `{"id": "event-id"}`; see OUTBOX_HEADER_NAMES.
-        max_attempts: how often an event is tried before it is a dead letter.
-        retry_seconds: seconds until the second attempt, doubled for each that follows, 5 minutes at most.
-        on_dead_letter: whether events of the same key behind a dead letter are handled or wait.
-        dead_letter_topic: gets a copy of each dead letter, with the reason in its headers.
-        dedupe: by what events are told apart: their ids, or idempotency keys where they have one.
-        on_error: what an exception of a handler means, as `{ConnectionError: "outage", KeyError:
+        source: the name of the consumer. An event is handled once within one source; consumers with
+            different sources handle the same events independently.
+        topics: the names of the topics; a name that begins with ^ is a regular expression.
+        kafka: settings of librdkafka, at least `bootstrap.servers`; `group.id` is the source by default.
+        dsn: the database of the handlers' tables, as a libpq connection string.
+        connect: instead of `dsn`, returns an asynchronous psycopg connection without an open transaction.
+        session: instead of both, an async_sessionmaker of SQLAlchemy: handlers then get a session.
+        header_names: renamed headers, such as `{"id": "event-id"}`; see OUTBOX_HEADER_NAMES.
+        max_attempts: attempts before an event becomes a dead letter.
+        retry_seconds: seconds until the second attempt, doubled for each later one, at most 5 minutes.
+        on_dead_letter: whether later events of a dead letter's key are handled or blocked.
+        dead_letter_topic: the topic for a copy of each dead letter, with the reason in its headers.
+        dedupe: how duplicates are detected: by id, or by idempotency key if the event has one.
+        on_error: the meaning of a handler's exceptions, such as `{ConnectionError: "outage", KeyError:
             "dead_letter"}`. "retry", the default, counts an attempt. The nearest class decides.
-        outage_after: so many different events that fail in a row are an outage of what the handler needs; 0:
-            never.
-        origins: where the events of a topic come from, as `{"orders-v2": "order-events"}`: the topic itself
-            by default. An id that is no UUID, and an idempotency key, count within one origin. If a topic is
-            renamed, give its old name here.
-        handler_seconds: how long one call of a handler may take: 80 % of max.poll.interval.ms by default,
-            90 % at most.
-        cache: knows of events that were handled; see `RedisCache`.
+        outage_after: the number of different events that must fail in a row to count as an outage; 0: never.
+        origins: the origins of topics, such as `{"orders-v2": "order-events"}`; the default is the topic
+            itself. An id that is not a UUID, and an idempotency key, are unique within one origin. If a topic
+            is renamed, give its old name here.
+        handler_seconds: the time limit of one call of a handler; by default 80 %, at most 90 % of
+            max.poll.interval.ms.
+        cache: a cache of handled events; see `RedisCache`.
 
     Raises:
-        SetupError: the arguments do not fit.
+        SetupError: an argument is invalid.
     """
 
     _is_asynchronous = True
@@ -112,7 +111,7 @@ class AsyncConsumer(Configured):
         self._session = session
 
     async def run(self, stop: asyncio.Event | None = None) -> Counts:
-        """As `Consumer.run`, in the running event loop; cancelling it rolls back what is at hand."""
+        """As `Consumer.run`, in the running event loop; cancellation rolls back the current events."""
         return await self._with_kafka(stop, self._handle)
 
     async def receive(self, stop: asyncio.Event | None = None) -> Counts:
@@ -189,12 +188,12 @@ class AsyncConsumer(Configured):
 
 
 async def _polled(member: Member, at_once: int) -> list[Any]:
-    """What is here at once; only where that is nothing, it is waited for, beside the loop."""
+    """Return the available messages; if there are none, wait for some in another thread."""
     return member.poll(at_once, 0) or await _in_thread(member.poll, at_once)
 
 
 async def _in_thread(do: Callable[..., Any], *given: Any) -> Any:
-    """Does what blocks, to its end, also when the task is cancelled: Kafka's client is for one thread."""
+    """Run a blocking call to its end, also if the task is cancelled: Kafka's client is for one thread."""
     running = asyncio.ensure_future(asyncio.to_thread(do, *given))
     try:
         return await asyncio.shield(running)

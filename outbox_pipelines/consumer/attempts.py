@@ -1,8 +1,8 @@
-"""Attempts at handling messages, those of the inbox above all.
+"""Attempts at handling messages, mainly those of the inbox.
 
 Invariants:
-- An attempt at a message of the inbox is committed before it begins, and its end is told when it is over.
-- The database's absence is nobody's failure: it is waited for, and nothing is counted.
+- An attempt at a message of the inbox is committed before it begins, and its result when it ends.
+- If the database is unavailable, the consumer waits; this counts as no attempt.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _Result = TypeVar("_Result")
 _TRIES: Final = 3
 _LONGEST_PAUSE: Final = 5.0
 _LONGEST_ERROR: Final = 2000
-SPOILT: Final = "the handler committed a part of its work and failed, so that it is not tried again"
+SPOILT: Final = "the handler committed part of its work and then failed, so the event is not tried again"
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A message at hand, and what handles it; one that is no event, or does not fit, has an error."""
+    """A current message and its handler; a message that is not a valid event has an error."""
 
     message: Any
     message_id: uuid.UUID
@@ -55,13 +55,13 @@ class Item:
     handler: Handler | None = None
     error: str = ""
     content: uuid.UUID | None = None
-    """What the event says, where its origin may use the id again."""
+    """A digest of the event's content, if its origin can reuse the id."""
     given: Any = None
-    """What the handler is called with: the event, its payload, or both."""
+    """The handler's argument: the event, its payload, or both."""
 
 
 class Attempts:
-    """What a consumer can do with one message; to be used by one thread or task."""
+    """Handles single messages; must be used by one thread or task."""
 
     def __init__(self, plan: Plan, handlers: Handlers, reader: Reader, database: Database) -> None:
         self.types = Types(handlers.types)
@@ -71,8 +71,8 @@ class Attempts:
         self._handlers = handlers
         self._reader = reader
         self._database = database
-        # Asks whether the transaction is committed in which a handler is at work: only the handler can have
-        # done that.
+        # The query that tells whether the transaction in which a handler runs is committed: only the handler
+        # can have committed it.
         self._open: tuple[str, Mapping[str, Any]] | None = None
         self._breakers: dict[int, Breaker] = {}
         self._inbox = Inbox(database, plan.source, blocks=plan.blocks, retry_seconds=plan.retry_seconds)
@@ -82,7 +82,7 @@ class Attempts:
             event = self._reader.read(message)
             handler = self._handlers.handler(event.type)
             if handler is None and not event.type:
-                raise UnreadableError(f"{event} names no type: handle it with on_other, or send event-type")
+                raise UnreadableError(f"{event} has no type: handle it with on_other, or send event-type")
         except UnreadableError as error:
             return unreadable(message, str(error))
         if handler is not None:
@@ -99,13 +99,13 @@ class Attempts:
         return Item(message, message_id, event, handler, misfit, content, given)
 
     async def _attempt_again(self, waiting: Waiting) -> Waiting | None:
-        """Handles a message of the inbox. Returns the next one of its key that is due, where it succeeded."""
+        """Handle a message of the inbox. Return the next due one of its key after a success."""
         if waiting.attempts >= self._plan.max_attempts:
             await self._give_up(waiting)
             return None
         if self._is_held(self._handlers.handler(waiting.event_type)):
             return None
-        # Not behind the claim: others take the message for left alone when its next attempt is due.
+        # Before the claim: other processes take over a claimed message when its next attempt is due.
         await self._plan.stay()
         message = await self._surely(lambda: self._inbox.claim(waiting))
         if message is None:
@@ -133,7 +133,7 @@ class Attempts:
         if item.error:
             raise UnreadableError(item.error)
         if item.event is None or item.handler is None:
-            raise UnreadableError(f"{item.event} has no handler any more: register one, or discard it")
+            raise UnreadableError(f"{item.event} no longer has a handler: register one, or discard the event")
         async with self._database.transaction() as transaction:
             began = await self._inbox.finish(transaction, seq, attempts)
             is_ours = bool(began)
@@ -152,20 +152,20 @@ class Attempts:
         self._count_failure(f"the message {seq} of the inbox", text, attempts, dead=dead)
 
     def _breaker(self, handler: Handler) -> Breaker:
-        # Handlers stand in a dictionary of the consumer for as long as it works.
+        # The id is stable: the consumer keeps its handlers in a dictionary.
         return self._breakers.setdefault(id(handler), Breaker(self._plan.outage_after))
 
     def _is_held(self, handler: Handler | None) -> bool:
-        """Whether a handler is left alone, since what it needs is away."""
+        """Return whether a handler is paused because a service it needs is unavailable."""
         if handler is None or not self._breakers:
             return False
         return not self._breaker(handler).may_call(time.monotonic())
 
     async def _judge(self, item: Item, error: Exception, seq: int | None = None) -> Policy:
-        """What a failure means for the event.
+        """Return what a failure means for the event.
 
         Args:
-            seq: where it lies in the inbox.
+            seq: the event's number in the inbox.
         """
         policy = policy_of(error, self._plan.on_error)
         if item.handler is None or item.error:
@@ -182,8 +182,8 @@ class Attempts:
             self.counts.outages += 1
             self.figures.breakers[item.handler.name] = True
             _LOG.error(
-                "the handler of %s is left alone, and its events wait in the inbox: %d in a row failed, "
-                "the last with %s. One is tried after %g s, then less often",
+                "the handler of %s is paused, and its events stay in the inbox: %d in a row failed, "
+                "the last with %s. The next attempt is in %g s, later ones less often",
                 item.event and item.event.type,
                 len(breaker.blamed),
                 told(error),
@@ -194,7 +194,7 @@ class Attempts:
         return "outage" if breaker.is_open else policy
 
     async def _works(self, handler: Handler | None) -> None:
-        """The handler has done its work."""
+        """Record that the handler succeeded."""
         if handler is None or not self._breakers:
             return
         breaker = self._breaker(handler)
@@ -203,11 +203,11 @@ class Attempts:
         breaker.works()
         if was_open:
             self.figures.breakers[handler.name] = False
-            _LOG.warning("a handler that was left alone does its work again")
+            _LOG.warning("a paused handler succeeded and is resumed")
             await self._surely(lambda: self._inbox.hurry(seqs))
 
     async def _give_up(self, waiting: Waiting) -> None:
-        """All attempts have begun and none has told its end, or the topic of dead letters was away."""
+        """Make a dead letter if all attempts began and none ended, or its copy could not be sent before."""
         seq, attempts = waiting.seq, waiting.attempts
         found = await self._surely(lambda: self._inbox.read(waiting))
         if found is None:
@@ -218,13 +218,13 @@ class Attempts:
         self._count_failure(f"the message {seq} of the inbox", error, attempts, dead=dead)
 
     def _has_copy(self, message: Any, attempts: int, error: str) -> bool:
-        """Whether a message may become a dead letter: its copy is there, where copies are asked for."""
+        """Return whether a message can become a dead letter: its copy, if configured, is sent."""
         if self._plan.copies is None:
             return True
         try:
             self._plan.copies.send(message, source=self._plan.source, attempts=attempts, error=error)
         except ConsumerError as problem:
-            _LOG.warning("a message waits to become a dead letter: %s", problem)
+            _LOG.warning("a message cannot become a dead letter yet: %s", problem)
             return False
         return True
 
@@ -256,7 +256,7 @@ class Attempts:
         self._open = None
 
     async def _is_spoilt(self) -> bool:
-        """Whether the handler that has just failed had committed its transaction, against the guard."""
+        """Return whether the failed handler had committed its transaction despite the guard."""
         if self._open is None:
             return False
         (query, given), self._open = self._open, None
@@ -269,12 +269,12 @@ class Attempts:
         return await self._surely(answer)
 
     def _began(self, message_id: uuid.UUID, began: str) -> None:
-        """The event is recorded, and its handler is about to work."""
+        """Remember how to look up the record of an event whose handler is about to run."""
         given = {"id": str(message_id), "source": self._plan.source, "began": began}
         self._open = queries.IS_RECORDED, given
 
     async def _repeated(self, attempt: Callable[[], Awaitable[_Result]]) -> _Result:
-        """At once again, where the database chose another transaction."""
+        """Repeat an attempt immediately after a serialization failure or deadlock."""
         for _ in range(_TRIES - 1):
             try:
                 return await attempt()
@@ -285,11 +285,11 @@ class Attempts:
         return await attempt()
 
     async def _surely(self, do: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Does what needs the database alone; while that is away it waits.
+        """Run a database operation; while the database is unavailable, wait and repeat it.
 
         Raises:
-            StoppedError: meanwhile.
-            ConsumerError: the tables refuse.
+            StoppedError: the consumer was stopped while it waited.
+            ConsumerError: the tables cannot be used.
         """
         pause = 0.0
         while not pause or not self._plan.is_stopped():
@@ -301,10 +301,10 @@ class Attempts:
                 if not may_pass(error):
                     raise ConsumerError(f"the consumer's tables cannot be used: {told(error)}") from error
                 if not pause:
-                    _LOG.warning("the database is away, and is waited for: %s", told(error))
+                    _LOG.warning("the database is unavailable; waiting for it: %s", told(error))
             else:
                 if pause:
-                    _LOG.info("the database is back")
+                    _LOG.info("the database is available again")
                 return done
             pause = min(2 * pause or 0.1, _LONGEST_PAUSE)
             await self._plan.pause(pause)
@@ -312,12 +312,12 @@ class Attempts:
 
 
 def unreadable(message: Any, error: str) -> Item:
-    """A message that becomes a dead letter by its place: no id counts."""
+    """Return a message that becomes a dead letter, identified by its place because it has no valid id."""
     place = f"{message.topic()}/{message.partition()}/{message.offset()}"
     return Item(message, uuid.uuid5(NAMESPACE, place), error=inbox.readable(error))
 
 
 def told(error: BaseException) -> str:
-    """One line for people, without secrets, which PostgreSQL's text can have."""
+    """Return the error as one line that PostgreSQL can store, without secrets."""
     text = redacted(" ".join(f"{type(error).__name__}: {error}".split()))
     return inbox.readable(text)[:_LONGEST_ERROR]

@@ -1,9 +1,9 @@
-"""A circuit breaker for each handler: what it needs is away, and no event is to blame.
+"""A circuit breaker for each handler, for outages of a service that the handler needs.
 
 Invariants:
-- Pure: given the time and what happened, it says whether the handler may be called.
-- closed → open when different events fail in a row, or one says that something is away; then one event is
-  tried after each pause; open → closed when the handler does its work.
+- Pure: it decides from the time and the results whether the handler may be called.
+- closed → open when different events fail in a row, or one raises an outage; then one event is tried after
+  each pause; open → closed when the handler succeeds.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ class Breaker:
     """The state of one handler.
 
     Args:
-        limit: as many different events that fail in a row open it; 0: only an `OutageError` does.
+        limit: the number of different events in a row whose failure opens it; 0: only an `OutageError` does.
     """
 
     def __init__(self, limit: int) -> None:
         self.is_open = False
         self.pause = _FIRST_PAUSE
         self.blamed: dict[UUID, int | None] = {}
-        """Events that failed since the handler last did its work, and where they lie in the inbox."""
+        """Events that failed since the handler's last success, with their numbers in the inbox."""
         self._limit = limit
         self._try_at = 0.0
 
     def may_call(self, now: float) -> bool:
-        """Whether the handler may be called, if only for a try."""
+        """Return whether the handler may be called, at least for one try."""
         return not self.is_open or now >= self._try_at
 
     def failed(self, message_id: UUID, now: float, *, outage: bool) -> bool:
-        """An event has failed.
+        """Record that an event failed.
 
         Returns:
-            Whether it has opened the breaker.
+            Whether the failure opened the breaker.
         """
         self.blamed.setdefault(message_id, None)
         was_open = self.is_open
@@ -67,6 +67,6 @@ class Breaker:
         return self.is_open and not was_open
 
     def works(self) -> None:
-        """The handler has done its work, or has refused an event for its content."""
+        """Record that the handler succeeded, or rejected an event because of its content."""
         self.is_open, self.pause = False, _FIRST_PAUSE
         self.blamed.clear()

@@ -1,10 +1,10 @@
-"""A cache in Redis in front of `processed_events`: a hint of what was handled, to be verified there.
+"""A Redis cache in front of `processed_events`: a hint about handled events that the database verifies.
 
 Invariants:
-- It is told of an event after the database's commit, and never believed: one that lies, forgets or is away
-  costs a query, not an event.
-- No failure of Redis is raised. After one it is not asked for `pause` seconds, so one that is away costs an
-  event nothing; that it went and that it is back is logged once each.
+- An event is added after the database's commit, and each hit is verified: a cache that is wrong, incomplete
+  or unavailable costs a query, not an event.
+- No failure of Redis is raised. After a failure, Redis is not queried for `pause` seconds, so an outage costs
+  no time per event. Each outage and recovery is logged once.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _T = TypeVar("_T")
 
 
 class RedisCache:
-    """Which events a source has handled, as far as Redis remembers; to be used by one thread.
+    """The events that a source has handled, as cached in Redis; must be used by one thread.
 
     Args:
-        client: one that gives up soon, with timeouts of at most 0.5 s and no retries; `at` makes such a one.
-        seconds: how long an event is remembered.
-        prefix: what its keys begin with; the source and the id follow.
-        pause: seconds for which Redis is left alone after it failed.
+        client: a client with timeouts of at most 0.5 s and no retries, such as the one that `at` creates.
+        seconds: how long an event is cached.
+        prefix: the prefix of the keys; the source and the id follow.
+        pause: seconds without queries after a failure of Redis.
 
     Raises:
-        SetupError: the client would wait for long, or `seconds` is not positive.
+        SetupError: the client's timeouts are too long, or `seconds` is not positive.
     """
 
     def __init__(
         self, client: redis.Redis, *, seconds: float, prefix: str = "outbox-handled:", pause: float = 5.0
     ) -> None:
         if seconds <= 0:
-            raise SetupError(f"seconds is {seconds}: give how long an event is remembered, such as 3600")
+            raise SetupError(f"seconds is {seconds}: give how long an event is cached, such as 3600")
         _require_quick(client.get_connection_kwargs())
         self._client = client
         self._milliseconds = max(1, int(seconds * 1000))
@@ -56,7 +56,7 @@ class RedisCache:
 
     @classmethod
     def at(cls, url: str, *, seconds: float, timeout: float = _TIMEOUT, **more: Any) -> RedisCache:
-        """The cache at a URL such as redis://cache:6379/0; an answer may take `timeout` seconds."""
+        """Return the cache at a URL such as redis://cache:6379/0, with a timeout in seconds."""
         register(url, url.partition("://")[2].rpartition("@")[0].partition(":")[2])
         client = redis.Redis.from_url(
             url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0)
@@ -64,14 +64,14 @@ class RedisCache:
         return cls(client, seconds=seconds, **more)
 
     def known(self, source: str, ids: Sequence[UUID]) -> set[UUID]:
-        """Those that Redis believes were handled by the source; verify them. None while Redis is away."""
+        """Return the ids that Redis has for the source, to be verified; none while Redis is unavailable."""
         if not ids:
             return set()
         found = self._ask(lambda: self._client.mget(self._keys(source, ids)))
         return {each for each, value in zip(ids, found or (), strict=False) if value is not None}
 
     def remember(self, source: str, ids: Sequence[UUID]) -> None:
-        """Tells it of events that were handled, once the database has committed that."""
+        """Add events that were handled, after the database's commit."""
         if ids:
             self._ask(lambda: self._tell(source, ids))
 
@@ -86,7 +86,7 @@ class RedisCache:
         return [start + each.bytes for each in ids]
 
     def _ask(self, ask: Callable[[], _T]) -> _T | None:
-        """The answer; None where there is none, and none is waited for while Redis is left alone."""
+        """Return the result; None after a failure, and without a query during the pause."""
         if time.monotonic() < self._ask_again_at:
             return None
         try:
@@ -96,21 +96,21 @@ class RedisCache:
             if not self._away:
                 self._away = True
                 why = first_line(error)
-                _LOG.warning("Redis is away, so the database alone tells what was handled: %s", why)
+                _LOG.warning("Redis is unavailable; using only the database to find duplicates: %s", why)
             return None
         if self._away:
             self._away = False
-            _LOG.warning("Redis is back")
+            _LOG.warning("Redis is available again")
         return answer
 
 
 def _require_quick(settings: dict[str, Any]) -> None:
-    """A client waits for 5 s and tries several times, if it is not told otherwise."""
+    """Raise `SetupError` for long timeouts or retries; a client's defaults are 5 s and several tries."""
     timeouts = [settings.get(name) for name in ("socket_timeout", "socket_connect_timeout")]
     retries = getattr(settings.get("retry"), "_retries", 0)
     if retries or any(seconds is None or seconds > _LONGEST_TIMEOUT for seconds in timeouts):
         raise SetupError(
-            "the client of Redis waits for long when Redis is away: use RedisCache.at(url, …), or give the "
+            "the Redis client's timeouts are too long for an outage: use RedisCache.at(url, …), or give the "
             f"client socket_timeout and socket_connect_timeout of at most {_LONGEST_TIMEOUT} and "
             "retry=Retry(NoBackoff(), 0)"
         )

@@ -1,4 +1,4 @@
-"""The commands `outbox consumer …`: the tables beside a consumer's own."""
+"""The commands `outbox consumer …`: run consumers and manage their inbox tables."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 @click.group()
 def consumer() -> None:
-    """Manage idempotent consumers, in the database of OUTBOX_CONSUMER_DSN, schema OUTBOX_CONSUMER_SCHEMA."""
+    """Manage idempotent consumers (database OUTBOX_CONSUMER_DSN, schema OUTBOX_CONSUMER_SCHEMA)."""
 
 
 @consumer.command("migrate")
 @click.pass_obj
 def make_tables(settings: Settings) -> None:
-    """Create what is missing of the consumer's tables; again: changes nothing."""
+    """Create the consumer's missing tables; existing ones do not change."""
     from outbox_pipelines.consumer import tables
 
     with _connected(settings) as connection:
         tables.migrate(connection)
-    click.echo("the consumer's tables are there")
+    click.echo("the consumer's tables exist")
 
 
 @consumer.command("prune")
@@ -45,14 +45,14 @@ def make_tables(settings: Settings) -> None:
     "--days",
     type=click.IntRange(1, 50),
     required=True,
-    help="Keep what was handled in the last so many days: more than Kafka's topics keep.",
+    help="Keep events processed in the last N days; must exceed the retention of the Kafka topics.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def prune_rows(settings: Settings, days: int, as_json: bool) -> None:
-    """Forget events that were handled long ago, a day at a time. Run it every day.
+    """Delete the records of events that were processed long ago. Run it every day.
 
-    An event that is forgotten and comes again is handled again.
+    An event that arrives again after its record is deleted is handled again.
     """
     from outbox_pipelines.consumer import tables
 
@@ -61,10 +61,10 @@ def prune_rows(settings: Settings, days: int, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(pruned)))
         return
-    busy = f"; {len(pruned.busy)} in use were left for the next time" if pruned.busy else ""
+    busy = f"; {len(pruned.busy)} in use were left for the next run" if pruned.busy else ""
     click.echo(
         f"{len(pruned.emptied)} days emptied, {pruned.deleted:,} rows without a day and "
-        f"{pruned.received:,} of the inbox deleted{busy}"
+        f"{pruned.received:,} inbox rows deleted{busy}"
     )
 
 
@@ -73,10 +73,10 @@ def prune_rows(settings: Settings, days: int, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def status(settings: Settings, name: str | None, as_json: bool) -> None:
-    """Show how far the inboxes are behind, and how many dead letters they have.
+    """Show the backlog and the dead letters of the inboxes.
 
-    With MODULE:NAME the inbox of this consumer in its own database, how far it is behind in Kafka, and which
-    types the newest messages have. A warning names types with a handler of which there is none.
+    With MODULE:NAME, show this consumer's inbox in its own database, its lag in Kafka, and the event types of
+    the newest messages. Warns about handlers whose event type does not occur.
     """
     from outbox_pipelines.consumer.dead_letters import backlogs
 
@@ -91,7 +91,7 @@ def status(settings: Settings, name: str | None, as_json: bool) -> None:
     for each in found:
         _show_inbox(each)
     if not found:
-        click.echo("nothing waits in an inbox, and there are no dead letters")
+        click.echo("all inboxes are empty; no dead letters")
 
 
 def _show_one(name: str, as_json: bool) -> None:
@@ -109,44 +109,44 @@ def _show_one(name: str, as_json: bool) -> None:
     for topic, behind in found.behind.items():
         click.echo(plain(f"{topic}: {behind:,} messages behind"))
     if not found.behind:
-        click.echo("warning: there is no such topic")
+        click.echo("warning: topic not found")
     click.echo(f"types of the newest {found.sampled:,} messages:")
     for event_type, count in found.types.items():
         passed_over = ", no handler" if event_type in found.passed_over else ""
         click.echo(plain(f"{count:>8,} × {event_type or '(no event)'}{passed_over}"))
     for event_type, alike in found.unmatched.items():
         advice = f"; {alike!r} has no handler: check the name" if alike else ""
-        click.echo(plain(f"warning: none is of type {event_type!r}, which has a handler{advice}"))
+        click.echo(plain(f"warning: no message has the type {event_type!r}, which has a handler{advice}"))
 
 
 def _show_inbox(backlog: Backlog) -> None:
-    age = "" if backlog.oldest_seconds is None else f", the oldest for {backlog.oldest_seconds:,.0f} s"
+    age = "" if backlog.oldest_seconds is None else f", oldest {backlog.oldest_seconds:,.0f} s"
     click.echo(
         plain(f"{backlog.source}: {backlog.waiting:,} waiting{age}; {backlog.dead_letters:,} dead letters")
     )
 
 
 def _at_work(command: Command) -> Command:
-    """The consumer, and where its metrics are served."""
+    """Add the consumer's argument and the options of its metrics server."""
     command = click.option(
         "--metrics-address",
         envvar="OUTBOX_METRICS_ADDRESS",
         default="127.0.0.1",
         show_default=True,
-        help="Address of that port; anyone who reaches it may read.",
+        help="Address that the metrics port listens on; anyone who reaches it can read the metrics.",
     )(command)
     command = click.option(
         "--metrics-port",
         envvar="OUTBOX_METRICS_PORT",
         type=click.IntRange(0, 65535),
-        help="Serve Prometheus metrics here (with prometheus-client); 0: any free port.",
+        help="Serve Prometheus metrics on this port (requires prometheus-client); 0: any free port.",
     )(command)
     return click.argument("name", metavar="MODULE:NAME")(command)
 
 
 @contextmanager
 def _measured(name: str, metrics_port: int | None, metrics_address: str) -> Iterator[AnyConsumer]:
-    """The consumer of that name, with its metrics served if a port is named."""
+    """Load the consumer of that name, and serve its metrics if a port is given."""
     from outbox_pipelines.consumer import loading
 
     found = loading.load(name)
@@ -156,7 +156,7 @@ def _measured(name: str, metrics_port: int | None, metrics_address: str) -> Iter
     try:
         from outbox_pipelines.consumer import prometheus
     except ModuleNotFoundError as error:
-        raise SetupError(f"--metrics-port needs {error.name}: pip install prometheus-client") from None
+        raise SetupError(f"--metrics-port requires {error.name}: pip install prometheus-client") from None
     with prometheus.serving(found, metrics_port, metrics_address) as url:
         log.say(f"metrics at {url}", url=url)
         yield found
@@ -165,7 +165,7 @@ def _measured(name: str, metrics_port: int | None, metrics_address: str) -> Iter
 @consumer.command()
 @_at_work
 def run(**given: Any) -> None:
-    """Run a consumer until SIGTERM or SIGINT; it brings its own database and Kafka."""
+    """Run a consumer until SIGTERM or SIGINT; it defines its own database and Kafka connections."""
     from outbox_pipelines.consumer import loading
 
     with _measured(**given) as found:
@@ -175,7 +175,7 @@ def run(**given: Any) -> None:
 @consumer.command()
 @_at_work
 def receive(**given: Any) -> None:
-    """Put a consumer's events into its inbox, until SIGTERM or SIGINT."""
+    """Write a consumer's events into its inbox until SIGTERM or SIGINT."""
     from outbox_pipelines.consumer import loading
 
     with _measured(**given) as found:
@@ -184,9 +184,9 @@ def receive(**given: Any) -> None:
 
 @consumer.command()
 @_at_work
-@click.option("--until-empty", is_flag=True, help="End when nothing is due.")
+@click.option("--until-empty", is_flag=True, help="Exit when no event is due.")
 def drain(until_empty: bool, **given: Any) -> None:
-    """Handle what is in a consumer's inbox, until SIGTERM or SIGINT; any number can do so side by side."""
+    """Handle the events in a consumer's inbox until SIGTERM or SIGINT; any number of processes can do so."""
     from outbox_pipelines.consumer import loading
 
     with _measured(**given) as found:
@@ -231,21 +231,21 @@ consumer.add_command(
         _inbox,
         Texts(
             group="Events that a consumer could not handle: list, show, replay, discard.",
-            show="""Show everything of one message of the inbox, as JSON: content, reason, audit.
+            show="""Show one message of the inbox with its content, reason and audit, as JSON.
 
-            If several consumers have the id, each is printed.
+            If several consumers have a message with this id, each is printed.
             """,
-            replay="""Let the consumer try dead letters again, with all their attempts.
+            replay="""Replay dead letters: the consumer tries them again, with all attempts available.
 
-            Later events of the aggregate were handled already, unless it has on_dead_letter="block".
+            Later events of the aggregate are already handled, unless the consumer has on_dead_letter="block".
             """,
-            discard="Discard dead letters: they are not handled. Their content is kept until it is pruned.",
-            unknown="{} is in no inbox",
+            discard="Discard dead letters: they are not handled. Their content is kept until pruned.",
+            unknown="{} is not in any inbox",
         ),
         [
-            click.option("--source", help="Of this consumer."),
-            click.option("--event-type", help="Of this event type."),
-            click.option("--aggregate-id", "key", help="Of the aggregate with this id."),
+            click.option("--source", help="Only this consumer."),
+            click.option("--event-type", help="Only this event type."),
+            click.option("--aggregate-id", "key", help="Only the aggregate with this id."),
         ],
         _line,
     )
@@ -264,4 +264,4 @@ def _connected(settings: Settings) -> Iterator[Any]:
         try:
             yield connection
         except psycopg.errors.UndefinedTable as error:
-            raise SetupError(f"{first_line(error)}: outbox consumer migrate makes it") from None
+            raise SetupError(f"{first_line(error)}: run `outbox consumer migrate`") from None

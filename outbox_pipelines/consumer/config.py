@@ -1,4 +1,4 @@
-"""How a consumer works, and what became of its messages."""
+"""The plan of a consumer, and the counts of its messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StoppedError(Exception):
 
 
 class Cache(Protocol):
-    """What may know of events that were handled; see `cache`."""
+    """A cache of handled events; see `cache`."""
 
     def known(self, source: str, ids: Sequence[uuid.UUID]) -> set[uuid.UUID]: ...
 
@@ -26,27 +26,27 @@ class Cache(Protocol):
 
 @dataclass(slots=True)
 class Counts:
-    """What became of the messages of a run."""
+    """Counts of the messages of a run, by result."""
 
     handled: int = 0
     duplicates: int = 0
-    """Handled or received before, by this source."""
+    """Already handled or received by this source."""
     ignored: int = 0
-    """Of types that nobody asked for."""
+    """Of types without a handler."""
     received: int = 0
-    """Put into the inbox: failed, behind one that failed, or to be handled from there."""
+    """Written to the inbox: failed, behind a failed event, or by `receive`."""
     failures: int = 0
-    """Attempts that failed."""
+    """Failed attempts."""
     dead_letters: int = 0
     outages: int = 0
-    """How often a handler was left alone, because what it needs was away."""
+    """How often a handler was paused because a service it needs was unavailable."""
     ignored_types: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
-    """The types of those that were ignored, and how many of each."""
+    """The ignored types, with their counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a consumer works; see `Consumer` for what the fields mean."""
+    """The options of a consumer; see `Consumer` for their meanings."""
 
     source: str
     group: str
@@ -58,11 +58,11 @@ class Plan:
     pause: Callable[[float], Awaitable[None]]
     is_stopped: Callable[[], bool]
     stay: Callable[[], Awaitable[None]]
-    """Between two calls of handlers: Kafka hears of us, where it has not for a while."""
+    """Called between two calls of handlers: poll Kafka if it was not polled for a while."""
     copies: DeadLetterTopic | None = None
     cache: Cache | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
     on_error: Mapping[type[BaseException], Policy] = field(default_factory=dict)
     outage_after: int = 0
     measures: bool = False
-    """Whether metrics are read: only then the inbox is measured."""
+    """Whether metrics are read: only then is the inbox measured."""

@@ -1,8 +1,8 @@
-"""The consumer that blocks: each event's handler runs once, in one transaction with the note that it ran.
+"""The blocking consumer: each event's handler runs once, in one transaction with the record of the event.
 
 Invariants:
-- One thread, one event or list of events at a time: a partition's events are handled in its order.
-- It can be run again after it has ended.
+- One thread handles one event or batch at a time: a partition's events are handled in order.
+- A consumer can run again after it has ended.
 """
 
 from __future__ import annotations
@@ -38,37 +38,36 @@ if TYPE_CHECKING:
 
 
 class Consumer(Configured):
-    """Reads topics as a member of a group, and gives each event to the handler of its type.
+    """Reads topics as a member of a group, and passes each event to the handler of its type.
 
     Handlers are plain functions; see `AsyncConsumer` for `async def`.
 
     Args:
-        source: who consumes. Events are told apart from those handled before within one source; two with
-            different sources handle the same events each for itself.
-        topics: their names; one that begins with ^ is a regular expression.
-        kafka: settings of librdkafka, `bootstrap.servers` at least; `group.id` is the source by default.
-        dsn: the database of the handlers' tables, as libpq takes it.
-        connect: in place of `dsn`, gives a connection of psycopg without an open transaction.
-        session: in place of both, a sessionmaker of SQLAlchemy: handlers then get a session.
-        header_names: headers that have another name, as `{"id": "event-id"}`; see OUTBOX_HEADER_NAMES.
-        max_attempts: how often an event is tried before it is a dead letter.
-        retry_seconds: seconds until the second attempt, doubled for each that follows, 5 minutes at most.
-        on_dead_letter: whether events of the same key behind a dead letter are handled or wait.
-        dead_letter_topic: gets a copy of each dead letter, with the reason in its headers.
-        dedupe: by what events are told apart: their ids, or idempotency keys where they have one.
-        on_error: what an exception of a handler means, as `{ConnectionError: "outage", KeyError:
+        source: the name of the consumer. An event is handled once within one source; consumers with
+            different sources handle the same events independently.
+        topics: the names of the topics; a name that begins with ^ is a regular expression.
+        kafka: settings of librdkafka, at least `bootstrap.servers`; `group.id` is the source by default.
+        dsn: the database of the handlers' tables, as a libpq connection string.
+        connect: instead of `dsn`, returns a psycopg connection without an open transaction.
+        session: instead of both, a sessionmaker of SQLAlchemy: handlers then get a session.
+        header_names: renamed headers, such as `{"id": "event-id"}`; see OUTBOX_HEADER_NAMES.
+        max_attempts: attempts before an event becomes a dead letter.
+        retry_seconds: seconds until the second attempt, doubled for each later one, at most 5 minutes.
+        on_dead_letter: whether later events of a dead letter's key are handled or blocked.
+        dead_letter_topic: the topic for a copy of each dead letter, with the reason in its headers.
+        dedupe: how duplicates are detected: by id, or by idempotency key if the event has one.
+        on_error: the meaning of a handler's exceptions, such as `{ConnectionError: "outage", KeyError:
             "dead_letter"}`. "retry", the default, counts an attempt. The nearest class decides.
-        outage_after: so many different events that fail in a row are an outage of what the handler needs; 0:
-            never.
-        origins: where the events of a topic come from, as `{"orders-v2": "order-events"}`: the topic itself
-            by default. An id that is no UUID, and an idempotency key, count within one origin. If a topic is
-            renamed, give its old name here.
-        handler_seconds: how long one call of a handler may take: 80 % of max.poll.interval.ms by default,
-            90 % at most.
-        cache: knows of events that were handled; see `RedisCache`.
+        outage_after: the number of different events that must fail in a row to count as an outage; 0: never.
+        origins: the origins of topics, such as `{"orders-v2": "order-events"}`; the default is the topic
+            itself. An id that is not a UUID, and an idempotency key, are unique within one origin. If a topic
+            is renamed, give its old name here.
+        handler_seconds: the time limit of one call of a handler; by default 80 %, at most 90 % of
+            max.poll.interval.ms.
+        cache: a cache of handled events; see `RedisCache`.
 
     Raises:
-        SetupError: the arguments do not fit.
+        SetupError: an argument is invalid.
     """
 
     def __init__(
@@ -111,33 +110,33 @@ class Consumer(Configured):
         self._session = session
 
     def run(self, stop: threading.Event | None = None) -> Counts:
-        """Handles events until SIGTERM or SIGINT, or until `stop` is set; what is at hand is finished first.
+        """Handle events until SIGTERM or SIGINT, or until `stop` is set; finish the current events first.
 
-        Signals are watched for in the main thread alone; a second one has its usual effect. While the
-        database is away it waits; what a handler fails at lies in the inbox and is tried again from there.
+        Signals are handled only in the main thread; a second signal has its usual effect. While the database
+        is unavailable, the consumer waits. Failed events are tried again from the inbox.
 
         Returns:
-            What became of the events.
+            Counts of the events by result.
 
         Raises:
-            ConsumerError: Kafka's client cannot go on, or the tables refuse.
-            SetupError: Kafka denies access or refuses the settings, or the tables are not there.
-            psycopg.OperationalError: no entry to the database at the start.
+            ConsumerError: Kafka's client cannot continue, or the tables cannot be used.
+            SetupError: Kafka denies access or rejects the settings, or the tables do not exist.
+            psycopg.OperationalError: cannot connect to the database at the start.
         """
         return self._with_kafka(stop, self._handle)
 
     def receive(self, stop: threading.Event | None = None) -> Counts:
-        """Puts events into the inbox, for `drain` to handle them; else like `run`.
+        """Write events to the inbox, from which `drain` handles them; otherwise like `run`.
 
-        For handlers that take long: Kafka's partitions, and how long they may be kept, no longer matter.
+        For slow handlers: they are then not limited by Kafka's partitions and poll interval.
         """
         return self._with_kafka(stop, self._receive)
 
     def drain(self, stop: threading.Event | None = None, *, until_empty: bool = False) -> Counts:
-        """Handles what is in the inbox, without Kafka; any number of processes can do so side by side.
+        """Handle the events in the inbox, without Kafka; any number of processes can do so in parallel.
 
         Args:
-            until_empty: end when nothing is due; else only with `stop` or a signal.
+            until_empty: end when no event is due; otherwise end only after `stop` or a signal.
         """
         stop = threading.Event() if stop is None else stop
 
@@ -158,7 +157,7 @@ class Consumer(Configured):
             return drive(drained(alarm))
 
     def backlog(self) -> tuple[Backlog, bool]:
-        """How far the inbox is behind, and whether something is due in it."""
+        """Return the backlog of the inbox, and whether an event in it is due."""
 
         async def pause(seconds: float) -> None:
             time.sleep(seconds)

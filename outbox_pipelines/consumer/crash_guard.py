@@ -1,11 +1,11 @@
-"""Protection against an event that ends the process: which partitions were left by a process that died.
+"""The crash guard: protection against an event that crashes the process.
 
 Invariants:
-- While the row of a partition in `partition_owners` is not ours, its new events go through the inbox, where
-  attempts are counted before they begin. The row becomes ours if there is none, or after as many events as
-  may have been at hand when its owner died.
-- A clean end and a partition that is given up remove our rows. A row that is lost costs one death more, never
-  an event; one that stays costs time.
+- While another process owns a partition's row in `partition_owners`, its new events go through the inbox,
+  where attempts are counted before they begin. This process takes the row if it is free, or after as many
+  events as its owner can have been processing when it crashed.
+- A clean end, or the revocation of a partition, removes this process's rows. A lost row costs one more crash,
+  never an event; a stale row costs time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class CrashGuard:
-    """The partitions of one run of a consumer; to be used by one thread or task."""
+    """The partitions of one run of a consumer; must be used by one thread or task."""
 
     def __init__(self, database: Database, source: str, group: str) -> None:
         self._database = database
@@ -34,14 +34,14 @@ class CrashGuard:
 
     @property
     def suspects(self) -> Collection[Place]:
-        """Partitions whose events may end the process."""
+        """Partitions whose events can crash the process."""
         return self._suspect.keys()
 
     async def assigned(self, places: Collection[Place], events: int) -> None:
         """Own partitions, except those that another process left.
 
         Args:
-            events: as many may have been at hand when it died.
+            events: how many events it can have been processing when it crashed.
         """
         left = {(topic, partition) for topic, partition in await self._run(queries.OWN_FREE, places)}
         for place in sorted(left):
@@ -54,7 +54,7 @@ class CrashGuard:
         self._owned |= set(places) - left
 
     def passed(self, place: Place) -> bool:
-        """A new event of a suspect partition has gone through the inbox.
+        """Record that a new event of a suspect partition went through the inbox.
 
         Returns:
             Whether it was the last one: own the partition now.
@@ -64,13 +64,13 @@ class CrashGuard:
         return self._suspect.get(place) == 0
 
     async def own(self, place: Place) -> None:
-        """Own a partition that is suspect no longer."""
+        """Own a partition that is no longer suspect."""
         await self._run(queries.OWN, [place])
         self._owned.add(place)
         self._suspect.pop(place, None)
 
     async def give_up(self, places: Collection[Place]) -> None:
-        """Remove our rows of partitions that go to another member."""
+        """Remove this process's rows of partitions that move to another member."""
         if ours := self._owned.intersection(places):
             await self._run(queries.DISOWN, ours)
         self._owned -= ours
@@ -78,7 +78,7 @@ class CrashGuard:
             self._suspect.pop(place, None)
 
     async def end(self) -> None:
-        """Remove all our rows, if the database lets us: another process is not started for this."""
+        """Remove all rows of this process, if the database is available; a failure is only logged."""
         try:
             await self.give_up(self._owned)
         except Exception as error:  # noqa: BLE001 - by any driver

@@ -1,7 +1,7 @@
 """Copies of a consumer's dead letters, in a topic.
 
 Invariants:
-- A copy is acknowledged before the message becomes a dead letter: after a crash it is there twice, never not.
+- A copy is acknowledged before the message becomes a dead letter: a crash can duplicate it, but not lose it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from outbox_pipelines.consumer.errors import ConsumerError
 from outbox_pipelines.consumer.reading import headers_of
 
 _SECONDS: Final = 10.0
-# What a consumer's settings have and a producer refuses.
+# The settings of a consumer that a producer accepts.
 _SHARED: Final = ("bootstrap.servers", "security.protocol", "client.id", "client.rack")
 _SHARED_PREFIXES: Final = ("sasl.", "ssl.", "socket.", "broker.", "enable.ssl", "https.")
 
 
 class DeadLetterTopic:
-    """Where copies go; the producer is made with the first one."""
+    """The topic for copies; the producer is created for the first one."""
 
     def __init__(self, kafka: Mapping[str, Any], topic: str) -> None:
         self._settings = {
@@ -33,10 +33,10 @@ class DeadLetterTopic:
         self._producer: Producer | None = None
 
     def send(self, message: Any, *, source: str, attempts: int, error: str) -> None:
-        """Waits for the broker's word, 10 s at most.
+        """Send a copy and wait for the acknowledgment, at most 10 s.
 
         Raises:
-            ConsumerError: it did not come, or was a refusal.
+            ConsumerError: there was no answer, or the broker rejected the copy.
         """
         if self._producer is None:
             ours = {
@@ -64,9 +64,11 @@ class DeadLetterTopic:
                 on_delivery=lambda problem, _: told.append(problem),
             )
         except (KafkaException, BufferError) as refused:
-            raise ConsumerError(f"{self._topic} takes no copy: {refused}") from None
+            raise ConsumerError(f"{self._topic} rejects the copy of a dead letter: {refused}") from None
         self._producer.flush(_SECONDS)
         if not told:
-            raise ConsumerError(f"{self._topic} takes no copy: no answer for {_SECONDS:.0f} s")
+            raise ConsumerError(
+                f"{self._topic} did not acknowledge the copy of a dead letter: no answer in {_SECONDS:.0f} s"
+            )
         if (problem := told[0]) is not None:
-            raise ConsumerError(f"{self._topic} takes no copy: {problem.str()}")
+            raise ConsumerError(f"{self._topic} rejects the copy of a dead letter: {problem.str()}")

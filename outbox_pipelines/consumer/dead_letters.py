@@ -1,9 +1,9 @@
-"""Dead letters of consumers, and how far their inboxes are behind.
+"""Dead letters of consumers, and the backlogs of their inboxes.
 
 Invariants:
 - Nothing is lost: a discarded dead letter keeps its content until it is pruned.
 - Each replay and each discard leaves a row in `inbox_audit`, in its own transaction: who, when, why, which.
-- A consumer hears of it within a second: a replayed message has all its attempts again.
+- A consumer sees a replayed message within a second; the message has all its attempts again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ACT: Final[dict[Action, LiteralString]] = {"replay": queries.REPLAY, "discard":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which dead letters are meant: those for which all that is given holds."""
+    """Selects the dead letters that match all given conditions."""
 
     ids: tuple[UUID, ...] = ()
     """Of events; with `dedupe="key"` as the inbox has them."""
@@ -42,11 +42,11 @@ class Filter:
 
     @property
     def is_empty(self) -> bool:
-        """Whether every dead letter is meant."""
+        """Whether the filter selects every dead letter."""
         return self == Filter()
 
     def parameters(self, state: str = "failed") -> dict[str, Any]:
-        """For the queries."""
+        """Return the parameters of the queries."""
         return asdict(self) | {"ids": list(self.ids) or None, "state": state}
 
 
@@ -69,7 +69,7 @@ class DeadLetterRow:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Dead letters, the newest first, and how many there are of each reason."""
+    """Dead letters, the newest first, and their number by reason."""
 
     total: int
     by_error: dict[str, int] = field(default_factory=dict)
@@ -77,11 +77,11 @@ class Found:
 
 
 def find(connection: Connection, which: Filter, *, limit: int = 50, discarded: bool = False) -> Found:
-    """Those that are meant.
+    """Return the selected dead letters.
 
     Args:
         limit: rows at most; the counts are of all.
-        discarded: those that were given up, instead.
+        discarded: return discarded ones instead.
     """
     given = which.parameters("discarded" if discarded else "failed") | {"limit": limit}
     counts = _rows(connection, queries.COUNT_DEAD_LETTERS, given)
@@ -91,7 +91,7 @@ def find(connection: Connection, which: Filter, *, limit: int = 50, discarded: b
 
 
 def show(connection: Connection, message_id: UUID) -> list[dict[str, Any]]:
-    """All that the inbox has of a message, for each source, and what was done to it; none: it has it not."""
+    """Return a message with its content and audit, for each source; an empty list if it does not exist."""
     return [
         {**told, "payload": _text(payload), "headers": dict(headers)}
         for told, payload, headers in _rows(connection, queries.SHOW, {"id": message_id})
@@ -99,7 +99,7 @@ def show(connection: Connection, message_id: UUID) -> list[dict[str, Any]]:
 
 
 def act(connection: Connection, action: Action, which: Filter, *, actor: str, reason: str) -> int:
-    """Replays or discards those that are meant; how many they were.
+    """Replay or discard the selected dead letters; return their number.
 
     Args:
         actor: who does it, for the audit.
@@ -111,7 +111,7 @@ def act(connection: Connection, action: Action, which: Filter, *, actor: str, re
 
 
 def backlogs(connection: Connection) -> list[Backlog]:
-    """Of every source that has messages waiting, or dead letters."""
+    """Return the backlog of every source that has waiting messages or dead letters."""
     return [Backlog.of(*row) for row in _rows(connection, queries.STATUS, {})]
 
 

@@ -1,4 +1,4 @@
-"""What ends a consumer, and what a handler can say about its failure."""
+"""Errors that end a consumer, and exceptions that a handler can raise."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from outbox_pipelines.errors import OperatorError
 
 
 class ConsumerError(OperatorError):
-    """It cannot go on: Kafka's client, or its tables, refuse."""
+    """The consumer cannot continue: Kafka's client or the tables cannot be used."""
 
 
 class UnreadableError(ValueError):
-    """A message is no event, or one that nobody handles any more; it becomes a dead letter."""
+    """A message is not an event, or no longer has a handler; it becomes a dead letter."""
 
 
 class RefusedError(Exception):
-    """Raised by a handler: this event will never be handled. It becomes a dead letter at once."""
+    """Raised by a handler for an event that can never be handled: it becomes a dead letter immediately."""
 
 
 class OutageError(Exception):
-    """Raised by a handler: what it needs is away. The event is tried again later, and no attempt counts."""
+    """Raised by a handler if a service it needs is unavailable: the event is retried, no attempt counts."""

@@ -1,4 +1,4 @@
-"""An event as a handler gets it."""
+"""The event that a handler gets."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Event(Generic[Payload]):
 
     id: str
     type: str
-    """Such as ``order.placed``; empty where neither headers nor value tell."""
+    """Such as ``order.placed``; empty if neither headers nor value have it."""
     aggregate_type: str | None
     aggregate_id: str | None
-    """Such as the order's number; the message's key where nothing else tells."""
+    """Such as the order's number; by default the message's key."""
     value: bytes | None
     """As it was in Kafka; None: a tombstone."""
     headers: Mapping[str, str | None]
@@ -55,7 +55,7 @@ class Event(Generic[Payload]):
     partition: int
     offset: int
     timestamp: datetime
-    """When it came to Kafka, UTC."""
+    """When the message was written to Kafka, UTC."""
 
     @cached_property
     def payload(self) -> Payload:
@@ -89,7 +89,7 @@ class Event(Generic[Payload]):
         return other
 
     def identity(self, origin: str, *, by_key: bool) -> UUID:
-        """Return what `processed_events` tells the event by.
+        """Return the UUID that identifies the event in `processed_events`.
 
         That is the id where it is a UUID: there is only one such event. Another id, such as 1, is one of its
         origin's, and so is an idempotency key: they become a UUID (version 5) of both.

@@ -1,8 +1,8 @@
-"""Which function handles which type of events.
+"""The registry of handlers by event type.
 
 Invariants:
-- A type has one handler; a function that the consumer could not run is refused when it is registered.
-- A consumer without any handler is not started: all events would be passed over, and their offsets committed.
+- A type has one handler; a function that the consumer cannot run is rejected when it is registered.
+- A consumer without handlers does not start: it would skip all events and commit their offsets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Handler:
 
     function: Function
     give: Give
-    """What makes an event into what the function is called with."""
+    """Converts an event to the function's argument."""
     batch: int | None = None
 
     @property
@@ -36,7 +36,7 @@ class Handler:
 
 
 class Handlers:
-    """Registered by decorators; the base of both consumers."""
+    """Handlers registered by decorators; the base of both consumers."""
 
     _is_asynchronous = False
 
@@ -45,23 +45,23 @@ class Handlers:
         self._other: Handler | None = None
 
     def on(self, *types: str, batch: int | None = None) -> Callable[[_Function], _Function]:
-        """Decorates the handler of these event types: a function of the event and the connection or session.
+        """Register a handler of these event types: a function of the event and the connection or session.
 
-        In place of the event it gets the payload as a dataclass, a model of pydantic or a dict, if its first
+        Instead of the event, it gets the payload as a dataclass, a pydantic model or a dict, if its first
         parameter is annotated with one; see `annotations`. An event that does not fit is a dead letter.
 
-        What it does there is committed together with the record of the event, or not at all. It neither
-        commits nor rolls back. If it raises, the event is tried again later: see docs/consuming.md.
+        Its writes are committed together with the record of the event, or not at all. It must neither
+        commit nor roll back. If it raises, the event is tried again later: see docs/consuming.md.
 
         Args:
-            batch: the function takes a list of up to so many events, all in one transaction. Where it raises,
-                they come again one by one, each in a list of its own.
+            batch: the function takes a list of up to this many events, in one transaction. If it raises, the
+                events are tried again one by one, each in its own list.
 
         Raises:
             SetupError: a type has a handler already, or the function is of the other consumer's kind.
         """
         if not types or callable(types[0]):
-            raise SetupError('name the types of events: @consumer.on("order.placed")')
+            raise SetupError('give the event types: @consumer.on("order.placed")')
         if batch is not None and not 1 <= batch <= MOST_AT_ONCE:
             raise SetupError(f"batch is {batch}: give 1 to {MOST_AT_ONCE:,} events")
 
@@ -76,7 +76,7 @@ class Handlers:
         return register
 
     def on_other(self, function: _Function) -> _Function:
-        """Decorates the handler of all other types. Without one their events are passed over, and counted.
+        """Register the handler of all other types. Without one, their events are skipped and counted.
 
         Raises:
             SetupError: there is one already, or the function is of the other consumer's kind.
@@ -88,19 +88,19 @@ class Handlers:
         return function
 
     def handler(self, event_type: str) -> Handler | None:
-        """The one of a type; None: its events are passed over."""
+        """Return the handler of a type; None if its events are skipped."""
         return self._handlers.get(event_type, self._other)
 
     @property
     def types(self) -> list[str]:
-        """Those with a handler of their own."""
+        """The event types with their own handler."""
         return [*self._handlers]
 
     def require_any(self) -> None:
-        """Raise SetupError where nothing is handled."""
+        """Raise SetupError if there is no handler."""
         if not self._handlers and self._other is None:
             raise SetupError(
-                "the consumer has no handler, so that all events would be passed over: register one with "
+                "the consumer has no handler and would skip all events: register one with "
                 '@consumer.on("order.placed") or @consumer.on_other before it is run'
             )
 
@@ -119,14 +119,14 @@ class Handlers:
         is_asynchronous = inspect.iscoroutinefunction(function)
         if is_asynchronous and not self._is_asynchronous:
             raise SetupError(
-                f"{function.__name__} is asynchronous: write it without async, or use AsyncConsumer"
+                f"{function.__name__} is asynchronous: define it without async, or use AsyncConsumer"
             )
         if self._is_asynchronous and not is_asynchronous:
-            raise SetupError(f"{function.__name__} would hold the event loop up: write it with async")
+            raise SetupError(f"{function.__name__} would block the event loop: define it with async")
 
 
 def _require_two(function: Function) -> None:
-    """It is called with the event, or the list of them, and the connection or session."""
+    """Raise SetupError unless the function accepts an event (or a list) and the connection or session."""
     try:
         signature = inspect.signature(function)
     except ValueError:

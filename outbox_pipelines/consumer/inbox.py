@@ -1,4 +1,4 @@
-"""The inbox: messages that wait in the database, each key's in order.
+"""The inbox: messages that wait in the database, in order for each key.
 
 Invariants:
 - A message is recorded as processed and put here in one transaction: it comes once.
@@ -29,14 +29,14 @@ ENDED: Final = "the process ended while it handled the message"
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """How far the inbox of a source is behind."""
+    """The backlog of the inbox of a source."""
 
     source: str
     waiting: int
-    """Messages that wait to be handled; 100,000 stands for more too."""
+    """Messages that wait to be handled; counting stops at 100,000."""
     dead_letters: int
     oldest_seconds: float | None
-    """The age of the oldest that waits."""
+    """The age of the oldest waiting message."""
 
     @staticmethod
     def of(source: str, waiting: int, dead_letters: int, seconds: Any) -> Backlog:
@@ -45,17 +45,17 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A message that is due, the first of its key."""
+    """A due message, the first of its key."""
 
     seq: int
     attempts: int
-    """Begun so far."""
+    """Attempts begun so far."""
     event_type: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A message as Kafka's client gives it, out of the inbox."""
+    """A message of the inbox, with the interface of Kafka's client."""
 
     _topic: str
     _partition: int
@@ -90,7 +90,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A message on its way into the inbox."""
+    """A message to be written to the inbox."""
 
     message_id: UUID
     key: str
@@ -105,7 +105,7 @@ class Arrival:
 
     @staticmethod
     def of_no_event(message_id: UUID, message: Any) -> Arrival:
-        """Behind nothing, and nothing is behind it."""
+        """Return an arrival with its own key: it neither blocks nor waits for other messages."""
         return Arrival(message_id, str(message_id), "", message, sent_at(message))
 
 
@@ -113,8 +113,8 @@ class Inbox:
     """The inbox of one source.
 
     Args:
-        blocks: whether a dead letter holds up those behind it.
-        retry_seconds: seconds to the second attempt, doubled for each that follows, 5 minutes at most.
+        blocks: whether a dead letter blocks the later messages of its key.
+        retry_seconds: seconds until the second attempt, doubled for each later one, at most 5 minutes.
     """
 
     def __init__(self, database: Database, source: str, *, blocks: bool, retry_seconds: float) -> None:
@@ -152,7 +152,7 @@ class Inbox:
     async def heads(
         self, held: Sequence[str] = (), named: Sequence[str] = (), *, other_held: bool = False
     ) -> list[Waiting]:
-        """Messages that are due, one of each key, the oldest first.
+        """Return due messages, one of each key, the oldest first.
 
         Args:
             held: not of these types.
@@ -164,18 +164,18 @@ class Inbox:
         return [Waiting(*row) for row in await self._read(queries.HEADS, given)]
 
     async def backlog(self) -> Backlog:
-        """How far it is behind."""
+        """Return the backlog."""
         rows = [Backlog.of(*row) for row in await self._read(queries.STATUS, {})]
         ours = (each for each in rows if each.source == self._same["source"])
         return next(ours, Backlog(str(self._same["source"]), 0, 0, None))
 
     async def next(self, after: int) -> Waiting | None:
-        """What is due behind a message that is done."""
+        """Return the due message behind a settled one."""
         rows = await self._read(queries.NEXT, {"seq": after})
         return Waiting(*rows[0]) if rows else None
 
     async def claim(self, waiting: Waiting) -> Stored | None:
-        """Begins an attempt. None: another process has the message, or something has come before it."""
+        """Begin an attempt; return None if another process has the message or an earlier one is waiting."""
         given = {
             **self._same,
             "seq": waiting.seq,
@@ -189,7 +189,7 @@ class Inbox:
         return _stored(rows[0])
 
     async def read(self, waiting: Waiting) -> tuple[Stored, str] | None:
-        """A message as it lies there, and what became of its last attempt. None: it is not to be given up."""
+        """Return a message and its last error; None if it must not become a dead letter."""
         rows = await self._read(queries.READ, {"seq": waiting.seq, "attempts": waiting.attempts})
         if not rows:
             return None
@@ -197,34 +197,34 @@ class Inbox:
         return _stored(row), error or ENDED
 
     async def finish(self, transaction: Any, seq: int, attempts: int) -> str:
-        """Settles a message in the transaction that its handler is about to work in.
+        """Settle a message in the transaction in which its handler then runs.
 
         Args:
-            attempts: begun so far, ours too.
+            attempts: attempts begun so far, including this one.
 
         Returns:
-            When the transaction began; empty: the message is not ours to handle.
+            When the transaction began; empty if this process must not handle the message.
         """
         rows = await self._database.rows(transaction, queries.FINISH, {"seq": seq, "attempts": attempts})
         return str(rows[0][0]) if rows else ""
 
     async def spoilt(self, seq: int, error: str) -> None:
-        """A message is settled, though its handler failed: a dead letter."""
+        """Make a dead letter of a message that was settled although its handler failed."""
         await self._read(queries.SPOILT, {"seq": seq, "error": error})
 
     async def take_back(self, seqs: Sequence[int]) -> None:
-        """What was counted against messages was nobody's failure."""
+        """Take back attempts that were counted before an outage was detected."""
         await self._read(queries.TAKE_BACK, {"seqs": list(seqs)})
 
     async def hurry(self, seqs: Sequence[int]) -> None:
-        """Messages can be tried at once."""
+        """Make messages due immediately."""
         await self._read(queries.HURRY, {"seqs": list(seqs)})
 
     async def missed(self, seq: int, attempts: int, error: str, *, dead: bool, counts: bool = True) -> None:
-        """An attempt failed; there will be another, or the message is a dead letter.
+        """Record a failed attempt; schedule another, or make the message a dead letter.
 
         Args:
-            counts: otherwise it was nobody's failure, and others are tried before this one comes again.
+            counts: whether the attempt counts; if not (an outage), other messages are tried first.
         """
         given = {
             "back": 0 if counts else 1,
@@ -237,8 +237,8 @@ class Inbox:
         await self._read(queries.MISSED, given)
 
     def seconds(self, attempts: int) -> float:
-        """How long after an attempt began the next one may."""
-        # So that what failed together does not come again together.
+        """Return the pause between the starts of two attempts."""
+        # Random, so that events that failed together are not retried together.
         jitter = 0.8 + 0.4 * random.random()
         return min(LONGEST_SECONDS, self._retry_seconds * 2.0 ** min(attempts - 1, 20)) * jitter
 
@@ -253,17 +253,17 @@ def _stored(row: Sequence[Any]) -> Stored:
 
 
 def key_of(event: Event, message_id: UUID) -> str:
-    """What the event waits behind: others of its aggregate in the same topic; where it has none, nothing."""
+    """Return the ordering key: the aggregate within the topic, or the message alone if it has none."""
     return str(message_id) if event.aggregate_id is None else readable(event.aggregate_id)
 
 
 def readable(text: str) -> str:
-    """As PostgreSQL's text can have it."""
+    """Return the text without characters that PostgreSQL cannot store."""
     return text if text.isprintable() else ascii(text)
 
 
 def text_of(content: UUID | None) -> str:
-    """In a list of texts, which has no NULL for every driver."""
+    """Encode a value for a list of texts, because not every driver supports NULL there."""
     return "" if content is None else str(content)
 
 

@@ -1,7 +1,7 @@
-"""How far a consumer is behind, and which types its topics have, from outside of its processes.
+"""Inspect a consumer's lag and the event types of its topics, from another process.
 
 Invariants:
-- Its group is not joined and no offset is committed: the consumer at work notices nothing.
+- The group is not joined and no offset is committed: the running consumer is not affected.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Inspection:
     behind: dict[str, int] = field(default_factory=dict)
     """Messages of each topic whose offset is not committed."""
     sampled: int = 0
-    """So many of the newest messages were looked at."""
+    """Number of the newest messages that were read."""
     types: dict[str, int] = field(default_factory=dict)
-    """How many of them are of each type."""
+    """Number of these messages by type."""
     passed_over: list[str] = field(default_factory=list)
-    """Those types that have no handler."""
+    """Types without a handler."""
     unmatched: dict[str, str | None] = field(default_factory=dict)
-    """Types with a handler of which there is no message, and a type without a handler that is alike."""
+    """Types with a handler but without messages, each with a similar type that has no handler."""
 
 
 def inspect(consumer: AnyConsumer) -> Inspection:
@@ -56,7 +56,7 @@ def inspect(consumer: AnyConsumer) -> Inspection:
             return _inspected(consumer, client)
     except KafkaException as error:
         brokers = settings["bootstrap.servers"]
-        raise SetupError(f"Kafka ({brokers}) does not answer: {error.args[0].str()}") from None
+        raise SetupError(f"Kafka ({brokers}) is unavailable: {error.args[0].str()}") from None
 
 
 def _inspected(consumer: AnyConsumer, client: confluent_kafka.Consumer) -> Inspection:

@@ -1,8 +1,9 @@
-"""How long a handler may take.
+"""The time limit of handlers.
 
 Invariants:
-- It ends before Kafka takes the partitions away: a handler that hangs is a failed attempt, no lost member.
-- What may pass in silence before a handler is called and what its call may take are less than that together.
+- It is shorter than Kafka's poll interval: a handler that hangs is a failed attempt and does not cost the
+  group membership.
+- The time without a poll before a handler is called, plus the limit of the call, is less than that interval.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _AGAIN_SECONDS: Final = 1.0
 
 
 def seconds(given: float | None, kafka: Mapping[str, Any]) -> float:
-    """The limit: the given one, by default 80 % of the time within which Kafka wants to hear of a member.
+    """Return the limit: the given one, by default 80 % of Kafka's poll interval.
 
     Raises:
         SetupError: it is not within 90 % of that time.
@@ -44,7 +45,7 @@ def seconds(given: float | None, kafka: Mapping[str, Any]) -> float:
 
 
 def silence(kafka: Mapping[str, Any]) -> float:
-    """Seconds after which Kafka is to hear of a member before it begins something that may take long."""
+    """Return the seconds after which a member polls Kafka before it starts a call that can take long."""
     return min(_LONGEST_SILENCE, _interval(kafka) * _SILENT_SHARE)
 
 
@@ -54,7 +55,7 @@ def _interval(kafka: Mapping[str, Any]) -> float:
 
 @contextmanager
 def alarms(seconds: float) -> Iterator[AbstractAsyncContextManager[object]]:
-    """Gives a block, to be entered any number of times, that raises TimeoutError when it takes longer.
+    """Provide a context manager, reusable, that raises TimeoutError when its block takes longer.
 
     Only in the main thread, where signals come; in another one nothing can interrupt what blocks.
     """
@@ -86,7 +87,7 @@ class _Alarm:
 
 @asynccontextmanager
 async def deadline(seconds: float) -> AsyncIterator[None]:
-    """The same in an event loop, entered once."""
+    """Limit a block in an event loop; entered once."""
     try:
         async with asyncio.timeout(seconds) as limit:
             yield

@@ -1,4 +1,4 @@
-"""Consumers by the name of where they stand, for the commands and for Dagster.
+"""Load consumers by name, for the commands and for Dagster.
 
 Invariants:
 - A name is `module:attribute`, as `billing.events:consumer`; modules of the working directory are found.
@@ -23,15 +23,15 @@ AnyConsumer = Consumer | AsyncConsumer
 
 
 def load(name: str) -> AnyConsumer:
-    """The consumer of that name.
+    """Return the consumer of that name.
 
     Raises:
-        SetupError: there is none.
+        SetupError: the consumer does not exist.
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise SetupError(
-            f"{name!r} names no consumer: write module:name, for example billing.events:consumer"
+            f"{name!r} is not a consumer: write module:name, for example billing.events:consumer"
         )
     here = str(Path.cwd())
     if here not in sys.path:
@@ -39,23 +39,23 @@ def load(name: str) -> AnyConsumer:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
-        raise SetupError(f"{name}: there is no module {error.name}, seen from {here}") from None
+        raise SetupError(f"{name}: cannot find the module {error.name} from {here}") from None
     except AttributeError:
         raise SetupError(f"{name}: {module} has no {attribute}") from None
     if not isinstance(found, AnyConsumer):
-        raise SetupError(f"{name} is a {type(found).__name__}: name a Consumer or AsyncConsumer")
+        raise SetupError(f"{name} is a {type(found).__name__}: give a Consumer or AsyncConsumer")
     return found
 
 
 def run(consumer: AnyConsumer, how: Literal["run", "receive"]) -> Counts:
-    """Until SIGTERM or SIGINT."""
+    """Run a consumer until SIGTERM or SIGINT."""
     if isinstance(consumer, AsyncConsumer):
         return asyncio.run(consumer.run() if how == "run" else consumer.receive())
     return consumer.run() if how == "run" else consumer.receive()
 
 
 def drain(consumer: AnyConsumer, *, until_empty: bool, seconds: float | None = None) -> Counts:
-    """Until SIGTERM or SIGINT, until nothing is due where that is asked for, or for so many seconds."""
+    """Drain until SIGTERM or SIGINT, until nothing is due if requested, or for this many seconds."""
     if isinstance(consumer, AsyncConsumer):
         return asyncio.run(_drain(consumer, until_empty, seconds))
     stop = threading.Event()
@@ -70,7 +70,7 @@ def drain(consumer: AnyConsumer, *, until_empty: bool, seconds: float | None = N
 
 
 def backlog(consumer: AnyConsumer) -> tuple[Backlog, bool]:
-    """How far its inbox is behind, and whether something is due in it."""
+    """Return the backlog of a consumer's inbox, and whether an event in it is due."""
     if isinstance(consumer, AsyncConsumer):
         return asyncio.run(consumer.backlog())
     return consumer.backlog()

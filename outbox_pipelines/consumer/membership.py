@@ -1,9 +1,10 @@
-"""A place in a consumer group: messages come out, offsets go back once they are done.
+"""A member of a consumer group: it reads messages, and commits their offsets once they are handled.
 
 Invariants:
-- An offset is stored when its message is done, and committed from there: every second in passing, and waited
-  for when partitions go to another member and at the end.
-- Partitions come and go within `poll` and `wait` alone. What was at hand of one that went is not ours.
+- An offset is stored when its message is handled. Stored offsets are committed every second without waiting,
+  and with waiting when partitions are revoked and at the end.
+- Partitions are assigned and revoked only within `poll` and `wait`. Current messages of a revoked partition
+  no longer belong to this member.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.secret import SECRET_NAME, register
 
 _LOG: Final = logging.getLogger(__name__)
-# What Kafka's client logs by itself.
+# The log of Kafka's client.
 _CLIENT_LOG: Final = logging.getLogger("outbox_pipelines.librdkafka")
 # Topic and partition.
 Place = tuple[str, int]
@@ -37,7 +38,7 @@ _FIXED: Final[dict[str, Any]] = {
     # Partitions that stay are not interrupted.
     "partition.assignment.strategy": "cooperative-sticky",
     "group.protocol": "classic",
-    # With `latest` a partition that is added to the topic would begin after its first events.
+    # With `latest`, a partition added to the topic would start after its first events.
     "auto.offset.reset": "earliest",
     "enable.partition.eof": False,
 }
@@ -48,14 +49,14 @@ _DENIED: Final = (
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 )
-# The group has moved on without us: whoever has the partition now sees the event as a duplicate.
+# The group has rebalanced without this member: the partition's new owner sees the event as a duplicate.
 _NOT_OURS: Final = (
     KafkaError._STATE,
     KafkaError._NO_OFFSET,
     KafkaError._ASSIGNMENT_LOST,
     KafkaError.UNKNOWN_MEMBER_ID,
 )
-# The group is between two generations, and takes no offsets for a moment.
+# The group is rebalancing, and accepts no offsets for a moment.
 _IN_BETWEEN: Final = (KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION)
 _IN_BETWEEN_SECONDS: Final = 5.0
 _PAUSE_SECONDS: Final = 0.02
@@ -65,17 +66,17 @@ def settings(given: Mapping[str, Any], group: str) -> dict[str, Any]:
     """What the client is made with: the user's settings, but for those that the guarantees need.
 
     Raises:
-        SetupError: they differ from what is needed, or name no broker.
+        SetupError: a setting contradicts a guarantee, or no broker is given.
     """
     for name, ours in _FIXED.items():
         theirs = str(given.get(name, ours)).lower()
         if _SAME.get(theirs, theirs) != str(ours).lower():
             raise SetupError(
-                f"kafka has {name}={given[name]}: remove it, the consumer needs {str(ours).lower()}"
+                f"kafka has {name}={given[name]}: remove it, the consumer requires {str(ours).lower()}"
             )
     register(*(str(value) for name, value in given.items() if SECRET_NAME.search(name)))
     if not given.get("bootstrap.servers"):
-        raise SetupError('kafka names no broker: give {"bootstrap.servers": "broker:9092"}')
+        raise SetupError('kafka has no broker: give {"bootstrap.servers": "broker:9092"}')
     return {**_DEFAULTS, "group.id": group, **given, **_FIXED}
 
 
@@ -83,7 +84,7 @@ class Member:
     """One member of the group; to be used by one thread.
 
     Raises:
-        SetupError: Kafka's client refuses the settings.
+        SetupError: Kafka's client rejects the settings.
     """
 
     def __init__(self, settings: Mapping[str, Any], topics: Sequence[str]) -> None:
@@ -91,7 +92,7 @@ class Member:
         try:
             self._client = confluent_kafka.Consumer({**settings, **callbacks}, logger=_CLIENT_LOG)
         except KafkaException as error:
-            raise SetupError(f"Kafka's client refuses its settings: {error.args[0].str()}") from None
+            raise SetupError(f"Kafka's client rejects its settings: {error.args[0].str()}") from None
         self._client.subscribe(
             list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
         )
@@ -147,11 +148,11 @@ class Member:
                     lag[at.topic, at.partition] = max(0, end - at.offset)
         except KafkaException as error:
             # Of a partition that is just going. A measurement ends no consumer.
-            _LOG.debug("the lag is not known: %s", error.args[0].str())
+            _LOG.debug("the lag is unknown: %s", error.args[0].str())
         return lag
 
     def has(self, message: Message) -> bool:
-        """Whether the partition of a message at hand is still ours."""
+        """Return whether this member still has the partition of a message."""
         return not self._gone or _place(message) not in self._gone
 
     def changes(self) -> tuple[set[Place], set[Place]]:
@@ -182,7 +183,7 @@ class Member:
                 raise
 
     def close(self) -> None:
-        """Commits what is done and leaves the group, so that others take over at once."""
+        """Commit the stored offsets and leave the group, so that other members take over immediately."""
         try:
             self._commit()
         finally:
@@ -191,19 +192,19 @@ class Member:
     def _assigned(self, _client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
         come = {(each.topic, each.partition) for each in partitions}
         self._new |= come
-        # One may go and come back within a poll: what that poll then returns of it is ours. What was at hand
-        # before is handled as well, and comes again as a duplicate.
+        # A partition can be revoked and assigned again within a poll: the messages of that poll are ours.
+        # Earlier messages of it are handled as well, and arrive again as duplicates.
         self._gone -= come
 
     def _revoked(self, _client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
         self._leave(partitions)
         self._commit()
-        _LOG.info("partitions given up: %s", _named(partitions))
+        _LOG.info("partitions revoked: %s", _named(partitions))
 
     def _lost(self, _client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
         self._leave(partitions)
         _LOG.warning(
-            "partitions lost: %s; events handled since the last commit are duplicates elsewhere",
+            "partitions lost: %s; their new owner sees events handled since the last commit as duplicates",
             _named(partitions),
         )
 
@@ -254,11 +255,11 @@ def _is_message(message: Message) -> bool:
 
 
 def _judge(error: KafkaError) -> None:
-    """What comes in place of a message: an error that passes is told, another one raised."""
+    """Handle an error that the client returns as a message: log a transient one, raise others."""
     if error.code() in _DENIED:
-        raise SetupError(f"Kafka denies access: {error.str()}: allow READ on the topics and the group")
+        raise SetupError(f"Kafka denies access: {error.str()}: grant READ on the topics and the group")
     if error.fatal():
-        raise ConsumerError(f"Kafka's client cannot go on: {error.str()}")
+        raise ConsumerError(f"Kafka's client cannot continue: {error.str()}")
     _LOG.warning("Kafka: %s", error.str())
 
 

@@ -1,7 +1,7 @@
-"""What both consumers are told, and how they are set to work.
+"""The options of both consumers, and how they are started.
 
 Invariants:
-- What does not fit is refused before anything is connected.
+- Invalid options are rejected before any connection is opened.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What both consumers take beside the source, the topics and the database; see `Consumer`."""
+    """The common options of both consumers, except source, topics and database; see `Consumer`."""
 
     header_names: Mapping[str, str]
     max_attempts: int
@@ -54,16 +54,16 @@ class Options:
 
 
 class Configured(Handlers):
-    """What both consumers have."""
+    """The base class of both consumers."""
 
     def __init__(
         self, source: str, topics: Sequence[str], kafka: Mapping[str, Any], options: Options
     ) -> None:
         super().__init__()
         if not source:
-            raise SetupError("source is empty: name who consumes, for example billing")
+            raise SetupError("source is empty: give the consumer a name, for example billing")
         if isinstance(topics, str) or not topics:
-            raise SetupError('topics is no list of names: write for example ["order-events"]')
+            raise SetupError('topics is not a list of names: write for example ["order-events"]')
         if options.max_attempts < 1:
             raise SetupError(f"max_attempts is {options.max_attempts}: give 1 or more")
         if not 0 <= options.retry_seconds <= LONGEST_SECONDS:
@@ -97,21 +97,21 @@ class Configured(Handlers):
 
     @property
     def source(self) -> str:
-        """Who consumes."""
+        """The name of the consumer."""
         return self._source
 
     @property
     def counts(self) -> Counts:
-        """What became of messages so far in the current run, or in the last one; from any thread."""
+        """The counts of the current or the last run; can be read from any thread."""
         return replace(self._counts, ignored_types=dict(self._counts.ignored_types))
 
     def measure(self) -> None:
-        """Let the next run look at the inbox for its metrics."""
+        """Let the next run measure the inbox for the metrics."""
         self._measures = True
 
     @property
     def figures(self) -> Figures:
-        """What is measured in the current run, or was in the last one; see `prometheus`."""
+        """The measurements of the current or the last run; see `prometheus`."""
         return self._figures
 
     @property
@@ -159,18 +159,18 @@ def _is_cancelled() -> bool:
 
 
 async def _nothing() -> None:
-    """Without Kafka there is nobody to hear of us."""
+    """Do nothing: without Kafka, no poll is needed."""
 
 
 def require_one_way(*ways: object) -> None:
     if sum(way is not None for way in ways) != 1:
-        raise SetupError("give one of dsn, connect and session: the database of the handlers' tables")
+        raise SetupError("give exactly one of dsn, connect and session: the database of the handlers' tables")
 
 
 def _policies(given: Mapping[type[BaseException], Policy]) -> Mapping[type[BaseException], Policy]:
     for error, policy in given.items():
         if not (isinstance(error, type) and issubclass(error, BaseException)):
-            raise SetupError(f"on_error has {error!r}: give classes of exceptions, such as ConnectionError")
+            raise SetupError(f"on_error has {error!r}: give exception classes, such as ConnectionError")
         _one_of(f"on_error of {error.__name__}", policy, "retry", "dead_letter", "outage")
     return given
 

@@ -1,10 +1,10 @@
-"""A payload as what a handler asks for: a pydantic model, a dataclass, or the JSON as it is.
+"""Convert a payload to the handler's type: a pydantic model, a dataclass, or plain JSON.
 
 Invariants:
 - pydantic is used where the application has loaded it, and never imported.
-- A type that cannot be read is refused when the handler is registered.
-- What does not fit is refused with the path of the member and without its value. Members that a type does not
-  have are passed over: a producer may add some.
+- An unsupported type is rejected when the handler is registered.
+- An invalid payload is rejected with the path of the member and without its value. Members that a type does
+  not have are ignored: a producer can add some.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FROM_TEXT: Final[dict[Any, Callable[[str], Any]]] = {
 
 
 class MisfitError(ValueError):
-    """A payload is not what the handler asks for; the message names the member."""
+    """A payload does not match the handler's type; the message names the member."""
 
 
 def converter(kind: Any) -> Callable[[Any], Any]:
@@ -59,7 +59,7 @@ def converter(kind: Any) -> Callable[[Any], Any]:
         try:
             return convert(payload, "")
         except MisfitError as error:
-            raise MisfitError(f"its payload is no {name}: {error}") from None
+            raise MisfitError(f"its payload is not a valid {name}: {error}") from None
 
     return converted
 

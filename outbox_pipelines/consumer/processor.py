@@ -1,10 +1,10 @@
-"""What becomes of messages: handled, or in the inbox.
+"""Process messages: handle them, or write them to the inbox.
 
 Invariants:
-- The event is recorded first, then handled; then the database commits; only then may the offset be committed.
-- A failed event lies in the inbox before the next one is looked at, and the next ones of its key come behind.
-- Of a partition that a process left when it died, as many events as may have been at hand go through the
-  inbox, where attempts are counted before they begin: one that ends the process is found; see `crash_guard`.
+- The event is recorded first, then handled; then the database commits; only then is the offset committed.
+- A failed event is in the inbox before the next one is read, and later events of its key go behind it.
+- After a crash, as many events of a partition as can have been in progress go through the inbox, where
+  attempts are counted before they begin: this detects an event that crashes the process; see `crash_guard`.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from outbox_pipelines.consumer.transactions import Database
 from outbox_pipelines.errors import SetupError
 
 _LOG: Final = logging.getLogger(__name__)
-# How often the inbox is looked at while nothing in it is due, and how long it may keep us from Kafka.
+# How often the inbox is checked while nothing in it is due, and how long it can delay polling Kafka.
 _LOOK_SECONDS: Final = 1.0
 _DRAIN_SECONDS: Final = 1.0
-# How old the metrics of the inbox may be.
+# Maximum age of the inbox's metrics.
 _MEASURE_SECONDS: Final = 10.0
 
 
 class _BehindError(Exception):
-    """Another process has put an event into the inbox that others of a batch have to wait for."""
+    """Another process has written an event to the inbox that events of this batch must wait for."""
 
 
 class Work(Attempts):
-    """One consumer's work; to be used by one thread or task."""
+    """The work of one consumer; must be used by one thread or task."""
 
     def __init__(self, plan: Plan, handlers: Handlers, reader: Reader, database: Database) -> None:
         super().__init__(plan, handlers, reader, database)
@@ -50,20 +50,20 @@ class Work(Attempts):
         self._measure_at = 0.0
 
     async def begin(self) -> None:
-        """Asks for the tables.
+        """Check that the consumer's tables exist.
 
         Raises:
-            SetupError: they are not there.
+            SetupError: they do not exist.
         """
         async with self._database.transaction() as transaction:
             [(there,)] = await self._database.rows(transaction, queries.TABLES, {})
         if not there:
             raise SetupError(
-                "the consumer's tables are not there: outbox consumer migrate, or migrate(connection)"
+                "the consumer's tables do not exist: run `outbox consumer migrate` or migrate(connection)"
             )
 
     async def take(self, messages: Sequence[Any], member: Member) -> None:
-        """Handles messages at hand in their order; those of a partition that goes meanwhile are left."""
+        """Handle messages in their order; skip those of a partition that is revoked in between."""
         await self._follow(member)
         items = [self._item(each) for each in messages]
         known = await self._known(items) if self._plan.cache else set()
@@ -84,7 +84,7 @@ class Work(Attempts):
         self.figures.progress()
 
     async def _follow(self, member: Member) -> None:
-        """Gives up partitions that have gone, and owns those that have come."""
+        """Disown revoked partitions, and own assigned ones."""
         gone, come = member.changes()
         if gone:
             await self._surely(lambda: self._guard.give_up(gone))
@@ -92,11 +92,11 @@ class Work(Attempts):
             await self._surely(lambda: self._guard.assigned(come, self._handlers.at_once))
 
     async def end(self) -> None:
-        """Nothing is at hand any more: the next owner of the partitions need not be careful."""
+        """End cleanly: the next owner of the partitions does not need the crash guard."""
         await self._guard.end()
 
     async def receive(self, messages: Sequence[Any], member: Member) -> None:
-        """Puts messages at hand into the inbox, to be handled from there."""
+        """Write messages to the inbox, from where they are handled."""
         items = [self._item(each) for each in messages]
         broken = [each for each in items if each.error]
         wanted = [each for each in items if each.handler and not each.error]
@@ -115,16 +115,16 @@ class Work(Attempts):
         self.figures.progress()
 
     async def measure(self) -> None:
-        """Looks at the inbox, so that its metrics are at most so old."""
+        """Measure the inbox if its metrics are too old."""
         if self._plan.measures and time.monotonic() >= self._measure_at:
             self.figures.backlog = await self._surely(self._inbox.backlog)
             self._measure_at = time.monotonic() + _MEASURE_SECONDS
 
     async def look(self, every: float = _LOOK_SECONDS) -> bool:
-        """Handles what is due in the inbox; so many seconds after nothing was, it looks again.
+        """Handle due messages of the inbox; if there were none, check again after this many seconds.
 
         Returns:
-            Whether there was something that no other process had.
+            Whether there was a due message that no other process had.
         """
         if time.monotonic() < self._look_at:
             return False
@@ -150,16 +150,16 @@ class Work(Attempts):
         now = time.monotonic()
         for of, breaker in self._breakers.items():
             if breaker.is_open and breaker.may_call(now) and of not in there:
-                # Each of its events has been tried: begin with the first one again.
+                # Each of its events was tried: start again with the first one.
                 await self._inbox.hurry([each for each in breaker.blamed.values() if each is not None])
         return heads
 
     async def backlog(self) -> tuple[Backlog, bool]:
-        """How far the inbox is behind, and whether something is due in it."""
+        """Return the backlog of the inbox, and whether a message in it is due."""
         return await self._inbox.backlog(), bool(await self._inbox.heads())
 
     def _groups(self, items: Sequence[Item]) -> Iterator[list[Item]]:
-        """Items that are handled together: neighbours with one handler that takes many."""
+        """Group adjacent items whose handler takes batches."""
         for handler, neighbours in groupby(items, lambda each: None if each.error else each.handler):
             size = handler.batch or 1 if handler else 1
             same = list(neighbours)
@@ -190,7 +190,7 @@ class Work(Attempts):
         self.types.pass_over(item.event.type)
 
     async def _hold(self, items: Sequence[Item]) -> None:
-        """Into the inbox, to be handled when the handler does its work again."""
+        """Write items to the inbox until their paused handler is resumed."""
         where = await self._receive(items)
         self.counts.received += len(where)
         await self._count_duplicates(_not_among(items, where))
@@ -239,7 +239,7 @@ class Work(Attempts):
             await self._count_duplicates([item])
             self._remember([item])
         elif await self._receive([item]):
-            # It was not recorded for the sake of one before it.
+            # It was not recorded because an earlier event of its key has to be handled first.
             self.counts.received += 1
         else:
             await self._count_duplicates([item])
@@ -260,7 +260,7 @@ class Work(Attempts):
             async with self._database.transaction() as transaction:
                 rows = await self._database.rows(transaction, queries.RECORD_MANY, given)
                 recorded = {uuid.UUID(text) for text, _ in rows}
-                # One of each id, the first.
+                # The first item of each id.
                 new = [*{each.message_id: each for each in reversed(items)}.values()][::-1]
                 new = [each for each in new if each.message_id in recorded]
                 others = [each.message_id for each in items if each.message_id not in recorded]
@@ -303,7 +303,7 @@ class Work(Attempts):
             await self._take(each)
 
     async def _take_cautiously(self, items: Sequence[Item]) -> None:
-        """Handles events one at a time that may have ended the process: their attempts are counted."""
+        """Handle suspect events one at a time through the inbox, where their attempts are counted."""
         where = await self._receive(items)
         await self._count_duplicates(_not_among(items, where))
         for each in items:
@@ -320,7 +320,7 @@ class Work(Attempts):
             await self._surely(lambda: self._guard.own(place))
 
     async def _put_aside(self, item: Item, error: Exception) -> None:
-        """The event's first attempt failed. It may have been handled all the same: the answer was lost."""
+        """Write an event to the inbox after its first attempt failed, unless its commit succeeded."""
         text = told(error)
         policy = await self._judge(item, error)
         last = policy == "dead_letter" or (policy == "retry" and self._plan.max_attempts <= 1)
@@ -335,11 +335,11 @@ class Work(Attempts):
         self.counts.received += 1
 
     async def _refuse_spoilt(self, item: Item, error: Exception) -> None:
-        """The event is recorded, so that it would count as a duplicate: a part of its effects is missing."""
+        """Make a dead letter of an event that is recorded, but whose effects are incomplete."""
         await self._refuse(unreadable(item.message, f"{item.event}: {SPOILT}: {told(error)}"))
 
     async def _refuse(self, item: Item) -> None:
-        """What is no event, or does not fit, becomes a dead letter at once: no second attempt changes it."""
+        """Make a dead letter of an invalid message immediately: another attempt cannot succeed."""
         dead = self._has_copy(item.message, 0, item.error)
         if await self._receive([item], error=item.error, dead=dead):
             self._count_failure("a message", item.error, 0, dead=dead)
@@ -358,7 +358,7 @@ class Work(Attempts):
         return await self._surely(lambda: self._inbox.receive(arrivals, **more))
 
     async def _known(self, items: Sequence[Item]) -> set[uuid.UUID]:
-        """Ids that the cache knows and the database confirms."""
+        """Return the ids that the cache has and the database confirms."""
         assert self._plan.cache is not None
         told = self._plan.cache.known(self._plan.source, [each.message_id for each in items])
 
@@ -369,7 +369,7 @@ class Work(Attempts):
         return await self._surely(verified) if told else set()
 
     async def _count_duplicates(self, items: Sequence[Item]) -> None:
-        """Counts events that are recorded; one whose id was another event's becomes a dead letter."""
+        """Count duplicates; an event with the id of a different event becomes a dead letter."""
         same = items
         if again := [each for each in items if each.content is not None]:
             recorded = await self._surely(lambda: self._contents(again))
@@ -379,8 +379,8 @@ class Work(Attempts):
                 await self._refuse(
                     unreadable(
                         each.message,
-                        f"{each.event} is another event than the one that was handled under this id: "
-                        "does its producer use ids again? See origins in docs/consuming.md",
+                        f"{each.event} differs from the event that was handled with this id: "
+                        "check whether its producer reuses ids; see origins in docs/consuming.md",
                     )
                 )
         self.counts.duplicates += len(same)
@@ -392,7 +392,7 @@ class Work(Attempts):
         return {uuid.UUID(event_id): uuid.UUID(content) for event_id, content in rows}
 
     async def _recorded(self, transaction: Any, ids: Sequence[uuid.UUID]) -> set[uuid.UUID]:
-        """Those that were handled or received before."""
+        """Return the items that were already handled or received."""
         if not ids:
             return set()
         rows = await self._database.rows(transaction, queries.KNOWN, self._which(ids))
@@ -411,7 +411,7 @@ class Work(Attempts):
 
 
 def _not_among(items: Sequence[Item], where: Mapping[uuid.UUID, int]) -> list[Item]:
-    """Those that were not received: of several with one id the first one was."""
+    """Return the items that were not received; of several with one id, the first was received."""
     first = {each.message_id: id(each) for each in reversed(items) if each.message_id in where}
     return [each for each in items if first.get(each.message_id) != id(each)]
 

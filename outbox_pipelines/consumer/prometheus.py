@@ -1,12 +1,12 @@
-"""The metrics of a consumer for Prometheus: in a registry of the application's, or on a port of their own.
+"""Export the metrics of a consumer to Prometheus: in the application's registry, or on a separate port.
 
-    prometheus_client.REGISTRY.register(ConsumerCollector(consumer))    # beside the application's own
+    prometheus_client.REGISTRY.register(ConsumerCollector(consumer))    # in the application's registry
 
-    with serving(consumer, 9188):                                       # without a server of its own
+    with serving(consumer, 9188):                                       # on a separate port
         consumer.run()
 
 Invariants:
-- A scrape reads what the consumer has written down: it asks neither Kafka nor the database, and never waits.
+- A scrape reads recorded values: it queries neither Kafka nor the database, and never waits.
 - Names, types and meanings are those of the table in docs/metrics.md. Labels are bounded.
 """
 
@@ -33,30 +33,30 @@ OTHER: Final = "(other)"
 _LONGEST_TYPE: Final = 100
 _PLAIN: Final = ("handled", "duplicates", "received", "failures", "dead_letters", "outages")
 _RENAMED: Final = {"dead_letters": "dead_lettered"}
-# The meaning, and the labels beside `source`.
+# The description, and the labels in addition to `source`.
 _COUNTERS: Final = {
-    "handled": ["Events whose handler has done its work"],
-    "duplicates": ["Events that were handled or received before"],
+    "handled": ["Events whose handler succeeded"],
+    "duplicates": ["Events that were already handled or received"],
     "ignored": ["Events of types without a handler; of the first 20 types, and all others", "event_type"],
-    "received": ["Events put into the inbox: failed, behind one that failed, or by receive()"],
-    "failures": ["Attempts that failed"],
+    "received": ["Events written to the inbox: failed, behind a failed event, or by receive()"],
+    "failures": ["Failed attempts"],
     "dead_lettered": ["Events that became dead letters"],
-    "outages": ["How often a handler was left alone, because what it needs was unavailable"],
+    "outages": ["Times that a handler was paused because a service it needs was unavailable"],
 }
 _GAUGES: Final = {
     "running": ["1 while the consumer runs"],
-    "progress_age_seconds": ["Since the consumer last asked for messages, or was done with one"],
-    "breaker_open": ["1 while a handler is left alone, because what it needs is unavailable", "handler"],
-    "unmatched_type": ["1 for a type with a handler of which no event has come in this run", "event_type"],
-    "lag_messages": ["Messages of a partition of this process that are to come", "topic", "partition"],
-    "inbox_waiting_count": ["Events that wait in the inbox, counted up to 100000"],
-    "inbox_oldest_age_seconds": ["Age of the oldest of them, 0 without any"],
-    "dead_letters_count": ["Dead letters that are not dealt with"],
+    "progress_age_seconds": ["Time since the consumer last polled for messages or finished one"],
+    "breaker_open": ["1 while a handler is paused because a service it needs is unavailable", "handler"],
+    "unmatched_type": ["1 for a type with a handler that has received no event in this run", "event_type"],
+    "lag_messages": ["Messages of a partition of this process that are not yet read", "topic", "partition"],
+    "inbox_waiting_count": ["Events waiting in the inbox, counted up to 100000"],
+    "inbox_oldest_age_seconds": ["Age of the oldest event waiting in the inbox, 0 if it is empty"],
+    "dead_letters_count": ["Dead letters that are not yet replayed or discarded"],
 }
 
 
 class ConsumerCollector(Collector):
-    """What consumers of this process do; those of one registry have one collector, and a `source` each."""
+    """Collects the metrics of this process's consumers: one collector per registry, a `source` for each."""
 
     def __init__(self, *consumers: Configured) -> None:
         self._consumers = consumers
@@ -64,7 +64,7 @@ class ConsumerCollector(Collector):
             each.measure()
 
     def describe(self) -> Iterable[Metric]:
-        # Otherwise all is collected once at the registration.
+        # Otherwise registration collects all metrics once.
         return []
 
     def collect(self) -> Iterable[Metric]:
@@ -77,14 +77,14 @@ class ConsumerCollector(Collector):
 
 @contextmanager
 def serving(consumer: Configured, port: int, address: str = "127.0.0.1") -> Iterator[str]:
-    """Serve a consumer's metrics as long as the block, and yield their URL.
+    """Serve a consumer's metrics during the block, and yield their URL.
 
     Args:
-        port: 0 for any that is free.
-        address: anyone who reaches it may read.
+        port: 0 for any free port.
+        address: anyone who reaches it can read the metrics.
 
     Raises:
-        SetupError: the port cannot be had.
+        SetupError: the port cannot be opened.
     """
     registry = CollectorRegistry()
     registry.register(ConsumerCollector(consumer))
@@ -93,7 +93,7 @@ def serving(consumer: Configured, port: int, address: str = "127.0.0.1") -> Iter
 
 
 def _families() -> dict[str, Any]:
-    """Empty ones, by the rest of their names."""
+    """Return empty metric families by the suffix of their names."""
     made: dict[str, Any] = {
         name: CounterMetricFamily(f"outbox_consumer_{name}_total", meaning, labels=["source", *labels])
         for name, (meaning, *labels) in _COUNTERS.items()
@@ -124,7 +124,7 @@ def _measure(families: Mapping[str, Any], source: str, figures: Figures) -> None
             [source, handler], [*zip(bounds, counts, strict=True)], calls.seconds
         )
     if not figures.is_running:
-        # Another process knows better, or none.
+        # Values of a consumer that does not run are stale.
         return
     families["progress_age_seconds"].add_metric([source], time.monotonic() - figures.progress_at)
     for handler, is_open in list(figures.breakers.items()):
@@ -140,7 +140,7 @@ def _measure(families: Mapping[str, Any], source: str, figures: Figures) -> None
 
 
 def _few(types: Mapping[str, int], total: int) -> dict[str, int]:
-    """The first types that came, and all others together."""
+    """Yield the first types that occurred, and the sum of all others."""
     few: dict[str, int] = {}
     for event_type, count in types.items():
         name = event_type[:_LONGEST_TYPE].encode(errors="replace").decode()

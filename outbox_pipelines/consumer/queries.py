@@ -19,14 +19,14 @@ def _taken(source: str, topic: str, key: str, before: str = "") -> str:
     return _KEY_IS_TAKEN.format(**named, before=before)
 
 
-# From here on the handler is at work: see handled_guard() in sql/consumer.
+# From here on the handler runs: see handled_guard() in sql/consumer.
 _HANDLING: Final = "(SELECT set_config('outbox.handling', 'on', true)) AS handling"
-# When the transaction began, which the row keeps. A transaction's number would not do: after a crash of the
-# database another one gets the number of what was not committed.
+# The time at which the transaction began, which the row keeps. A transaction's number is not suitable: after
+# a crash of the database, another transaction gets the number of an uncommitted one.
 _BEGAN: Final = "CAST(extract(epoch FROM processed_at) AS text)"
 
-# When the transaction began comes back if the event is new and its key is free. While another one has the
-# same event, it waits for what becomes of that.
+# Returns when the transaction began, if the event is new and its key is free. While another transaction has
+# the same event, the statement waits until that transaction ends.
 RECORD: Final = f"""
 INSERT INTO processed_events (event_id, source, bucket, content)
 SELECT CAST(%(id)s AS uuid), %(source)s, processed_bucket(CAST(%(id)s AS uuid)), CAST(%(content)s AS uuid)
@@ -58,8 +58,8 @@ RELEASE: Final = """
 SELECT CASE WHEN current_setting('outbox.handling', true) = 'on'
             THEN set_config('outbox.handling', '', true) = '' END"""
 
-# Whether a transaction is committed that the consumer has not released: its tables lack the guard. Only the
-# transaction itself can have left this row.
+# Whether a transaction is committed that the consumer has not released, because its tables lack the guard.
+# Only the transaction itself can have left this row.
 _BEGAN_THEN: Final = "extract(epoch FROM processed_at) = CAST(CAST(%(began)s AS text) AS numeric)"
 IS_RECORDED: Final = f"""
 SELECT EXISTS (SELECT FROM processed_events
@@ -128,8 +128,8 @@ SELECT seq, attempts, event_type FROM (
     ORDER BY later.seq LIMIT 1) AS first
 WHERE next_attempt_at <= now()"""
 
-# Committed before the handler begins: one that ends the process has been counted. Nobody else takes the
-# message until its next attempt is due.
+# Committed before the handler begins: an attempt that crashes the process is counted. No other process takes
+# the message until its next attempt is due.
 CLAIM: Final = f"""
 UPDATE inbox SET attempts = attempts + 1, last_error = %(error)s,
     next_attempt_at = now() + make_interval(secs => CAST(%(seconds)s AS float8))
@@ -141,7 +141,7 @@ WHERE seq = (
     FOR UPDATE SKIP LOCKED)
 RETURNING topic, partition, "offset", message_key, payload, CAST(headers AS text), sent_at"""
 
-# For the copy of a dead letter whose last attempt is over: nobody has the message, and it is due again.
+# For the copy of a dead letter whose last attempt is over: no process has the message, and it is due again.
 READ: Final = """
 SELECT last_error, topic, partition, "offset", message_key, payload, CAST(headers AS text), sent_at FROM inbox
 WHERE seq = CAST(%(seq)s AS bigint) AND state = 'waiting' AND next_attempt_at <= now()
@@ -160,23 +160,23 @@ WHERE seq = (
     FOR UPDATE SKIP LOCKED)
 RETURNING {_BEGAN}"""
 
-# Nobody's failure after all: what was counted against these since their handler last did its work.
+# An outage: take back the attempts that were counted since the handler's last success.
 TAKE_BACK: Final = """
 UPDATE inbox SET attempts = greatest(attempts - 1, 0)
 WHERE seq = ANY (CAST(%(seqs)s AS bigint[])) AND state = 'waiting'"""
 
-# Their handler does its work again.
+# Their handler succeeded again.
 HURRY: Final = """
 UPDATE inbox SET next_attempt_at = now()
 WHERE seq = ANY (CAST(%(seqs)s AS bigint[])) AND state = 'waiting'"""
 
-# Settled by its handler's own commit, and failed behind that.
+# Settled by its handler's own commit, and failed afterwards.
 SPOILT: Final = """
 UPDATE inbox SET state = 'failed', processed_at = NULL, last_error = %(error)s
 WHERE seq = CAST(%(seq)s AS bigint) AND state = 'processed'"""
 
 # The end of our attempt. An attempt that began after it, and an operator's replay or discard, are left alone;
-# what another process took for dead meanwhile is as we say. If its answer is lost, it may come again.
+# our result replaces another process's assumption of a crash. If its answer is lost, it can run again.
 MISSED: Final = """
 UPDATE inbox SET state = %(state)s, last_error = %(error)s, attempts = attempts - CAST(%(back)s AS int),
     next_attempt_at = now() + make_interval(secs => CAST(%(seconds)s AS float8))
@@ -199,7 +199,7 @@ WITH ours AS ({_NEW_OWNER} DO NOTHING)
 SELECT topic, partition FROM partition_owners JOIN {_PLACES} USING (topic, partition)
 WHERE source = %(source)s AND consumer_group = %(group)s AND owner <> CAST(%(owner)s AS uuid)"""
 
-# From the process that left it: none of the events that it had at hand ends the process.
+# Taken over from the previous owner: none of the events that it was processing crashes the process.
 OWN: Final = f"{_NEW_OWNER} DO UPDATE SET owner = excluded.owner, owned_since = now()"
 
 DISOWN: Final = f"""
@@ -207,7 +207,7 @@ DELETE FROM partition_owners USING {_PLACES}
 WHERE source = %(source)s AND consumer_group = %(group)s AND owner = CAST(%(owner)s AS uuid)
     AND partition_owners.topic = it.topic AND partition_owners.partition = it.partition"""
 
-# Whether all is there before the first event comes.
+# Whether all tables exist, checked before the first event.
 TABLES: Final = """
 SELECT to_regclass('inbox') IS NOT NULL AND to_regclass('partition_owners') IS NOT NULL AND EXISTS (
     SELECT FROM pg_trigger WHERE tgrelid = to_regclass('processed_events') AND tgname = 'handled_guard')"""
@@ -222,7 +222,7 @@ SELECT source,
         WHERE it.source = sources.source AND state = 'waiting') AS oldest_seconds
 FROM (SELECT DISTINCT source FROM inbox WHERE state IN ('waiting', 'failed')) AS sources ORDER BY source"""
 
-# Dead letters that are meant; what is not given is NULL.
+# The selected dead letters; a condition that is not given is NULL.
 _MEANT: Final = """
 state = %(state)s
     AND (CAST(%(ids)s AS uuid[]) IS NULL OR message_id = ANY (CAST(%(ids)s AS uuid[])))
@@ -253,7 +253,7 @@ SELECT jsonb_build_object('source', it.source, 'message_id', it.message_id, 'sta
     payload, headers
 FROM inbox AS it WHERE message_id = %(id)s ORDER BY it.seq"""
 
-# All attempts anew. An audit row for each message, in one statement with what it tells of.
+# All attempts are available again. An audit row for each message, in one statement with the change.
 REPLAY: Final = f"""
 WITH meant AS (
     UPDATE inbox SET state = 'waiting', attempts = 0, next_attempt_at = now()
@@ -268,14 +268,14 @@ WITH meant AS (
 INSERT INTO inbox_audit (actor, action, reason, seq, message_id, source)
 SELECT %(actor)s, 'discard', %(reason)s, seq, message_id, source FROM meant"""
 
-# `outbox consumer prune` looks at every partition of the ring by itself.
+# `outbox consumer prune` checks each partition of the ring separately.
 PARTITIONS: Final = """
 SELECT inhrelid::regclass::text FROM pg_inherits
 WHERE inhparent = 'processed_events'::regclass AND inhrelid <> 'processed_events_other'::regclass
 ORDER BY 1"""
 
-# Whether a partition holds rows, and none that is to be kept. All of it is read only where that is so; an
-# index for it would be paid for by every event.
+# Whether a partition has rows, and none to be kept. Only then is all of it read; every event would pay for an
+# index.
 IS_OVER: Final = """
 SELECT EXISTS (SELECT FROM {partition})
    AND NOT EXISTS (SELECT FROM {partition} WHERE processed_at >= now() - %(keep)s)"""

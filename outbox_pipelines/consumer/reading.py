@@ -1,9 +1,9 @@
-"""Messages of Kafka as events: all shapes that the relay writes, and Debezium's event router.
+"""Read Kafka messages as events: all value shapes of the relay, and those of Debezium's event router.
 
 Invariants:
-- Headers decide; the value is parsed only where they lack something, or say that it is a CloudEvent.
-- What is no event is an error, never passed over.
-- Anybody may write to a topic: whatever a message has in it, reading ends with an event or `UnreadableError`.
+- Headers have priority; the value is parsed only if they are incomplete, or mark it as a CloudEvent.
+- A message that is not an event is an error, and never skipped.
+- A topic can have foreign messages: any content results in an event or an `UnreadableError`.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Reader:
 
     def __init__(self, names: Mapping[str, str]) -> None:
         if unknown := set(names) - set(_NAMES):
-            raise SetupError(f"header_names has {min(unknown)!r}: there are {', '.join(_NAMES)}")
+            raise SetupError(f"header_names has {min(unknown)!r}: the names are {', '.join(_NAMES)}")
         self._names = {name: names.get(name, name) for name in _NAMES}
 
     def read(self, message: Message) -> Event:
-        """The event of a message.
+        """Return the event of a message.
 
         Raises:
-            UnreadableError: it is none; the message says where it is.
+            UnreadableError: the message is not an event; the error names its place.
         """
         try:
             return self._read(message)
@@ -70,7 +70,7 @@ class Reader:
     def _read(self, message: Message) -> Event:
         headers: dict[str, str | None] = {}
         for name, raw in headers_of(message):
-            # The relay's own come first, and count.
+            # The relay's headers come first; the first header of a name is used.
             headers.setdefault(name, _text(raw))
         found = {ours: headers.get(theirs) for ours, theirs in self._names.items()}
         value = message.value()
@@ -87,13 +87,13 @@ class Reader:
             found = {name: header or told.get(name) for name, header in found.items()}
         if not found["id"]:
             raise UnreadableError(
-                f"{_place(message)} is no event: it has no header {self._names['id']!r}, and its value is "
+                f"{_place(message)} is not an event: it has no header {self._names['id']!r} and its value is "
                 "neither an envelope nor a CloudEvent"
             )
         for name, text in found.items():
             if text and not text.isascii() and not _is_unicode(text):
                 raise UnreadableError(
-                    f"{_place(message)} is no event: its header {self._names[name]!r} is not UTF-8"
+                    f"{_place(message)} is not an event: its header {self._names[name]!r} is not UTF-8"
                 )
         return Event(
             id=found["id"],
@@ -115,18 +115,18 @@ class Reader:
 
 
 def headers_of(message: Message) -> list[tuple[str, bytes | None]]:
-    """The headers of a message, in their order; none where a name is not UTF-8."""
+    """Return the headers of a message, in order; an empty list if a name is not UTF-8."""
     try:
         # As confluent-kafka gives them; its types allow more.
         return _headers(message) or []
     except (SystemError, UnicodeDecodeError):
-        # The client keeps a list with a hole in it: whoever looks at that ends the process.
+        # The client keeps an incomplete list; an access to it would crash the process.
         message.set_headers([])
         return []
 
 
 def sent_at(message: Message) -> datetime:
-    """When a message came to Kafka, UTC."""
+    """Return the time when a message was written to Kafka, UTC."""
     return datetime.fromtimestamp(sent_ms(message) / 1000, UTC)
 
 

@@ -1,6 +1,6 @@
 """A coroutine that waits for nothing asynchronous, run to its end by a plain call.
 
-The work of both consumers is written once, as coroutines; with blocking parts these never give up control.
+The work of both consumers is written once, as coroutines; with blocking parts they never suspend.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The consumer's tables: made, and kept small.
+"""Create and prune the consumer's tables.
 
 Invariants:
 - `sql/consumer/` makes them, each file one statement that changes nothing where it has run before.
@@ -34,23 +34,23 @@ class Pruned:
     emptied: tuple[str, ...]
     """Partitions."""
     busy: tuple[str, ...]
-    """Partitions that were in use; the next call comes."""
+    """Partitions that were in use; the next call empties them."""
     deleted: int
-    """Rows of ids that tell no time."""
+    """Rows of ids that contain no time."""
     received: int
-    """Messages of the inbox that were handled or discarded."""
+    """Handled or discarded messages of the inbox."""
 
 
 def bucket(event_id: UUID) -> int:
-    """As `processed_bucket` in sql/consumer has it."""
+    """Return the bucket, like `processed_bucket` in sql/consumer."""
     is_dated = event_id.version == 7
     return (event_id.int >> 80) // _DAY_MS % _RING if is_dated else -1
 
 
 def migrate(connection: psycopg.Connection[Any]) -> None:
-    """Makes the tables in the first schema of the search_path; what is there stays.
+    """Create the tables in the first schema of the search_path; existing ones do not change.
 
-    In an open transaction it is part of that; else it commits.
+    An open transaction includes the change; otherwise the change is committed.
     """
     with connection.transaction():
         for file in scripts.files("consumer"):
@@ -58,13 +58,13 @@ def migrate(connection: psycopg.Connection[Any]) -> None:
 
 
 def prune(connection: psycopg.Connection[Any], keep: timedelta) -> Pruned:
-    """Forgets events that were handled longer than `keep` ago, 1 to 50 days; needs the owner of the tables.
+    """Delete the records of events handled longer than `keep` ago, 1 to 50 days; needs the tables' owner.
 
-    A partition goes once everything in it is that old. Consumers do not wait, but for one that has an event
-    of such an old day: while its rows are read, up to 0.5 s a million.
+    A partition is emptied once everything in it is that old. Only a consumer that handles an event of such an
+    old day waits, while its rows are read: up to 0.5 s per million.
 
     Raises:
-        SetupError: `keep` does not fit, or the connection has an open transaction.
+        SetupError: `keep` is out of range, or the connection has an open transaction.
     """
     if not timedelta(days=1) <= keep <= timedelta(days=MOST_DAYS):
         raise SetupError(f"keep is {keep}: give 1 to {MOST_DAYS} days")
@@ -95,7 +95,7 @@ def _empty(connection: psycopg.Connection[Any], name: str, keep: timedelta) -> b
     with connection.transaction():
         connection.execute(queries.LOCK_TIMEOUT)
         connection.execute(sql.SQL(queries.LOCK).format(**partition))
-        # Somebody may have handled an event of that day since.
+        # A consumer can have handled an event of that day since.
         if not _value(connection, is_over, {"keep": keep}):
             return False
         connection.execute(sql.SQL(queries.EMPTY).format(**partition))
@@ -113,7 +113,7 @@ def _delete(connection: psycopg.Connection[Any], query: LiteralString, keep: tim
 
 
 def _rows(connection: psycopg.Connection[Any], query: Any, given: Any = None) -> list[tuple[Any, ...]]:
-    """Rows as tuples, whatever the connection's own are."""
+    """Return rows as tuples, regardless of the connection's row factory."""
     with connection.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
         return cursor.execute(query, given).fetchall()
 

@@ -10,7 +10,7 @@ Invariants:
 - The code that records and handles an event is that of a consumer at work. Each event, or batch, is a
   savepoint of the test's own transaction: nothing is committed, and nothing reaches Kafka, the inbox or a
   cache.
-- What a handler raises is raised, unless the test asks for the verdict on it.
+- A handler's exception is raised, unless the test asks for its result.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class _Message:
 
 
 class _Read:
-    """Events are made, not read."""
+    """A reader that is not used: tests create events directly."""
 
     def read(self, message: _Message) -> Event:
         return message.event
@@ -184,7 +184,7 @@ class _Alone:
 
 
 class _Tested(Work):
-    """Records and handles as a consumer at work; what fails is told to the test, in place of the inbox."""
+    """Records and handles events like a running consumer; failures go to the test, not to the inbox."""
 
     def __init__(self, consumer: Configured, database: Database) -> None:
         plan = consumer._plan(

@@ -30,13 +30,13 @@ Rows = list[tuple[Any, ...]]
 _IDLE: Final = 0
 _ACTIVE: Final = 1
 _IN_TRANSACTION: Final = 2
-ENDED: Final = "the handler has ended the transaction: leave commit and rollback to the consumer"
+ENDED: Final = "the handler ended the transaction: leave commit and rollback to the consumer"
 _ABORTED: Final = (
-    "a statement of the handler failed and was passed over, so that nothing can be committed: let the error "
-    "through, or try the statement in a savepoint"
+    "a statement of the handler failed and its error was ignored, so nothing can be committed: let the error "
+    "propagate, or run the statement in a savepoint"
 )
 _OPEN: Final = "the connection has an open transaction: commit it in `connect`"
-_AUTOCOMMIT: Final = "the engine commits each statement by itself: give one without AUTOCOMMIT"
+_AUTOCOMMIT: Final = "the engine commits each statement automatically: give one without AUTOCOMMIT"
 _CONNECT_SECONDS: Final = 10
 _CANCEL_SECONDS: Final = 5.0
 _IN_FAILED: Final = "25P02"
@@ -45,14 +45,14 @@ _AGAIN: Final = ("40001", "40P01")
 
 
 class TransactionError(Exception):
-    """The handler left a transaction that cannot be committed."""
+    """The handler left the transaction in a state that cannot be committed."""
 
 
 class Database(Protocol):
-    """Where transactions come from; to be used by one thread or task."""
+    """Provides transactions; must be used by one thread or task."""
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
-        """A transaction as handlers get it; committed at the end, rolled back by an exception."""
+        """Begin the handlers' transaction: commit it at the end, roll it back after an exception."""
 
     async def rows(self, transaction: Any, query: str, given: Mapping[str, Any]) -> Rows:
         """What a statement of ours returns; a list of texts, numbers, bytes or times is an array."""
@@ -75,7 +75,7 @@ class Connections:
         if connection.info.transaction_status != _IDLE:
             # Ours would be a savepoint of it, and never committed.
             raise SetupError(_OPEN)
-        # Behind a ROLLBACK of the handler's each statement would be committed by itself.
+        # After a ROLLBACK by the handler, each statement would be committed separately.
         connection.autocommit = False
         try:
             with connection.transaction():
@@ -223,14 +223,14 @@ def async_dsn(conninfo: str, source: str) -> Callable[[], Awaitable[AsyncConnect
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the database is to blame, and may be well again in a moment."""
+    """Return whether an error is a database outage, which can end soon."""
     # SQLAlchemy's errors have the names that PEP 249 gives them, and asyncpg's come as OSError at first.
     names = {each.__name__ for each in type(error).__mro__}
     return isinstance(error, OSError) or bool(names & {"OperationalError", "InterfaceError"})
 
 
 def is_worth_a_repetition(error: BaseException) -> bool:
-    """Whether the database had to choose between transactions, and chose another one."""
+    """Return whether an error is a serialization failure or a deadlock."""
     driver = getattr(error, "orig", None) or error
     return (getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)) in _AGAIN
 
@@ -240,7 +240,7 @@ def left_over(error: BaseException) -> TransactionError | None:
     driver = getattr(error, "orig", None) or error
     names = {each.__name__ for each in type(error).__mro__}
     state = getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)
-    # SQLAlchemy refuses by itself what comes after a flush that failed, or after a commit or rollback.
+    # SQLAlchemy itself rejects statements after a failed flush, a commit or a rollback.
     if state == _IN_FAILED or "PendingRollbackError" in names:
         return TransactionError(_ABORTED)
     return TransactionError(ENDED) if "InvalidRequestError" in names else None

@@ -48,7 +48,7 @@ class Types:
             self.passed_over[event_type] += 1
         if is_first and (alike := difflib.get_close_matches(event_type, self.unseen, 1, _ALIKE)):
             _LOG.warning(
-                "events of type %r are passed over; the handler of %r has had no event yet: check the name",
+                "events of type %r are skipped; the handler of %r has received no event yet: check the name",
                 event_type,
                 alike[0],
             )
@@ -61,8 +61,8 @@ class Types:
         if self.unseen and self._total:
             common = self.passed_over.most_common(_SHOWN)
             _LOG.warning(
-                "no event has come of type %s, while %d events were passed over: %s. "
-                "Check the names of types",
+                "no event of type %s was received, while %d events were skipped: %s. "
+                "Check the names of the types",
                 ", ".join(sorted(map(repr, self.unseen))),
                 self._total,
                 ", ".join(f"{name!r} {count}" for name, count in common),

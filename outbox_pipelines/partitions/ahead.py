@@ -1,8 +1,8 @@
-"""Makes the partitions of the coming days.
+"""Create the partitions of the coming days.
 
 Invariants:
 - No writer waits for it, and it waits for no writer.
-- Run twice, or by two at once, it makes each day once.
+- Each day is created once, even if it runs twice or concurrently.
 """
 
 from __future__ import annotations
@@ -23,30 +23,32 @@ from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
-# Maintenance of somebody else (VACUUM, another DDL) may hold the table for a while.
+# Other maintenance (VACUUM, DDL) may lock the table for a while.
 _TRIES: Final = 5
 _PAUSE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ensured:
-    """What came of it."""
+    """The result of `ensure`."""
 
     made: int
-    """Partitions made now."""
+    """Partitions created by this call."""
     ahead: int
-    """Days from tomorrow that have one."""
+    """Days from tomorrow on that have a partition."""
 
 
 def ensure(settings: Settings, days: int | None = None, since: date | None = None) -> Ensured:
-    """Sees to it that so many days ahead have a partition; `partitions_ahead` of the settings by default.
+    """Create the missing partitions of the coming days.
 
     Args:
-        since: days of the past too, from this one, for the owner's backfill.
+        days: the number of days ahead; by default `partitions_ahead` of the settings.
+        since: also create past days, from this one on, for a backfill by the owner.
 
     Raises:
-        SetupError: this role does not own the table, something stands in the way, or days then are closed.
-        UnavailableError: the database does not answer, or its table was locked all the time.
+        SetupError: this role does not own the table, another table has the name of a partition, or a day
+            since then is closed.
+        UnavailableError: the database does not answer, or its table stayed locked through all tries.
     """
     require_schema(settings)
     wanted = settings.partitions_ahead if days is None else days
@@ -57,27 +59,30 @@ def ensure(settings: Settings, days: int | None = None, since: date | None = Non
                 return Ensured(made, calendar.ahead(connection))
             except psycopg.errors.LockNotAvailable as error:
                 if not tries_left:
-                    reason = f"the outbox is locked by somebody else's maintenance: {first_line(error)}"
+                    reason = f"the outbox is locked by other maintenance: {first_line(error)}"
                     raise UnavailableError(f"{reason}; try again") from None
                 time.sleep(_PAUSE_SECONDS)
             except psycopg.errors.InsufficientPrivilege as error:
                 raise SetupError(
-                    f"{first_line(error)}: partitions are made by the role that owns the outbox"
+                    f"{first_line(error)}: only the role that owns the outbox can create partitions"
                 ) from None
             except psycopg.errors.ObjectNotInPrerequisiteState as error:
-                raise SetupError(f"{first_line(error)}: a closed day never changes") from None
+                raise SetupError(f"{first_line(error)}: a closed day cannot change") from None
             except psycopg.errors.DuplicateTable as error:
                 raise SetupError(
-                    f"{first_line(error)}, and is none of the outbox's days: rename or drop it"
+                    f"{first_line(error)}, and does not belong to the outbox: rename or drop it"
                 ) from None
     raise AssertionError
 
 
 def top_up(connection: Connection, days: int) -> str | None:
-    """Do the same beside other work: where this role owns the table, and without waiting.
+    """Create missing partitions without waiting, if this role owns the table.
+
+    Called by the relay. A failure is returned, not raised: enough days ahead still have a partition, and
+    publishing must continue.
 
     Returns:
-        Why it failed, None if it did not. There are days ahead still, and events must flow meanwhile.
+        The reason of a failure, None on success.
     """
     try:
         connection.execute(queries.ENSURE_IF_OWNER, {"days": days})
@@ -85,6 +90,6 @@ def top_up(connection: Connection, days: int) -> str | None:
         if connection.closed:
             raise
         reason = first_line(error)
-        _LOG.warning("partitions of the coming days could not be created, the relay goes on: %s", reason)
+        _LOG.warning("cannot create the partitions of the coming days, the relay continues: %s", reason)
         return reason
     return None

@@ -1,4 +1,4 @@
-"""Attaches a day's partition again that was left detached: by a kill, or by a report that held up a drop.
+"""Attach a day's partition that was left detached, by a killed process or by a long query during a drop.
 
 Invariants:
 - It changes no row, and no writer waits for it.
@@ -22,16 +22,16 @@ from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 SECONDS: Final = 60.0
-"""For so long transactions are waited for that use the outbox; nobody waits behind."""
+"""How long to wait for transactions that use the outbox; no other session queues behind this wait."""
 PAUSE_SECONDS: Final = 0.5
 
 
 def attach(settings: Settings, day: date) -> bool:
-    """Makes the partition of a day a part of the outbox again; False where it is one.
+    """Attach the partition of a day to the outbox; return False if it was attached already.
 
     Raises:
         NotReadyError: the day is dropped, or a long transaction uses the outbox.
-        SetupError: the partition is gone, or this role does not own it.
+        SetupError: the partition does not exist, or this role does not own it.
     """
     require_schema(settings)
     with working_at(settings, day) as connection:
@@ -44,18 +44,18 @@ def attach(settings: Settings, day: date) -> bool:
         if place == "attached":
             return False
         if place == "gone":
-            raise SetupError(f"{day} has no partition: {leaf_of(day)} was dropped by hand")
+            raise SetupError(f"{day} has no partition: {leaf_of(day)} was dropped manually")
         try:
             again(connection, day)
         except psycopg.errors.InsufficientPrivilege as error:
             raise SetupError(
-                f"{first_line(error)}: days are attached by the role that owns the outbox"
+                f"{first_line(error)}: only the role that owns the outbox can attach days"
             ) from None
         return True
 
 
 def again(connection: Connection, day: date) -> None:
-    """Attaches a partition that is detached, or half detached.
+    """Attach a partition that is detached or half detached.
 
     Raises:
         NotReadyError: a long transaction uses the outbox.
@@ -79,6 +79,6 @@ def again(connection: Connection, day: date) -> None:
 
 
 def finish_detaching(connection: Connection) -> None:
-    """Finishes the detaching that was interrupted: until then no partition can be detached or attached."""
+    """Finish an interrupted detach: until then no other partition can be detached or attached."""
     for (unfinished,) in connection.execute(queries.DETACHING).fetchall():
         connection.execute(queries.named(queries.FINISH_DETACH, unfinished))

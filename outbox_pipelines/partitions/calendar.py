@@ -1,4 +1,4 @@
-"""Which days the outbox has, and how many lie ahead.
+"""Read which days the outbox has, and how many days ahead have a partition.
 
 Invariants:
 - Days are UTC days, by the database's clock.
@@ -19,7 +19,7 @@ from outbox_pipelines.partitions import queries
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
-# A session that has just been closed, or whose process was killed, keeps its locks for a moment.
+# A session that was just closed, or whose process was killed, keeps its locks for a moment.
 _GOING_SECONDS: Final = 2.0
 
 
@@ -31,19 +31,19 @@ class Day:
     state: str
     """open, closed, archived or dropped."""
     partition: str
-    """attached; detaching or detached, by a drop that was interrupted: its rows are not seen; or gone."""
+    """attached; detaching or detached (an interrupted drop; its rows are not visible); or gone."""
     rows: int
-    """About so many; exactly, once it is archived."""
+    """An estimate; exact once the day is archived."""
     size: int
-    """Bytes of its partition, with indexes."""
+    """Bytes of the partition, with indexes."""
     archived_at: datetime | None
-    """When its file was written."""
+    """When the archive file was written."""
     proven_at: datetime | None
-    """When file and rows were last found equal."""
+    """When file and rows were last proven equal."""
 
 
 def read(settings: Settings) -> list[Day]:
-    """All days, in order.
+    """Return all days, in order.
 
     Raises:
         SetupError: the database does not answer, or has no outbox.
@@ -54,7 +54,7 @@ def read(settings: Settings) -> list[Day]:
 
 
 def first(settings: Settings) -> date | None:
-    """The first day that the outbox knows of; None before `outbox migrate`.
+    """Return the first day of the outbox; None before `outbox migrate`.
 
     Raises:
         SetupError: the database does not answer.
@@ -67,7 +67,7 @@ def first(settings: Settings) -> date | None:
 
 
 def waiting(settings: Settings) -> list[date]:
-    """The days that are closed and not archived, in order.
+    """Return the days that are closed and not archived, in order.
 
     Raises:
         SetupError: as `read`.
@@ -76,21 +76,21 @@ def waiting(settings: Settings) -> list[date]:
 
 
 def leaf_of(day: date) -> str:
-    """The name of a day's partition."""
+    """Return the name of a day's partition."""
     return f"outbox_{day:%Y%m%d}"
 
 
 def bounds_of(day: date) -> tuple[str, str]:
-    """Where a day begins and ends, as PostgreSQL reads it."""
+    """Return the start and end of a day, in PostgreSQL's notation."""
     return f"{day} 00:00:00+00", f"{day + timedelta(1)} 00:00:00+00"
 
 
 @contextmanager
 def working_at(settings: Settings, day: date) -> Iterator[Connection]:
-    """A connection that is the only one to work at this day.
+    """Open a connection and lock the day, so that no other session works on it.
 
     Raises:
-        NotReadyError: somebody else does.
+        NotReadyError: another session has locked the day.
     """
     with connect(settings, name=f"outbox: {day}") as connection:
         connection.execute("SET TimeZone = 'UTC'")
@@ -98,14 +98,14 @@ def working_at(settings: Settings, day: date) -> Iterator[Connection]:
         while not connection.execute(queries.TRY_DAY, {"day": day}).fetchall()[0][0]:
             if time.monotonic() > deadline:
                 raise NotReadyError(
-                    f"{day} is being archived, proven or dropped by somebody else: wait for it"
+                    f"{day} is being archived, proven or dropped by another process: wait until it ends"
                 )
             time.sleep(0.05)
         yield connection
 
 
 class DayRow(NamedTuple):
-    """What the outbox records of a day."""
+    """What the outbox records about a day."""
 
     state: str
     sealed_at: datetime | None
@@ -123,17 +123,17 @@ def require_day(connection: Connection, day: date) -> DayRow:
     """
     row = connection.execute(queries.DAY, {"day": day}).fetchone()
     if row is None:
-        raise SetupError(f"{day} is no day of the outbox: see `outbox partitions list`")
+        raise SetupError(f"{day} is not a day of the outbox: see `outbox partitions list`")
     return DayRow(*row)
 
 
 def place_of(connection: Connection, day: date) -> str:
-    """Where the partition of a day is: attached, detaching, detached or gone."""
+    """Return the state of a day's partition: attached, detaching, detached or gone."""
     row = connection.execute(queries.ATTACHMENT, {"leaf": leaf_of(day)}).fetchone()
     return "gone" if row is None else row[0]
 
 
 def ahead(connection: Connection) -> int:
-    """How many days from tomorrow have a partition."""
+    """Return how many days from tomorrow on have a partition."""
     ((days,),) = connection.execute(queries.AHEAD)
     return int(days)

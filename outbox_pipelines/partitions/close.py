@@ -1,11 +1,11 @@
-"""Closes days that are over: from then on they never change.
+"""Close past days: from then on they never change.
 
 Invariants:
-- Sealing waits 50 ms for the partition's lock, never longer: writers queue behind it.
+- Sealing waits at most 50 ms for the partition's lock, because writers queue behind it.
 - A day is sealed when no transaction that began before its end still runs, and closed when every event in it
-  is published, a dead letter or discarded. Each step stands by itself: whoever comes next goes on from there.
-- The partition's lock is the proof that nobody writes into it. What sessions say of themselves is courtesy:
-  it spares a transaction the refusal of its late insert.
+  is published, a dead letter or discarded. Each step is durable: the next run continues from there.
+- The partition's lock proves that no session writes into it. The check of pg_stat_activity is not needed for
+  correctness: it avoids rejecting the late insert of a running transaction.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
-# A lock that is asked for longer makes writers wait; one that is not had by then belongs to a transaction
-# with rows in the day.
+# A longer lock request would make writers wait. If all tries fail, a transaction with rows in the day owns
+# the lock.
 _TRIES: Final = 20
 _PAUSE_SECONDS: Final = 0.1
-# Sessions of other roles do not show when their transaction began: those that run now are waited for so long.
+# Sessions of other roles hide when their transaction began: wait this long for those that run now.
 _HIDDEN_SECONDS: Final = 10.0
-# The clocks of database and maintenance. A clock that is ahead would close a day that is not over.
+# Allowed difference between the clocks: a clock that is ahead would close a day too early.
 _CLOCKS_MINUTES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """What came of a day that is over."""
+    """The result of closing one day."""
 
     day: date
     closed: bool
     why_not: str = ""
-    """What stands against it, and what helps."""
+    """Why the day stays open, and what to do."""
 
 
 def close(settings: Settings, day: date | None = None) -> list[Closing]:
-    """Closes the days that are over and still open, or this one; the oldest first.
+    """Close the past days that are still open, the oldest first, or only `day`.
 
-    A day that cannot be closed yet is no error: the next call tries again.
+    A day that cannot be closed yet is not an error: the next call tries again.
 
     Raises:
-        SetupError: this role does not own the outbox; the clocks differ; there is no such day.
+        SetupError: this role does not own the outbox; the clocks differ; the outbox has no such day.
         UnavailableError: the database does not answer.
     """
     require_schema(settings)
@@ -70,10 +70,9 @@ def close(settings: Settings, day: date | None = None) -> list[Closing]:
 
 
 def reopen(settings: Settings, day: date) -> None:
-    """Takes the seal off a closed day that is not archived yet: a clock that was ahead had closed it.
+    """Reopen a closed day that is not archived yet, such as one that a fast clock closed too early.
 
-    Relays start over, since they have stopped looking at the day. What was written into it past the guards is
-    published then.
+    Relays restart, because they no longer read the day. They then publish rows that bypassed the guards.
 
     Raises:
         SetupError: the day is archived or dropped, or was never closed.
@@ -84,8 +83,8 @@ def reopen(settings: Settings, day: date) -> None:
         row = require_day(connection, day)
         state, sealed_at = row.state, row.sealed_at
         if state not in ("open", "closed") or sealed_at is None:
-            raise SetupError(f"{day} is {state}: only a closed day that is not archived can be opened again")
-        # No writer waits behind it: the day refuses them.
+            raise SetupError(f"{day} is {state}: only a closed day that is not archived can be reopened")
+        # No writer waits behind this lock: the closed day rejects inserts.
         connection.execute("SET LOCAL lock_timeout = '2s'")
         connection.execute(queries.DECLARE_REBASE)
         connection.execute(queries.named(queries.TO_BE_PUBLISHED, leaf_of(day)), {"day": day})
@@ -94,22 +93,22 @@ def reopen(settings: Settings, day: date) -> None:
 
 
 def require_published(connection: Connection, day: date) -> None:
-    """`NotReadyError` where rows came into a closed day past the guards: they are not published."""
+    """Raise `NotReadyError` if a closed day has unpublished rows that bypassed the guards."""
     try:
         query = queries.named(queries.PAST_GUARDS, leaf_of(day))
         ((rows, id),) = connection.execute(query, {"day": day}).fetchall()
     except psycopg.errors.InsufficientPrivilege as error:
         raise SetupError(
-            f"{first_line(error)}: days are archived and dropped by the role that owns the outbox"
+            f"{first_line(error)}: only the role that owns the outbox can archive and drop days"
         ) from None
     if not rows:
         return
     if require_day(connection, day).state == "closed":
-        remedy = f"`outbox partitions reopen {day}` publishes them"
+        remedy = f"to publish them, run `outbox partitions reopen {day}`"
     else:
-        remedy = f"write them again, as new events, and remove them from {leaf_of(day)}: see docs/days.md"
+        remedy = f"insert them as new events, and delete them from {leaf_of(day)}: see docs/days.md"
     raise NotReadyError(
-        f"{day} has {rows} rows that were written past the guards after it was closed, and are not published "
+        f"{day} has {rows} unpublished rows that bypassed the guards after the day was closed "
         f"(event {id}): {remedy}"
     )
 
@@ -125,18 +124,18 @@ def _close(connection: Connection, day: date) -> Closing:
                 connection.execute(queries.CLOSED, {"day": day, "committed": committed})
     except psycopg.errors.UndefinedTable:
         why_not = (
-            "its partition is gone, somebody has dropped it by hand: to forget the day, "
+            "its partition does not exist (it was dropped manually): to remove the day, run "
             f"DELETE FROM outbox_days WHERE day = '{day}'"
         )
     except psycopg.errors.InsufficientPrivilege as error:
-        raise SetupError(f"{first_line(error)}: days are closed by the role that owns the outbox") from None
+        raise SetupError(f"{first_line(error)}: only the role that owns the outbox can close days") from None
     if why_not:
         _LOG.info("%s stays open: %s", day, why_not)
     return Closing(day, not why_not, why_not)
 
 
 def _seal(connection: Connection, day: date) -> str:
-    """Makes the day refuse inserts; else why not."""
+    """Make the day reject inserts; return an empty string, or the reason if that is not possible yet."""
     row = connection.execute(queries.DAY, {"day": day}).fetchone()
     assert row is not None
     if row[1] is not None:
@@ -158,7 +157,7 @@ def _seal(connection: Connection, day: date) -> str:
 
 
 def _still_running(connection: Connection, day: date) -> str:
-    """Which transactions began before the day's end; those that do not show their age are waited for."""
+    """Return why a transaction from before the day's end still runs; wait for those with a hidden start."""
     deadline = time.monotonic() + _HIDDEN_SECONDS
     hidden: set[str] | None = None
     while True:
@@ -166,8 +165,8 @@ def _still_running(connection: Connection, day: date) -> str:
         if old := [row for row in rows if row[1] is not None]:
             _, since, pid, user = old[0]
             return (
-                f"a transaction of {user} (pid {pid}) runs since {since:%Y-%m-%d %H:%M:%S} UTC and may still "
-                f"write into it: end it, or SELECT pg_terminate_backend({pid})"
+                f"a transaction of {user} (pid {pid}) runs since {since:%Y-%m-%d %H:%M:%S} UTC and can still "
+                f"write into it: end it, or run SELECT pg_terminate_backend({pid})"
             )
         now = {row[0] for row in rows}
         hidden = now if hidden is None else hidden & now
@@ -176,7 +175,7 @@ def _still_running(connection: Connection, day: date) -> str:
         if time.monotonic() > deadline:
             pids = ", ".join(str(row[2]) for row in rows if row[0] in hidden)
             return (
-                f"transactions of other roles run whose age this role may not see (pid {pids}): "
+                f"this role cannot see when transactions of other roles began (pid {pids}): "
                 "GRANT pg_read_all_stats to it, or end them"
             )
         time.sleep(_PAUSE_SECONDS)
@@ -192,7 +191,7 @@ def _who_locks(connection: Connection, day: date) -> str:
 
 
 def _unpublished(connection: Connection, day: date) -> str:
-    """What of a sealed day has not met its fate yet."""
+    """Return which events of a sealed day are not yet published, dead letters or discarded."""
     for shard, count in connection.execute(queries.named(queries.BEHIND, leaf_of(day))):
         return (
             f"shard {shard} has not published {count}{' or more' if count >= 1000 else ''} of its events: "
@@ -208,11 +207,11 @@ def _unpublished(connection: Connection, day: date) -> str:
 def _not_over(connection: Connection, day: date, settings: Settings) -> Closing:
     row = connection.execute(queries.DAY, {"day": day}).fetchone()
     if row is None:
-        raise SetupError(f"{day} is no day of the outbox: see `outbox partitions list`")
+        raise SetupError(f"{day} is not a day of the outbox: see `outbox partitions list`")
     if row[0] != "open":
         return Closing(day, True)
     return Closing(
-        day, False, f"it ends at midnight UTC, and closes {settings.close_after_minutes:g} min later"
+        day, False, f"it ends at midnight UTC and can be closed {settings.close_after_minutes:g} min later"
     )
 
 
@@ -223,6 +222,6 @@ def compare_clocks(connection: Connection) -> None:
     apart = abs((row[0] - datetime.now(UTC)).total_seconds()) / 60
     if apart > _CLOCKS_MINUTES:
         raise UnavailableError(
-            f"the clocks of the database and of this machine are {apart:.0f} minutes apart: no day is closed "
-            "or dropped, and nothing is purged, until they agree"
+            f"the clocks of the database and of this machine differ by {apart:.0f} minutes: no day is closed "
+            "or dropped, and nothing is purged, until the clocks are synchronized"
         )

@@ -1,4 +1,4 @@
-"""The commands `outbox partitions …`: what an operator types about the days of the outbox."""
+"""The commands `outbox partitions …`: manage the days of the outbox."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _PLACES: Final = {
 
 @click.group()
 def partitions() -> None:
-    """Show the days of the outbox, make those ahead, close and drop those that are over."""
+    """List the outbox's days, create future partitions, and close and drop past days."""
 
 
 @partitions.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @click.pass_obj
 def list_days(settings: Settings, as_json: bool) -> None:
-    """Show each day: its state, events (~ about), size on disk, when it was archived and last proven."""
+    """List each day: state, events (~ is an estimate), size on disk, archive time and last proof."""
     from outbox_pipelines.partitions import calendar
 
     days = calendar.read(settings)
@@ -53,18 +53,18 @@ def list_days(settings: Settings, as_json: bool) -> None:
 @click.option(
     "--days",
     type=click.IntRange(1, 400),
-    help="So many days ahead; OUTBOX_PARTITIONS_AHEAD by default.",
+    help="Number of days ahead (default: OUTBOX_PARTITIONS_AHEAD).",
 )
 @click.option(
-    "--since", type=DAY, help="Days of the past too, from this one: for a backfill, see docs/days.md."
+    "--since", type=DAY, help="Also create past days, from this one on, for a backfill; see docs/days.md."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def ensure(settings: Settings, days: int | None, since: date | None, as_json: bool) -> None:
-    """Make the partitions of the coming days, by the database's clock; what is there stays.
+    """Create the partitions of the coming days, by the database's clock; existing ones do not change.
 
-    Writers do not wait for it. It needs the role that owns the outbox. Exits with 1 where fewer than 7 days
-    ahead have a partition afterwards.
+    Writers do not wait. Requires the role that owns the outbox. Exits with 1 if fewer than 7 days ahead have
+    a partition afterwards.
     """
     from outbox_pipelines.partitions import FEW_AHEAD, ahead
 
@@ -72,9 +72,9 @@ def ensure(settings: Settings, days: int | None, since: date | None, as_json: bo
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(ensured)))
     else:
-        click.echo(f"made {ensured.made}; {ensured.ahead} days ahead have a partition")
+        click.echo(f"created {ensured.made}; {ensured.ahead} future days have a partition")
     if ensured.ahead < FEW_AHEAD:
-        click.echo(f"outbox: fewer than {FEW_AHEAD} days ahead: ask for more with --days", err=True)
+        click.echo(f"outbox: fewer than {FEW_AHEAD} days ahead: increase --days", err=True)
         sys.exit(1)
 
 
@@ -83,10 +83,11 @@ def ensure(settings: Settings, days: int | None, since: date | None, as_json: bo
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @click.pass_obj
 def close_days(settings: Settings, day: date | None, as_json: bool) -> None:
-    """Close the days that are over: they take no more inserts, and can be archived.
+    """Close past days: they accept no more inserts and can be archived.
 
-    A day closes OUTBOX_CLOSE_AFTER_MINUTES after its end, once no transaction that began before it still runs
-    and every event of it is published or a dead letter. Exits with 1 where a day stays open, and says why.
+    A day closes OUTBOX_CLOSE_AFTER_MINUTES after its end, once no transaction that began before its end still
+    runs and each of its events is published or a dead letter. If a day stays open, prints the reason and
+    exits with 1.
     """
     from outbox_pipelines.partitions import close
 
@@ -97,17 +98,17 @@ def close_days(settings: Settings, day: date | None, as_json: bool) -> None:
         for each in closings:
             click.echo(f"{each.day}  {'closed' if each.closed else plain(f'stays open: {each.why_not}')}")
         if not closings:
-            click.echo("no day is over that is still open")
+            click.echo("no day to close: all past days are closed")
     if not all(each.closed for each in closings):
         sys.exit(1)
 
 
 @partitions.command("reopen")
 @click.argument("day", type=DAY)
-@click.confirmation_option(prompt="Relays start over, and the day takes inserts again. Open it?")
+@click.confirmation_option(prompt="Relays restart, and the day accepts inserts again. Reopen it?")
 @click.pass_obj
 def reopen_day(settings: Settings, day: date) -> None:
-    """Open a closed day again that is not archived yet: where a clock that was ahead had closed it."""
+    """Reopen a closed day that is not archived yet, for example one that a fast clock closed too early."""
     from outbox_pipelines.partitions import close
 
     close.reopen(settings, day)
@@ -118,21 +119,21 @@ def reopen_day(settings: Settings, day: date) -> None:
 @click.argument("day", type=DAY)
 @click.pass_obj
 def attach_day(settings: Settings, day: date) -> None:
-    """Attach a day's partition again that an interrupted drop has left detached: its rows are seen again.
+    """Attach a day's partition that an interrupted drop left detached; its rows become visible again.
 
-    Writers do not wait. A day that is dropped comes back by `outbox archive restore DAY --attach`.
+    Writers do not wait. To bring back a dropped day, run `outbox archive restore DAY --attach`.
     """
     from outbox_pipelines.partitions import attach
 
     was_detached = attach.attach(settings, day)
-    click.echo(f"{day}  {'attached' if was_detached else 'is attached'}")
+    click.echo(f"{day}  {'attached' if was_detached else 'was already attached'}")
 
 
 @partitions.command("purge")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def purge_rows(settings: Settings, as_json: bool) -> None:
-    """Remove idempotency keys older than OUTBOX_KEY_RETENTION_DAYS, and progress of archived days."""
+    """Delete idempotency keys older than OUTBOX_KEY_RETENTION_DAYS and the progress of archived days."""
     from outbox_pipelines.partitions import purge
 
     purged = dataclasses.asdict(purge.purge(settings))

@@ -1,8 +1,9 @@
-"""Removes what has served: old idempotency keys, progress, and what became of parked events.
+"""Delete what is no longer needed: old idempotency keys, progress, and records of parked events.
 
 Invariants:
-- In batches, each a transaction of its own: nobody waits long, and a purge that is cut short has done a part.
-- What tells when an event was published stays until its day is archived.
+- Rows are deleted in batches, each in its own transaction: other sessions wait only briefly, and an
+  interrupted purge keeps what it has done.
+- The rows that show when an event was published stay until its day is archived.
 - Dead letters stay, however old: they can be replayed.
 """
 
@@ -18,7 +19,7 @@ from outbox_pipelines.settings import NO_ARCHIVE, Settings
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """Rows that were removed."""
+    """Numbers of deleted rows."""
 
     keys: int
     progress: int
@@ -27,7 +28,7 @@ class Purged:
 
 
 def purge(settings: Settings) -> Purged:
-    """Removes keys older than OUTBOX_KEY_RETENTION_DAYS, and the rest with the days it belongs to.
+    """Delete keys older than OUTBOX_KEY_RETENTION_DAYS, and the other rows together with their days.
 
     Raises:
         SetupError: this role does not own the outbox.

@@ -4,12 +4,12 @@ from typing import Any, Final, LiteralString
 
 from psycopg import sql
 
-# Whether its rows are seen through the outbox. `relispartition` stays true while a detach is pending.
+# Whether its rows are visible through the outbox. `relispartition` stays true while a detach is pending.
 ATTACHED: Final[LiteralString] = """EXISTS (
     SELECT FROM pg_inherits i
     WHERE i.inhrelid = c.oid AND i.inhparent = 'outbox'::regclass AND NOT i.inhdetachpending)"""
 
-# Rows by the server's own count, which a crash forgets, until the archive has counted them.
+# Until the archive has counted the rows, use the server's statistics, which a crash resets.
 DAYS: Final[LiteralString] = f"""
 SELECT d.day, d.state,
        CASE WHEN c.oid IS NULL THEN 'gone' WHEN {ATTACHED} THEN 'attached'
@@ -22,13 +22,13 @@ ORDER BY d.day"""
 
 FIRST: Final[LiteralString] = "SELECT min(day) FROM outbox_days"
 
-# By the database's clock, and from tomorrow: an open day without a partition takes nothing.
+# By the database's clock, and from tomorrow on: an open day without a partition accepts no inserts.
 AHEAD: Final[LiteralString] = f"""
 SELECT count(*) FROM outbox_days d
 JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMDD')) AND {ATTACHED}
 WHERE d.state = 'open' AND d.day > (clock_timestamp() AT TIME ZONE 'UTC')::date"""
 
-# Over for more than a day, which is time enough for all that is done by itself.
+# Days that ended more than a day ago: automatic maintenance has had enough time for them.
 LATE: Final = """
 SELECT count(*) FILTER (WHERE state = 'open') AS to_close,
        count(*) FILTER (WHERE state = 'closed' AND %(archives)s) AS to_archive,
@@ -38,7 +38,7 @@ WHERE (day + 1 + CASE WHEN state = 'archived' OR state = 'closed' AND %(drops_un
                       THEN %(retention)s ELSE 0 END)::timestamp AT TIME ZONE 'UTC'
       < clock_timestamp() - interval '1 day' AND state <> 'dropped'"""
 
-# Days whose rows are not seen through the outbox, and which nobody is dropping or attaching now: see TRY_DAY.
+# Days whose rows are not visible through the outbox, except those that a session works on now: see TRY_DAY.
 DETACHED: Final[LiteralString] = f"""
 SELECT count(*) FROM outbox_days d
 JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMDD')) AND NOT {ATTACHED}
@@ -56,13 +56,13 @@ ENSURE_IF_OWNER: Final = """
 SELECT CASE WHEN pg_has_role(relowner, 'USAGE') THEN outbox_ensure_partitions(%(days)s) END
 FROM pg_class WHERE oid = 'outbox'::regclass"""
 
-# One at a time closes, archives, proves or drops a day, from wherever.
+# Only one session at a time closes, archives, proves or drops a day, on any machine.
 TRY_DAY: Final = """
 SELECT pg_try_advisory_lock(
     hashtextextended('outbox day ' || %(day)s::date, 'outbox'::regclass::oid::bigint))"""
 
-# When an event was written: a backfilled one has a time of the past, and its id, of version 7, tells when it
-# was drawn. Young rows need no look at their ids.
+# When an event was written. A backfilled event has a `created_at` in the past; its id, if of version 7,
+# contains the time when it was generated. Recent rows need no look at their ids.
 WRITTEN_AT: Final[LiteralString] = """
 CASE WHEN created_at < clock_timestamp() - interval '1 hour' THEN coalesce((
     SELECT drawn FROM (
@@ -86,8 +86,8 @@ WHERE state = 'open'
   AND (day + 1)::timestamp AT TIME ZONE 'UTC' + make_interval(secs => %(minutes)s * 60) <= clock_timestamp()
 ORDER BY day"""
 
-# The transactions that began before the day's end, and those of other roles, whose age does not show.
-# Everybody may see the lock that each transaction holds on itself.
+# The transactions that began before the day's end, and those of other roles, whose start is hidden. Every
+# role can see the lock that each transaction has on itself.
 RUNNING: Final = """
 SELECT l.virtualtransaction, a.xact_start, l.pid, a.usename
 FROM pg_locks l
@@ -97,11 +97,11 @@ WHERE l.locktype = 'virtualxid' AND l.mode = 'ExclusiveLock' AND l.granted AND l
   AND a.backend_type IS DISTINCT FROM 'autovacuum worker'
 ORDER BY a.xact_start"""
 
-# G7: writers queue behind a lock that is asked for.
+# G7: writers queue behind a requested lock.
 SHORT_LOCK: Final = "SET LOCAL lock_timeout = '50ms'"
 
-# Conflicts with the lock of whoever has written here and not yet committed; readers do not feel it. ALWAYS:
-# for replication's rows too.
+# Conflicts with the lock of every transaction that has written here and not yet committed; readers are not
+# affected. ALWAYS makes the trigger fire for rows from logical replication, too.
 SEAL: Final = """
 LOCK TABLE {leaf} IN SHARE ROW EXCLUSIVE MODE;
 CREATE OR REPLACE TRIGGER outbox_closed BEFORE INSERT ON {leaf} FOR EACH ROW
@@ -109,7 +109,7 @@ EXECUTE FUNCTION outbox_refuse_late_insert();
 ALTER TABLE {leaf} ENABLE ALWAYS TRIGGER outbox_closed"""
 SEALED: Final = "UPDATE outbox_days SET sealed_at = clock_timestamp() WHERE day = %(day)s"
 
-# A prepared transaction has no process; its name is found by the lock that it holds on itself.
+# A prepared transaction has no process; its name is found through the lock that it has on itself.
 HOLDERS: Final = """
 SELECT DISTINCT l.pid, p.gid
 FROM pg_locks l
@@ -118,7 +118,7 @@ LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND p.transaction = own.transacti
 WHERE l.relation = to_regclass(%(leaf)s) AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
   AND l.mode NOT IN ('AccessShareLock', 'RowShareLock')"""
 
-# Rows that the position of their shard does not cover. The index knows those below every snapshot, which are.
+# Rows that their shard's position does not cover. The index skips those below every snapshot (covered).
 BEHIND: Final = """
 SELECT shard, count(*) FROM (
     SELECT s.shard FROM {leaf} o
@@ -134,21 +134,21 @@ WHERE state IN ('waiting', 'retrying', 'replaying')
   AND created_at >= %(day)s::date::timestamp AT TIME ZONE 'UTC'
   AND created_at < (%(day)s::date + 1)::timestamp AT TIME ZONE 'UTC'"""
 
-# The lock of outbox_ensure_partitions: no day may be made behind the closed ones, where no relay looks.
+# The lock of outbox_ensure_partitions: no day may be created before closed ones, where no relay reads.
 LOCK_CALENDAR: Final = """
 SELECT pg_advisory_xact_lock(hashtextextended('outbox_ensure_partitions', 'outbox'::regclass::oid::bigint))"""
-# Taken before the events are looked at: all that it shows is then known to be published.
+# Taken before the events are checked: everything that is visible in it is then known to be published.
 COMMITTED: Final = "SELECT pg_current_snapshot()::text"
 CLOSED: Final = """
 UPDATE outbox_days SET state = 'closed', closed_at = clock_timestamp(), published = %(committed)s
 WHERE day = %(day)s AND state = 'open'"""
 
-# Rows of a closed day that came past the guards; by the index.
+# Rows of a closed day that bypassed the guards; found by the index.
 PAST_GUARDS: Final = """
 SELECT count(*), min(o.id::text) FROM {leaf} o, outbox_days d
 WHERE d.day = %(day)s AND o.tx >= pg_snapshot_xmin(d.published)
   AND NOT pg_visible_in_snapshot(o.tx, d.published)"""
-# The positions have moved past them. With the id of this transaction they are ahead, and relays read them.
+# The positions have moved past these rows. With the id of this transaction, relays read them again.
 DECLARE_REBASE: Final = "SET LOCAL outbox.rebase = on"
 TO_BE_PUBLISHED: Final = """
 UPDATE {leaf} o SET tx = pg_current_xact_id() FROM outbox_days d
@@ -156,7 +156,7 @@ WHERE d.day = %(day)s AND o.tx >= pg_snapshot_xmin(d.published)
   AND NOT pg_visible_in_snapshot(o.tx, d.published)"""
 
 UNSEAL: Final = "DROP TRIGGER IF EXISTS outbox_closed ON {leaf}"
-# The epoch makes every relay start over.
+# The new epoch makes every relay restart.
 REOPEN: Final = """
 WITH opened AS (
     UPDATE outbox_days SET state = 'open', sealed_at = NULL, closed_at = NULL, published = NULL
@@ -166,7 +166,7 @@ UPDATE outbox_shards SET epoch = epoch + 1, owner = NULL, owned_since = NULL"""
 
 # --- dropping -------------------------------------------------------------------------------------------
 
-# What stops DROP TABLE: views on the partition itself, say.
+# What prevents DROP TABLE, such as views on the partition itself.
 DEPENDENTS: Final = """
 SELECT DISTINCT r.ev_class::regclass::text
 FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid
@@ -174,30 +174,30 @@ WHERE d.classid = 'pg_rewrite'::regclass AND d.refclassid = 'pg_class'::regclass
   AND d.refobjid = to_regclass(%(leaf)s) AND r.ev_class <> d.refobjid
 ORDER BY 1"""
 
-# The transactions that use the outbox now: detaching waits for them, and while it does the day is not seen.
+# The transactions that use the outbox now: DETACH waits for them, and until then the day is not visible.
 USERS: Final = """
 SELECT DISTINCT virtualtransaction FROM pg_locks
 WHERE relation = 'outbox'::regclass AND granted AND pid IS DISTINCT FROM pg_backend_pid()
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
-# attached, detaching, detached, or no row where it is gone.
+# attached, detaching, detached, or no row if the partition does not exist.
 ATTACHMENT: Final = """
 SELECT CASE WHEN i.inhrelid IS NULL THEN 'detached' WHEN i.inhdetachpending THEN 'detaching'
             ELSE 'attached' END
 FROM pg_class c LEFT JOIN pg_inherits i ON i.inhrelid = c.oid AND i.inhparent = 'outbox'::regclass
 WHERE c.oid = to_regclass(%(leaf)s)"""
 
-# Interrupted once; until it is finished no other day can be detached.
+# An interrupted detach; until it is finished, no other day can be detached.
 DETACHING: Final = """
 SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 WHERE i.inhparent = 'outbox'::regclass AND i.inhdetachpending"""
 
-# Concurrently: the parent is not locked against writers. It waits for transactions that use the outbox now,
-# and whoever comes later does not wait behind it.
+# CONCURRENTLY does not lock the parent against writers. It waits for transactions that use the outbox now;
+# later transactions do not wait behind it.
 DETACH_LOCK: Final = "SET lock_timeout = '2s'"
 DETACH: Final = "ALTER TABLE outbox DETACH PARTITION {leaf} CONCURRENTLY"
 FINISH_DETACH: Final = "ALTER TABLE outbox DETACH PARTITION {leaf} FINALIZE"
-# DETACH has left a constraint with these bounds, so that no row is read.
+# DETACH has left a constraint with these bounds, so ATTACH does not scan the rows.
 ATTACH: Final = "ALTER TABLE outbox ATTACH PARTITION {leaf} FOR VALUES FROM ({start}) TO ({stop})"
 
 # Nothing changes between proof and drop.
@@ -211,7 +211,7 @@ WHERE day = %(day)s"""
 
 UNPROVEN: Final = "UPDATE outbox_days SET proven_at = NULL WHERE day = %(day)s"
 
-# Past the retention, by the database's clock: archived, or closed where there is no archive.
+# Days past the retention by the database's clock: archived, or closed if there is no archive.
 DUE: Final = """
 SELECT day FROM outbox_days
 WHERE state = ANY (%(states)s)
@@ -220,8 +220,8 @@ ORDER BY day"""
 
 # --- purging --------------------------------------------------------------------------------------------
 
-# What tells when the events of a day were published is needed until the day is archived, and for as long as
-# the day can be asked in the table.
+# The rows that show when a day's events were published are needed until the day is archived, and as long as
+# the day can be queried in the table.
 PURGE_BEFORE: Final = """
 SELECT least(
     (SELECT min(day) FROM outbox_days WHERE state = 'open' OR state = 'closed' AND %(archives)s)::timestamp
@@ -229,7 +229,7 @@ SELECT least(
     clock_timestamp() - make_interval(days => greatest(%(retention)s, 7)))"""
 
 BATCH: Final = 5000
-"""Rows that one statement removes: some 50 ms, after which whoever wants such a key again goes on."""
+"""Rows that one statement deletes, in about 50 ms; a writer that needs one of the keys waits that long."""
 
 PURGE_PROGRESS: Final[LiteralString] = f"""
 DELETE FROM outbox_progress p USING (
@@ -240,14 +240,14 @@ WHERE p.shard = old.shard AND p.at = old.at"""
 PURGE_RELEASED: Final[LiteralString] = f"""
 DELETE FROM outbox_released WHERE seq IN (
     SELECT seq FROM outbox_released WHERE published_at < %(before)s LIMIT {BATCH})"""
-# Their content is in the archive; failed ones stay, they can be replayed.
+# Their content is in the archive. Dead letters stay, because they can be replayed.
 PURGE_DISCARDED: Final[LiteralString] = f"""
 DELETE FROM outbox_parked WHERE seq IN (
     SELECT seq FROM outbox_parked
     WHERE state = 'discarded' AND failed_at < %(before)s AND created_at < %(before)s
     LIMIT {BATCH})"""
 
-# By pages: no index for the age, which every writer with a key would pay for, and no page is read twice.
+# By pages: an index on the age would cost every writer with a key, and no page is read twice.
 KEY_PAGES: Final = "SELECT pg_relation_size('outbox_keys') / current_setting('block_size')::int"
 PAGES: Final = 32
 PURGE_KEYS: Final = """
@@ -257,5 +257,5 @@ WHERE ctid >= format('(%%s,0)', %(from)s::bigint)::tid AND ctid < format('(%%s,0
 
 
 def named(query: LiteralString, leaf: str, **names: Any) -> sql.Composed:
-    """A query with the name of a partition."""
+    """Return a query with the name of a partition filled in."""
     return sql.SQL(query).format(leaf=sql.Identifier(leaf), **names)

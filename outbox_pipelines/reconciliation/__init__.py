@@ -1,8 +1,8 @@
-"""Whether all that was written on a day came to the topics, and from there into each named consumer.
+"""Check that all events of a day are in the topics, and that each configured consumer processed them.
 
 Invariants:
-- Only ids, numbers, types and places are read, never payloads. They are compared in DuckDB, on disk, within a
-  fixed amount of memory, whatever the size of the day.
-- Nothing is changed anywhere: no offset is committed, no group is joined, no row is written.
-- What cannot be told is counted by itself, never as lost and never as well.
+- Only ids, numbers, types and offsets are read, never payloads. They are compared in DuckDB, on disk, with a
+  fixed amount of memory, regardless of the size of the day.
+- Nothing is changed: no offset is committed, no group is joined, no row is written.
+- What cannot be verified is counted separately, neither as lost nor as correct.
 """

@@ -1,4 +1,4 @@
-"""The command `outbox reconcile DAY`: whether anything was lost on the way."""
+"""The command `outbox reconcile DAY`: find events that were lost between table, topics and consumers."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from outbox_pipelines.text import plain
     "--consumer",
     "names",
     multiple=True,
-    help="This one alone, by its name in OUTBOX_CONSUMERS_FILE; repeatable.",
+    help="Only this consumer (name from OUTBOX_CONSUMERS_FILE); repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def reconcile(settings: Settings, day: date, names: tuple[str, ...], as_json: bool) -> None:
-    """Compare a day's events with the topics, and with what each consumer has handled.
+    """Compare a day's events with the topics and with what each consumer processed.
 
-    Finds what is missing, phantom, duplicated, out of order, lagging; of each ten examples at most. DAY is a
-    UTC day, of the table or of the archive. Changes nothing, and no consumer notices. Exits with 0 where all
-    is equal, with 1 where anything differs or cannot be told.
+    Finds missing, phantom, duplicated, out-of-order and lagging events, with at most ten examples of each.
+    DAY is a UTC day in the table or the archive. Changes nothing and does not affect consumers. Exits with 0
+    if all are equal, and with 1 if anything differs or cannot be verified.
     """
     from outbox_pipelines.reconciliation import day as days
 

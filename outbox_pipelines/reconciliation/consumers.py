@@ -10,14 +10,14 @@ from outbox_pipelines.settings import Settings
 
 
 def chosen(settings: Settings, names: Sequence[str]) -> list[Consumer]:
-    """Those of the settings that are named; all without any name.
+    """Return the consumers of the settings with these names; without names, all of them.
 
     Raises:
-        SetupError: there is none of this name.
+        SetupError: there is no consumer of this name.
     """
     known = read_consumers(settings.consumers_file) if settings.consumers_file else {}
     for name in names:
         if name not in known:
-            there = f"there are {', '.join(known)}" if known else "it names none"
-            raise SetupError(f"no consumer is named {name!r}: {there} (the file of OUTBOX_CONSUMERS_FILE)")
+            there = f"the file has {', '.join(known)}" if known else "the file has none"
+            raise SetupError(f"no consumer is named {name!r}: {there} (OUTBOX_CONSUMERS_FILE)")
     return [known[name] for name in names or known]

@@ -1,8 +1,8 @@
-"""Reconciles a day: its events, the topics, each named consumer.
+"""Reconcile a day: its events, the topics, and each configured consumer.
 
 Invariants:
 - The events are read before the ends of the topics are taken, those before consumers' offsets, and those
-  before consumers' rows: what is on its way meanwhile is never taken for lost.
+  before consumers' rows: an event that is in flight at that time is never reported as lost.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def reconcile(
     names: Sequence[str] = (),
     progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Compares all that was written on a UTC day with the topics and with the consumers of the settings.
+    """Compare all events of a UTC day with the topics and with the consumers of the settings.
 
     Args:
-        names: of consumers, these alone; without any, all that OUTBOX_CONSUMERS_FILE names.
-        progress: told what is done, every million or so.
+        names: only these consumers; without names, all consumers in OUTBOX_CONSUMERS_FILE.
+        progress: called with a message about every million rows.
 
     Raises:
-        SetupError: a setting is missing or wrong, the outbox has no such day, or its events are nowhere.
+        SetupError: a setting is missing or wrong, the outbox has no such day, or its events do not exist.
         UnavailableError: a database, the archive or Kafka does not answer.
     """
     started = time.monotonic()
@@ -58,17 +58,17 @@ def reconcile(
         count, span = _span(space, day)
         topic_side, read, notes = _topics(settings, day, span, space, progress)
         if not is_over:
-            notes.insert(0, "the day is not over: this is how it stands now")
+            notes.insert(0, "the day is not over: the result is preliminary")
         sides = [topic_side, *(_consumer(settings, day, each, span, space, progress) for each in wanted)]
     return Report(day, source, count, read, sides, notes, round(time.monotonic() - started, 3))
 
 
 def _span(space: Workspace, day: date) -> tuple[int, tuple[str, str]]:
-    """How many events there are, and from when to when the ids were drawn that matter."""
+    """Return the number of events, and the range of times in which the relevant ids were generated."""
     start, end = ids.bounds(day)
     count, first, last = space.row(queries.SPAN)
     if first is not None:
-        # Transactions begin before their ids are drawn; and applications may bring ids of their own.
+        # Transactions begin before their ids are generated, and applications can supply their own ids.
         start, end = min(start, ids.milliseconds(first)), max(end, ids.milliseconds(last) + 1)
     return count, (ids.floor(start), ids.floor(end))
 
@@ -81,12 +81,12 @@ def _topics(
     with closing(topics.consumer(settings)) as kafka:
         found, gone = topics.find(settings, kafka, numbers, start, progress)
         read, first = messages.load(settings, kafka, found, span, (start, end), space, progress)
-    notes = [f"topic {name} is not there" for name in gone]
+    notes = [f"topic {name} does not exist" for name in gone]
     for topic in found:
         of_topic = {partition: ms for (number, partition), ms in first.items() if number == topic.number}
         kept_from = topics.kept_from(topic, of_topic)
         if kept_from is not None:
-            notes.append(f"topic {topic.name} keeps from {ids.at(kept_from):%Y-%m-%d %H:%M:%S}")
+            notes.append(f"topic {topic.name} has messages since {ids.at(kept_from):%Y-%m-%d %H:%M:%S}")
         if topic.doubt is not None:
             notes.append(f"topic {topic.name}: {topic.doubt}")
         space.run(queries.DOUBT, topic=topic.number, kept_from=kept_from, doubt=topic.doubt)

@@ -1,8 +1,7 @@
-"""The events of the day, from the table while it has them, else from the archive.
+"""Read the events of the day from the table or, if the day is dropped, from the archive.
 
 Invariants:
-- What became of an event is read in the same moment as the event; of an archived one, what has become of it
-  since.
+- An event and its state are read in the same snapshot; for an archived event, its current state is read.
 """
 
 from __future__ import annotations
@@ -32,21 +31,22 @@ _TOLD: Final = 1_000_000
 def load(
     settings: Settings, day: date, space: Workspace, progress: Callable[[str], None]
 ) -> tuple[str, bool]:
-    """Fills `events`; where they were (table or archive), and whether the day is over.
+    """Fill `events`; return where they were read (table or archive), and whether the day is over.
 
     Raises:
-        SetupError: the outbox has no such day, or it has not begun; or its events are nowhere.
+        SetupError: the outbox has no such day, or it has not begun; its events are neither in the table nor
+            in the archive.
         UnavailableError: the database or the archive does not answer.
     """
     with connect(settings, name=f"outbox reconcile: {day}") as connection:
         state, *_ = require_day(connection, day)
         ((is_attached, is_readable, today),) = connection.execute(queries.WHERE_IT_IS, {"leaf": leaf_of(day)})
     if day > today:
-        raise SetupError(f"{day} has not begun: name a day that is over, or today")
+        raise SetupError(f"{day} has not begun: choose a past day, or today")
     start, stop = map(sql.Literal, bounds_of(day))
     query = queries.OPEN_EVENTS if state == "open" else queries.CLOSED_EVENTS
     with reading(settings.require_dsn(), settings.db_schema) as read:
-        # Detached by a drop that was interrupted, the rows are there still.
+        # An interrupted drop detached the partition; the rows still exist.
         table = sql.Identifier("outbox" if is_attached else leaf_of(day))
         in_table = is_attached or is_readable
         of_table = sql.SQL(query).format(start=start, stop=stop, table=table)
@@ -62,7 +62,7 @@ def load(
 
 
 def archived_spans(settings: Settings, days: set[date]) -> dict[date, tuple[str | None, str | None]]:
-    """The lowest and highest id of version 7 of each of these days that the archive has."""
+    """Return the lowest and highest id of version 7 of each of these days in the archive."""
     from outbox_pipelines.archive.reader import Archive
 
     manifests = Archive(Store(named(settings))).manifests
@@ -70,7 +70,7 @@ def archived_spans(settings: Settings, days: set[date]) -> dict[date, tuple[str 
 
 
 def archived_ids(settings: Settings, day: date) -> Iterator[pa.RecordBatch]:
-    """The ids of an archived day; none where the archive does not have it."""
+    """Return the ids of an archived day; none if the archive does not have it."""
     from outbox_pipelines.archive.reader import Archive
 
     archive = Archive(Store(named(settings)))
@@ -93,11 +93,11 @@ def _of_archive(settings: Settings, day: date) -> Iterator[pa.RecordBatch]:
 
     if not settings.archives:
         raise SetupError(
-            f"{day} is gone from the table, and no archive is named: set OUTBOX_ARCHIVE to where it lies"
+            f"{day} is not in the table, and no archive is configured: set OUTBOX_ARCHIVE to its location"
         )
     archive = Archive(Store(settings.archive))
     if day not in archive.manifests:
-        raise SetupError(f"{day} is gone from the table, and not in {settings.archive} (OUTBOX_ARCHIVE)")
+        raise SetupError(f"{day} is neither in the table nor in {settings.archive} (OUTBOX_ARCHIVE)")
     for batch in archive.of_days([day], columns=_COLUMNS).to_arrow_reader(_ROWS):
         states = [_STATES[status] for status in batch.column("status").to_pylist()]
         yield batch.drop_columns(["status"]).append_column("state", pa.array(states))

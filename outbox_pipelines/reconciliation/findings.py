@@ -1,7 +1,7 @@
-"""What can be found, and where: each finding is a query, a word for it, and what to do.
+"""The findings of a reconciliation: each is a query, a name, and what to do.
 
 Invariants:
-- A finding without events is left out.
+- A finding without events is omitted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _OF_TOPICS: Final = (
         Kind(
             "missing",
             State.ERROR,
-            "counted as published, and in no topic",
-            "was the topic made anew, or routed elsewhere? Send them again: docs/reconciliation.md, missing",
+            "recorded as published, but not in any topic",
+            "check whether the topic was recreated or rerouted, then resend: docs/reconciliation.md, missing",
         ),
     ),
     (
@@ -30,8 +30,8 @@ _OF_TOPICS: Final = (
         Kind(
             "phantom",
             State.ERROR,
-            "messages of the day whose id no event has",
-            "find out who else writes to the topic; the outbox never held them",
+            "messages of the day whose id belongs to no event",
+            "find the other producer of the topic; the outbox never had these events",
         ),
     ),
     (
@@ -39,8 +39,8 @@ _OF_TOPICS: Final = (
         Kind(
             "out_of_order",
             State.ERROR,
-            "came behind a later event of their aggregate",
-            "do writers lock the aggregate before they insert? docs/reconciliation.md, out_of_order",
+            "published after a later event of their aggregate",
+            "check that writers lock the aggregate before they insert: docs/reconciliation.md, out_of_order",
         ),
     ),
     (
@@ -48,8 +48,8 @@ _OF_TOPICS: Final = (
         Kind(
             "duplicated",
             State.WARN,
-            "messages too many: their event was there already",
-            "usual after a crash with at_least_once; consumers pass over ids that they know",
+            "extra messages: their event was already in the topic",
+            "normal after a crash with at_least_once; idempotent consumers skip ids that they have processed",
         ),
     ),
     (
@@ -58,7 +58,7 @@ _OF_TOPICS: Final = (
             "lagging",
             State.WARN,
             "not published yet",
-            "`outbox status` says why, and what helps; then run this again",
+            "run `outbox status` for the cause and the fix; then run this again",
         ),
     ),
     (
@@ -66,8 +66,8 @@ _OF_TOPICS: Final = (
         Kind(
             "unreadable",
             State.WARN,
-            "messages without an id that could be an event's",
-            "find out who else writes to the topic, or mend OUTBOX_HEADER_NAMES",
+            "messages without a valid event id",
+            "find the other producer of the topic, or correct OUTBOX_HEADER_NAMES",
         ),
     ),
     (
@@ -75,13 +75,13 @@ _OF_TOPICS: Final = (
         Kind(
             "unknowable",
             State.WARN,
-            "published, and not in the topic any more, or not yet",
-            "reconcile within the topic's retention; consumers' own rows are compared by what is left",
+            "published, but no longer or not yet in the topic",
+            "reconcile within the topic's retention; consumers are compared with the remaining messages",
         ),
     ),
-    (queries.LATE_REPLAYS, Kind("late_replays", State.OK, "dead letters that came late, when replayed")),
-    (queries.DEAD, Kind("dead_letters", State.OK, "not published: `outbox dead-letters list` has them")),
-    (queries.GIVEN_UP, Kind("discarded", State.OK, "not published: somebody gave them up")),
+    (queries.LATE_REPLAYS, Kind("late_replays", State.OK, "dead letters published late, by a replay")),
+    (queries.DEAD, Kind("dead_letters", State.OK, "not published: see `outbox dead-letters list`")),
+    (queries.GIVEN_UP, Kind("discarded", State.OK, "not published: discarded by an operator")),
 )
 
 _OF_CONSUMER: Final = (
@@ -90,8 +90,9 @@ _OF_CONSUMER: Final = (
         Kind(
             "missing",
             State.ERROR,
-            "in the topic and passed over: never recorded",
-            "does it take these types and topics? Else set its group back: what it knows it skips",
+            "in the topic, but skipped: never recorded",
+            "check the consumer's types and topics, then set its group's offsets back: "
+            "recorded events are skipped",
         ),
     ),
     (
@@ -99,8 +100,8 @@ _OF_CONSUMER: Final = (
         Kind(
             "phantom",
             State.ERROR,
-            "recorded ids of the day that no event has",
-            "who sent them? If its source handles other outboxes too: handles_others = true",
+            "recorded ids of the day that belong to no event",
+            "find the producer; if the source also handles other outboxes, set handles_others = true",
         ),
     ),
     (
@@ -108,34 +109,34 @@ _OF_CONSUMER: Final = (
         Kind(
             "dead_letters",
             State.WARN,
-            "received, and their handler failed for good",
-            "mend the cause, then `outbox consumer dead-letters replay`, in its database",
+            "received, but all attempts of their handler failed",
+            "fix the cause, then run `outbox consumer dead-letters replay` in the consumer's database",
         ),
     ),
     (
         queries.CONSUMER_LAGGING,
-        Kind("lagging", State.WARN, "not handled yet", "is it running? Run this again when it has caught up"),
+        Kind("lagging", State.WARN, "not handled yet", "check that it runs; reconcile again later"),
     ),
     (
         queries.FORGOTTEN,
         Kind(
             "forgotten",
             State.WARN,
-            "cannot be told: rows of that time are pruned",
-            "name keep_days if they are not; reconcile sooner than they are pruned",
+            "cannot be verified: the consumer's rows of that time are pruned",
+            "if they are not pruned, set keep_days; otherwise reconcile earlier, before they are pruned",
         ),
     ),
-    (queries.CONSUMER_GIVEN_UP, Kind("discarded", State.OK, "received, and given up by somebody")),
+    (queries.CONSUMER_GIVEN_UP, Kind("discarded", State.OK, "received, then discarded by an operator")),
 )
 
 
 def of_topics(space: Workspace) -> list[Finding]:
-    """What is not as it should be in the topics."""
+    """Return the findings of the topics."""
     return [found for query, kind in _OF_TOPICS if (found := _find(space, query, kind)).count]
 
 
 def of_consumer(space: Workspace, consumer: Consumer, handled: Handled) -> list[Finding]:
-    """What is not as it should be with a consumer, whose tables are loaded."""
+    """Return the findings of a consumer, whose tables are loaded."""
     given = {"{kept_ms}": str(handled.kept_ms), "{side}": side(consumer)}
     findings = []
     for query, kind in _OF_CONSUMER:
@@ -148,7 +149,7 @@ def of_consumer(space: Workspace, consumer: Consumer, handled: Handled) -> list[
 
 
 def side(consumer: Consumer) -> str:
-    """What the table of unknown ids calls it."""
+    """Return the consumer's name in the table of unknown ids."""
     return "consumer " + consumer.name.replace("'", "''")
 
 

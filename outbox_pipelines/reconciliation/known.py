@@ -1,9 +1,9 @@
-"""Ids that are of no event of the day: which of them are of another day's, and so no phantoms.
+"""Find which ids without an event of the day belong to an event of another day, and so are not phantoms.
 
 Invariants:
-- The table is asked once more, all days of it: what was written since is known too.
-- Of the days that the table does not show, those are read in the archive whose ids may be among them: by what
-  the manifests say of their ids, since a backfilled event has an id of another day.
+- The table is queried again, with all its days, so that events written since are known too.
+- Days that are not in the table are read from the archive if the ids can belong to them. The manifests show
+  their ranges of ids, because a backfilled event has an id of another day.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from outbox_pipelines.reconciliation import events, queries
 from outbox_pipelines.reconciliation.workspace import Workspace
 from outbox_pipelines.settings import Settings
 
-# Few enough for the server to go by the index.
+# Few enough for the server to use the index.
 _AT_ONCE: Final = 1_000
 
 
 def forget(settings: Settings, day: date, side: str, space: Workspace) -> list[str]:
-    """Takes the known ones out of `unknown`; what to say of days that could not be asked."""
+    """Remove the known ids from `unknown`; return notes about days that could not be read."""
     notes: list[str] = []
     unknown = queries.UNKNOWN.format(side=side)
     if not space.rows(f"{unknown} LIMIT 1"):
@@ -43,9 +43,9 @@ def forget(settings: Settings, day: date, side: str, space: Workspace) -> list[s
     for other, _, is_beside in others:
         if other not in readable:
             if is_beside:
-                notes.append(f"events of {other} are gone: one whose id was drawn on {day} counts as phantom")
+                notes.append(f"events of {other} are unavailable: those with an id of {day} count as phantom")
             continue
-        # A backfilled event has an id of the day on which it was written, whatever day it is of.
+        # A backfilled event has an id of the day on which it was written, not of its own day.
         least, greatest = readable[other]
         is_near = is_beside and any_untimed
         if is_near or (first and least and greatest and least <= last and greatest >= first):
@@ -55,7 +55,7 @@ def forget(settings: Settings, day: date, side: str, space: Workspace) -> list[s
     gone = [other for other, _, is_beside in others if other not in readable and not is_beside]
     if gone and space.rows(f"{unknown} LIMIT 1"):
         notes.append(
-            f"{len(gone)} other days are in no archive that can be read ({gone[0]} to {gone[-1]}): "
+            f"{len(gone)} other days are not in a readable archive ({gone[0]} to {gone[-1]}): "
             "an event that was backfilled into one of them counts as phantom"
         )
     return notes

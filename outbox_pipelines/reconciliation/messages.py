@@ -1,8 +1,8 @@
-"""Reads the topics from the day on: of each message the id, which is a header, and its place.
+"""Read the topics from the day on: the id (a header) and the place of each message.
 
 Invariants:
-- Nothing is committed, and no group joined: nobody sees that somebody reads.
-- Memory holds what Kafka's client has fetched, and some thousand ids.
+- No offset is committed and no group is joined: consumers are not affected.
+- Memory usage is what Kafka's client has fetched, and a few thousand ids.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def load(
     space: Workspace,
     progress: Callable[[str], None],
 ) -> tuple[int, FirstTimes]:
-    """Fills `messages` and `unreadable`; how many there were, and the time of the first in each partition.
+    """Fill `messages` and `unreadable`; return their number and the first time in each partition.
 
     Args:
-        span: ids of version 7 from the first to before the second are kept.
-        times: when the day begins and ends, in ms: of other times nobody asks what cannot be read.
+        span: ids of version 7 from the first up to but excluding the second are kept.
+        times: the start and end of the day in ms; unreadable messages of other times are ignored.
 
     Raises:
-        UnavailableError: Kafka goes silent.
-        SetupError: a topic may not be read.
+        UnavailableError: Kafka does not answer.
+        SetupError: no permission to read a topic.
     """
     name = header_names(settings.header_names)["id"]
     parts = {(topic.name, number): part for topic in topics for number, part in topic.parts.items()}
@@ -70,7 +70,7 @@ def load(
     rows: list[tuple[Any, ...]] = []
     read, told, heard = 0, 0, time.monotonic()
     while unread:
-        # Of a message that came from a broker nothing is None, as its types allow.
+        # The client's types allow None, which a message from a broker never has here.
         messages: list[Any] = kafka.consume(_AT_ONCE, timeout=0.1)
         if messages:
             heard = time.monotonic()
@@ -79,7 +79,7 @@ def load(
         for message in messages:
             topic, partition = message.topic(), message.partition()
             part, error = unread.get((topic, partition)), message.error()
-            # One of no topic passes, or Kafka goes silent.
+            # An error without a topic is transient, or Kafka stops answering.
             if error is not None and error.code() != KafkaError._PARTITION_EOF and topic in numbers:
                 raise _judged(settings, topic, error)
             if part is None:
@@ -103,7 +103,7 @@ def load(
 
 
 def _id(headers: list[tuple[str, bytes | None]], name: str) -> bytes | None:
-    # The relay's own come first, and count.
+    # The relay's headers come first; the first header of a name is used.
     for found, value in headers:
         if found == name:
             return value
@@ -126,7 +126,7 @@ def _texts(found: pa.ChunkedArray) -> Any:
     try:
         return found.cast(pa.string())
     except pa.ArrowInvalid:
-        # Somebody else's header of that name.
+        # Another producer's header of that name.
         return pa.array([None if id is None else id.decode(errors="replace") for id in found.to_pylist()])
 
 
@@ -134,5 +134,5 @@ def _judged(settings: Settings, topic: str | None, error: KafkaError) -> Excepti
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         return SetupError(f"topic {topic} cannot be read: grant READ on it")
     if error.code() == KafkaError._AUTO_OFFSET_RESET:
-        return UnavailableError(f"topic {topic} has deleted messages while it was read: run it again")
-    return UnavailableError(f"Kafka at {settings.kafka} (OUTBOX_KAFKA) ended the reading: {error.str()}")
+        return UnavailableError(f"topic {topic} deleted messages while it was read: run the command again")
+    return UnavailableError(f"Kafka at {settings.kafka} (OUTBOX_KAFKA) reports an error: {error.str()}")

@@ -1,7 +1,7 @@
-"""What a consumer has handled of the day, as its own database says.
+"""Read what a consumer has processed of the day, from the consumer's database.
 
 Invariants:
-- Its group's offsets are read before its rows: what they say is behind it must be among the rows.
+- The group's offsets are read before the rows: every event before these offsets must be among the rows.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from outbox_pipelines.reconciliation.stream import reading
 from outbox_pipelines.reconciliation.workspace import Workspace
 from outbox_pipelines.settings import Settings
 
-# Where the group has no offset: what came longer ago should be handled.
+# If the group has no offset: events older than this should be processed.
 _GRACE_MS: Final = 3_600_000
-# `outbox consumer prune` takes no fewer.
+# The minimum of `outbox consumer prune`.
 _LEAST_DAYS: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """What the findings of a consumer need beside the tables."""
+    """What the findings of a consumer need in addition to the tables."""
 
     kept_ms: int
-    """What came to a topic since then is certainly kept."""
+    """Records of messages since this time are certainly kept."""
     notes: list[str]
 
 
@@ -46,7 +46,7 @@ def load(
     space: Workspace,
     progress: Callable[[str], None],
 ) -> Handled:
-    """Fills the tables of a consumer, and finds what it has not handled.
+    """Fill the tables of a consumer, and find what it has not processed.
 
     Raises:
         UnavailableError: its database or Kafka does not answer.
@@ -84,13 +84,13 @@ def load(
 
 
 def _require_tables(own: Settings, consumer: Consumer) -> bool:
-    """Whether there is an inbox too."""
+    """Return whether the consumer's database also has an inbox."""
     with _entered(own, consumer) as connection:
         ((has_processed, has_inbox),) = connection.execute(queries.HAS_TABLES)
     if not has_processed:
         raise SetupError(
             f"consumer {consumer.name}: its database has no table processed_events in schema "
-            f"{own.db_schema!r}: name its dsn and schema in the file of OUTBOX_CONSUMERS_FILE"
+            f"{own.db_schema!r}: set its dsn and schema in the file of OUTBOX_CONSUMERS_FILE"
         )
     return bool(has_inbox)
 
@@ -105,7 +105,7 @@ def _commits(settings: Settings, consumer: Consumer, space: Workspace) -> list[s
     numbers = {name: number for number, name in names.items()}
     places = [TopicPartition(names[topic], partition) for topic, partition in space.rows(queries.PARTITIONS)]
     if not places:
-        return ["none of the day's events came to a topic that it takes"]
+        return ["none of the day's events is in a topic that it reads"]
     found = [each for each in topics.committed(settings, consumer.group, places) if each.offset >= 0]
     for each in found:
         space.run(
@@ -113,13 +113,11 @@ def _commits(settings: Settings, consumer: Consumer, space: Workspace) -> list[s
         )
     if found:
         return []
-    return [
-        f"group {consumer.group} has no offsets in Kafka: what came over an hour ago counts as passed over"
-    ]
+    return [f"group {consumer.group} has no offsets in Kafka: events older than an hour count as skipped"]
 
 
 def _kept(own: Settings, day: date, consumer: Consumer, now_ms: int) -> int:
-    """From when on a message that was handled is certainly remembered, in ms."""
+    """Return the time in ms since which records of processed messages are certainly kept."""
     if consumer.keep_days is None:
         start, end = ids.bounds(day)
         given = {"buckets": ids.buckets(start, end), "first": ids.floor(start), "end": ids.floor(end)}

@@ -6,10 +6,10 @@ from outbox_pipelines.partitions.queries import ATTACHED
 
 # --- PostgreSQL: the outbox -----------------------------------------------------------------------------
 
-# One core: nobody waits for it.
+# One core: the comparison is not urgent.
 TUNE: Final = "SET jit = off; SET TimeZone = 'UTC'; SET max_parallel_workers_per_gather = 0"
 
-# Whether the day's rows are seen through the outbox; whether its partition can be read by itself.
+# Whether the day's rows are visible through the outbox; whether its partition can be read directly.
 WHERE_IT_IS: Final[LiteralString] = f"""
 SELECT coalesce((SELECT {ATTACHED} FROM pg_class c WHERE oid = to_regclass(%(leaf)s)), false),
        coalesce(has_table_privilege(to_regclass(%(leaf)s), 'SELECT'), false),
@@ -174,7 +174,8 @@ _ABSENT: Final[LiteralString] = """
 SELECT c.id, c.seq, c.kind, k.topic, NULL AS partition, NULL AS "offset",
        CASE WHEN t.doubt IS NOT NULL THEN t.doubt
             WHEN c.created_ms < t.kept_from
-            THEN 'the topic keeps from ' || strftime(make_timestamp(t.kept_from * 1000), '%Y-%m-%d %H:%M:%S')
+            THEN 'the topic has messages since '
+                || strftime(make_timestamp(t.kept_from * 1000), '%Y-%m-%d %H:%M:%S')
        END AS detail
 FROM compared c JOIN kinds k USING (kind) LEFT JOIN topics t ON t.topic = k.topic
 WHERE c.state = 'published' AND c."offset" IS NULL"""

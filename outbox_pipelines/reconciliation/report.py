@@ -1,4 +1,4 @@
-"""What a reconciliation has found: counts, and a few examples of each."""
+"""The report of a reconciliation: counts, and a few examples of each finding."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, Final
 from outbox_pipelines.quality.rules import State
 
 EXAMPLES: Final = 10
-"""That are shown of each finding, at most."""
+"""Maximum examples of each finding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Something that can be found."""
+    """A kind of finding."""
 
     name: str
     state: State
-    """How bad it is; OK: good to know."""
+    """Severity; OK means information only."""
     text: str
     help: str = ""
     """What to do."""
@@ -27,7 +27,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One event, or message; None is what is not known of it."""
+    """One event or message; a field that is not known is None."""
 
     id: str | None
     seq: int | None = None
@@ -47,7 +47,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """How often something was found."""
+    """A kind of finding with its count and examples."""
 
     kind: Kind
     count: int
@@ -60,26 +60,26 @@ class Side:
 
     name: str
     compared: int
-    """Events that belong there, and of which this could be asked."""
+    """Events that belong there and can be verified."""
     findings: list[Finding]
     notes: list[str] = field(default_factory=list)
 
     @property
     def state(self) -> State:
-        """How bad it is there."""
+        """The highest severity of its findings."""
         return max((each.kind.state for each in self.findings), default=State.OK)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Of one day."""
+    """The report of one day."""
 
     day: date
     source: str
-    """Where its events were read: table or archive."""
+    """Where the events were read: table or archive."""
     events: int
     messages: int
-    """Read in the topics, of whatever day."""
+    """Messages read in the topics, of any day."""
     sides: list[Side]
     """The topics first."""
     notes: list[str]
@@ -87,17 +87,17 @@ class Report:
 
     @property
     def state(self) -> State:
-        """How bad it is altogether."""
+        """The highest severity of all sides."""
         return max(side.state for side in self.sides)
 
     @property
     def equal(self) -> bool:
-        """Whether nothing at all differs."""
+        """Whether there are no differences."""
         return self.state is State.OK
 
     @property
     def summary(self) -> str:
-        """In one line."""
+        """The report in one line."""
         found = [
             f"{side.name}: {each.count:,} {each.kind.name}"
             for side in self.sides
@@ -108,7 +108,7 @@ class Report:
         return "; ".join(found) or f"{self.events:,} events: {who} have all of them"
 
     def described(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the report as a JSON object."""
         return {
             "day": str(self.day),
             "state": self.state.name,
@@ -126,11 +126,11 @@ class Report:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the report as lines of text."""
         said = [f"{self.day}: {self.events:,} events in the {self.source}, {self.messages:,} messages read"]
         said += [f"  note: {note}" for note in self.notes]
         for side in self.sides:
-            said.append(f"{side.name}: {side.compared:,} compared" + ("" if side.state else ", all there"))
+            said.append(f"{side.name}: {side.compared:,} compared" + ("" if side.state else ", all present"))
             said += [f"  note: {note}" for note in side.notes]
             for found in side.findings:
                 kind = found.kind

@@ -1,4 +1,4 @@
-"""Rows of PostgreSQL as batches: any number of them within a few MB."""
+"""Stream rows of PostgreSQL as batches: any number of rows with a few MB of memory."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from outbox_pipelines.secret import first_line
 
 _BATCH_BYTES: Final = 8_000_000
 Read = Callable[[sql.Composable], Iterator[pa.RecordBatch]]
-"""The rows of a query, in batches that are not empty; one query after the other."""
+"""Returns the rows of a query in non-empty batches; one query at a time."""
 
 
 @contextmanager
 def reading(dsn: str, schema: str) -> Iterator[Read]:
-    """A connection to read from.
+    """Open a connection to read from.
 
     Raises:
-        UnavailableError: the database has gone away, or refuses.
+        UnavailableError: the database is unavailable or reports an error.
     """
     hint = {adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
     try:
@@ -46,4 +46,4 @@ def reading(dsn: str, schema: str) -> Iterator[Read]:
             yield read
     # A server that ends the connection between two batches is an OSError.
     except (adbc_driver_manager.Error, OSError) as error:
-        raise UnavailableError(f"the database ended the reading of ids: {first_line(error)}") from None
+        raise UnavailableError(f"the database ended the query of ids: {first_line(error)}") from None

@@ -1,8 +1,8 @@
-"""The topics that the day's events go to: from where to where they are to be read, and what they may lack.
+"""Find the topics of the day's events: the offsets to read, and which messages can be absent.
 
 Invariants:
-- An end is taken after the events were read: whatever they say is published lies before it.
-- What a topic has deleted, compacted or not yet committed is no proof that anything is missing.
+- The end is read after the events: every published event is before it.
+- An event that a topic has deleted, compacted or not yet committed is not reported as missing.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from outbox_pipelines.settings import Settings
 _FIRST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LAST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _SECONDS: Final = 15.0
-# The clocks of relay and database may differ by so much.
+# Allowed difference between the clocks of relay and database.
 SLACK_MS: Final = 600_000
-# Beyond the time after which the broker ends the transaction of a relay that died.
+# Longer than the broker's timeout for the transaction of a crashed relay.
 _HELD_SECONDS: Final = 10.0
 
 
 @dataclass(slots=True)
 class Part:
-    """A partition to be read from `start` to before `end`."""
+    """A partition to be read from `start` up to but excluding `end`."""
 
     start: int
     end: int
     is_cut: bool
-    """Whether messages that would lie before `start` are deleted."""
+    """Whether messages before `start` were deleted."""
 
 
 @dataclass(slots=True)
@@ -52,18 +52,18 @@ class Topic:
     name: str
     parts: dict[int, Part] = field(default_factory=dict)
     doubt: str | None = None
-    """Why an event that is not there may have been."""
+    """Why an event can be absent without being lost."""
 
 
 def route(settings: Settings, space: Workspace) -> dict[str, int]:
-    """Gives each kind of event its topic; the topics' numbers by name."""
+    """Assign each kind of event its topic; return the topics' numbers by name."""
     router = Router(settings)
     numbers: dict[str, int] = {}
     for kind, aggregate_type, event_type in space.rows(queries.KINDS):
         try:
             name = router.topic(aggregate_type, event_type)
         except IllegalTopicError:
-            # Such an event is never published.
+            # An event without a valid topic is never published.
             continue
         if name not in numbers:
             numbers[name] = len(numbers) + 1
@@ -73,10 +73,10 @@ def route(settings: Settings, space: Workspace) -> dict[str, int]:
 
 
 def consumer(settings: Settings, group: str = "outbox-reconcile") -> Consumer:
-    """A client that reads without a trace.
+    """Create a client that reads without joining a group or committing offsets.
 
     Raises:
-        SetupError: the client refuses the settings.
+        SetupError: the client rejects the settings.
     """
     own = {
         "group.id": group,
@@ -85,7 +85,7 @@ def consumer(settings: Settings, group: str = "outbox-reconcile") -> Consumer:
         "auto.offset.reset": "error",
         "isolation.level": "read_committed",
         "allow.auto.create.topics": False,
-        # Transactions take offsets of their own: the end is told, not counted.
+        # Transaction markers occupy offsets, so the end comes from the client's event, not from counting.
         "enable.partition.eof": True,
         "queued.max.messages.kbytes": 32_768,
         "fetch.max.bytes": 16_777_216,
@@ -93,7 +93,7 @@ def consumer(settings: Settings, group: str = "outbox-reconcile") -> Consumer:
     try:
         return Consumer({**client.consumer_config(settings), **own}, logger=client.LOG)
     except KafkaException as error:
-        raise SetupError(f"Kafka's client refuses its settings: {error.args[0].str()}") from None
+        raise SetupError(f"Kafka's client rejects its settings: {error.args[0].str()}") from None
 
 
 def find(
@@ -103,14 +103,14 @@ def find(
     day_ms: int,
     progress: Callable[[str], None],
 ) -> tuple[list[Topic], list[str]]:
-    """The topics that are there, and the names of those that are not.
+    """Return the topics that exist, and the names of those that do not.
 
     Args:
-        day_ms: when the day begins.
+        day_ms: the start of the day.
 
     Raises:
         UnavailableError: no broker answers.
-        SetupError: a topic may not be read.
+        SetupError: no permission to read a topic.
     """
     admin = AdminClient(client.consumer_config(settings), logger=client.LOG)
     found, gone = [], []
@@ -126,11 +126,11 @@ def find(
         for each in partitions:
             partition = each.partition
             start = since[partition] if since[partition] >= 0 else ends[partition]
-            # Nothing older than the first that is left: whether there was anything, nobody knows.
+            # No message is older than the first remaining one: it is unknown whether there were others.
             is_cut = first[partition] > 0 and start <= first[partition]
             topic.parts[partition] = Part(max(start, first[partition]), ends[partition], is_cut)
         if is_held:
-            topic.doubt = "an open transaction holds the end of the topic back"
+            topic.doubt = "an open transaction delays the end of the topic"
         if _is_compacted(admin, name):
             topic.doubt = "the topic is compacted"
         found.append(topic)
@@ -155,7 +155,7 @@ def _ends(
     partitions: list[TopicPartition],
     progress: Callable[[str], None],
 ) -> tuple[dict[int, int], bool]:
-    """Where each ends now, once what is before it is committed; and whether that took too long."""
+    """Return each end once all messages before it are committed, and whether that took too long."""
     ends = _offsets(settings, admin, partitions, _LAST, IsolationLevel.READ_UNCOMMITTED)
     deadline = time.monotonic() + settings.transaction_seconds + _HELD_SECONDS
     is_told = False
@@ -178,7 +178,7 @@ def _offsets(
     spec: Any,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[int, int]:
-    """By partition; -1 where there is none."""
+    """Return the offsets by partition; -1 if there is none."""
     asked: dict[TopicPartition, Future[Any]] = admin.list_offsets(
         dict.fromkeys(partitions, spec), isolation_level=isolation, request_timeout=_SECONDS
     )
@@ -189,7 +189,7 @@ def _offsets(
 
 
 def _is_compacted(admin: AdminClient, name: str) -> bool:
-    """False also where nobody may ask."""
+    """Return False also if the permission to ask is missing."""
     resource = ConfigResource(ConfigResource.Type.TOPIC, name)
     try:
         config = admin.describe_configs([resource], request_timeout=_SECONDS)[resource].result(_SECONDS + 5)
@@ -199,33 +199,33 @@ def _is_compacted(admin: AdminClient, name: str) -> bool:
 
 
 def committed(settings: Settings, group: str, partitions: list[TopicPartition]) -> list[TopicPartition]:
-    """How far a group has come; a negative offset where it has none.
+    """Return the committed offsets of a group; negative if it has none.
 
     Raises:
         UnavailableError: no broker answers.
-        SetupError: the group may not be asked about.
+        SetupError: no permission to describe the group.
     """
     kafka = consumer(settings, group)
     try:
         return kafka.committed(partitions, timeout=_SECONDS)
     except KafkaException as error:
         if error.args[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-            raise SetupError(f"group {group} cannot be asked about: grant DESCRIBE on it") from None
+            raise SetupError(f"group {group} cannot be described: grant DESCRIBE on it") from None
         raise _no_answer(settings, error) from None
     finally:
         kafka.close()
 
 
 def _no_answer(settings: Settings, error: BaseException) -> UnavailableError:
-    reason = error.args[0].str() if isinstance(error, KafkaException) else "it takes too long"
+    reason = error.args[0].str() if isinstance(error, KafkaException) else "timeout"
     return UnavailableError(f"no broker answers at {settings.kafka} (OUTBOX_KAFKA): {reason}")
 
 
 def kept_from(topic: Topic, first_ms: dict[int, int]) -> int | None:
-    """The time from which on the topic has everything; None where it has all of the day.
+    """Return the time since which the topic is complete; None if it has the whole day.
 
     Args:
-        first_ms: of the first message that was read in each partition.
+        first_ms: the time of the first message that was read in each partition.
     """
     now = int(time.time() * 1000)
     cut = [first_ms.get(partition, now) for partition, part in topic.parts.items() if part.is_cut]

@@ -1,8 +1,8 @@
-"""A place on disk where ids are compared: DuckDB in a directory that is gone afterwards.
+"""A DuckDB database in a temporary directory, in which ids are compared.
 
 Invariants:
-- DuckDB's memory is bounded: what is larger goes into the directory.
-- The directory is removed at the end, whatever the end.
+- DuckDB's memory is limited: larger data is written to the directory.
+- The directory is always removed at the end, also after an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from outbox_pipelines.secret import first_line
 
 _CONFIG: Final[dict[str, Any]] = {
     "memory_limit": "400MB",
-    # Each sorts and hashes within a share of that memory.
+    # Each thread sorts and hashes with a share of that memory.
     "threads": 2,
     "preserve_insertion_order": False,
     "python_enable_replacements": False,
@@ -30,35 +30,35 @@ _CONFIG: Final[dict[str, Any]] = {
 
 
 class Workspace:
-    """The tables of one comparison. Every method raises `SetupError` where there is no room for them."""
+    """The tables of one comparison. Every method raises `SetupError` if the disk is full."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
 
     def run(self, query: str, **given: Any) -> None:
-        """A statement."""
+        """Run a statement."""
         with _room():
             self._connection.execute(query, given or None)
 
     def add(self, query: str, batch: pa.Table | pa.RecordBatch) -> None:
-        """A statement that reads `batch`."""
+        """Run a statement that reads `batch`."""
         table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
         self._connection.register("batch", table)
         self.run(query)
         self._connection.unregister("batch")
 
     def rows(self, query: str, **given: Any) -> list[tuple[Any, ...]]:
-        """All rows of an answer; for short ones."""
+        """Return all rows of a short result."""
         with _room():
             return self._connection.execute(query, given or None).fetchall()
 
     def row(self, query: str, **given: Any) -> tuple[Any, ...]:
-        """The one row of an answer."""
+        """Return the only row of a result."""
         (row,) = self.rows(query, **given)
         return row
 
     def chunks(self, query: str, size: int) -> Iterator[list[tuple[Any, ...]]]:
-        """An answer of any length, so many rows at once."""
+        """Yield a result of any length in chunks of this many rows."""
         cursor = self._connection.cursor().execute(query)
         while rows := cursor.fetchmany(size):
             yield rows
@@ -66,10 +66,10 @@ class Workspace:
 
 @contextmanager
 def workspace() -> Iterator[Workspace]:
-    """An empty one.
+    """Create an empty workspace.
 
     Raises:
-        SetupError: there is no room for it.
+        SetupError: the disk is full.
     """
     with _room():
         directory = TemporaryDirectory(prefix="outbox-reconcile-")
@@ -85,6 +85,6 @@ def _room() -> Iterator[None]:
         yield
     except (duckdb.IOException, duckdb.OutOfMemoryException, OSError) as error:
         raise SetupError(
-            f"the ids cannot be compared on disk: {first_line(error)}: name a directory with "
-            "some GB in TMPDIR"
+            f"the ids cannot be compared on disk: {first_line(error)}: set TMPDIR to a directory with "
+            "a few GB of free space"
         ) from None

@@ -1,5 +1,5 @@
--- What a consumer has handled: a row for each event and source. It lives in the database of the consumer's own
--- tables. One statement, so that it is there whole or not at all, by whatever client; again: changes nothing.
+-- What a consumer has handled: a row for each event and source. The table belongs to the database of the consumer's own
+-- tables. One statement, so that every client creates all of it or nothing. Running it again changes nothing.
 DO $processed$
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('outbox consumer migrate'));
@@ -33,7 +33,7 @@ BEGIN
     CREATE FUNCTION handled_guard() RETURNS trigger LANGUAGE plpgsql AS $guard$
     BEGIN
         IF current_setting('outbox.handling', true) = 'on' THEN
-            RAISE EXCEPTION 'the handler has ended the transaction: leave commit and rollback to the consumer';
+            RAISE EXCEPTION 'the handler ended the transaction: leave commit and rollback to the consumer';
         END IF;
         RETURN NULL;
     END $guard$;

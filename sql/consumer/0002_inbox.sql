@@ -1,6 +1,6 @@
 -- Messages that are received and not handled yet, in the database of the consumer's own tables: those of slow
 -- handlers, those whose handling failed, and those behind them with the same key. A message is in
--- processed_events from the moment it is received. One statement; again: changes nothing.
+-- processed_events from the moment it is received. One statement; running it again changes nothing.
 DO $inbox$
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('outbox consumer migrate'));
@@ -28,7 +28,7 @@ BEGIN
         last_error text,
         processed_at timestamptz -- or discarded
     );
-    -- Whether a key is free, and the first message of each key; empty in a consumer whose handlers do well.
+    -- Whether a key is free, and the first message of each key; empty as long as no handler fails.
     CREATE INDEX inbox_open ON inbox (source, topic, key, seq) WHERE state IN ('waiting', 'failed');
     CREATE INDEX inbox_message ON inbox (message_id);
     CREATE CONSTRAINT TRIGGER handled_guard AFTER UPDATE ON inbox DEFERRABLE INITIALLY DEFERRED

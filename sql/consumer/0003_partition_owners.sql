@@ -1,6 +1,6 @@
--- Which process handles the events of a partition. A process removes its rows when it ends or gives the partition
--- up; a row that another process left means that it died, perhaps of an event: see crash_guard.py. One statement;
--- again: changes nothing.
+-- Which process handles the events of a partition. A process removes its rows when it ends or releases the partition;
+-- a row of another process means that it crashed, possibly because of an event: see crash_guard.py. One statement;
+-- running it again changes nothing.
 DO $owners$
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('outbox consumer migrate'));
