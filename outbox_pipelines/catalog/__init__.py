@@ -1,7 +1,7 @@
-"""The catalogue of event types: what each one means, who writes it, who reads it, and what its payload has.
+"""The event catalog: the meaning, producer, consumers and payload schema of each event type.
 
-A YAML file of yours, named by OUTBOX_CATALOG_FILE. `outbox catalog` compares it with the table and makes a
-page of it; `validator` makes the writer refuse what it does not allow:
+It is a YAML file that OUTBOX_CATALOG_FILE names. `outbox catalog` compares it with the table and renders it
+as a page; with `validator`, the writer rejects events that the catalog does not allow:
 
     validate_with(validator("catalog.yaml"))          # of outbox_pipelines.writer, once, when you start
 """
@@ -16,19 +16,19 @@ from typing import Literal
 def validator(
     path: Path | str, *, unknown: Literal["refuse", "pass"] = "refuse"
 ) -> Callable[[str, object], None]:
-    """What compares an event type and its payload, as plain JSON, with the catalogue in a file.
+    """Return a function that checks an event type and its payload (plain JSON) against the event catalog.
 
-    The file is read here, once. A type without a schema passes with any payload; a retired one never.
-    Formats (``date-time``, ``email``, ``uuid`` …) are checked. The result may be called by several threads.
+    The file is read once, by this call. A type without a schema accepts any payload; a retired type is always
+    rejected. Formats (``date-time``, ``email``, ``uuid`` …) are checked. The result is thread-safe.
 
     Args:
-        path: the catalogue.
-        unknown: what becomes of an event type that is not documented.
+        path: the file of the event catalog.
+        unknown: whether to reject or accept an event type that is not documented.
 
     Raises:
-        SetupError: it is no catalogue; the message says what to mend.
+        SetupError: the file is not a valid event catalog; the message says what to correct.
 
-    The result raises `ValueError`, whose message says where in the payload, and what is wrong there.
+    The result raises `ValueError`; its message names the place in the payload and the problem.
     """
     # Here, because `outbox` loads this package for each of its commands.
     from outbox_pipelines.catalog.document import read_catalog

@@ -1,4 +1,4 @@
-"""The commands `outbox catalog …`: is every event type documented, and the page for those who read them."""
+"""The commands `outbox catalog …`: check that every event type is documented, and render the catalog."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 @click.group()
 def catalog() -> None:
-    """Compare the documented event types with the table, and make a page of them (OUTBOX_CATALOG_FILE)."""
+    """Compare the event catalog with the table, and render it as a page (OUTBOX_CATALOG_FILE)."""
 
 
 @catalog.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @click.pass_obj
 def check(settings: Settings, as_json: bool) -> None:
-    """Show every event type that is documented or in the table (its attached days).
+    """Show every event type that is documented or found in the table's attached days.
 
-    Exits with 1 where one is written that is not documented, or is retired. An active one that is never seen
-    is only said.
+    Exits with 1 if an event type is written that is undocumented or retired. An active type that does not
+    occur in the table is shown but does not fail the check.
     """
     from outbox_pipelines.catalog.comparison import compare
 
@@ -47,11 +47,11 @@ def check(settings: Settings, as_json: bool) -> None:
 
 
 @catalog.command()
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="A file; else it is printed.")
-@click.option("--html", "as_html", is_flag=True, help="One HTML file instead of Markdown.")
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="File (default: stdout).")
+@click.option("--html", "as_html", is_flag=True, help="Render one HTML file instead of Markdown.")
 @click.pass_obj
 def render(settings: Settings, output: Path | None, as_html: bool) -> None:
-    """Make a page of the catalogue: a table of all types, then each with its fields. Needs no database."""
+    """Render the event catalog: a table of all types, then each type with its fields. Needs no database."""
     from outbox_pipelines.catalog import page
     from outbox_pipelines.catalog.document import require_catalog
 
@@ -63,13 +63,13 @@ def render(settings: Settings, output: Path | None, as_html: bool) -> None:
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise SetupError(f"{output} cannot be written ({error.strerror}): name another file") from None
+        raise SetupError(f"{output} cannot be written ({error.strerror}): choose another file") from None
     click.echo(f"{output}: {len(found.events)} event types")
 
 
 _REMEDIES = {
-    "undocumented": "is written and not documented: add it to the catalogue",
-    "retired": "is retired and still written: stop its writer, or say retired_on where these rows are older",
+    "undocumented": "is written but not documented: add it to the event catalog",
+    "retired": "is retired but still written: stop its writer, or set retired_on if these rows are older",
 }
 
 

@@ -1,7 +1,7 @@
-"""The catalogue beside the table: which event types are written that should not be, or not documented.
+"""Compare the event catalog with the table: find written event types that are undocumented or retired.
 
 Invariants:
-- Only what is in attached days is seen: a type that is never seen may be in the archive.
+- Only attached days are read: a type that is never seen can be in the archive.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Verdict = Literal["ok", "undocumented", "retired", "deprecated", "proposed", "ne
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the table has of an event type."""
+    """The rows of an event type in the table."""
 
     event_type: str
     events: int
@@ -37,21 +37,22 @@ class Compared:
 
     event_type: str
     lifecycle: str | None
-    """None where it is not documented."""
+    """None if the type is not documented."""
     verdict: Verdict
     seen: Seen | None
 
     @property
     def is_wrong(self) -> bool:
-        """Whether somebody must act: it is written, and is not documented, or no longer to be written."""
+        """Whether an operator must act: the type is written, but undocumented or retired."""
         return self.verdict in ("undocumented", "retired")
 
 
 def compare(settings: Settings) -> list[Compared]:
-    """Every event type that is documented or seen, by name. Reads the rows of all attached days, once.
+    """Return every event type that is documented or seen, by name. Reads the rows of all attached days once.
 
     Raises:
-        SetupError: no catalogue is named, it has a mistake, or the database does not answer or has no outbox.
+        SetupError: OUTBOX_CATALOG_FILE is not set, the event catalog is invalid, or the database does not
+            answer or has no outbox.
     """
     catalog = require_catalog(settings)
     require_schema(settings)
@@ -61,7 +62,7 @@ def compare(settings: Settings) -> list[Compared]:
 
 
 def beside(catalog: Catalog, table: Iterable[Seen]) -> list[Compared]:
-    """The same, of what the table was seen to have."""
+    """Compare the event catalog with the given types of the table."""
     seen = {each.event_type: each for each in table}
     documented = catalog.events
     return [
@@ -82,6 +83,6 @@ def _verdict(documented: EventType | None, seen: Seen | None) -> Verdict:
         return "never seen" if documented.lifecycle == "active" else "ok"
     if documented.lifecycle == "retired":
         until = documented.retired_on
-        # Rows from before stay until their day is dropped.
+        # Older rows stay until their day is dropped.
         return "ok" if until is not None and seen.last_at.date() < until else "retired"
     return "ok" if documented.lifecycle == "active" else documented.lifecycle

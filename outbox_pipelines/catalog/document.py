@@ -1,9 +1,9 @@
-"""The file that OUTBOX_CATALOG_FILE names: what is documented of each event type.
+"""Read the event catalog, the file that OUTBOX_CATALOG_FILE names.
 
 Invariants:
-- A catalogue that exists is whole: every schema is there, is a JSON Schema, and refers to nothing outside of
-  itself, so that nothing is ever fetched to check a payload.
-- Whether the table agrees with it, `comparison` says.
+- A `Catalog` is complete: every schema exists, is a JSON Schema and has no references outside itself, so
+  nothing is fetched to check a payload.
+- `comparison` compares it with the table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Lifecycle = Literal["proposed", "active", "deprecated", "retired"]
 
 
 class EventType(BaseModel):
-    """What is documented of one event type."""
+    """The documentation of one event type."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -38,19 +38,19 @@ class EventType(BaseModel):
     """Whom to ask: an e-mail address, ``team:name``, or any text."""
     consumers: tuple[str, ...] = ()
     topic: str | None = None
-    """Where it goes; None: by OUTBOX_TOPIC and OUTBOX_TOPIC_MAP_FILE."""
+    """The topic; None: determined by OUTBOX_TOPIC and OUTBOX_TOPIC_MAP_FILE."""
     lifecycle: Lifecycle = "active"
     retired_on: date | None = None
-    """From this UTC day on a retired type is not written; None: any row of it is one too many."""
+    """From this UTC day on, a retired type must not be written; None: any row of it is an error."""
     # Not `schema`: that name belongs to pydantic.
     payload: dict[str, Any] | None = Field(default=None, alias="schema")
-    """The JSON Schema of its payload; None: any payload will do."""
+    """The JSON Schema of the payload; None: any payload is valid."""
 
     @field_validator("topic")
     @classmethod
     def _topic_is_a_name(cls, value: str | None) -> str | None:
         if value is not None and not is_topic(value):
-            raise ValueError("a topic's name has 1 to 249 of the characters a-z A-Z 0-9 . _ -")
+            raise ValueError("a topic name consists of 1 to 249 of the characters a-z A-Z 0-9 . _ -")
         return value
 
     @model_validator(mode="after")
@@ -74,14 +74,14 @@ class Catalog(BaseModel):
 
 
 def require_catalog(settings: Settings) -> Catalog:
-    """The catalogue that OUTBOX_CATALOG_FILE names, read anew.
+    """Read and return the event catalog that OUTBOX_CATALOG_FILE names.
 
     Raises:
-        SetupError: none is named, or it has a mistake.
+        SetupError: the setting is empty, or the file is invalid.
     """
     if settings.catalog_file is None:
         raise SetupError(
-            "no catalogue is named: set OUTBOX_CATALOG_FILE to a YAML file that documents the event types, "
+            "no event catalog: set OUTBOX_CATALOG_FILE to a YAML file that documents the event types, "
             "see docs/catalog.md"
         )
     try:
@@ -91,7 +91,7 @@ def require_catalog(settings: Settings) -> Catalog:
 
 
 def read_catalog(path: Path) -> Catalog:
-    """The catalogue in a file; `ValueError` that names the entry and says how to mend it where it is none."""
+    """Return the event catalog in a file; raise `ValueError` that names the invalid entry and its fix."""
     try:
         content = parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -100,7 +100,7 @@ def read_catalog(path: Path) -> Catalog:
         raise ValueError(f"is not YAML ({' '.join(str(error).split())}): see docs/catalog.md") from None
     events = content.get("events") if isinstance(content, dict) else None
     if not isinstance(events, dict) or not events:
-        raise ValueError("documents nothing: write events: and below it each event type with its entries")
+        raise ValueError("documents no events: write events: and below it each event type with its entries")
     content = content | {"events": {name: _with_schema(path, name, each) for name, each in events.items()}}
     try:
         return Catalog.model_validate(content)
@@ -109,7 +109,7 @@ def read_catalog(path: Path) -> Catalog:
 
 
 def _with_schema(path: Path, name: str, entry: Any) -> Any:
-    """The entry with its schema, which may lie in a file beside the catalogue."""
+    """Return the entry with its schema, which can be in a separate file."""
     if not isinstance(entry, dict) or "schema" not in entry:
         return entry
     schema = entry["schema"]
@@ -122,7 +122,7 @@ def _with_schema(path: Path, name: str, entry: Any) -> Any:
                 "one, or write the schema here"
             ) from None
     if not isinstance(schema, dict):
-        raise ValueError(f"{name}: schema is no mapping: write a JSON Schema, such as type: object")
+        raise ValueError(f"{name}: schema is not a mapping: write a JSON Schema, such as type: object")
     try:
         check_schema(schema)
     except ValueError as error:
@@ -133,24 +133,24 @@ def _with_schema(path: Path, name: str, entry: Any) -> Any:
 _KNOWN: Final = ", ".join(field.alias or name for name, field in EventType.model_fields.items())
 _REMEDIES: Final = {
     "missing": "is missing: add it",
-    "extra_forbidden": f"is not known: there are {_KNOWN}",
-    "string_too_short": "is empty: write what it is",
-    "string_type": "is no text: write it in quotes",
-    "tuple_type": "is no list: write it as [billing, shipping]",
-    "date_from_datetime_parsing": "is no day: write it as 2026-11-21",
-    "model_type": f"is no mapping: write entries below it: {_KNOWN}",
+    "extra_forbidden": f"is not known: the entries are {_KNOWN}",
+    "string_too_short": "is empty: give a value",
+    "string_type": "is not a text: write it in quotes",
+    "tuple_type": "is not a list: write it as [billing, shipping]",
+    "date_from_datetime_parsing": "is not a day: write a date such as 2026-11-21",
+    "model_type": f"is not a mapping: write entries below it: {_KNOWN}",
 }
 
 
 def _one_line(error: ValidationError) -> str:
-    """The first problem: where it is, and what helps."""
+    """Return the first problem: its place and the fix."""
     problem = error.errors(include_url=False)[0]
     _, *place = problem["loc"] if problem["loc"][0] == "events" else ("", *problem["loc"])
     if problem["type"] == "value_error" and len(place) == 1:
         return f"{place[0]}: {problem['msg'].removeprefix('Value error, ')}"
     where = ": ".join([str(place[0]), " ".join(map(str, place[1:]))] if place[1:] else [str(place[0])])
     if problem["loc"][0] != "events":
-        return f"{where} is not known: there is events: alone"
+        return f"{where} is not known: the only top-level entry is events:"
     remedy = _REMEDIES.get(problem["type"])
     if remedy is None:
         said = problem["msg"].removeprefix("Value error, ")

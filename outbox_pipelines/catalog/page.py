@@ -1,8 +1,8 @@
-"""The catalogue as a page for people: analysts, and developers of consumers.
+"""Render the event catalog as a page, for analysts and developers of consumers.
 
 Invariants:
-- One file that needs no other, and nothing from the network.
-- What stands in the catalogue changes the page's text, never its structure: no markup of HTML gets through.
+- The page is one self-contained file that loads nothing from the network.
+- The catalog's texts change the page's text, never its structure: HTML markup in them is escaped.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from outbox_pipelines.catalog.schemas import fields
 
 
 def markdown(catalog: Catalog) -> str:
-    """The page as Markdown: a table of all types, then a section each."""
+    """Return the page as Markdown: a table of all types, then a section for each."""
     return "\n".join(_lines(catalog)) + "\n"
 
 
 def page(catalog: Catalog) -> str:
-    """The same as a whole HTML document."""
-    # Here, because Markdown alone does without.
+    """Return the page as a complete HTML document."""
+    # Imported here, because Markdown output does not need it.
     import mistune
 
     class Renderer(mistune.HTMLRenderer):
-        """Headings that the table of all types leads to."""
+        """Renders headings with anchors, to which the table of all types links."""
 
         def image(self, text: str, url: str, title: str | None = None) -> str:
-            """Its words: whoever opens the page is not to be seen by the image's server."""
+            """Return the image's text only: loading it would reveal the page's readers to its server."""
             return html.escape(html.unescape(text))
 
         def heading(self, text: str, level: int, **attrs: Any) -> str:
@@ -64,12 +64,12 @@ def _section(name: str, each: EventType) -> Iterator[str]:
     yield f"- lifecycle: **{each.lifecycle}**{since}"
     yield f"- topic: {_code(each.topic) if each.topic else 'by the aggregate type'}"
     yield f"- producer: {_text(each.producer)}"
-    yield f"- consumers: {_text(', '.join(each.consumers)) or 'none that is known'}"
+    yield f"- consumers: {_text(', '.join(each.consumers)) or 'none known'}"
     yield f"- owner: {_text(each.owner)}"
     yield ""
     found = fields(each.payload or {})
     if not found:
-        yield "Its payload is not described." if each.payload is None else "Its schema names no fields."
+        yield "The payload has no schema." if each.payload is None else "The schema has no fields."
         return
     yield "| field | type | required | |"
     yield "|---|---|---|---|"
@@ -79,7 +79,7 @@ def _section(name: str, each: EventType) -> Iterator[str]:
 
 
 def _text(words: str) -> str:
-    """Words as they stand, none of them markup."""
+    """Return the words with all markup escaped."""
     return re.sub(r"([\\`*_\[\]<>~#])", r"\\\1", " ".join(words.split()))
 
 
@@ -92,7 +92,7 @@ def _code(name: str) -> str:
 
 
 def _anchor(name: str) -> str:
-    """As GitHub makes one of a heading, so that links work there too."""
+    """Return the anchor that GitHub makes for a heading, so that links work there too."""
     return re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-")
 
 

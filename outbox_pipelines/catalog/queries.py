@@ -1,12 +1,12 @@
-"""SQL of the catalogue. Table names are unqualified: the search_path finds them."""
+"""SQL of the event catalog. Table names are unqualified: the search_path finds them."""
 
 from typing import Final
 
-# A report that nobody waits for: it leaves cores to whoever is on duty.
+# The report is not urgent: it leaves cores to the application.
 TUNE: Final = "SET jit = off; SET TimeZone = 'UTC'; SET max_parallel_workers_per_gather = 2"
 
-# The rows of all attached days, read once. Grouped by both types first: an aggregate with DISTINCT would keep
-# parallel workers out.
+# The rows of all attached days, read once. Grouped by both types first: an aggregate with DISTINCT would
+# prevent parallel workers.
 TYPES: Final = """
 SELECT event_type, sum(events)::bigint, min(first_at), max(last_at),
        array_agg(aggregate_type ORDER BY aggregate_type)

@@ -1,4 +1,4 @@
-"""JSON Schemas: whether one is sound, what checks payloads against it, and the fields that it describes."""
+"""JSON Schemas: validate them, check payloads against them, and list the fields that they describe."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
-# Empty, for a registry of its own would fetch what a schema refers to from wherever it is.
+# An empty registry: the default one would fetch referenced schemas from the network.
 _NOTHING_ELSE: Final[Registry[Any]] = Registry()
 _DEEPEST: Final = 5
 
 
 def checker(schema: Mapping[str, Any]) -> Validator:
-    """What checks payloads; by the draft that the schema names, else by 2020-12, formats included."""
+    """Return a validator of payloads for the schema's draft (default: 2020-12), including formats."""
     kind = validator_for(schema, default=Draft202012Validator)
     return kind(schema, registry=_NOTHING_ELSE, format_checker=FormatChecker())
 
 
 def check_schema(schema: dict[str, Any]) -> None:
-    """`ValueError` that says where it is no sound JSON Schema."""
+    """Raise `ValueError` if this is not a valid JSON Schema."""
     try:
         json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -34,18 +34,18 @@ def check_schema(schema: dict[str, Any]) -> None:
     try:
         validator_for(schema, default=Draft202012Validator).check_schema(schema)
     except SchemaError as error:
-        raise ValueError(f"{place(error.absolute_path)} is no JSON Schema: {error.message}") from None
+        raise ValueError(f"{place(error.absolute_path)} is not a JSON Schema: {error.message}") from None
     for reference in _references(schema):
         try:
             _resolve(schema, reference)
         except Unresolvable:
             raise ValueError(
-                f"refers to {reference}, which is not in it: put it under $defs, and refer to #/$defs/…"
+                f"refers to {reference}, which is not in the schema: put it under $defs, and use #/$defs/…"
             ) from None
 
 
 def place(path: Any, root: str = "it") -> str:
-    """Where in a document, as ``lines[0].price``."""
+    """Return a place in a document, such as ``lines[0].price``."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return f"{root}{text}" if text.startswith("[") or root != "it" else text.lstrip(".") or root
 
@@ -55,14 +55,14 @@ class FieldOf:
     """A member of a payload."""
 
     name: str
-    """With those around it: ``lines[].price``."""
+    """The full path: ``lines[].price``."""
     kind: str
     required: bool
     description: str
 
 
 def fields(schema: dict[str, Any]) -> list[FieldOf]:
-    """The members that a schema describes, those within others too, in its order."""
+    """Return the members that a schema describes, including nested ones, in its order."""
     return list(_fields(schema, schema, "", 0))
 
 
@@ -83,7 +83,7 @@ def _fields(root: dict[str, Any], schema: Any, around: str, depth: int) -> Itera
 
 
 def _followed(root: dict[str, Any], schema: Any) -> Any:
-    """What a reference leads to, with what stands beside it."""
+    """Return the schema that a reference points to, merged with the reference's sibling members."""
     for _ in range(_DEEPEST):
         if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
             break

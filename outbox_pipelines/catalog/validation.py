@@ -1,4 +1,4 @@
-"""Payloads against the catalogue, as the writer asks before it sends them."""
+"""Check payloads against the event catalog; the writer does so before it emits an event."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jsonschema.exceptions import best_match
 from outbox_pipelines.catalog.document import Catalog
 from outbox_pipelines.catalog.schemas import checker, place
 
-# Messages repeat the value, which may be the whole payload.
+# Messages repeat the value, which can be the whole payload.
 _LONGEST: Final = 200
 
 
@@ -24,10 +24,10 @@ def compiled(catalog: Catalog, *, refuses_unknown: bool) -> Callable[[str, objec
     def check(event_type: str, payload: object) -> None:
         found = checkers.get(event_type)
         if event_type in retired:
-            raise ValueError("this event type is retired: write another one, or change its lifecycle")
+            raise ValueError("this event type is retired: use another one, or change its lifecycle")
         if found is None:
             if refuses_unknown and event_type not in catalog.events:
-                raise ValueError("no such event type in the catalogue: document it there, or mend the name")
+                raise ValueError("event type is not in the event catalog: document it, or correct the name")
             return
         error = best_match(found.iter_errors(payload))
         if error is not None:
@@ -37,6 +37,6 @@ def compiled(catalog: Catalog, *, refuses_unknown: bool) -> Callable[[str, objec
 
 
 def _short(message: str) -> str:
-    """Its end says what is wrong, its beginning which value."""
+    """Shorten a message; keep its beginning (the value) and its end (the problem)."""
     half = _LONGEST // 2
     return message if len(message) <= _LONGEST else f"{message[:half]} … {message[-half:]}"

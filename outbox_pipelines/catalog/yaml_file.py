@@ -1,4 +1,4 @@
-"""YAML as JSON people expect it: no dates, no `on` that is a boolean, no name that is there twice."""
+"""Parse YAML with the types of JSON: no dates, no boolean `on`, no duplicate names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 import yaml
 
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# A hundred times what a large catalog has.
+# A hundred times the size of a large catalog.
 _LONGEST: Final = 10_000_000
 _MOST_NODES: Final = 500_000
 _DEEPEST: Final = 100
@@ -17,15 +17,15 @@ _TEXT: Final = "tag:yaml.org,2002:str"
 
 
 def parse(text: str) -> Any:
-    """What the text says.
+    """Return the parsed text.
 
     Raises:
         yaml.YAMLError: it is not YAML.
-        ValueError: it is larger or deeper than a catalog is, or its aliases make it so.
-        ValueError: a name is there twice, of which YAML's readers would keep the last.
+        ValueError: it is too large or nested too deeply, also through its aliases.
+        ValueError: it has a duplicate name, of which YAML's parsers would keep the last.
     """
     if len(text) > _LONGEST:
-        raise ValueError(f"has {len(text):,} characters: {_LONGEST:,} at most")
+        raise ValueError(f"has {len(text):,} characters: {_LONGEST:,} is the limit")
     loader = _LOADER(text)
     try:
         _require_shallow(text)
@@ -43,7 +43,7 @@ def parse(text: str) -> Any:
 
 
 def _require_shallow(text: str) -> None:
-    """Before nodes are made, which takes a frame of C's stack for each level."""
+    """Check the depth before nodes are built, because that takes a frame of the C stack for each level."""
     depth = 0
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -55,7 +55,7 @@ def _require_shallow(text: str) -> None:
 
 
 def _size(node: Any, known: dict[int, float]) -> float:
-    """How many values there are when each alias stands for what it leads to; infinite round a circle."""
+    """Return the number of values with all aliases expanded; infinite for a cycle."""
     if id(node) not in known:
         known[id(node)] = math.inf
         parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else []
@@ -65,7 +65,7 @@ def _size(node: Any, known: dict[int, float]) -> float:
 
 
 def _mend(node: Any, seen: set[int]) -> None:
-    """Before values are made: aliases lead to the same node, maybe to one around them."""
+    """Make names and dates strings before values are built; aliases can point to an enclosing node."""
     if id(node) in seen:
         return
     seen.add(id(node))

@@ -1,10 +1,11 @@
-"""What Dagster sees. Thin: everything that does the work lives in the packages beside this one.
+"""The Dagster definitions. They are thin: the other packages do the work.
 
 Invariants:
 - Every definition is named in `outbox_definitions`; importing a module loads no driver, client or pandas.
-- Every asset, job and sensor says what it does, when to use it, and what to do when it fails.
-- Merged with a user's definitions, they change nothing there: no executor, and one resource, under the
-  package's name.
+- The description of every asset, job and sensor says what it does, when to use it, and what to do when it
+  fails.
+- Merged into a user's definitions, they change nothing there: they add no executor, and one resource, under
+  the package's name.
 """
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def outbox_definitions(*, resource: "OutboxResource | None" = None) -> "dg.Definitions":
-    """Return every definition of an outbox, for a code location of its own or to merge with yours.
+    """Return all definitions of an outbox, for a separate code location or to merge with yours.
 
     Args:
         resource: settings that differ from the environment's.
@@ -27,7 +28,7 @@ def outbox_definitions(*, resource: "OutboxResource | None" = None) -> "dg.Defin
         defs = dg.Definitions.merge(outbox_definitions(), dg.Definitions(assets=[...]))
         ```
     """
-    # Here, because every module of this package imports this one first.
+    # Imported here because every module of this package imports this one first.
     import dagster as dg
 
     from outbox_pipelines.defs import first_day

@@ -1,4 +1,4 @@
-"""The sensor that tells people: what the checks find, and runs that fail."""
+"""The sensor that sends alerts: failed checks and failed runs."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import json
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 _DAY = "dagster/partition"
 _HEALTH = dg.AssetKey(["outbox", "health"])
 _AT_ONCE = 100
-# Dagster's own words about a process that is gone, and where it knows nothing more.
+# Dagster's messages about a process that ended, and about a run that something else marked as failed.
 _KILLED = re.compile("was terminated by signal|unexpectedly exited")
 _OUTSIDE = "This run has been marked as failed from outside"
-# What failed and was never tried again is forgotten then.
+# A failure that was not retried is dropped from the report after this time.
 _FORGET_SECONDS = 7 * 86_400.0
 
 
@@ -31,37 +31,37 @@ _FORGET_SECONDS = 7 * 86_400.0
     name="alerts",
     minimum_interval_seconds=30,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="""Tells people (OUTBOX_ALERTS) of every check that fails with an error, of a database that is
-away, and of runs that fail: one message when it begins, and one when it is over.
+    description="""Sends alerts to OUTBOX_ALERTS: checks that fail with an error, an unavailable database,
+and failed runs. Each problem gets one message when it begins and one when it is resolved.
 
-Use: set OUTBOX_ALERTS to addresses of apprise (mail, Slack, webhooks, …), OUTBOX_UI_URL to the address of
-these pages, and try it with `outbox alerts test`. Without OUTBOX_ALERTS it does nothing. Warnings are not
-sent. A problem is told when it has lasted for OUTBOX_ALERT_AFTER_SECONDS; restarts do not tell it again. A
-run that failed is over when one of the same job and day, or shard, succeeds.
+Use: set OUTBOX_ALERTS to addresses of apprise (mail, Slack, webhooks, …) and OUTBOX_UI_URL to the address of
+these pages; test with `outbox alerts test`. Without OUTBOX_ALERTS the sensor does nothing. Warnings are not
+sent. A problem is reported once it has lasted for OUTBOX_ALERT_AFTER_SECONDS; restarts do not repeat it. A
+failed run is resolved when a run of the same job and day, or shard, succeeds.
 
-When a tick fails: no address took the message, or a setting is wrong; the next tick tries again. Prometheus
-has the same rules (deploy/prometheus), and also tells when Dagster itself is down.
+When a tick fails: no address accepted the message, or a setting is wrong; the next tick retries. Prometheus
+has the same rules (deploy/prometheus), and also alerts when Dagster itself is down.
 """,
 )
 def alerts_sensor(
     context: dg.SensorEvaluationContext, outbox_pipelines: OutboxResource
 ) -> dg.SensorResult | dg.SkipReason:
-    # Here, because definitions are to load without the drivers.
+    # Imported here so that definitions load without the drivers.
     from outbox_pipelines.errors import SetupError
     from outbox_pipelines.quality import alerts
 
     settings = outbox_pipelines.settings()
     if not settings.alerts:
-        return dg.SkipReason("nobody is to be told: set OUTBOX_ALERTS")
+        return dg.SkipReason("no alert addresses configured: set OUTBOX_ALERTS")
     now = time.time()
-    # What was before the first tick is not told.
+    # Problems from before the first tick are not reported.
     kept: dict[str, Any] = {"known": {}, "runs": {}, "begun": now, "after": now}
     if context.cursor:
         kept = json.loads(context.cursor)
     failures, forgotten = _failures(context, kept, now)
     known = {key: one for key, one in alerts.from_json(kept["known"]).items() if key not in forgotten}
     of_the_outbox, relayed = _of_the_outbox(settings, known)
-    # Not only when a session ends, after ten minutes: the next one relays within seconds.
+    # Do not wait until a session ends, after ten minutes: the next one relays within seconds.
     for what in [what for what, one in failures.items() if one.get("shard") in relayed]:
         failures.pop(what)
         kept["runs"].pop(what, None)
@@ -79,21 +79,21 @@ def alerts_sensor(
     if messages:
         failed = alerts.send(settings, messages)
         for shown in failed:
-            context.log.warning(f"{shown} did not take the message")
+            context.log.warning(f"{shown} did not accept the message")
         if len(failed) == alerts.addresses(settings):
             titles = "; ".join(each.title for each in messages)
-            raise SetupError(f"no address of OUTBOX_ALERTS took: {titles}")
+            raise SetupError(f"no address of OUTBOX_ALERTS accepted: {titles}")
     told = [key for key, one in known.items() if one.told]
     return dg.SensorResult(
         skip_reason=dg.SkipReason(
-            f"told and not over: {', '.join(told)}" if told else "there is nothing to tell"
+            f"reported and not resolved: {', '.join(told)}" if told else "nothing to report"
         ),
         cursor=json.dumps(kept | {"known": alerts.to_json(known)}),
     )
 
 
 def _of_the_outbox(settings: "Settings", known: Mapping[str, "Known"]) -> tuple[list["Problem"], set[str]]:
-    """What is wrong with the outbox, and the shards that are relayed."""
+    """Return the problems of the outbox, and the shards that have an active relay."""
     import psycopg
 
     from outbox_pipelines.errors import SetupError
@@ -102,9 +102,9 @@ def _of_the_outbox(settings: "Settings", known: Mapping[str, "Known"]) -> tuple[
     from outbox_pipelines.quality.rules import RULES, chapter, judge
     from outbox_pipelines.secret import first_line
 
-    # What cannot be measured is not over.
+    # A problem that cannot be measured is not resolved.
     unseen = [Problem(rule.name, known[rule.name].text, rule.help) for rule in RULES if rule.name in known]
-    remedy = f"`outbox status` says it again; until then nothing is relayed ({chapter(settings, 'database')})"
+    remedy = f"nothing is relayed; check with `outbox status` ({chapter(settings, 'database')})"
     try:
         found = measurements.read(settings)
     except SetupError as error:
@@ -133,10 +133,10 @@ def _of_a_run(settings: "Settings", what: str, failure: dict[str, Any]) -> "Prob
 def _failures(
     context: dg.SensorEvaluationContext, kept: dict[str, Any], now: float
 ) -> tuple[dict[str, Any], set[str]]:
-    """The runs and checks that failed and were not made good, by what they are of; and what is too old.
+    """Return the unresolved failures of runs and checks by subject, and the subjects that are too old.
 
     Args:
-        kept: is moved on to what has been looked at.
+        kept: the sensor's cursor; advanced past the runs that were read.
     """
     for what, run in _ended_runs(context, kept):
         if run is None:
@@ -153,7 +153,7 @@ def _failures(
 def _ended_runs(
     context: dg.SensorEvaluationContext, kept: dict[str, Any]
 ) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """Of each run that has ended since: of what it was, and how it failed if it did."""
+    """Yield the subject of each run that has ended since the last tick, and its failure if it failed."""
     records = context.instance.get_run_records(
         dg.RunsFilter(
             statuses=[dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE],
@@ -173,7 +173,7 @@ def _ended_runs(
 
 
 def _failed_checks(context: dg.SensorEvaluationContext, since: float) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The checks whose newest verdict of a day is an error; those of `outbox/health` are measured anew."""
+    """Yield the checks whose newest result of a day is an error, except those of `outbox/health`."""
     from outbox_pipelines.defs.dagster_internals import COMPLETED_CHECK_STATUSES
 
     graph = context.repository_def.asset_graph if context.repository_def else None
@@ -183,7 +183,7 @@ def _failed_checks(context: dg.SensorEvaluationContext, since: float) -> Iterato
         seen = set()
         records = context.instance.event_log_storage.get_asset_check_execution_history(key, limit=_AT_ONCE)
         for record in records:
-            # One that is planned, or whose run died, is no verdict.
+            # A planned check, or one whose run crashed, has no result.
             if record.status not in COMPLETED_CHECK_STATUSES or record.partition in seen:
                 continue
             seen.add(record.partition)
@@ -193,12 +193,12 @@ def _failed_checks(context: dg.SensorEvaluationContext, since: float) -> Iterato
             is_error = not verdict.passed and verdict.severity is dg.AssetCheckSeverity.ERROR
             if is_error and event.timestamp >= since:
                 what = " ".join(filter(None, ["check", key.name, record.partition]))
-                why = verdict.description or "see its metadata"
+                why = verdict.description or "see the check's metadata"
                 yield what, {"run": record.run_id, "why": why, "at": event.timestamp}
 
 
 def _is_ours(context: dg.SensorEvaluationContext, run: dg.DagsterRun) -> bool:
-    """Whether it is of a job or an asset of this package, in this code location."""
+    """Return whether the run is of a job or an asset of this package, in this code location."""
     is_of_package = ours.is_ours(run) or any(key in ours.ASSETS for key in run.asset_selection or ())
     return is_of_package and places.is_here(context, run)
 
@@ -216,7 +216,7 @@ def _shard(run: dg.DagsterRun) -> str | None:
 
 
 def _why(instance: dg.DagsterInstance, run_id: str) -> str:
-    """In a line."""
+    """Return why a run failed, in one line."""
     for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE):
         assert entry.dagster_event is not None
         data = entry.dagster_event.step_failure_data
@@ -224,7 +224,7 @@ def _why(instance: dg.DagsterInstance, run_id: str) -> str:
             return data.user_failure_data.description
         if data.error:
             return data.error.message.strip().splitlines()[0]
-    # A process that was killed says nothing: what watched it does, and then the end of the run.
+    # A killed process logs nothing. Use the message of its monitor, or the run's failure event.
     said = ""
     watched = {dg.DagsterEventType.ENGINE_EVENT, dg.DagsterEventType.RUN_FAILURE}
     for entry in instance.all_logs(run_id, of_type=watched):
@@ -232,7 +232,7 @@ def _why(instance: dg.DagsterInstance, run_id: str) -> str:
         is_end = entry.dagster_event_type is dg.DagsterEventType.RUN_FAILURE
         if _KILLED.search(line) or (is_end and not line.startswith(_OUTSIDE)):
             said = line
-    return said or "it ended without saying why: see its log"
+    return said or "the run ended without an error message: see its log"
 
 
 def _line(event: dg.DagsterEvent | None) -> str:

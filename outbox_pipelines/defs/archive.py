@@ -1,4 +1,4 @@
-"""Closed days as Parquet files: the asset, the check that proves them, the job and its schedule."""
+"""Closed days as Parquet files: the asset, the check that verifies them, the job and its schedule."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import time
@@ -21,23 +21,23 @@ from outbox_pipelines.defs.runs import requests
     group_name="outbox",
     owners=OWNERS,
     kinds={"parquet"},
-    description="""A Parquet file for each day that is over, in the directory or bucket of OUTBOX_ARCHIVE.
+    description="""A Parquet file for each past day, in the directory or bucket of OUTBOX_ARCHIVE.
 
-A partition is a UTC day. It is closed first, if it can be; then its rows are written with what became of
-them, and a manifest with counts and digests beside the file. A day that is archived already is left as it is.
+A partition is a UTC day. The day is closed first, if possible; then its rows are written with their outcome,
+and a manifest with counts and digests next to the file. A day that is already archived is left unchanged.
 
 Use: let the schedule `archive_days` do it. By hand: the job `archive_day` for a day, or choose days under
-Materialize: each gets a run of its own.
+Materialize: each gets its own run.
 
-When it fails: the error says in one line why the day is not ready, and what helps, or what the archive or the
-database refuses. Nothing that counts was written: run it again. To replace a file that is there, use
-`outbox archive day DAY --again` on a command line.
+When it fails: the error says in one line why the day is not ready and what to do, or reports the error of the
+archive or the database. No incomplete file counts as an archive: run the job again. To replace an existing
+file, use `outbox archive day DAY --again` on a command line.
 """,
 )
 def archive(context: dg.AssetExecutionContext, outbox_pipelines: OutboxResource) -> dg.MaterializeResult[Any]:
     started = time.monotonic()
     with one_line():
-        # Here, because definitions are to load without the drivers.
+        # Imported here so that definitions load without the drivers.
         from outbox_pipelines.archive import day as days
 
         done = days.archive(
@@ -47,7 +47,7 @@ def archive(context: dg.AssetExecutionContext, outbox_pipelines: OutboxResource)
         )
     manifest = done.manifest
     if not done.written:
-        context.log.info(f"{manifest.day} was archived before: it is left as it is")
+        context.log.info(f"{manifest.day} is already archived: left unchanged")
     return dg.MaterializeResult(
         metadata={
             "rows": manifest.rows,
@@ -65,13 +65,13 @@ def archive(context: dg.AssetExecutionContext, outbox_pipelines: OutboxResource)
     partitions_def=DAYS,
     description="""Whether the file of a day and its rows in the table are equal, value by value.
 
-PostgreSQL sums the rows, DuckDB the file as it lies in the archive; both must agree, and with the manifest,
-whose digest the database keeps. Of a dropped day the file is compared with its manifest. Each day has a
-verdict of its own: a later day's success hides no failure.
+PostgreSQL sums the rows, DuckDB sums the file in the archive; the sums must match each other and the
+manifest, whose digest the database keeps. For a dropped day, the file is compared with its manifest. Each day
+has its own result: the success of a later day hides no failure.
 
-When it fails: its metadata names the buckets and the events that differ. While the rows are there,
-`outbox archive day DAY --again` writes the file anew; find out first who has changed what. A day that is
-not proven equal is never dropped.
+When it fails: the metadata names the buckets and the events that differ. Find out first who changed what.
+While the rows still exist, `outbox archive day DAY --again` writes the file again. A day that is not proven
+equal is never dropped.
 """,
 )
 def archive_equals_table(
@@ -103,14 +103,14 @@ archive_day = dg.define_asset_job(
     selection=dg.AssetSelection.assets(archive) | dg.AssetSelection.checks(events_as_expected),
     tags=ours.TAGS,
     executor_def=ours.EXECUTOR,
-    description="""Archives a day and proves it: the asset `outbox/archive`, then its check. Before, the check
-`events_as_expected` of `outbox/events` looks at the day's rows; what it finds holds nothing up.
+    description="""Archives a day and verifies it: the asset `outbox/archive`, then its check. The check
+`events_as_expected` of `outbox/events` runs first, on the day's rows; a failure of it blocks nothing.
 
-Use: the schedule `archive_days` launches it for each day that is closed. By hand: choose a day or
-a range of days in the launchpad; each gets a run. Safe for a day that is archived already.
+Use: the schedule `archive_days` launches it for each closed day. By hand: choose a day or a range of days in
+the launchpad; each gets its own run. Safe for a day that is already archived.
 
-When it fails: the run says in one line what stands against it and what helps; run it again afterwards. When
-the check fails, its metadata names the events that differ: see there.
+When it fails: the run says in one line what prevents it and what to do; run it again afterwards. When
+the check fails, its metadata names the events that differ.
 """,
 )
 
@@ -118,26 +118,26 @@ the check fails, its metadata names the events that differ: see there.
 @dg.schedule(
     name="archive_days",
     job=archive_day,
-    # Off the full hour, when everybody's jobs start.
+    # Not on the hour, when many other jobs start.
     cron_schedule="37 * * * *",
     execution_timezone="UTC",
     default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="""Launches `archive_day` for each day that is closed and not archived, every hour.
+    description="""Launches `archive_day` every hour for each day that is closed and not archived.
 
-Use: leave it on; without OUTBOX_ARCHIVE it does nothing. A day that fails is tried again an hour later, and
-never while a run of it is still at work.
+Use: leave it on; without OUTBOX_ARCHIVE it does nothing. A day that fails is retried an hour later, but not
+while one of its runs is in progress.
 
-When a tick fails: its error says in one line what to mend (settings, database, schema). Nothing is lost: days
-stay in the table until they are archived.
+When a tick fails: its error says in one line what to correct (settings, database, schema). Nothing is lost:
+days stay in the table until they are archived.
 """,
 )
 def archive_days(
     context: dg.ScheduleEvaluationContext, outbox_pipelines: OutboxResource
 ) -> list[dg.RunRequest] | dg.SkipReason:
-    """A tick. `SetupError` is left to fail it, as in `relay_supervisor`."""
+    """Return the runs to launch. A `SetupError` fails the tick, as in `relay_supervisor`."""
     from outbox_pipelines.partitions import calendar
 
     settings = outbox_pipelines.settings()
     if not settings.archives:
-        return dg.SkipReason("no archive is named: set OUTBOX_ARCHIVE to have closed days archived")
-    return requests(context, calendar.waiting(settings), nothing="every day that is closed is archived")
+        return dg.SkipReason("no archive configured: set OUTBOX_ARCHIVE to archive closed days")
+    return requests(context, calendar.waiting(settings), nothing="every closed day is archived")

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 @dg.asset_check(
     asset=events.key,
     name="event_types_documented",
-    description="""Whether the catalogue (OUTBOX_CATALOG_FILE) documents every event type in the table.
+    description="""Whether the event catalog (OUTBOX_CATALOG_FILE) documents every event type in the table.
 
-An event type that is not documented, or is retired and still written, makes it fail, as a warning: no event
-is held back. An active one that nobody writes is named in the metadata alone. It reads every row once.
+The check warns if an event type is not documented, or is retired and still written. It blocks no event. An
+active type that is never written is only named in the metadata. The check reads every row once.
 
-When it fails: the metadata has the types with their counts and times. Document each in the catalogue, or stop
-its writer; `outbox catalog check` shows the same on a command line.
+When it fails: the metadata lists the types with their counts and times. Document each in the event catalog,
+or stop its writer; `outbox catalog check` shows the same on a command line.
 """,
 )
 def event_types_documented(
     context: dg.AssetCheckExecutionContext, outbox_pipelines: OutboxResource
 ) -> dg.AssetCheckResult:
     with one_line():
-        # Here, because definitions are to load without the drivers.
+        # Imported here so that definitions load without the drivers.
         from outbox_pipelines.catalog.comparison import compare
 
         compared = compare(outbox_pipelines.settings())
@@ -79,13 +79,13 @@ check_catalog = dg.define_asset_job(
     selection=dg.AssetSelection.checks(event_types_documented),
     tags=ours.TAGS,
     executor_def=ours.EXECUTOR,
-    description="""Compares the documented event types with the table's: the check `event_types_documented`.
+    description="""Compares documented event types with those in the table: check `event_types_documented`.
 
-Use: its schedule runs it every day. By hand after a deployment that writes new event types. It reads the rows
-of all attached days once, with two workers, and holds nobody up.
+Use: its schedule runs it every day. Run it by hand after a deployment that writes new event types. It reads
+the rows of all attached days once, with two workers, and blocks no writer or relay.
 
-When it fails: the run says in one line what to mend: no catalogue is named (OUTBOX_CATALOG_FILE), it has a
-mistake, or the database does not answer. That types are not documented fails the check, not the run.
+When it fails: the run says in one line what to correct: no event catalog is configured (OUTBOX_CATALOG_FILE),
+the catalog has an error, or the database is unavailable. Undocumented types fail the check, not the run.
 """,
 )
 
@@ -93,20 +93,20 @@ mistake, or the database does not answer. That types are not documented fails th
 @dg.schedule(
     name="check_catalog",
     job=check_catalog,
-    # Off the full hour, when everybody's jobs start.
+    # Not on the hour, when many other jobs start.
     cron_schedule="7 6 * * *",
     execution_timezone="UTC",
     default_status=dg.DefaultScheduleStatus.RUNNING,
     description="""Runs the job `check_catalog` every day.
 
-Use: leave it on; without OUTBOX_CATALOG_FILE it does nothing, and says so.
+Use: leave it on; without OUTBOX_CATALOG_FILE it skips, with the reason.
 
-When a tick fails: its error says in one line which setting is wrong. When a run fails, see the job: it says
-what is wrong in the catalogue.
+When a tick fails: its error says in one line which setting is wrong. When a run fails, see the job: its error
+says what is wrong in the event catalog.
 """,
 )
 def check_catalog_schedule(outbox_pipelines: OutboxResource) -> dg.RunRequest | dg.SkipReason:
-    """A tick. `SetupError` is left to fail it, as in `relay_supervisor`."""
+    """Return the run to launch. A `SetupError` fails the tick, as in `relay_supervisor`."""
     if outbox_pipelines.settings().catalog_file is None:
-        return dg.SkipReason("no catalogue is named: set OUTBOX_CATALOG_FILE to have event types checked")
+        return dg.SkipReason("no event catalog configured: set OUTBOX_CATALOG_FILE to check event types")
     return dg.RunRequest()

@@ -1,9 +1,9 @@
-"""The names of Dagster that are not public and that these definitions need; no other file imports any.
+"""Private names of Dagster that these definitions need; no other file imports private names.
 
-It is imported within functions: a new version that moves a name takes one job with it, not all definitions.
+This module is imported within functions: if a new version moves a name, one job fails, not all definitions.
 
-Checked with the versions of `CHECKED`: a test fails when the installed one is another, so that whoever raises
-it looks here first.
+Checked with the versions in `CHECKED`: a test fails if another version is installed, so that an upgrade of
+Dagster starts here.
 """
 
 from dagster._core.definitions.run_request import InstigatorType

@@ -19,23 +19,23 @@ warnings.filterwarnings("ignore", "Specifying a partitions_def on an AssetCheckS
     asset=events.key,
     name="events_as_expected",
     partitions_def=DAYS,
-    # Not blocking: what is wrong with published events is wrong in every consumer already. A day that is not
-    # archived would only stay in the table, and rows that are odd are worth keeping more than others.
+    # Not blocking: an error in published events has already reached every consumer. An unarchived day would
+    # only stay in the table, and unusual rows are the ones most worth keeping.
     blocking=False,
-    # Of the steps that may begin, Dagster's in-process executor takes the highest first: the verdict is there
-    # before the file.
+    # Dagster's in-process executor runs the ready step of the highest priority first: the result is reported
+    # before the file is written.
     op_tags={"dagster/priority": "1"},
-    description="""Whether the rows of a day are what they should be, just before they are archived.
+    description="""Whether the rows of a day are as expected, just before they are archived.
 
-Errors: an event with a time of another day, a `seq` that is there twice. Warnings: an idempotency key that is
-there twice, empty names, a payload that is no object; and with a catalogue (OUTBOX_CATALOG_FILE) event types
-that it does not have, and payloads that lack a member which their schema requires. The rows are counted by
-the database in one statement, and Great Expectations judges the counts. Each day has a verdict of its own.
+Errors: an event with a time of another day, a duplicate `seq`. Warnings: a duplicate idempotency key, empty
+names, a payload that is not an object. With an event catalog (OUTBOX_CATALOG_FILE) also: event types that are
+not in it, and payloads that lack a member required by their schema. The database counts the rows in one
+statement, and Great Expectations judges the counts. Each day has its own result.
 
-When it fails: the day is archived all the same, for what is published cannot be changed. The metadata has the
-counts, and the event types by name. Mend the writer; `validate_with` makes it refuse such events before they
-are written (docs/catalog.md). After an error find out who went past the outbox's guards, and whether they are
-there: `outbox migrate --check`.
+When it fails: the day is archived all the same, because published events cannot be changed. The metadata has
+the counts, and the event types by name. Correct the writer; `validate_with` refuses such events before they
+are written (docs/catalog.md). After an error, find out who bypassed the outbox's guards, and whether the
+guards exist: `outbox migrate --check`.
 """,
 )
 def events_as_expected(
@@ -44,13 +44,13 @@ def events_as_expected(
     started = time.monotonic()
     day = day_of(context)
     with one_line():
-        # Here, because definitions are to load without the drivers, and without Great Expectations.
+        # Imported here so that definitions load without the drivers and Great Expectations.
         from outbox_pipelines.quality import day_rules, days
         from outbox_pipelines.quality.rules import State
 
         facts = days.measure(outbox_pipelines.settings(), day)
     if facts is None:
-        return dg.AssetCheckResult(passed=True, description=f"{day} is dropped: its rows are gone")
+        return dg.AssetCheckResult(passed=True, description=f"{day} is dropped: the table has no rows of it")
     counted = time.monotonic()
     verdicts = day_rules.judge(facts)
     is_error = State.ERROR in verdicts.values()

@@ -1,4 +1,4 @@
-"""Days that are gone from the table: the asset, the job and its schedule."""
+"""Days dropped from the table: the asset, the job and its schedule."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import time
@@ -18,7 +18,7 @@ class DropConfig(dg.Config):
     """How to drop a day."""
 
     early: bool = Field(
-        default=False, description="also within OUTBOX_RETENTION_DAYS; it is proven all the same"
+        default=False, description="Drop the day even within OUTBOX_RETENTION_DAYS; it is still verified"
     )
 
 
@@ -30,28 +30,29 @@ dropped = dg.AssetSpec(
     group_name="outbox",
     owners=OWNERS,
     kinds={"postgres"},
-    description="""The days that are gone from the table: past OUTBOX_RETENTION_DAYS, archived, and proven.
+    description="""The days dropped from the table: past OUTBOX_RETENTION_DAYS, archived, and verified.
 
-A partition is a UTC day. It is detached, which no writer waits for; its rows and its file are compared once
-more, under a lock, and dropped in the same transaction. Dead letters stay. Nothing skips the proof.
+A partition is a UTC day. It is detached, which blocks no writer; its rows and its file are compared once
+more, under a lock, and the rows are dropped in the same transaction. Dead letters stay. Nothing skips this
+comparison.
 
-Use: let the schedule `drop_days` do it. By hand: the job `drop_day`, alone; "Materialize all" drops nothing.
+Use: let the schedule `drop_days` do it. By hand: only the job `drop_day`; "Materialize all" drops nothing.
 
-When a day is missing here: the run of `drop_day` of that day says in one line why it stays: not archived (run
-`archive_day`), within the retention, in use by a long transaction (run it again), or rows and file differ:
-then the error names the events, the day is a part of the outbox as before, and `outbox archive day DAY
---again` writes the file again, once you know who has changed what.
+When a day is missing here: the run of `drop_day` for that day says in one line why it stays. It is not
+archived (run `archive_day`), is within the retention, or is in use by a long transaction (run the job again);
+or rows and file differ. In that case the error names the events, and the day remains part of the outbox. Find
+out who changed what, then `outbox archive day DAY --again` writes the file again.
 """,
 )
 
 
 @dg.op
 def drop(context: dg.OpExecutionContext, config: DropConfig, outbox_pipelines: OutboxResource) -> None:
-    """Proves and drops the day of the run's partition."""
+    """Verify and drop the day of the run's partition."""
     started = time.monotonic()
     day = day_of(context)
     with one_line():
-        # Here, because definitions are to load without the drivers.
+        # Imported here so that definitions load without the drivers.
         from outbox_pipelines.archive import drop as days
 
         try:
@@ -78,13 +79,13 @@ def drop(context: dg.OpExecutionContext, config: DropConfig, outbox_pipelines: O
     tags=ours.TAGS,
     executor_def=ours.EXECUTOR,
     partitions_def=DAYS,
-    description="""Drops a day that is archived, once it is proven again, and reports it to `outbox/dropped`.
+    description="""Drops an archived day after verifying it again, and reports it to `outbox/dropped`.
 
 Use: the schedule `drop_days` launches it for each day that is past the retention. By hand: choose a day or a
-range of days in the launchpad; with `ops: {drop: {config: {early: true}}}` a day is dropped within the
-retention, too. Safe for a day that is dropped already.
+range of days in the launchpad; `ops: {drop: {config: {early: true}}}` also drops a day within the retention.
+Safe for a day that is already dropped.
 
-When it fails: the run says in one line why the day stays, and what helps; run it again afterwards.
+When it fails: the run says in one line why the day stays and what to do; run it again afterwards.
 """,
 )
 def drop_day() -> None:
@@ -94,25 +95,26 @@ def drop_day() -> None:
 @dg.schedule(
     name="drop_days",
     job=drop_day,
-    # After `archive_days`, and off the full hour, when everybody's jobs start.
+    # After `archive_days`, and not on the hour, when many other jobs start.
     cron_schedule="52 * * * *",
     execution_timezone="UTC",
     default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="""Launches `drop_day` for each archived day that is past OUTBOX_RETENTION_DAYS, every hour.
+    description="""Launches `drop_day` every hour for each archived day that is past OUTBOX_RETENTION_DAYS.
 
-Use: leave it on. A day that is not proven stays, fails each hour, and needs somebody to look: see its run.
+Use: leave it on. A day whose file and rows differ stays in the table and fails every hour until someone
+corrects it: see its run.
 
-When a tick fails: its error says in one line what to mend (settings, database, schema). Nothing is lost: days
-stay in the table until they are dropped.
+When a tick fails: its error says in one line what to correct (settings, database, schema). Nothing is lost:
+days stay in the table until they are dropped.
 """,
 )
 def drop_days(
     context: dg.ScheduleEvaluationContext, outbox_pipelines: OutboxResource
 ) -> list[dg.RunRequest] | dg.SkipReason:
-    """A tick. `SetupError` is left to fail it, as in `relay_supervisor`."""
+    """Return the runs to launch. A `SetupError` fails the tick, as in `relay_supervisor`."""
     from outbox_pipelines.archive import drop
 
     settings = outbox_pipelines.settings()
     if not settings.archive:
-        return dg.SkipReason("no archive is named: set OUTBOX_ARCHIVE to have days archived and dropped")
-    return requests(context, drop.due(settings), nothing="no day that is archived is past the retention")
+        return dg.SkipReason("no archive configured: set OUTBOX_ARCHIVE to archive and drop days")
+    return requests(context, drop.due(settings), nothing="no archived day is past the retention")

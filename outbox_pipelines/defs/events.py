@@ -1,4 +1,4 @@
-"""The table that everything else is about, and those beside which it is written."""
+"""The assets of the outbox table and of the application's own tables."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import dagster as dg
 
 from outbox_pipelines.defs.first_day import first_day
 
-# The days of an outbox that are over; UTC, as the table's partitions are. Others would show as missing, and a
-# run of one would fail.
+# The past days of an outbox; UTC, like the table's partitions. Other days would show as missing, and a run of
+# one would fail.
 DAYS = dg.DailyPartitionsDefinition(start_date=str(first_day()), timezone="UTC")
 
-# A name to search for, and to fork with your own.
+# A searchable name; replace it with your own in a fork.
 OWNERS = ["team:outbox"]
 
 application_tables = dg.AssetSpec(
@@ -19,11 +19,11 @@ application_tables = dg.AssetSpec(
     kinds={"postgres", "table"},
     description="""The application's own tables: what its business transactions change.
 
-Each such transaction writes its events into `outbox/events` as well, and both commit or neither does. Dagster
-reads and makes nothing here; it stands for where everything begins.
+Each business transaction also writes its events into `outbox/events`; both commit, or neither does. Dagster
+reads and materializes nothing here; the asset shows where the data originates.
 
-When events are missing that should tell of a change: `outbox lint-writes` finds code that writes the one
-without the other; see docs/writing-events.md.
+When an event for a change is missing: `outbox lint-writes` finds code that changes data without an event;
+see docs/writing-events.md.
 """,
 )
 
@@ -34,12 +34,12 @@ events = dg.AssetSpec(
     owners=OWNERS,
     kinds={"postgres", "table"},
     partitions_def=DAYS,
-    description="""The outbox: what applications write in the transactions of their business.
+    description="""The outbox: the events that applications write in their business transactions.
 
-Append-only, a partition a UTC day; shown are those that are over, from the outbox's first one as of when the
-code location was loaded. Applications fill it, so there is nothing to materialize here.
+Append-only, with a partition for each UTC day. The page shows the past days, from the outbox's first day as
+of when the code location was loaded. Applications fill the table, so there is nothing to materialize here.
 
-When inserts fail for want of a partition: run the job `maintain_partitions`, which makes the
+When inserts fail because a partition is missing: run the job `maintain_partitions`, which creates the
 days ahead.
 When the backlog grows: see `outbox/relay`, and `outbox status` on a command line.
 """,

@@ -1,4 +1,4 @@
-"""Errors that a person has to act on, as Dagster shows them: one line, without a stack."""
+"""Errors that an operator must act on, as Dagster shows them: one line, without a stack trace."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from outbox_pipelines.errors import SetupError
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """Turns what the packages and the database refuse into a `dg.Failure` with their message."""
-    # Here, because definitions are to load without the drivers.
+    """Convert errors of the packages and the database into a `dg.Failure` with their message."""
+    # Imported here so that definitions load without the drivers.
     import psycopg
 
     from outbox_pipelines.secret import first_line
@@ -33,7 +33,7 @@ def day_of(
     """Return the day of a run.
 
     Raises:
-        Failure: the run has none, as the launchpad allows.
+        Failure: the run has no day; the launchpad allows that.
     """
     if not context.has_partition_key:
         raise dg.Failure(

@@ -1,4 +1,4 @@
-"""How the outbox is doing: the asset, a check for each rule, the sensor that reports them, and a job."""
+"""The health of the outbox: the asset, a check for each rule, the sensor that reports them, and a job."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import json
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from outbox_pipelines.quality.measured import Measurements
     from outbox_pipelines.quality.rules import Verdict
 
-# A verdict takes 1.4 KB of Dagster's storage in PostgreSQL, 4 KB in SQLite: the numbers for the plots, and
-# what is wrong, are told every five minutes; that all is still well, seldom. Of what is wrong, other words
-# (another reason) are reported at once, other numbers (an age that grows) once a minute.
+# A result takes 1.4 KB of Dagster's storage in PostgreSQL, 4 KB in SQLite. Numbers for the plots and failures
+# are therefore reported every five minutes, and successes every half hour. A failure whose text changes
+# (another reason) is reported at once; one whose numbers change (a growing age) once a minute.
 _REPORT_SECONDS = 300.0
 _NUMBERS_SECONDS = 60.0
 _STILL_WELL_SECONDS = 1800.0
 _DATABASE = "database"
-# State, time and text of a report that was never made.
+# State, time and text before the first report.
 _NOTHING: list[Any] = [None, 0.0, ""]
 _NUMBER = re.compile(r"[\d.,]+")
 
@@ -49,15 +49,15 @@ _KEY = dg.AssetKey(["outbox", "health"])
             group_name="outbox",
             owners=OWNERS,
             kinds={"postgres", "greatexpectations"},
-            description="""How the outbox is doing: backlog, lag, parked events, dead letters, days, Kafka.
+            description="""The health of the outbox: backlog, lag, parked events, dead letters, days, Kafka.
 
-The sensor `health` measures twice a minute and reports the checks here: a result that changes at once, one
-that fails every minute while its numbers change, the others every half hour; its numbers, as plots, every
-five minutes. `outbox status` says the same on a command line.
+The sensor `health` measures twice a minute and reports the checks here: a changed result at once, a failing
+check every minute while its numbers change, all others every half hour; its numbers, as plots, every
+five minutes. `outbox status` shows the same on a command line.
 
-Use: look at the Checks; Observe measures now, and the job `check_health` judges now. When a check fails: its
-description says what it means, and what helps; docs/operating.md has a chapter for each. OUTBOX_WARN_AT and
-OUTBOX_ERROR_AT change the limits.
+Use: look at the Checks; Observe measures now, and the job `check_health` runs all checks now. When a check
+fails: its description says what it means and what to do; docs/operating.md has a chapter for each.
+OUTBOX_WARN_AT and OUTBOX_ERROR_AT change the limits.
 """,
         )
     ],
@@ -76,7 +76,7 @@ def _description(rule: Rule) -> str:
 
     return f"""{rule.why}
 
-Warns {limit(rule.warn)}, fails {limit(rule.error)}, unless OUTBOX_WARN_AT and OUTBOX_ERROR_AT say otherwise.
+Warns {limit(rule.warn)}, fails {limit(rule.error)}, unless OUTBOX_WARN_AT or OUTBOX_ERROR_AT overrides it.
 
 When it fails: {rule.help}. More: docs/operating.md, {rule.name}.
 """
@@ -87,13 +87,13 @@ _SPECS = [
     dg.AssetCheckSpec(
         _DATABASE,
         asset=_KEY,
-        description="""Whether the database answers, and has an outbox of this version.
+        description="""Whether the database is available and has an outbox of this version.
 
-Without it nothing is relayed, and nothing else here is known: the other checks keep their last verdicts.
+Without the database nothing is relayed, and the other checks keep their last results.
 
-When it fails: its text says what is wrong, in one line: the database is away, refuses the credentials of
-OUTBOX_DSN, or has no outbox (`outbox migrate`); or another code location of this Dagster instance has one,
-too. More: docs/operating.md, database.
+When it fails: its text says in one line what is wrong. The database is unavailable, refuses the credentials
+of OUTBOX_DSN, or has no outbox (`outbox migrate`); or another code location of this Dagster instance also has
+an outbox. More: docs/operating.md, database.
 """,
     ),
 ]
@@ -125,10 +125,10 @@ check_health = dg.define_asset_job(
     executor_def=ours.EXECUTOR,
     description="""Measures the outbox now, and reports every check of `outbox/health`.
 
-Use: by hand, after something was mended, to see it green at once; the sensor `health` does the same within
-half a minute, without a run. A check that fails does not fail the run.
+Use: by hand, after a correction, to see the result at once; the sensor `health` does the same within
+half a minute, without a run. A failed check does not fail the run.
 
-When it fails: the run says in one line what to mend.
+When it fails: the run says in one line what to correct.
 """,
 )
 
@@ -141,22 +141,23 @@ When it fails: the run says in one line what to mend.
     description="""Measures the outbox, and reports the checks of `outbox/health`, without a run.
 
 Use: leave it on. A tick is one statement in the database and a validation by Great Expectations; it shows as
-skipped, with what it found. A result that changes is reported at once, one that fails every minute while its
-numbers change and every five minutes otherwise, the others every half hour: they take room in Dagster's
-storage.
+skipped, with its findings. A changed result is reported at once. A failing check is reported every minute
+while its numbers change, and every five minutes otherwise. All others are reported every half hour, to limit
+the size of Dagster's storage.
 
-When a tick fails: its error says what to correct in the settings. A database that is unavailable fails no
-tick, but the check `database`; so does another code location of this Dagster instance that has an outbox,
-since their checks have equal keys: until then the other checks keep their last results.
+When a tick fails: its error says what to correct in the settings. An unavailable database does not fail the
+tick but the check `database`. The same check fails if another code location of this Dagster instance has an
+outbox, because their checks have equal keys. Until this is corrected, the other checks keep their last
+results.
 """,
 )
 def health_sensor(context: dg.SensorEvaluationContext, outbox_pipelines: OutboxResource) -> dg.SensorResult:
     now = time.time()
     before: dict[str, Any] = json.loads(context.cursor) if context.cursor else {"checks": {}, "observed": 0.0}
     clash = places.clash(context, now)
-    # What is measured of one outbox would replace what is known of the other; red is true of both.
+    # Results of one outbox would replace those of the other; a failure applies to both.
     found, evaluations = (None, {_DATABASE: _answers(clash)}) if clash else _evaluate(outbox_pipelines)
-    # State, time and text of the last report, by name; nothing of a rule that is gone, and of those that
+    # State, time and text of the last report, by name; none for a removed rule, and none for a check that
     # another outbox may have reported since.
     kept = {_DATABASE} if clash else _NAMES
     told = {name: before["checks"].get(name, _NOTHING) if name in kept else _NOTHING for name in _NAMES}
@@ -173,13 +174,13 @@ def health_sensor(context: dg.SensorEvaluationContext, outbox_pipelines: OutboxR
     wrong = [f"{name}: {each['description']}" for name, each in evaluations.items() if not each["passed"]]
     return dg.SensorResult(
         asset_events=reported,
-        skip_reason=dg.SkipReason("; ".join(wrong) or "all is as it should be"),
+        skip_reason=dg.SkipReason("; ".join(wrong) or "all checks passed"),
         cursor=json.dumps({"checks": told, "observed": observed}),
     )
 
 
 def _is_due(state: int, text: str, last: list[Any], now: float) -> bool:
-    """Whether a check is to be reported again."""
+    """Return whether to report a check again."""
     last_state, last_at, last_text = last
     if state != last_state:
         return True
@@ -196,8 +197,8 @@ def _words(text: str) -> str:
 
 
 def _evaluate(outbox: OutboxResource) -> tuple["Measurements | None", dict[str, dict[str, Any]]]:
-    """What was measured, and the arguments of an evaluation by the check's name."""
-    # Here, because definitions are to load without the drivers.
+    """Return the measurements, and the arguments of an evaluation by the check's name."""
+    # Imported here so that definitions load without the drivers.
     import psycopg
 
     from outbox_pipelines.quality.health import evaluate
@@ -235,7 +236,7 @@ def _answers(error: str | None) -> dict[str, Any]:
     return {
         "passed": error is None,
         "severity": dg.AssetCheckSeverity.ERROR,
-        "description": error or "the database answers",
+        "description": error or "the database is available",
         "metadata": {},
     }
 
@@ -251,7 +252,7 @@ def _state(evaluation: dict[str, Any]) -> int:
 
 
 def _numbers(found: "Measurements") -> dict[str, Any]:
-    """What is plotted, under names that stay; tables where there is something to list."""
+    """Return the values to plot, under stable names, and a table for each nonempty list."""
     tables = {
         "dead_letters_by_reason": found.dead_letter_reasons,
         "parked_by_reason": found.parked_reasons,

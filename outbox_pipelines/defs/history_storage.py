@@ -1,9 +1,9 @@
-"""Dagster's own tables, as far as Dagster has no way to remove what is old in them.
+"""Delete old rows from Dagster's own tables where Dagster offers no way to do so.
 
 Invariants:
-- All that relies on Dagster's internals stands here: its tables and columns, and SQLite's files.
-- What a page shows as the newest of an asset, a partition or a check stays.
-- A kill between two steps leaves what the next purge removes.
+- Only this module relies on Dagster's tables and columns and on SQLite's files.
+- The newest entry that a page shows for an asset, a partition or a check stays.
+- If the process is killed between two steps, the next purge removes the rest.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from outbox_pipelines.errors import SetupError
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-# A transaction each: others write to the same tables, and SQLite has one lock for all of them.
+# One transaction per batch: others write to the same tables, and SQLite has one lock for all of them.
 BATCH: Final = 5_000
-# As they are stored: another project may share the instance, and the user's assets the prefix `outbox`.
+# The stored form of the keys. Another project may share the instance, and the user's assets the prefix
+# `outbox`.
 _ASSETS: Final = [key.to_string() for key in ours.ASSETS]
 _CHECKS: Final = [key.asset_key.to_string() + key.name for key in ours.CHECKS]
 
-# Runs whose events a page still shows. Without its run a day that is archived would be shown as missing.
+# Runs whose events a page still shows. Without its run, an archived day would be shown as missing.
 RUNS_IN_VIEW: Final = """
 SELECT run_id FROM event_logs WHERE id IN (
     SELECT max(id) FROM event_logs
@@ -38,31 +39,31 @@ SELECT run_id FROM asset_check_executions WHERE id IN (
     SELECT max(id) FROM asset_check_executions
     GROUP BY asset_key, check_name, "partition", execution_status = 'PLANNED')"""
 
-# Verdicts that a newer one has replaced; and their events where they have no run that takes those along.
+# Results that a newer one has replaced; and their events if they have no run with which these are deleted.
 OLD_VERDICTS: Final = """
 SELECT id, CASE WHEN run_id = '' THEN evaluation_event_storage_id END FROM asset_check_executions
 WHERE asset_key || check_name IN :checks AND evaluation_event_timestamp < :before AND id NOT IN (
     SELECT max(id) FROM asset_check_executions
     GROUP BY asset_key, check_name, "partition", execution_status = 'PLANNED')"""
 
-# Observations without a run, but the newest of each asset and partition.
+# Observations without a run, except the newest of each asset and partition.
 OLD_EVENTS: Final = """
 SELECT id FROM event_logs
 WHERE run_id = '' AND asset_key IN :assets AND timestamp < :before AND id NOT IN (
     SELECT max(id) FROM event_logs WHERE asset_key IN :assets
     GROUP BY asset_key, dagster_event_type, "partition")"""
 
-# In SQLite events without a run are stored twice. Pages read the other place; here nothing says whose.
+# SQLite stores events without a run twice. Pages read the other copy; this one does not name the asset.
 OLD_COPIES: Final = "SELECT id FROM event_logs WHERE timestamp < :before"
 
 DELETE_VERDICTS: Final = "DELETE FROM asset_check_executions WHERE id IN :ids"
 DELETE_EVENTS: Final = "DELETE FROM event_logs WHERE id IN :ids"
-# Nothing else takes them along.
+# No other statement deletes these tags.
 DELETE_TAGS: Final = "DELETE FROM asset_event_tags WHERE event_id IN :ids"
 
 
 def runs_in_view(instance: dg.DagsterInstance) -> set[str]:
-    """The ids of the runs that have to stay, however old.
+    """Return the ids of the runs that must stay, however old.
 
     Raises:
         SetupError: the instance has no storage in SQL.
@@ -74,9 +75,9 @@ def runs_in_view(instance: dg.DagsterInstance) -> set[str]:
 
 
 def delete_run(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Deletes a run that has ended: what it printed, its events, SQLite's file of them, at last itself."""
-    # Not by `instance.delete_run`: that begins with the run, and after a kill nothing would name its events.
-    # And in SQLite it leaves the run's file, which it opens, a tenth of a second each, to empty it.
+    """Delete an ended run: its compute logs, its events, SQLite's file of them, and last the run itself."""
+    # `instance.delete_run` deletes the run first: after a kill, its events could no longer be found. With
+    # SQLite it also leaves the run's file, and takes 0.1 s to open and empty it.
     instance.compute_log_manager.delete_logs(prefix=[run_id])
     storage = _storage(instance)
     with storage.index_connection() as connection:
@@ -90,14 +91,14 @@ def delete_run(instance: dg.DagsterInstance, run_id: str) -> None:
 def delete_events(
     instance: dg.DagsterInstance, before: datetime, progress: Callable[[int], None] = lambda deleted: None
 ) -> int:
-    """Deletes verdicts and events without a run, older than this and not the newest.
+    """Delete results and events without a run that are older than `before`, except the newest ones.
 
     Args:
-        before: with its zone.
-        progress: told how many are deleted, after each batch.
+        before: time with a time zone.
+        progress: called with the number of deleted rows after each batch.
 
     Returns:
-        How many rows.
+        The number of deleted rows.
 
     Raises:
         SetupError: the instance has no storage in SQL.
@@ -136,8 +137,8 @@ def _storage(instance: dg.DagsterInstance) -> Any:
     storage = instance.event_log_storage
     if not isinstance(storage, SqlEventLogStorage):
         raise SetupError(
-            f"Dagster keeps its events in {type(storage).__name__}, which purge_history does not know: "
-            "switch the schedule purge_history off, and remove old runs by that storage's own means"
+            f"Dagster keeps its events in {type(storage).__name__}, which purge_history does not support: "
+            "turn off the schedule purge_history, and remove old runs with that storage's own tools"
         )
     return storage
 

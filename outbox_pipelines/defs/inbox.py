@@ -1,4 +1,4 @@
-"""Inboxes of consumers, drained and measured from Dagster."""
+"""Inboxes of consumers: the asset, the check, the job that drains them and the sensor."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import dataclasses
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _INBOX = dg.AssetKey(["outbox", "inbox"])
 _CONSUMER = "outbox/consumer"
 _REPORT_SECONDS = 300.0
-# A message has waited too long: more than all of its attempts take.
+# A message that has waited for longer than all of its attempts take is late.
 _LATE_SECONDS = 900.0
 
 inbox = dg.AssetSpec(
@@ -27,26 +27,26 @@ inbox = dg.AssetSpec(
     group_name="outbox",
     owners=OWNERS,
     kinds={"postgres"},
-    description="""What consumers have received and not handled yet: events of slow handlers, and those whose
-handling failed. Observed by the sensor `inbox`, for the consumers that OUTBOX_DRAIN_CONSUMERS names: how
-many wait, for how long, and dead letters.
+    description="""Events that consumers have received and not yet handled: events of slow handlers, and those
+whose handling failed. The sensor `inbox` observes them for the consumers of OUTBOX_DRAIN_CONSUMERS: the
+number of waiting events, the longest wait, and dead letters.
 
 When it grows: see the runs of `drain_inbox`; `outbox consumer status` and `outbox consumer dead-letters
-list` say what fails (docs/consuming.md).
+list` show what fails (docs/consuming.md).
 """,
 )
 
 
 @dg.op(
     config_schema={"consumer": dg.Field(str, description="module:name, as in OUTBOX_DRAIN_CONSUMERS")},
-    description="Handles what is due in a consumer's inbox.",
+    description="Handles the due events in a consumer's inbox.",
 )
 def drain(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> None:
     from outbox_pipelines.consumer import loading
 
     name = context.op_config["consumer"]
     seconds = outbox_pipelines.settings().session_seconds
-    context.log.info(f"{name}: until nothing is due, {seconds:.0f} s at most")
+    context.log.info(f"{name}: draining until nothing is due, for at most {seconds:.0f} s")
     counts = loading.drain(loading.load(name), until_empty=True, seconds=seconds)
     context.log.info(f"{name}: {counts}")
     context.add_output_metadata(dataclasses.asdict(counts))
@@ -56,14 +56,14 @@ def drain(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> N
     tags=ours.TAGS,
     executor_def=ours.EXECUTOR,
     name="drain_inbox",
-    description="""Handles what is due in a consumer's inbox, each key in its order, and ends.
+    description="""Handles the due events in a consumer's inbox, each key in its order, and ends.
 
-Use: the sensor `inbox` starts it for the consumers that OUTBOX_DRAIN_CONSUMERS names. By hand: give the
-consumer's name, module:name, in the run's config. It can run beside itself, and beside the consumer's own
-processes: nothing is handled twice.
+Use: the sensor `inbox` starts it for the consumers of OUTBOX_DRAIN_CONSUMERS. By hand: give the
+consumer's name, module:name, in the run's config. Several runs, and the consumer's own processes, can drain
+at the same time: no event is handled twice.
 
-When it fails: the consumer could not be loaded, or its database is away; events whose handling fails do not
-fail the run (see `outbox consumer dead-letters list`). Run it again.
+When it fails: the consumer could not be loaded, or its database is unavailable; run it again. Events whose
+handling fails do not fail the run (see `outbox consumer dead-letters list`).
 """,
 )
 def drain_inbox() -> None:
@@ -73,13 +73,13 @@ def drain_inbox() -> None:
 @dg.asset_check(
     asset=_INBOX,
     name="handled",
-    description="""Whether the consumers that OUTBOX_DRAIN_CONSUMERS names handle what they receive.
+    description="""Whether the consumers of OUTBOX_DRAIN_CONSUMERS handle the events they receive.
 
-Warns when a message has waited for more than 15 minutes; fails when there are dead letters. The sensor
-`inbox` reports it without a run: at once when it changes, else every 5 minutes.
+Warns if a message has waited for more than 15 minutes; fails if there are dead letters. The sensor
+`inbox` reports it without a run: at once when it changes, otherwise every 5 minutes.
 
-When it fails: `outbox consumer dead-letters list` says why events were not handled; mend that, then `outbox
-consumer dead-letters replay`. When it warns: see the runs of `drain_inbox`, or start more of them.
+When it fails: `outbox consumer dead-letters list` shows why events were not handled; correct the cause, then
+run `outbox consumer dead-letters replay`. When it warns: see the runs of `drain_inbox`, or start more.
 """,
 )
 def handled(outbox_pipelines: OutboxResource) -> dg.AssetCheckResult:
@@ -92,13 +92,13 @@ def handled(outbox_pipelines: OutboxResource) -> dg.AssetCheckResult:
     target=drain_inbox,
     minimum_interval_seconds=15,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="""Starts `drain_inbox` for each consumer that OUTBOX_DRAIN_CONSUMERS names and that has
-something due in its inbox, one run for each at a time; reports the check `handled` of `outbox/inbox`, and
-observes there how far it is behind: when that changes, and every 5 minutes. Without OUTBOX_DRAIN_CONSUMERS it
-does nothing: consumers drain by themselves.
+    description="""Starts `drain_inbox` for each consumer of OUTBOX_DRAIN_CONSUMERS that has due events in its
+inbox, one run per consumer at a time. Reports the check `handled` of `outbox/inbox` and observes the backlog
+there: when it changes, and every 5 minutes. Without OUTBOX_DRAIN_CONSUMERS it does nothing: consumers drain
+their own inboxes.
 
-When a tick fails: a name in OUTBOX_DRAIN_CONSUMERS is wrong, or a consumer's database is away; the next tick
-tries again.
+When a tick fails: a name in OUTBOX_DRAIN_CONSUMERS is wrong, or a consumer's database is unavailable; the
+next tick retries.
 """,
 )
 def inbox_sensor(
@@ -106,7 +106,7 @@ def inbox_sensor(
 ) -> dg.SensorResult | dg.SkipReason:
     names = outbox_pipelines.settings().drain_consumers.split()
     if not names:
-        return dg.SkipReason("no consumer is to be drained from here: OUTBOX_DRAIN_CONSUMERS names none")
+        return dg.SkipReason("no consumer to drain: OUTBOX_DRAIN_CONSUMERS is empty")
     looks = _looks(names)
     requests = [
         dg.RunRequest(run_config={"ops": {"drain": {"config": {"consumer": name}}}}, tags={_CONSUMER: name})
@@ -132,7 +132,7 @@ def inbox_sensor(
 
 
 def _looks(names: list[str]) -> dict[str, tuple["Backlog", bool]]:
-    """Of each consumer: how far behind it is, and whether something is due."""
+    """Return the backlog of each consumer, and whether an event is due."""
     from outbox_pipelines.consumer import loading
 
     return {name: loading.backlog(loading.load(name)) for name in names}

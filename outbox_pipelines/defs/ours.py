@@ -1,8 +1,8 @@
-"""Which runs, assets and checks of an instance are this package's; the rest is the user's and is left alone.
+"""Runs, assets and checks of an instance that belong to this package; all others are the user's.
 
 Invariants:
-- A job has the tag, or it is not ours: its name and its code location do not count.
-- A run of chosen assets is ours only if every asset and check in it is.
+- A job is ours only if it has the tag: its name and its code location do not count.
+- A run of selected assets is ours only if every asset and check in it is.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import dagster as dg
 
 from outbox_pipelines.quality.rules import RULES
 
-# Every job has it, and Dagster gives it to the job's runs.
+# Every job has this tag, and Dagster copies it to the job's runs.
 TAGS: Final = {"outbox/package": "outbox_pipelines"}
 
-# A process for each step costs twice the CPU of a run, and no job here gains by it. Set for each job: the
-# executor of a `Definitions` applies to the user's jobs, too.
+# A process for each step doubles the CPU time of a run and speeds up no job here. It is set for each job
+# because the executor of a `Definitions` also applies to the user's jobs.
 EXECUTOR: Final = dg.in_process_executor
 
 ASSETS: Final = frozenset(
@@ -38,10 +38,10 @@ CHECKS: Final = frozenset(
 
 
 def is_ours(run: dg.DagsterRun) -> bool:
-    """Whether a job of this package was run, or assets and checks of this package alone."""
+    """Return whether the run is of a job of this package, or of assets and checks of this package only."""
     if TAGS.items() <= run.tags.items():
         return True
-    # Dagster's own job for assets that were chosen on a page; a user's job may choose ours too.
+    # The name of Dagster's own job for assets selected on a page; a user's job may also select our assets.
     if not run.job_name.startswith("__"):
         return False
     assets, checks = run.asset_selection or set(), run.asset_check_selection or set()

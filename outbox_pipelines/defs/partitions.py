@@ -1,4 +1,4 @@
-"""The job and the schedule that look after the days."""
+"""The job and the schedule that maintain the partitions."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import dataclasses
@@ -10,24 +10,24 @@ from outbox_pipelines.defs.events import events
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
 
-# A page of the UI shows so many rows without scrolling for ever.
+# The table stays readable on a page of the UI.
 _DAYS_SHOWN = 60
 
 
 @dg.op
 def make_partitions(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> None:
-    """Makes what is missing."""
+    """Create the missing partitions."""
     with one_line():
         from outbox_pipelines.partitions import ahead
 
         ensured = ahead.ensure(outbox_pipelines.settings())
-    context.log.info(f"made {ensured.made} partitions; {ensured.ahead} days ahead have one")
+    context.log.info(f"created {ensured.made} partitions; {ensured.ahead} future days have a partition")
     context.add_output_metadata({"made": ensured.made, "days_ahead": ensured.ahead})
 
 
 @dg.op
 def close_days(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> None:
-    """Closes the days that are over, and says of the others why they stay open."""
+    """Close past days, and report why the others stay open."""
     with one_line():
         from outbox_pipelines.partitions import close
 
@@ -43,7 +43,7 @@ def close_days(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource)
 
 @dg.op
 def purge_rows(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> None:
-    """Removes old idempotency keys, and what tells of days that are long archived."""
+    """Remove old idempotency keys, and old progress records of archived days."""
     with one_line():
         from outbox_pipelines.partitions import purge
 
@@ -53,7 +53,7 @@ def purge_rows(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource)
 
 @dg.op
 def show_days(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> None:
-    """Observes `outbox/events` with a table of the days, as `outbox partitions list` shows them."""
+    """Observe `outbox/events` with a table of the days, as `outbox partitions list` shows them."""
     with one_line():
         from outbox_pipelines.partitions import calendar
 
@@ -86,22 +86,23 @@ def show_days(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) 
 @dg.job(
     tags=ours.TAGS,
     executor_def=ours.EXECUTOR,
-    description="""Makes the partitions of the days ahead (OUTBOX_PARTITIONS_AHEAD), closes the days that
-are over, by the database's clock, and purges old idempotency keys (OUTBOX_KEY_RETENTION_DAYS) and progress.
+    description="""Creates the partitions of future days (OUTBOX_PARTITIONS_AHEAD), closes past days (by the
+database's clock), and purges old idempotency keys (OUTBOX_KEY_RETENTION_DAYS) and progress.
 
-Use: its schedule runs it every hour. By hand after an outage of days, or when `outbox status` or the
-check `partitions_ahead` of `outbox/health` says that there are few. Safe at any time, and by two at once; no
-writer waits.
+Use: its schedule runs it every hour. Run it by hand after an outage of days, or when `outbox status` or the
+check `partitions_ahead` of `outbox/health` reports too few partitions. Safe at any time, also concurrently;
+it blocks no writer.
 
-A day that stays open is no failure: the log and the metadata of `close_days` say what stands against it (a
-transaction that still runs, events that are not published) and what helps; the next run tries again.
+A day that stays open is not a failure: the log and the metadata of `close_days` name the reason (a running
+transaction, unpublished events) and what to do; the next run retries.
 
-When it fails: the run says what to mend in one line. There is time: until the last day ahead is over, nothing
-fails, and days that are not closed stay in the table. It needs the database role that owns the outbox.
+When it fails: the run says in one line what to correct. It is not urgent: inserts succeed until the last
+future day with a partition is over, and days that are not closed stay in the table. The job needs the
+database role that owns the outbox.
 """,
 )
 def maintain_partitions() -> None:
-    # None waits for another: days are made where none can be closed.
+    # The steps are independent: partitions are created even if no day can be closed.
     make_partitions()
     close_days()
     purge_rows()
@@ -111,13 +112,13 @@ def maintain_partitions() -> None:
 maintain_partitions_schedule = dg.ScheduleDefinition(
     name="maintain_partitions",
     job=maintain_partitions,
-    # Off the full hour, when everybody's jobs start.
+    # Not on the hour, when many other jobs start.
     cron_schedule="17 * * * *",
     execution_timezone="UTC",
     default_status=dg.DefaultScheduleStatus.RUNNING,
     description="""Runs the job `maintain_partitions` every hour.
 
-Use: leave it on. When a run fails: see the job; a failure has two weeks to be seen, until the last day ahead
-is over, and days that are over wait meanwhile.
+Use: leave it on. When a run fails: see the job. Writers are not affected for two weeks, until the last future
+day with a partition is over; past days are not closed until then.
 """,
 )

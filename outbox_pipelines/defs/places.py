@@ -1,7 +1,7 @@
-"""Code locations of a Dagster instance: which one a tick or a run is of, and which others have an outbox.
+"""Code locations of a Dagster instance: the one of a tick or a run, and others that have an outbox.
 
 Invariants:
-- The instance is shared: what counts or looks up runs by a tag has the code location in it, or compares it.
+- The instance is shared: code that finds runs by a tag has the code location in the tag, or compares it.
 """
 
 from __future__ import annotations
@@ -12,48 +12,48 @@ from typing import Final
 
 import dagster as dg
 
-# Of a run that relays; `dagster.yaml` limits how many of one value there are.
+# Tag of a run that relays; `dagster.yaml` limits the runs with one value.
 SHARD: Final = "outbox/shard"
 
 # In the metadata of a check's result.
 OTHERS: Final = "other_outboxes"
 
-# One of them alone may be a sensor of the user's.
+# A sensor with only one of these names may be the user's.
 _SENSORS: Final = {"relay_supervisor", "health"}
 _ALIVE_SECONDS: Final = 120.0
 
 
 def of_tick(context: dg.SensorEvaluationContext) -> str | None:
-    """The code location's name; None where nothing tells, in a test for example."""
+    """Return the name of the tick's code location; None if it is unknown, for example in a test."""
     return context.code_location_origin.location_name if context.code_location_origin else None
 
 
 def of_run(run: dg.DagsterRun) -> str | None:
-    """The name of the code location that a run is of."""
+    """Return the name of a run's code location."""
     origin = run.remote_job_origin
     return origin.repository_origin.code_location_origin.location_name if origin else None
 
 
 def is_here(context: dg.SensorEvaluationContext, run: dg.DagsterRun) -> bool:
-    """Whether a run is of the tick's code location: others may have another outbox."""
+    """Return whether a run is of the tick's code location: others may have another outbox."""
     here = of_tick(context)
     return here is None or of_run(run) == here
 
 
 def shard_tag(place: str | None, shard: int) -> dict[str, str]:
-    """The tag of a session: without the name, the shards of two outboxes would be counted as one."""
+    """Return the tag of a session: without the name, the shards of two outboxes would be counted as one."""
     return {SHARD: f"{place}:{shard}" if place else str(shard)}
 
 
 def clash(context: dg.SensorEvaluationContext, now: float) -> str | None:
-    """Return what is wrong if another code location of this instance has an outbox; else None."""
+    """Return what is wrong if another code location of this instance has an outbox, otherwise None."""
     return _clash(context.instance, of_tick(context), now)
 
 
 def mark(
     context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext | dg.SensorEvaluationContext,
 ) -> dict[str, str]:
-    """Return the metadata that says whose result a check has, and that another outbox has the same check."""
+    """Return metadata with the code location of a result, and whether another outbox has the same check."""
     here = of_tick(context) if isinstance(context, dg.SensorEvaluationContext) else of_run(context.run)
     wrong = _clash(context.instance, here, time.time())
     if wrong:
@@ -67,13 +67,13 @@ def _clash(instance: dg.DagsterInstance, here: str | None, now: float) -> str | 
         return None
     return (
         f"code locations {', '.join(sorted([here or '', *others]))} of this Dagster instance each have an "
-        "outbox, with equal keys of assets and checks: a result of one hides the other's. Events are relayed "
-        "all the same. Give each outbox an instance of its own (DAGSTER_HOME and its storage)"
+        "outbox, with equal keys of assets and checks: a result of one hides the other's. Events are still "
+        "relayed. Give each outbox its own instance (DAGSTER_HOME and its storage)"
     )
 
 
 def _outboxes(instance: dg.DagsterInstance, now: float) -> list[str]:
-    """The code locations whose sensors are those of this package, and tick."""
+    """Return the code locations that have this package's sensors and whose sensors tick."""
     from outbox_pipelines.defs.dagster_internals import InstigatorType
 
     names: dict[str, set[str]] = defaultdict(set)

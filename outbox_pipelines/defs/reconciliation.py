@@ -1,4 +1,4 @@
-"""Whether a day came to the topics and the consumers: the asset, its check, and the job."""
+"""Reconciliation of a day with the topics and the consumers: the asset, its check, and the job."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import warnings
@@ -30,43 +30,43 @@ _CHECK = "nothing_is_lost"
     owners=OWNERS,
     kinds={"kafka", "duckdb"},
     check_specs=[
-        # In the same step: what is counted for the one is the verdict of the other.
+        # In the same step: the asset's counts give the check's result.
         dg.AssetCheckSpec(
             _CHECK,
             asset=_KEY,
             partitions_def=DAYS,
-            description="""Whether the topics and every named consumer have what was written on the day.
+            description="""Whether the topics and every configured consumer have all events of the day.
 
-Errors: events that are missing, messages that no event has (phantoms), events behind later ones of their
-aggregate. Warnings: duplicates, what lags, a consumer's dead letters, and what cannot be told because a topic
-or a table keeps no more. The metadata has the counts, and ten examples of each with id, seq and place. Each
-day has a verdict of its own.
+Errors: missing events, messages without an event (phantoms), events behind later ones of their
+aggregate. Warnings: duplicates, lagging events, a consumer's dead letters, and events that cannot be compared
+because a topic or a table no longer keeps them. The metadata has the counts, and ten examples of each with
+id, seq and place. Each day has its own result.
 
-When it fails: the metadata says what helps for each; docs/reconciliation.md has a chapter for each word. What
-lags is gone when the job `reconcile_day` is run again later.
+When it fails: the metadata says what to do about each finding; docs/reconciliation.md has a chapter for each
+kind. Lagging events disappear from the report when you run the job `reconcile_day` again later.
 """,
         )
     ],
-    description="""Each day's events beside the messages of their topics, and beside what each consumer that
-OUTBOX_CONSUMERS_FILE names has handled. The check `nothing_is_lost` is the verdict.
+    description="""Compares each day's events with the messages of their topics, and with the events that each
+consumer of OUTBOX_CONSUMERS_FILE has handled. The check `nothing_is_lost` reports the result.
 
 A partition is a UTC day, in the table or in the archive. Only ids and places are read, and compared on disk,
-within a fixed amount of memory. Nothing is changed, and no consumer notices: no offset is committed, no group
-joined.
+with a fixed amount of memory. Nothing is changed, and consumers are not affected: no offset is committed, no
+group joined.
 
-Use: the job `reconcile_day` with a day, after an incident, or when somebody asks whether anything was lost;
-`outbox reconcile DAY` says the same on a command line, of today as well, as it stands. Choose days that the
-topics still keep.
+Use: the job `reconcile_day` with a day, after an incident, or to prove that no event was lost.
+`outbox reconcile DAY` reports the same on a command line, also for the current day so far. Choose days that
+the topics still keep.
 
-When it fails: the error says in one line which database, topic or setting does not answer. A difference is no
-failure: see the check.
+When it fails: the error says in one line which database or topic is unavailable, or which setting is wrong.
+Differences fail the check, not the run.
 """,
 )
 def reconciliation(
     context: dg.AssetExecutionContext, outbox_pipelines: OutboxResource
 ) -> Iterator[dg.MaterializeResult[Any]]:
     with one_line():
-        # Here, because definitions are to load without the drivers.
+        # Imported here so that definitions load without the drivers.
         from outbox_pipelines.quality.rules import State
         from outbox_pipelines.reconciliation import day as days
 
@@ -94,7 +94,7 @@ def reconciliation(
 
 
 def _metadata(report: "Report") -> dict[str, Any]:
-    """The counts, as numbers of their own, and all that the command prints."""
+    """Return each count as a number, and the output of the command."""
     counts = {
         f"{side.name}: {found.kind.name}": found.count for side in report.sides for found in side.findings
     }
@@ -109,10 +109,10 @@ reconcile_day = dg.define_asset_job(
     executor_def=ours.EXECUTOR,
     description="""Reconciles a day: the asset `outbox/reconciliation`, and its check `nothing_is_lost`.
 
-Use: choose a day, or a range of days as a backfill. The day after is a good time: consumers have caught up,
-and the topics still have all. 10 million events take some minutes of one core, and 750 MB of memory.
+Use: choose a day, or a range of days as a backfill. Run it on the next day: consumers have caught up, and the
+topics still have all events. 10 million events take some minutes of one core, and 750 MB of memory.
 
-When it fails: the run says in one line what does not answer, or what to set; run it again. When the check
-fails, its metadata names the events, and says what helps.
+When it fails: the run says in one line what is unavailable, or what to set; run it again. When the check
+fails, its metadata names the events and says what to do.
 """,
 )

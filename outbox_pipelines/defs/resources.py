@@ -1,4 +1,4 @@
-"""The settings, as Dagster's jobs and sensors are given them."""
+"""The Dagster resource that gives jobs and sensors their settings."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.secret import has_password
 from outbox_pipelines.settings import Settings, load_settings
 
-# What every job and sensor here asks for by a parameter of this name. A user's own resource may be `outbox`.
+# Every job and sensor here has a parameter of this name. A user's own resource may be named `outbox`.
 KEY: Final = "outbox_pipelines"
 
 _resolving: ContextVar[bool] = ContextVar("_resolving", default=False)
 
 
 class OutboxResource(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """Which outbox to work on: what the environment says, unless overridden here.
+    """The outbox to work on: the settings of the environment, unless overridden here.
 
-    Nothing is required, and nothing is read before a job or a sensor asks for it: definitions load on a
+    Nothing is required, and nothing is read before a job or a sensor needs it: definitions load on a
     machine without any settings.
 
     Example:
@@ -30,35 +30,35 @@ class OutboxResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         OutboxResource(dsn=dg.EnvVar("SHOP_DSN"), session_seconds=300)
         ```
 
-    Dagster stores what is written here, or in a run's configuration, and shows it: a password stands in a
-    variable. One that is written here is refused.
+    Dagster stores and shows the values given here or in a run's configuration. Put a password in an
+    environment variable; a password given here is refused.
     """
 
-    dsn: str | None = Field(default=None, description="instead of OUTBOX_DSN")
-    kafka: str | None = Field(default=None, description="instead of OUTBOX_KAFKA")
-    db_schema: str | None = Field(default=None, description="instead of OUTBOX_SCHEMA")
-    topic: str | None = Field(default=None, description="instead of OUTBOX_TOPIC")
-    catalog_file: str | None = Field(default=None, description="instead of OUTBOX_CATALOG_FILE")
-    archive: str | None = Field(default=None, description="instead of OUTBOX_ARCHIVE")
-    consumers_file: str | None = Field(default=None, description="instead of OUTBOX_CONSUMERS_FILE")
-    drain_consumers: str | None = Field(default=None, description="instead of OUTBOX_DRAIN_CONSUMERS")
-    session_seconds: float | None = Field(default=None, description="instead of OUTBOX_SESSION_SECONDS")
+    dsn: str | None = Field(default=None, description="Override OUTBOX_DSN")
+    kafka: str | None = Field(default=None, description="Override OUTBOX_KAFKA")
+    db_schema: str | None = Field(default=None, description="Override OUTBOX_SCHEMA")
+    topic: str | None = Field(default=None, description="Override OUTBOX_TOPIC")
+    catalog_file: str | None = Field(default=None, description="Override OUTBOX_CATALOG_FILE")
+    archive: str | None = Field(default=None, description="Override OUTBOX_ARCHIVE")
+    consumers_file: str | None = Field(default=None, description="Override OUTBOX_CONSUMERS_FILE")
+    drain_consumers: str | None = Field(default=None, description="Override OUTBOX_DRAIN_CONSUMERS")
+    session_seconds: float | None = Field(default=None, description="Override OUTBOX_SESSION_SECONDS")
 
     def __init__(self, **given: Any) -> None:
-        # What stands in a definition is in Dagster's snapshots and on its pages.
+        # Values of a definition are stored in Dagster's snapshots and shown on its pages.
         for name in ("dsn", "archive"):
             value = given.get(name)
             if not isinstance(value, str) or isinstance(value, dg.EnvVar) or _resolving.get():
                 continue
             if has_password(value):
                 raise SetupError(
-                    f"OutboxResource has a password in {name}, which Dagster stores and shows: write "
-                    f'{name}=dg.EnvVar("NAME"), or leave it out and set OUTBOX_{name.upper()}'
+                    f"OutboxResource has a password in {name}, and Dagster stores and shows it: use "
+                    f'{name}=dg.EnvVar("NAME"), or omit it and set OUTBOX_{name.upper()}'
                 )
         super().__init__(**given)
 
     def _with_updated_values(self, values: Mapping[str, Any] | None) -> Any:
-        """Dagster makes another one for each run, in which variables have become their values."""
+        """Return the copy that Dagster makes for each run, with the values of environment variables."""
         token = _resolving.set(True)
         try:
             return super()._with_updated_values(values)
@@ -66,9 +66,9 @@ class OutboxResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             _resolving.reset(token)
 
     def settings(self) -> Settings:
-        """The settings of now.
+        """Return the current settings.
 
         Raises:
-            SetupError: a value does not fit; the message names the setting.
+            SetupError: a value is invalid; the message names the setting.
         """
         return load_settings(**self.model_dump())

@@ -1,7 +1,7 @@
-"""Kafka's topics as assets: those that the catalogue documents, and those that relay sessions have sent to.
+"""Kafka's topics as assets: those in the event catalog, and those to which relay sessions have published.
 
 Invariants:
-- Definitions load whatever is wrong with the settings, the catalogue or Dagster's storage: then there are
+- Definitions load even if the settings, the event catalog or Dagster's storage are faulty: then there are
   fewer topics.
 """
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from outbox_pipelines.catalog.document import EventType
 
 _PREFIX: Final = "topic"
-# What Dagster takes for an owner; any other is named in the description alone.
+# Owners that Dagster accepts; any other is only named in the description.
 _OWNER: Final = re.compile(r"team:.+|[\w.+-]+@[\w-]+(\.[\w-]+)+")
 _LOG: Final = logging.getLogger(__name__)
 
 
 def topic_key(name: str) -> dg.AssetKey:
-    """The asset that stands for a topic."""
+    """Return the key of a topic's asset."""
     return dg.AssetKey([_PREFIX, name])
 
 
 def topics(resource: OutboxResource) -> list[dg.AssetSpec]:
-    """An external asset for each topic that is known when the definitions load."""
+    """Return an external asset for each topic that is known when the definitions load."""
     documented = _documented(resource)
     return [_topic(name, documented.get(name, {})) for name in sorted(documented.keys() | _seen())]
 
 
 def _documented(resource: OutboxResource) -> dict[str, dict[str, EventType]]:
-    """The event types of each topic that the catalogue names."""
+    """Return the event types of each topic in the event catalog."""
     found: dict[str, dict[str, EventType]] = {}
-    # Checking all settings takes drivers that definitions are to load without.
+    # Checking all settings needs the drivers, which definitions do not load.
     if not (resource.catalog_file or os.environ.keys() & {"OUTBOX_CATALOG_FILE", "OUTBOX_SETTINGS_FILE"}):
         return found
     try:
@@ -52,20 +52,20 @@ def _documented(resource: OutboxResource) -> dict[str, dict[str, EventType]]:
                 if each.topic is not None:
                     found.setdefault(each.topic, {})[name] = each
     except SetupError as error:
-        # `check_catalog`, and whoever reads the settings, say the same where somebody looks.
-        _LOG.debug("no topics of the catalogue: %s", error)
+        # `check_catalog`, and every job that reads the settings, reports the same error to the user.
+        _LOG.debug("topics of the event catalog not loaded: %s", error)
     return found
 
 
 def _seen() -> set[str]:
-    """The topics that relay sessions have reported, as Dagster's storage has them."""
+    """Return the topics that relay sessions have reported, from Dagster's storage."""
     if not os.environ.get("DAGSTER_HOME"):
         return set()
     try:
         with dg.DagsterInstance.get() as instance:
             return {key.path[1] for key in instance.get_asset_keys(prefix=[_PREFIX]) if len(key.path) == 2}
     except Exception as error:  # noqa: BLE001 - whatever its storage raises
-        _LOG.warning("the topics that were seen are not shown: %s", error)
+        _LOG.warning("topics of earlier sessions are not shown: cannot read Dagster's storage: %s", error)
         return set()
 
 
@@ -83,18 +83,18 @@ def _topic(name: str, types: dict[str, EventType]) -> dg.AssetSpec:
 def _lines(types: dict[str, EventType]) -> list[str]:
     return [
         f"- `{name}` ({each.lifecycle}): {each.description.strip()} From {each.producer}, "
-        f"for {', '.join(each.consumers) or 'nobody that is known'}; ask {each.owner}."
+        f"for {', '.join(each.consumers) or 'no known consumer'}; owner: {each.owner}."
         for name, each in types.items()
     ]
 
 
-_UNDOCUMENTED: Final = "None of its event types names it in the catalogue (OUTBOX_CATALOG_FILE)."
-_DESCRIPTION: Final = """The topic `{name}`, to which the relay publishes; its sessions observe it.
+_UNDOCUMENTED: Final = "No event type in the event catalog (OUTBOX_CATALOG_FILE) names this topic."
+_DESCRIPTION: Final = """The topic `{name}`, to which the relay publishes. Relay sessions observe it.
 
 {types}
 
-Use: see who writes it and who reads it; `outbox catalog render` has the fields of each event type. A topic
-appears here when the code location is loaded again after the first session that sent to it.
+Use: see who produces and who consumes its events; `outbox catalog render` shows each event type's fields.
+A topic appears here when the code location is reloaded after the first session that published to it.
 
 When consumers miss events: see `outbox/relay` for the lag, and `outbox status` for parked events.
 """

@@ -1,4 +1,4 @@
-"""What Django is told of the app."""
+"""The configuration of the Django app."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from django.apps import AppConfig
 
 class OutboxConfig(AppConfig):  # type: ignore[misc]
     name = "outbox_pipelines.django"
-    # Not the last part of the name, which is Django's own.
+    # The default label, the last part of the name, is `django`.
     label = "outbox_pipelines"
     verbose_name = "Outbox Pipelines"

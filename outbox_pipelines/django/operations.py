@@ -1,8 +1,8 @@
-"""The operation of the app's migrations.
+"""The migration operation of the app.
 
 Invariants:
-- It runs in the migration's transaction, and `sqlmigrate` prints what it would run.
-- Databases other than PostgreSQL, and those that the project's routers leave out, are left alone.
+- It runs in the migration's transaction, and `sqlmigrate` prints its SQL.
+- Databases other than PostgreSQL, and those that the project's routers exclude, are not changed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from outbox_pipelines import scripts
 
 
 class CreateOutbox(Operation):  # type: ignore[misc]
-    """Applies what is missing of the outbox's SQL, into the first schema of the search_path.
+    """Apply the missing files of the outbox's SQL, in the first schema of the search_path.
 
     Args:
-        up_to: the newest file there is: with another file the app gets another migration.
+        up_to: the newest SQL file; each further file comes with another migration of the app.
 
-    Backwards it drops all of it. That fails while there are events that are neither published nor discarded,
-    unless the settings say ``OUTBOX_DROP_UNPUBLISHED = True``.
+    The reverse operation drops the outbox. It fails while events are neither published nor discarded, unless
+    the settings have ``OUTBOX_DROP_UNPUBLISHED = True``.
     """
 
     reversible = True
@@ -32,7 +32,7 @@ class CreateOutbox(Operation):  # type: ignore[misc]
         self.up_to = up_to
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """No model is made."""
+        """Do nothing: the app has no models."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if _is_wanted(app_label, schema_editor):

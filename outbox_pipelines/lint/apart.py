@@ -1,8 +1,8 @@
-"""Messages sent beside a commit: whatever comes first, a crash between the two loses the other.
+"""Messages sent apart from a commit: a crash between the two loses the second one.
 
 Invariants:
-- Only where rows are certainly written, and certainly committed apart from the message.
-- A place is reported where both meet, not where the function that does both is called.
+- A place is reported only if rows are certainly written, and certainly committed apart from the message.
+- The function that does both is reported, not its callers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from outbox_pipelines.lint.transactions import Found
 
 @dataclass(frozen=True)
 class Done:
-    """A step with what it does."""
+    """A step with its effects."""
 
     step: Step
     effect: Effect
 
     @property
     def writes_at_once(self) -> bool:
-        """Whether its rows are committed when it is done."""
+        """Whether its rows are committed when it ends."""
         committed = self.effect.commits or self.effect.statement
         return self.effect.writes is not None and committed
 
@@ -39,7 +39,7 @@ class Done:
 
 
 def beside_commit(story: Story, module: Module, effects: Effects) -> Iterator[Found]:
-    """Messages after a commit, and before one that they do not belong to."""
+    """Yield messages after a commit, and messages before a commit that does not include them."""
     done = steps(story, module, effects)
     if is_relay(story) or not any(one.effect.publishes for one in done):
         return
@@ -63,11 +63,11 @@ def beside_commit(story: Story, module: Module, effects: Effects) -> Iterator[Fo
         elif line := _committed_before(publish, done):
             yield APART, publish.node, f"a crash after the commit of line {line} loses the message{where}"
         elif line := _committed_behind(publish, done):
-            yield APART, publish.node, f"the message is out even if line {line} fails{where}"
+            yield APART, publish.node, f"the message is sent even if line {line} fails{where}"
 
 
 def steps(story: Story, module: Module, effects: Effects) -> list[Done]:
-    """The steps that write, commit or publish."""
+    """Return the steps that write, commit or publish."""
     found = (Done(step, effects.of_step(step, story, module.path)) for step in story.steps)
     return [one for one in found if one.effect != Effect()]
 
@@ -104,14 +104,14 @@ def _is_commit(one: Done) -> bool:
 
 
 def _goes_before(write: Done, commit: Done) -> bool:
-    """Whether a commit ends what was written, or is known to end what somebody changed."""
+    """Return whether a commit ends what was written, or is known to end a change made elsewhere."""
     if commit.step.act is Act.COMMIT and not commit.step.implicit and commit.step.thing is not None:
         return True
     return write.effect.writes is not None and (write.step is commit.step or follows(commit.step, write.step))
 
 
 def _shares_a_block(write: Step, publish: Step) -> bool:
-    """Whether both are in one transaction, which is another rule's."""
+    """Return whether both are in one transaction, which is another rule's."""
     return is_statement(write) is False and any(
         one.shelter is Shelter.TRANSACTION and one in publish.around for one in write.around
     )

@@ -1,10 +1,10 @@
-"""Reads an application's files and finds what is wrong in them.
+"""Read an application's files and return the findings.
 
 Invariants:
-- Nothing of the application is imported or run.
-- A file that cannot be parsed is a finding; the others are read all the same.
-- Only files that speak of an outbox or of messages are parsed, those that call a function of theirs which
-  publishes, and what these need to be understood: no other can hold a finding.
+- The application is not imported or run.
+- A file that cannot be parsed is a finding; the others are still read.
+- Only these files are parsed: those that mention an outbox or messages, those that call one of their
+  publishing functions, and those needed to understand them. No other file can have a finding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from outbox_pipelines.lint.names import imports, statements
 from outbox_pipelines.lint.project import Facts, Project
 from outbox_pipelines.lint.story import Story
 
-# A file that cannot be parsed is a finding if it speaks of these.
+# A file that cannot be parsed is a finding if it mentions one of these.
 _CONCERNED = re.compile(rb"outbox|kafka|faust|atomic_requests", re.IGNORECASE)
 _PUBLISHING = re.compile(
     rb"outbox|kafka|faust|faststream|pika|kombu|\.delay\(|\.apply_async\(|\.send_task\(", re.IGNORECASE
@@ -51,11 +51,11 @@ _CHECKS_OF_MESSAGES: Final[tuple[Callable[[Story, Module, Effects], Iterable[tra
 
 @dataclass(frozen=True)
 class Options:
-    """What is looked for.
+    """The options of a check.
 
     Args:
         selected: codes of the rules.
-        strict_inserts: whether direct inserts are found in an application that never imports the writer.
+        strict_inserts: whether to find direct inserts in an application that never imports the writer.
         atomic_requests: whether Django opens a transaction for each request; also read from its settings.
     """
 
@@ -65,7 +65,7 @@ class Options:
 
 
 def check(files: Iterable[Path], options: Options = Options()) -> list[Finding]:
-    """What is found in these files, which are taken as one application, in order of place.
+    """Return the findings in these files, treated as one application, in order of place.
 
     Raises:
         SetupError: a file cannot be read.
@@ -74,7 +74,7 @@ def check(files: Iterable[Path], options: Options = Options()) -> list[Finding]:
 
 
 def sources_of(files: Iterable[Path]) -> dict[str, bytes]:
-    """The contents of files by their paths.
+    """Return the contents of files by their paths.
 
     Raises:
         SetupError: a file cannot be read.
@@ -86,11 +86,11 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise SetupError(f"{path} cannot be read: {error.strerror}") from error
+        raise SetupError(f"cannot read {path}: {error.strerror}") from error
 
 
 def check_sources(sources: dict[str, bytes], options: Options = Options()) -> list[Finding]:
-    """The same of sources by their paths."""
+    """Return the findings in sources, given by their paths."""
     read = read_sources(sources, options)
     found: dict[str, list[Finding]] = {
         path: [_unreadable(path, error)] for path, error in read.broken.items()
@@ -122,7 +122,7 @@ class Read:
 
 
 def read_sources(sources: dict[str, bytes], options: Options = Options()) -> Read:
-    """Reads what can hold a finding."""
+    """Read the files that can have a finding."""
     project, broken = Project(sources, module.read), {}
     concerned = {path for path, source in sources.items() if _CONCERNED.search(source)}
     trees: list[tuple[str, ast.Module]] = []
@@ -198,7 +198,7 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def _has_atomic_requests(tree: ast.Module) -> bool:
-    """Whether Django's settings say so: an entry of DATABASES, or an assignment to one."""
+    """Return whether Django's settings say so: an entry of DATABASES, or an assignment to one."""
     return any(
         isinstance(key, ast.Constant)
         and key.value == "ATOMIC_REQUESTS"

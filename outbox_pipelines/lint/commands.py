@@ -1,6 +1,6 @@
 """The command `outbox lint-writes`: what a developer types, and what a pre-commit hook runs.
 
-Exit codes: 0 nothing found; 1 something found, a file that cannot be parsed too; 2 usage.
+Exit codes: 0 no findings; 1 findings, including files that cannot be parsed; 2 usage error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Codes(click.ParamType[frozenset[str]]):
             return value
         codes = frozenset(code.strip() for code in value.split(","))
         if unknown := sorted(codes - set(RULES)):
-            self.fail(f"no rule is called {', '.join(unknown)}: there are {', '.join(RULES)}")
+            self.fail(f"unknown rule {', '.join(unknown)}: known rules are {', '.join(RULES)}")
         return codes
 
 
@@ -42,23 +42,27 @@ class _Codes(click.ParamType[frozenset[str]]):
     help="Only these rules: OB001,OB006.",
     show_default=False,
 )
-@click.option("--ignore", type=_Codes(), default=frozenset(), help="Not these rules.", show_default=False)
+@click.option("--ignore", type=_Codes(), default=frozenset(), help="Ignore these rules.", show_default=False)
 @click.option(
-    "--strict-inserts", is_flag=True, help="Find direct inserts where nothing imports the writer, too."
+    "--strict-inserts",
+    is_flag=True,
+    help="Also find direct inserts where nothing imports the writer.",
 )
 @click.option(
-    "--atomic-requests", is_flag=True, help="Django's views are in a transaction (ATOMIC_REQUESTS)."
+    "--atomic-requests",
+    is_flag=True,
+    help="Django runs views in a transaction (ATOMIC_REQUESTS).",
 )
 @click.option(
     "--after-commit",
     is_flag=True,
-    help="Find messages that are sent beside a commit, too (OB011): a crash between them loses one.",
+    help="Also find messages sent apart from a commit (OB011): a crash between the two loses one.",
 )
 @click.option(
     "--report", is_flag=True, help="List every function that writes rows and publishes, and exit with 0."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
-@click.option("--github", is_flag=True, help="Print annotations for GitHub's workflows.")
+@click.option("--github", is_flag=True, help="Print annotations for GitHub workflows.")
 def lint_writes(
     paths: tuple[Path, ...],
     select: frozenset[str],
@@ -72,9 +76,9 @@ def lint_writes(
 ) -> None:
     """Find outbox writes in Python code that are not in one transaction with their rows.
 
-    Name the whole application: some rules look across files. Nothing of it is imported or run. What is meant
-    so is marked with a comment `# outbox: ignore[OB001]`. Exit codes: 0 nothing found, 1 something found (a
-    file that cannot be parsed too), 2 usage.
+    Name the whole application: some rules look across files. The code is not imported or run. To accept a
+    finding, add a comment `# outbox: ignore[OB001]`. Exit codes: 0 no findings; 1 findings, including files
+    that cannot be parsed; 2 usage error.
     """
     try:
         files = python_files(paths)
@@ -93,7 +97,7 @@ def lint_writes(
         for finding in found:
             click.echo(_annotation(finding) if github else _lines(finding))
         read = f"{len(files):,} files" if len(files) > 1 else "1 file"
-        click.echo(f"{len(found) or 'nothing'} found in {read}", err=True)
+        click.echo(f"{len(found) or 'no'} findings in {read}", err=True)
     if found:
         sys.exit(1)
 

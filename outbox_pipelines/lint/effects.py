@@ -1,7 +1,7 @@
-"""What a function does to the database and to brokers, by itself and through the functions that it calls.
+"""What a function does to the database and to brokers, directly and through the functions that it calls.
 
 Invariants:
-- Functions that call each other in a circle are taken for what they do before the circle closes.
+- Of functions that call each other recursively, only the effects before the recursion count.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from outbox_pipelines.lint.story import Act, Shelter, Step, Story
 
 @dataclass(frozen=True)
 class Site:
-    """A place, for people: what is done there."""
+    """A place in the source, as shown to the user, with what is done there."""
 
     path: str
     line: int
     name: str
     """Of the function."""
     is_task: bool = False
-    """A task of Celery that is queued, and no message."""
+    """Whether it is a queued Celery task and not a message."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Effects:
         return self._known[key]
 
     def forget(self) -> None:
-        """More files have been read."""
+        """Forget derived results, because more files have been read."""
         self._known.clear()
 
     def publishing(self) -> set[str]:
@@ -106,7 +106,7 @@ class Effects:
                 by_itself = bool(step.thing and step.thing.autocommit and not _in_a_block(step))
                 return Effect(writes=site, statement=at_once, commits=by_itself)
             case Act.COMMIT:
-                # Whoever commits a session has changed one of its objects.
+                # A function that commits a session has changed one of its objects.
                 changed = step.thing is not None and step.thing.role is Role.SESSION and not step.implicit
                 return Effect(writes=site if changed else None, commits=step.thing is not None, ends=True)
             case Act.CALL if step.callee:
@@ -118,7 +118,7 @@ class Effects:
         return _NOTHING
 
     def commits_behind(self, key: str) -> bool:
-        """Whether a context manager commits what is done in its block."""
+        """Return whether a context manager commits what is done in its block."""
         path, _, name = key.partition("::")
         module = self._project.modules.get(path)
         story = module.story(name) if module else None
@@ -131,7 +131,7 @@ class Effects:
 
 
 def is_statement(step: Step) -> bool:
-    """Whether Django commits it at once, unless a caller has opened a block."""
+    """Return whether Django commits it at once, unless a caller has opened a block."""
     return bool(step.thing and step.thing.library is Library.DJANGO) and not _in_a_block(step)
 
 

@@ -180,7 +180,7 @@ class Expressions:
             self._function(call)
 
     def _is_handed_over(self, call: ast.Call) -> Shelter | None:
-        """Whether a call hands a function over, to whom."""
+        """Return whether a call hands a function over, to whom."""
         if not call.args:
             return None
         if self.scope.qualified(call.func) == "django.db.transaction.on_commit":

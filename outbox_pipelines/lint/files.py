@@ -1,8 +1,8 @@
-"""Which files are read.
+"""Select the files to read.
 
 Invariants:
-- What is named is read: a file whatever its name, a directory whatever its place.
-- Inside a directory, hidden directories and what was installed or built are left out; links to directories
+- Named files and directories are always read, whatever their name or place.
+- Inside a directory, hidden directories and installed or built files are excluded; links to directories
   are not followed.
 """
 
@@ -19,18 +19,18 @@ _INSTALLED: Final = {"node_modules", "site-packages", "__pycache__", "__pypackag
 
 
 def python_files(paths: Iterable[Path]) -> list[Path]:
-    """Python files under the paths, each once, in a stable order.
+    """Return the Python files under the paths, each once, in a stable order.
 
     Raises:
-        SetupError: a path is not there, or there is nothing to read.
+        SetupError: a path does not exist, or contains no Python file.
     """
     found: dict[Path, None] = {}
     for path in paths:
         if not path.exists():
-            raise SetupError(f"{path} is not there: name files or directories of your application")
+            raise SetupError(f"{path} does not exist: name files or directories of your application")
         found.update(dict.fromkeys(_under(path) if path.is_dir() else [path]))
     if not found:
-        raise SetupError("no Python file there: name files or directories of your application")
+        raise SetupError("no Python files found: name files or directories of your application")
     return list(found)
 
 
@@ -42,7 +42,7 @@ def _under(root: Path) -> Iterator[Path]:
 
 
 def _is_python(path: Path) -> bool:
-    # Editors leave links to nowhere behind.
+    # Editors leave broken links behind.
     return path.suffix == ".py" and path.is_file()
 
 

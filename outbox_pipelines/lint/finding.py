@@ -1,4 +1,4 @@
-"""What is found, and the rules by which: a code that stays, a name, how to mend it."""
+"""Findings and rules: a rule has a stable code, a name, and the correction to make."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Rule:
-    """A mistake that can be found. Its code never changes its meaning."""
+    """A rule of the linter. Its code never changes its meaning."""
 
     code: str
     name: str
@@ -18,7 +18,7 @@ class Rule:
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """A mistake at a place. Lines count from 1, columns too; `last_line` is where the expression ends."""
+    """A finding at a place. Lines and columns count from 1; `last_line` is the end of the expression."""
 
     path: str
     line: int
@@ -30,15 +30,15 @@ class Finding:
     last_line: int
 
 
-UNREADABLE: Final = Rule("OB000", "unreadable", "mend the file, or leave it out")
+UNREADABLE: Final = Rule("OB000", "unreadable", "correct the file, or exclude it")
 OUTSIDE: Final = Rule(
     "OB001",
     "emit-outside-transaction",
     "write rows and event inside one transaction block on that connection",
 )
-AFTER_COMMIT: Final = Rule("OB002", "emit-after-commit", "emit before the commit of the rows it tells of")
+AFTER_COMMIT: Final = Rule("OB002", "emit-after-commit", "emit before the commit of the rows it describes")
 ELSEWHERE: Final = Rule(
-    "OB003", "emit-on-another-connection", "give `emit` the connection or session that writes the rows"
+    "OB003", "emit-on-another-connection", "pass `emit` the connection or session that writes the rows"
 )
 NOT_AWAITED: Final = Rule("OB004", "emit-not-awaited", "await it")
 SWALLOWED: Final = Rule(
@@ -53,7 +53,7 @@ DUAL_WRITE: Final = Rule(
 )
 PAST_HELPER: Final = Rule("OB007", "insert-past-helper", "use `emit`, or `emit_many` for a batch")
 CHANGED: Final = Rule(
-    "OB008", "outbox-row-changed", "leave the rows alone; the relay knows by its position what is published"
+    "OB008", "outbox-row-changed", "do not change the rows; the relay's position marks what is published"
 )
 UNUSED: Final = Rule("OB009", "unused-ignore", "remove the comment")
 IN_HOOK: Final = Rule(
@@ -84,11 +84,11 @@ RULES: Final = {
         APART,
     )
 }
-# Looked for unless others are asked for.
+# The rules selected by default.
 DEFAULT: Final = frozenset(RULES) - {APART.code}
 
 
 def at(path: str, node: ast.expr | ast.stmt, rule: Rule, why: str) -> Finding:
-    """A finding at a node."""
+    """Return a finding at a node."""
     last = node.end_lineno or node.lineno
     return Finding(path, node.lineno, node.col_offset + 1, rule.code, rule.name, why, rule.mend, last)

@@ -1,4 +1,4 @@
-"""Which exception handlers let an error of `emit` vanish: they catch it and do nothing, or write a log."""
+"""Find exception handlers that swallow an error of `emit`: they catch it and only log it or do nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from outbox_pipelines.lint.names import path_of
 from outbox_pipelines.lint.scope import Scope
 
-# Whatever else is caught is somebody's decision about that one error.
+# A handler of any other class is a decision about that error.
 _BROAD: Final = {
     "Exception",
     "BaseException",
@@ -38,13 +38,13 @@ _TELLING: Final = {
 
 
 def swallows(handler: ast.ExceptHandler, scope: Scope) -> bool:
-    """Whether the handler catches any error and leaves no trace of it but a log."""
+    """Return whether the handler catches any error and at most logs it."""
     caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     return any(is_broad(error, scope) for error in caught) and all(map(_only_tells, handler.body))
 
 
 def is_broad(error: ast.expr | None, scope: Scope) -> bool:
-    """Whether errors of `emit` are of this class, whatever their cause; None is the bare `except:`."""
+    """Return whether all errors of `emit` are of this class; None is the bare `except:`."""
     return error is None or (scope.qualified(error) or path_of(error)) in _BROAD
 
 

@@ -1,7 +1,7 @@
 """Messages sent while an ORM saves a row: from signals of Django, events of SQLAlchemy, `save()` of a model.
 
 Invariants:
-- Whether the row's transaction will commit is not known there: the message is out in any case.
+- A hook cannot know whether the row's transaction will commit: the message is sent in any case.
 """
 
 from __future__ import annotations
@@ -30,20 +30,18 @@ AFTER_COMMIT: Final = "after_commit"
 
 
 def in_hook(story: Story, module: Module, effects: Effects) -> Iterator[Found]:
-    """Publishes in a hook."""
+    """Yield publishes in a hook."""
     hook = hook_of(story, module)
     if hook in ("", AFTER_COMMIT) or is_relay(story):
         return
     for step in story.steps:
         if is_message(step, story, module, effects) and not is_after_commit(step):
-            why = (
-                f"{hook} runs before the transaction of the row commits: the message is out if it rolls back"
-            )
+            why = f"{hook} runs before the row's transaction commits; the message is sent even on rollback"
             yield IN_HOOK, step.node, why + told(step, story, module, effects)
 
 
 def is_message(step: Step, story: Story, module: Module, effects: Effects) -> bool:
-    """Whether it sends a message; a task that is queued is none."""
+    """Return whether a step sends a message; a queued task is not a message."""
     if step.act not in (Act.PUBLISH, Act.CALL) or (step.thing and step.thing.library is Library.CELERY):
         return False
     site = effects.of_step(step, story, module.path).publishes
@@ -51,7 +49,7 @@ def is_message(step: Step, story: Story, module: Module, effects: Effects) -> bo
 
 
 def hook_of(story: Story, module: Module) -> str:
-    """Which hook a function is; nothing if it is none."""
+    """Return which hook a function is; empty if it is not a hook."""
     node = story.node
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return ""

@@ -169,7 +169,7 @@ TYPES: Final = {
         for kind in ("Broker", "Router")
     },
 }
-# Calls that make a thing, besides those of the types themselves.
+# Calls that make a thing, in addition to those of the types themselves.
 CALLS: Final = {
     "psycopg.connect": replace(_PSYCOPG, autocommit=False),
     "psycopg.Connection.connect": replace(_PSYCOPG, autocommit=False),
@@ -239,7 +239,7 @@ def of_method(thing: Thing, call: ast.Call, method: str, origin: str) -> Thing |
     if method in ("begin", "begin_nested") and thing.library is Library.SQLALCHEMY:
         return replace(thing, role=Role.TRANSACTION, commits=method == "begin")
     if method == "transaction" and thing.library in (Library.PSYCOPG, Library.ASYNCPG):
-        # On a connection that somebody else opened, it may be a savepoint of their transaction.
+        # On a connection that the caller opened, it may be a savepoint of the caller's transaction.
         return replace(
             thing, role=Role.TRANSACTION, commits=thing.autocommit is not None and not thing.shared
         )

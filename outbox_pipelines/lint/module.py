@@ -172,7 +172,7 @@ class _Reader:
         self._inside(walk)
 
     def preview(self, node: Function, scope: Scope) -> Story:
-        """The story of one function by itself."""
+        """Return the story of one function, without its callers."""
         return self._function(node, scope.enclosed(), None).story
 
     def _inside(self, walk: Walk) -> None:

@@ -37,7 +37,7 @@ def statements(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def is_task(decorator: ast.expr) -> bool:
-    """Whether a decorator makes a task of Celery, or of a queue like it."""
+    """Return whether a decorator makes a task of Celery, or of a queue like it."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     return (path_of(called) or "").rpartition(".")[2] in ("task", "shared_task")
 

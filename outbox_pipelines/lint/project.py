@@ -24,7 +24,7 @@ _DEEPEST: Final = 8
 
 @dataclass(frozen=True)
 class Facts:
-    """What the files of an application say together, and what the command was told."""
+    """Facts from all files of an application, and the options of the command."""
 
     uses_writer: bool = False
     atomic_requests: bool = False
@@ -210,11 +210,11 @@ class Project:
                     yield from self._bases(f"{found.path}::{found.name}", depth + 1)
 
     def derives(self, key: str, *prefixes: str) -> bool:
-        """Whether a class has a base whose dotted name begins so."""
+        """Return whether a class has a base whose dotted name begins so."""
         return any(one.startswith(prefixes) for one in self.family(key) if "::" not in one)
 
     def is_django_model(self, key: str) -> bool:
-        """Whether a class is a table of Django's."""
+        """Return whether a class is a table of Django's."""
         return self.derives(key, "django.db.models.", "django.contrib.", "django.contrib.gis.db.models.")
 
     def _method(self, key: str, name: str) -> Function | None:
@@ -237,7 +237,7 @@ class Project:
         """The stories of a file, read now if need be; None where it cannot be read.
 
         Raises:
-            RecursionError: it is nested too deeply, and nobody else asks for it.
+            RecursionError: it is nested too deeply, and no other file needs it.
         """
         if path not in self.modules:
             names = self.names(path)

@@ -1,9 +1,9 @@
-"""Messages sent to a broker before the transaction beside them has committed: the dual write.
+"""Messages sent to a broker before their transaction has committed: the dual write.
 
 Invariants:
-- A function that handles the rows of an outbox or a queue itself is a relay: it has to publish.
-- What is published after the commit is not reported here; it can be lost, but it is never untrue. Nor are
-  tasks of Celery: they are queued beside a transaction for many reasons.
+- A function that handles the rows of an outbox or a queue is a relay: it must publish.
+- A publish after the commit is not reported here: the message can be lost, but it is never wrong. Celery
+  tasks are not reported either: there are many reasons to queue them during a transaction.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from outbox_pipelines.lint.statements import Touch
 from outbox_pipelines.lint.story import Act, Around, Ending, Shelter, Step, Story, follows
 from outbox_pipelines.lint.transactions import Found, is_callers
 
-# Statements of a module that are not its own work.
+# Statements of a module that do no work.
 _ELSEWHERE = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_WHY = "the message is out even if the transaction {} rolls back"
+_WHY = "the message is sent even if the transaction {} rolls back"
 
 
 def before_commit(story: Story, module: Module, effects: Effects) -> Iterator[Found]:
-    """Publishes inside a transaction that writes."""
+    """Yield publishes inside a transaction that writes."""
     published = [step for step in story.steps if _only_publishes(step, story, module, effects)]
     if not published or is_relay(story):
         return
@@ -46,17 +46,17 @@ def before_commit(story: Story, module: Module, effects: Effects) -> Iterator[Fo
 
 
 def block_of(publish: Step, story: Story, module: Module, effects: Effects) -> Around | None:
-    """The transaction block around a step that writes, too."""
+    """Return the transaction block around a step, if that block also writes."""
     return next((one for one in publish.around if _writes(one, publish, story, module, effects)), None)
 
 
 def is_after_commit(step: Step) -> bool:
-    """Whether it is done in `on_commit`."""
+    """Return whether the step runs in `on_commit`."""
     return any(one.shelter is Shelter.COMMITTED for one in step.around)
 
 
 def told(step: Step, story: Story, module: Module, effects: Effects) -> str:
-    """Where the message is sent, if that is in another function."""
+    """Return where the message is sent, if another function sends it."""
     site = effects.of_step(step, story, module.path).publishes
     if step.act is Act.PUBLISH or site is None:
         return ""
@@ -64,7 +64,7 @@ def told(step: Step, story: Story, module: Module, effects: Effects) -> str:
 
 
 def _only_publishes(step: Step, story: Story, module: Module, effects: Effects) -> bool:
-    """Its own publishes, and calls of functions that only publish."""
+    """Return a function's own publishes, and its calls of functions that only publish."""
     if step.act is Act.PUBLISH:
         return True
     if step.act is not Act.CALL:
@@ -79,7 +79,7 @@ def _only_publishes(step: Step, story: Story, module: Module, effects: Effects) 
 
 
 def is_relay(story: Story) -> bool:
-    """Whether it has to publish: it handles the rows of an outbox or a queue."""
+    """Return whether a function must publish: it handles the rows of an outbox or a queue."""
     if any(step.touch is Touch.CLAIM for step in story.steps):
         return True
     if story.of(Act.EMIT):
@@ -89,14 +89,14 @@ def is_relay(story: Story) -> bool:
 
 
 def _writes(block: Around, publish: Step, story: Story, module: Module, effects: Effects) -> bool:
-    """Whether a transaction block writes, as far as can be seen; one that only reads does not."""
+    """Return whether a transaction block writes, as far as is known; one that only reads does not."""
     inside = [step for step in story.steps if block in step.around]
     does = Effect()
     for step in inside:
         does |= effects.of_step(step, story, module.path)
     acts = {step.act for step in inside}
     if block.shelter is Shelter.TRANSACTION:
-        # Tasks are queued for many reasons: only beside rows that are written for certain.
+        # There are many reasons to queue tasks: report them only with rows that are certainly written.
         is_task = publish.thing is not None and publish.thing.library is Library.CELERY
         return does.writes is not None or (not is_task and (Act.READ not in acts or Act.USE in acts))
     if block.callee and effects.commits_behind(block.callee):
@@ -109,7 +109,7 @@ def _ends(step: Step, story: Story, module: Module, effects: Effects) -> bool:
 
 
 def _uncommitted(story: Story, module: Module, effects: Effects, publish: Step) -> Step | None:
-    """A write in the transaction that is open while the message is sent."""
+    """Return a write in the transaction that is open while the message is sent."""
     called = [step for step in story.of(Act.CALL) if _ends(step, story, module, effects)]
     for write in story.of(Act.WRITE, Act.EMIT):
         thing = write.thing
@@ -129,7 +129,7 @@ def _uncommitted(story: Story, module: Module, effects: Effects, publish: Step) 
 
 
 def _is_there(story: Story, thing: Thing, publish: Step) -> bool:
-    """Whether the connection is in use by then: else the message may belong to something before."""
+    """Return whether the connection is already in use; otherwise the message may belong to earlier work."""
     return (
         is_callers(thing)
         or any(follows(publish, step) for step in story.on(thing, *Act))
@@ -138,10 +138,10 @@ def _is_there(story: Story, thing: Thing, publish: Step) -> bool:
 
 
 def _is_left_open(story: Story, thing: Thing, publish: Step) -> bool:
-    """Whether a caller has to commit: of a session, if nobody out of sight had it until then."""
+    """Return whether a caller must commit; of a session, if no unknown code has used it before."""
     return thing.role is Role.SESSION and not any(follows(publish, use) for use in story.on(thing, Act.USE))
 
 
 def _is_certain(commit: Step, thing: Thing) -> bool:
-    """Whether it ends a transaction: the end of a block may, if the connection is in autocommit mode."""
+    """Return whether a step ends a transaction; a block's end may, if the connection is in autocommit."""
     return not commit.implicit or thing.autocommit is False

@@ -1,8 +1,8 @@
-"""Every function that writes rows and publishes: the places to look at before an outbox is introduced.
+"""Every function that writes rows and publishes: the places to review before you introduce an outbox.
 
 Invariants:
-- Nothing is judged: a place is listed if one function writes rows and sends a message, in whatever order.
-- A place is listed where both meet, not where the function that does both is called.
+- The report judges nothing: it lists each function that writes rows and sends a message, in any order.
+- It lists the function that does both, not the callers of that function.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 _ORDERS: Final = {
     "OB006": "publishes before the commit",
     "OB010": "publishes while the row is saved",
-    "OB011": "publishes beside the commit",
+    "OB011": "publishes apart from the commit",
 }
 
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """A function that writes and publishes; the lines of either, and where else they lead."""
+    """A function that writes and publishes, with the lines of both and the places they lead to."""
 
     path: str
     line: int
@@ -39,7 +39,7 @@ class Place:
 
 
 def places(read: Read) -> list[Place]:
-    """All of them, in order of place."""
+    """Return all places, in order."""
     found = (
         place
         for module in read.modules.values()
@@ -62,7 +62,7 @@ def _place(story: Story, module: Module, read: Read) -> Place | None:
         for rule, _, _ in look(story, module, read.effects)
     }
     line = getattr(story.node, "lineno", 1)
-    order = "; ".join(f"{_ORDERS[code]} ({code})" for code in sorted(codes)) or "order not certain"
+    order = "; ".join(f"{_ORDERS[code]} ({code})" for code in sorted(codes)) or "order unknown"
     writes = [_told(one, one.effect.writes) for one in written] or [f"{hook}: the row that is saved"]
     return Place(
         module.path,

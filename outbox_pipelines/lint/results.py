@@ -1,4 +1,4 @@
-"""Calls of `emit` whose outcome nobody sees: not awaited, or with the error swallowed."""
+"""Calls of `emit` whose result is lost: not awaited, or with the error swallowed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outbox_pipelines.lint.transactions import Found
 
 
 def not_awaited(story: Story, _: Module) -> Iterator[Found]:
-    """A coroutine that is made and forgotten."""
+    """Yield coroutines that are never awaited."""
     for emit in story.of(Act.EMIT):
         if emit.dropped and emit.thing and emit.thing.is_async:
             yield (
@@ -22,17 +22,21 @@ def not_awaited(story: Story, _: Module) -> Iterator[Found]:
 
 
 def swallowed(story: Story, _: Module) -> Iterator[Found]:
-    """An event that fails, while its rows are committed."""
+    """Yield events whose failure does not roll back their rows."""
     for emit in story.of(Act.EMIT):
         for depth, block in enumerate(emit.around):
             if block.shelter is Shelter.SWALLOW and not _ends_with_it(story, emit, depth, block):
                 line = getattr(block.node, "lineno", 0)
-                yield SWALLOWED, emit.node, f"an error ends in line {line}'s block: rows without their event"
+                yield (
+                    SWALLOWED,
+                    emit.node,
+                    f"line {line} swallows the error: rows without their event",
+                )
                 break
 
 
 def _ends_with_it(story: Story, emit: Step, depth: int, swallow: Around) -> bool:
-    """Whether the whole transaction is inside of what is tried: then it is rolled back with the event."""
+    """Return whether the `try` contains the whole transaction: then an error rolls it back with the event."""
     if any(one.shelter in (Shelter.TRANSACTION, Shelter.CONNECTION) for one in emit.around[depth:]):
         return True
     commits = [step for step in story.of(Act.COMMIT) if swallow in step.around]

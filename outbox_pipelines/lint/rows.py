@@ -1,4 +1,4 @@
-"""Statements on the outbox's own rows: written past `emit`, changed or deleted."""
+"""Statements on the outbox's own rows: written without `emit`, changed or deleted."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from outbox_pipelines.lint.transactions import Found
 
 
 def past_helper(story: Story, _: Module) -> Iterator[Found]:
-    """Events written without the checks of `emit`."""
+    """Yield events written without the checks of `emit`."""
     for step in story.steps:
         if step.touch is Touch.INSERT:
             yield (
                 PAST_HELPER,
                 step.node,
-                "the event is written past `emit`, without its checks of transaction and content",
+                "the event is written without `emit` and its checks of transaction and content",
             )
 
 
 def changed(story: Story, _: Module) -> Iterator[Found]:
-    """Rows changed or deleted in a table that is only ever appended to."""
+    """Yield changes and deletions of rows in the append-only table."""
     for step in story.steps:
         if step.touch is Touch.CHANGE:
-            yield CHANGED, step.node, "the outbox is append-only: nothing changes or deletes its rows"
+            yield CHANGED, step.node, "the outbox is append-only: do not change or delete its rows"

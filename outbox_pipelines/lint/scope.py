@@ -19,7 +19,7 @@ from outbox_pipelines.lint.names import path_of
 from outbox_pipelines.lint.project import Project
 from outbox_pipelines.lint.statements import text_of
 
-# A text that is put together of itself doubles each time; no statement is so long.
+# A text that is concatenated with itself doubles each time; no statement is longer than this.
 _LONGEST: Final = 50_000
 _OWN: Final = "outbox_pipelines."
 _OWN_MODEL: Final = "OutboxEvent"
@@ -39,12 +39,12 @@ _CONTAINERS: Final = {
 
 
 def _instruments(name: str) -> bool:
-    """Whether a function gives back what it is given, with more around it: tracing, say."""
+    """Return whether a function gives back what it is given, with more around it: tracing, say."""
     return name.rpartition(".")[2].startswith(("instrument", "wrap"))
 
 
 def _agree(one: Thing | None, other: Thing | None) -> bool:
-    """Whether two ways end with the same thing; a producer is a producer, wherever it was made."""
+    """Return whether two ways end with the same thing; a producer is a producer, wherever it was made."""
     if one is None or other is None or one.role not in (Role.PRODUCER, Role.OBJECT):
         return one == other
     return replace(one, origin="", shared=False) == replace(other, origin="", shared=False)
@@ -129,14 +129,14 @@ class Scope:
         return self.known.imports[root] + dot + rest
 
     def is_model(self, node: ast.expr) -> bool:
-        """Whether it names an application's own model of the outbox."""
+        """Return whether it names an application's own model of the outbox."""
         path = path_of(node)
         if path is None or path.rpartition(".")[2] not in self.known.models:
             return False
         return not (self.qualified(node) or "").startswith(_OWN)
 
     def is_outbox(self, node: ast.expr) -> bool:
-        """Whether it names a model of the outbox, the application's own or ours."""
+        """Return whether it names a model of the outbox, the application's own or ours."""
         name = self.qualified(node) or ""
         return self.is_model(node) or (name.startswith(_OWN) and name.endswith(f".{_OWN_MODEL}"))
 

@@ -1,7 +1,7 @@
 """What a function does, step by step, as far as it matters to the outbox; and which step can follow which.
 
 Invariants:
-- Steps stand in the order of the source. Loops are not gone round.
+- Steps have the order of the source. Loops are not repeated.
 - A step follows another only if one run of the function can reach both, without an error in between.
 """
 
@@ -92,7 +92,7 @@ class Step:
     implicit: bool = False
     """A commit at the end of a block."""
     dropped: bool = False
-    """Nobody takes the result."""
+    """Whether the result is not used."""
     touch: Touch | None = None
     name: str = ""
     """Of a call: whom."""
@@ -100,7 +100,7 @@ class Step:
     """Of a call: the key of the function, where it is known."""
 
     def works_on(self, thing: Thing | None) -> bool:
-        """Whether it is done on the connection of this thing."""
+        """Return whether it is done on the connection of this thing."""
         return self.thing is not None and thing is not None and self.thing.origin == thing.origin
 
 
@@ -137,7 +137,7 @@ class Story:
 
 
 def follows(late: Step, early: Step) -> bool:
-    """Whether `late` can come after `early` in one run."""
+    """Return whether `late` can come after `early` in one run."""
     if late.number <= early.number:
         return False
     ways = {arm.branch: arm for arm in late.arms}
@@ -153,7 +153,7 @@ def follows(late: Step, early: Step) -> bool:
 
 
 def _goes_on(arm: Arm, loop: Arm | None, ways: dict[int, Arm], late: Step) -> bool:
-    """Whether what stands behind a branch is reached through this arm of it."""
+    """Return whether what stands behind a branch is reached through this arm of it."""
     match arm.ending:
         case Ending.RAISE:
             return False

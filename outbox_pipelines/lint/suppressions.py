@@ -1,7 +1,7 @@
-"""Comments `# outbox: ignore[OB001]`: what is meant so, on the lines of the call.
+"""Comments `# outbox: ignore[OB001]`, which accept a finding on the lines of the call.
 
 Invariants:
-- A comment that suppresses nothing is itself found, unless one of its rules was not asked for.
+- A comment that suppresses nothing is a finding, unless one of its rules is not selected.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class _Ignore:
 
 
 def apply(source: bytes, path: str, findings: list[Finding], selected: Collection[str]) -> list[Finding]:
-    """The findings that no comment suppresses, and the comments that suppress none."""
+    """Return the findings that no comment suppresses, and the comments that suppress none."""
     ignores = list(_ignores(source)) if b"outbox:" in source else []
     left = [finding for finding in findings if not any(one.covers(finding) for one in ignores)]
     for ignore in ignores:
         asked = ignore.codes <= set(selected) if ignore.codes else set(selected) >= DEFAULT
         unknown = ignore.codes - set(RULES)
         if unknown or (asked and not any(ignore.covers(finding) for finding in findings)):
-            why = f"no rule is called {', '.join(sorted(unknown))}" if unknown else "nothing is found here"
+            why = f"unknown rule {', '.join(sorted(unknown))}" if unknown else "no finding here"
             left.append(
                 Finding(
                     path, ignore.line, ignore.column, UNUSED.code, UNUSED.name, why, UNUSED.mend, ignore.line

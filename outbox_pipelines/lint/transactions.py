@@ -1,8 +1,8 @@
-"""Events apart from their rows: outside of any transaction, after the commit, on another connection.
+"""Events apart from their rows: outside any transaction, after the commit, or on another connection.
 
 Invariants:
-- Whoever is given a connection does not own its transaction: what a caller may have opened, or may yet
-  commit, is never reported.
+- A function that receives a connection does not own its transaction: a transaction that a caller may have
+  opened, or may still commit, is never reported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _IN_BLOCK: Final = (Shelter.TRANSACTION, Shelter.PERHAPS)
 
 
 def outside(story: Story, module: Module) -> Iterator[Found]:
-    """Events that are committed by themselves."""
+    """Yield events that are committed separately."""
     for emit in story.of(Act.EMIT):
         thing = emit.thing
         if thing is None:
@@ -32,16 +32,16 @@ def outside(story: Story, module: Module) -> Iterator[Found]:
                 yield (
                     OUTSIDE,
                     emit.node,
-                    "no `transaction.atomic` is open: Django commits each statement by itself",
+                    "no `transaction.atomic` is open: Django commits each statement separately",
                 )
         elif thing.autocommit and thing.library is Library.SQLALCHEMY:
             # Neither `begin()` nor `commit()` makes a transaction there.
-            yield OUTSIDE, emit.node, "the isolation level is AUTOCOMMIT: each statement commits by itself"
+            yield OUTSIDE, emit.node, "the isolation level is AUTOCOMMIT: each statement commits separately"
         elif thing.autocommit and not _in_a_transaction(emit, thing, story, module):
             yield (
                 OUTSIDE,
                 emit.node,
-                "the connection commits each statement by itself, and no transaction is open",
+                "the connection commits each statement separately, and no transaction is open",
             )
 
 
@@ -60,7 +60,7 @@ def _in_a_block(step: Step, thing: Thing) -> bool:
 
 
 def _is_entered_from_outside(story: Story, module: Module) -> bool:
-    """Whether Django or a task queue calls it, so that no caller in sight has opened a transaction."""
+    """Return whether Django or a task queue calls a function: then no known caller opens a transaction."""
     node = story.node
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
         return False
@@ -75,7 +75,7 @@ def _is_entered_from_outside(story: Story, module: Module) -> bool:
 
 
 def after_commit(story: Story, module: Module) -> Iterator[Found]:
-    """Events that nothing commits any more."""
+    """Yield events after the commit that no further commit follows."""
     for emit in story.of(Act.EMIT):
         thing = emit.thing
         if thing is None or thing.autocommit or thing.library is Library.DJANGO or _is_held(emit, thing):
@@ -95,22 +95,22 @@ def after_commit(story: Story, module: Module) -> Iterator[Found]:
 
 
 def _is_held(emit: Step, thing: Thing) -> bool:
-    """Whether a block around it commits, or may."""
+    """Return whether a block around a step commits, or may."""
     return _in_a_block(emit, thing) or any(one.stack for one in emit.around)
 
 
 def is_callers(thing: Thing) -> bool:
-    """Whether somebody else made it, who may go on with it."""
+    """Return whether other code made the connection and may continue to use it."""
     return thing.shared or thing.autocommit is None
 
 
 def _between(story: Story, thing: Thing, commit: Step, emit: Step) -> bool:
-    """Whether a new unit of work has begun after the commit, which the caller may end."""
+    """Return whether a new unit of work has begun after the commit; the caller may end it."""
     return any(follows(step, commit) and follows(emit, step) for step in story.on(thing, Act.WRITE, Act.USE))
 
 
 def elsewhere(story: Story, _: Module) -> Iterator[Found]:
-    """Events on a connection that does nothing else, while the rows are written through another."""
+    """Yield events on a connection that does nothing else, while the rows use another connection."""
     for emit in story.of(Act.EMIT):
         thing = emit.thing
         statements = [] if thing is None else story.on(thing, Act.WRITE, Act.READ, Act.USE)
@@ -128,7 +128,7 @@ def elsewhere(story: Story, _: Module) -> Iterator[Found]:
 
 
 def _are_apart(one: Thing, other: Thing) -> bool:
-    """Whether they are certainly two connections: given ones of different kinds might be one."""
+    """Return whether these are certainly two connections: parameters of different types might be one."""
     if one.origin == other.origin:
         return False
     return one.role is other.role or not (is_callers(one) and is_callers(other))

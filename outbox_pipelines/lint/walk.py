@@ -1,7 +1,7 @@
 """Walks a function in the order of its source and writes its story.
 
 Invariants:
-- What stands in a nested function or lambda is not part of the story: who calls it, and when, is not known.
+- The body of a nested function or lambda is not part of the story: its callers are not known.
 - A name's meaning is that of the point reached; branches are walked apart and meet behind.
 """
 

@@ -1,7 +1,7 @@
-"""PostgreSQL and the real Apache Kafka from wheels, for the demo, the tests and whoever wants to look first.
+"""PostgreSQL and the real Apache Kafka from wheels, for the demo, the tests and a first evaluation.
 
-`stack` gives both for the length of a block; `postgres.running` and `kafka.running` give one each, with
-settings and faults of one's own.
+`stack` provides both for the length of a block; `postgres.running` and `kafka.running` provide one each, with
+custom settings and faults.
 """
 
 from outbox_pipelines.local.client import Stack, stack

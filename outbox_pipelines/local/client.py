@@ -1,10 +1,10 @@
-"""Use the local stack: take the lease, see to it that a supervisor lives, wait until its servers answer.
+"""Use the local stack: acquire the lease, ensure that a supervisor runs, wait until its servers answer.
 
 Invariants:
-- The lease is held before anything is looked at: a stack that is found does not go away.
-- While the supervisor's lock is held, `state.json` is that supervisor's: what an earlier one left is cleared,
-  under the start lock, before the lock is taken for the next.
-- A supervisor gives up by itself, so whoever waits for one waits for as long as it lives.
+- The lease is acquired first: a stack that is found does not stop.
+- While the supervisor's lock is locked, `state.json` is that supervisor's: files of an earlier one are
+  cleared, under the start lock, before the lock is acquired for the next.
+- A supervisor ends automatically on failure, so a client waits for as long as the supervisor runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outbox_pipelines.local.state import KAFKA, KEEP, POSTGRES, STOP, Home, Stat
 from outbox_pipelines.settings import Settings
 
 ATTEMPTS = 3
-# Longer than two servers take that have to be killed.
+# Longer than killing two servers takes.
 STOP_SECONDS = 60.0
 
 
@@ -40,15 +40,15 @@ def home_of(settings: Settings) -> Home:
 
 @contextmanager
 def stack(settings: Settings, say: Callable[[str], None] = lambda _: None) -> Iterator[Stack]:
-    """A PostgreSQL and a Kafka for the length of the block.
+    """Provide PostgreSQL and Kafka for the length of the block.
 
-    Servers that the settings name are taken as they are; the others come from the local stack, which is
-    started where it does not run, shared with everybody who uses the same ``local_dir``, and which goes on
-    for ``local_grace_seconds`` after its last user.
+    Servers named in the settings are used as they are. The others come from the local stack, which is started
+    if it does not run, shared by all users of the same ``local_dir``, and continues for
+    ``local_grace_seconds`` after its last user.
 
     Args:
-        settings: names servers, or says where the local ones live.
-        say: told in one line about what takes long.
+        settings: the servers, or the directory of the local ones.
+        say: called with a line of text before a slow step.
 
     Raises:
         SetupError: the local stack cannot be started on this machine; the message says what is missing.
@@ -62,18 +62,18 @@ def stack(settings: Settings, say: Callable[[str], None] = lambda _: None) -> It
     home.make()
     with lease.shared(home.lease):
         if KAFKA in wanted and not jars.place(jars.KAFKA, settings.local_jars).is_dir():
-            say("fetching Apache Kafka (43 MB), this once …")
+            say("fetching Apache Kafka (43 MB), only this time …")
         state = _started(home, settings, wanted)
         yield Stack(settings.dsn.reveal() or state.dsn, settings.kafka or state.kafka)
 
 
 def running(home: Home) -> State | None:
-    """What the living supervisor says; None where there is none."""
+    """Return the state that the running supervisor reports; None without a supervisor."""
     return home.read() if home.path.is_dir() and lease.is_held(home.lock) else None
 
 
 def stop(home: Home, *, force: bool = False, even_if_kept: bool = True) -> bool:
-    """End the stack now and return when it has ended; False where others use it, or it is to be kept.
+    """Stop the stack and wait for its end; return False if others use it, or it is to be kept.
 
     Raises:
         SetupError: it does not end.
@@ -82,7 +82,7 @@ def stop(home: Home, *, force: bool = False, even_if_kept: bool = True) -> bool:
         return True
     if home.asked(KEEP) and not even_if_kept:
         return False
-    # Held until the servers have ended: a newcomer waits, and then starts its own.
+    # Kept until the servers have ended: a new client waits, and then starts its own.
     with lease.alone(home.lease) as nobody_uses_it:
         if not (nobody_uses_it or force):
             return False
@@ -96,7 +96,7 @@ def stop(home: Home, *, force: bool = False, even_if_kept: bool = True) -> bool:
 
 
 def forget(home: Home) -> bool:
-    """Remove the servers' data, for a fresh start; False while they run, or somebody waits for them."""
+    """Remove the servers' data; return False while they run, or a client waits for them."""
     if not home.path.is_dir():
         return True
     with lease.alone(home.lease) as nobody_uses_it:
@@ -122,7 +122,7 @@ def _started(home: Home, settings: Settings, wanted: list[str]) -> State:
         elif waited and (problem := home.read().error):
             raise SetupError(problem)
         elif attempts == ATTEMPTS:
-            raise SetupError(f"the local stack ended while it started (log: {home.log})")
+            raise SetupError(f"the local stack ended during its start (log: {home.log})")
         elif _start(home, settings):
             attempts += 1
             waited = True
@@ -130,14 +130,14 @@ def _started(home: Home, settings: Settings, wanted: list[str]) -> State:
 
 
 def _serves(state: State, wanted: list[str]) -> bool:
-    # The supervisor may not know yet that a server has just died.
+    # The supervisor may not have detected yet that a server has just crashed.
     return (POSTGRES not in wanted or bool(state.dsn and postgres.answers(state.dsn))) and (
         KAFKA not in wanted or bool(state.kafka and kafka.answers(state.kafka))
     )
 
 
 def _start(home: Home, settings: Settings) -> bool:
-    """Start a supervisor; False where someone else is about to."""
+    """Start a supervisor; return False if another client is starting one."""
     plan = detach.Plan(
         directory=str(home.path),
         jars=str(settings.local_jars.expanduser().absolute()),

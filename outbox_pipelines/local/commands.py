@@ -20,16 +20,16 @@ from outbox_pipelines.settings import load_settings
 
 @click.group()
 def local() -> None:
-    """PostgreSQL and Kafka on this machine, from wheels, for trying things out.
+    """Run PostgreSQL and Kafka on this machine, from wheels, for evaluation and tests.
 
-    They listen on 127.0.0.1 only, are shared by everything you start, and stop by themselves a minute after
-    their last user. Data and logs lie in OUTBOX_LOCAL_DIR (~/.cache/outbox-pipelines/local). A server that
-    you name yourself, in OUTBOX_DSN or OUTBOX_KAFKA, is used instead of a local one.
+    They listen on 127.0.0.1 only, are shared by all programs that you start, and stop automatically a minute
+    after their last user. Data and logs are in OUTBOX_LOCAL_DIR (~/.cache/outbox-pipelines/local). If
+    OUTBOX_DSN or OUTBOX_KAFKA names a server, that server is used instead of a local one.
 
-    PostgreSQL asks for a password. It is in a file that only you can read; the DSN names this file
-    (passfile=), and roles that you create may be given the same password. If PGPASSWORD is set, libpq sends
-    that instead: unset it. Drivers that are not libpq's, such as Go's lib/pq, may not know passfile=:
-    remove it from the DSN and set PGPASSFILE to the same file. Kafka asks for no password: other users of
+    PostgreSQL requires a password. It is in a file that only you can read; the DSN names this file
+    (passfile=), and you can give roles that you create the same password. If PGPASSWORD is set, libpq sends
+    that instead: unset it. Drivers that do not use libpq, such as Go's lib/pq, may not support passfile=:
+    remove it from the DSN and set PGPASSFILE to the same file. Kafka requires no password: other users of
     this machine can read and write topics.
     """
 
@@ -37,20 +37,20 @@ def local() -> None:
 @local.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(command: tuple[str, ...]) -> None:
-    """Run COMMAND with PostgreSQL and Kafka for as long as it lasts.
+    """Run COMMAND with PostgreSQL and Kafka.
 
-    COMMAND finds them in OUTBOX_DSN and OUTBOX_KAFKA; its exit code is passed on, and signals go to it.
-    When it ends, the servers stop, unless somebody else uses them or `outbox local up` keeps them. Their data
-    stays for the next time.
+    OUTBOX_DSN and OUTBOX_KAFKA are set for COMMAND; its exit code is returned, and signals are forwarded to
+    it. When it ends, the servers stop, unless another program uses them or `outbox local up` keeps them.
+    Their data stays for the next time.
 
     \b
     Example:
       outbox local run -- pytest
     """
     if shutil.which(command[0]) is None:
-        raise SetupError(f"outbox local run: there is no command {command[0]}")
+        raise SetupError(f"outbox local run: command not found: {command[0]}")
     settings = load_settings()
-    # While the servers start, too, an end by signal is an orderly one: they must not stay behind.
+    # A signal during the start must also end the servers in order.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
@@ -74,28 +74,28 @@ def up() -> None:
     settings = load_settings()
     with client.stack(settings, _say) as servers:
         if settings.dsn and settings.kafka:
-            _say("OUTBOX_DSN and OUTBOX_KAFKA name servers already: nothing was started")
+            _say("OUTBOX_DSN and OUTBOX_KAFKA already name servers: nothing was started")
         else:
             client.home_of(settings).ask(KEEP)
         click.echo(_exports(servers))
 
 
 @local.command()
-@click.option("--force", is_flag=True, help="Stop even while others use the servers.")
-@click.option("--forget", is_flag=True, help="Remove their data, too: all databases and topics.")
+@click.option("--force", is_flag=True, help="Stop the servers even while other programs use them.")
+@click.option("--forget", is_flag=True, help="Also remove their data: all databases and topics.")
 def down(force: bool, forget: bool) -> None:
     """Stop PostgreSQL and Kafka now; their data stays, unless --forget is given.
 
-    Exits with 1, and stops nothing, while something else uses them, unless --force is given.
+    Exits with 1, and stops nothing, while another program uses them, unless --force is given.
     """
     home = client.home_of(load_settings())
     if client.running(home) is None:
-        _say("nothing runs")
+        _say("no local servers are running")
     elif not client.stop(home, force=force):
-        _say("others use the local servers: end those first, or add --force")
+        _say("other programs use the local servers: end them first, or add --force")
         sys.exit(1)
     if forget and not client.forget(home):
-        _say("somebody has just started the local servers again: nothing was removed")
+        _say("another program has started the local servers again: nothing was removed")
         sys.exit(1)
 
 
@@ -104,12 +104,12 @@ def down(force: bool, forget: bool) -> None:
 def env(as_json: bool) -> None:
     """Print the variables that name the running servers, for `eval "$(outbox local env)"`.
 
-    Exits with 1 where nothing runs.
+    Exits with 1 if no server is running.
     """
     home = client.home_of(load_settings())
     state = client.running(home)
     if state is None or not (state.dsn or state.kafka):
-        _say("no local servers run: start them with `outbox local up` or `outbox local run -- COMMAND`")
+        _say("no local servers running: start them with `outbox local up` or `outbox local run -- COMMAND`")
         sys.exit(1)
     if as_json:
         found = {"dsn": state.dsn, "kafka": state.kafka}
@@ -128,5 +128,5 @@ def _exports(servers: Stack) -> str:
 
 
 def _say(line: str) -> None:
-    # The standard output belongs to what a shell evaluates, and to COMMAND.
+    # The standard output is for the shell that evaluates it, and for COMMAND.
     click.echo(line, err=True)

@@ -1,4 +1,4 @@
-"""Start the supervisor so that it outlives whoever asked for it."""
+"""Start the supervisor so that it outlives the process that started it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outbox_pipelines.local.state import Home
 
 @dataclass(frozen=True)
 class Plan:
-    """What a supervisor is told when it starts; plain values, for they travel on its command line."""
+    """The arguments of a supervisor; plain values, because they are passed on its command line."""
 
     directory: str
     jars: str

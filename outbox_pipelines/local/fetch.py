@@ -1,4 +1,4 @@
-"""The process in which jgo resolves and fetches jars; started by `jars`, imported by nobody.
+"""The process in which jgo resolves and fetches jars; started by `jars`, never imported.
 
 Arguments: coordinates joined by `+`, and an empty directory, in which `jars/` appears when all is done.
 On failure the last line of the standard error says why.
@@ -22,7 +22,7 @@ def main(endpoint: str, work: Path) -> None:
     """Fetch the jars of the endpoint and all they need."""
     # The person's own settings of jgo may name a mirror.
     repositories = {"central": MAVEN_CENTRAL_URL, **GlobalSettings.load().repositories}
-    # jgo waits for ever for a server that does not answer; this does not.
+    # jgo waits without a limit for a server that does not answer; this call has a timeout.
     requests.head(repositories["central"], timeout=CONNECT_SECONDS)
     context = MavenContext(repo_cache=work / "repository", remote_repos=repositories)
     builder = EnvironmentBuilder(context=context, cache_dir=work / "jgo", link_strategy=LinkStrategy.AUTO)

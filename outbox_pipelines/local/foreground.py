@@ -33,7 +33,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     before = {number: signal.signal(number, pass_on) for number in (*FROM_TERMINAL, *FROM_OTHERS)}
     try:
         child = subprocess.Popen(command, env=environment)
-        # The command may be at work, and somebody wish it to end, before we come to know it.
+        # A signal may have arrived before the child process was known.
         for number in early:
             child.send_signal(number)
         code = child.wait()
@@ -44,7 +44,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _terminal_is_ours() -> bool:
-    """Whether keys such as Ctrl-C reach our process group, and with it the command."""
+    """Return whether keys such as Ctrl-C reach our process group, and with it the command."""
     try:
         terminal = os.open(os.ctermid(), os.O_RDONLY)
     except OSError:

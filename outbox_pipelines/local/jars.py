@@ -77,7 +77,7 @@ def _fetch(coordinates: tuple[str, ...], work: Path) -> None:
     if problem or done.returncode:
         raise SetupError(
             f"the jars of {coordinates[0]} could not be fetched from Maven Central ({problem[:300]}): "
-            "mend the network or the proxy, or set OUTBOX_DSN and OUTBOX_KAFKA to existing servers"
+            "correct the network or the proxy, or set OUTBOX_DSN and OUTBOX_KAFKA to existing servers"
         )
 
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - The data directory appears by a rename after it was formatted, so it is usable or absent.
-- The file of settings is written anew at each start; the data stays.
+- The settings file is rewritten at each start; the data stays.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEFAULT_JARS = Path("~/.cache/outbox-pipelines/jars")
 DEFAULTS: Mapping[str, object] = {
     "num.partitions": 8,
     "auto.create.topics.enable": "true",
-    # Nobody should wait for a consumer group of one.
+    # A consumer group with one member starts without a delay.
     "group.initial.rebalance.delay.ms": 0,
     "offsets.topic.replication.factor": 1,
     "transaction.state.log.replication.factor": 1,
@@ -139,7 +139,7 @@ class Kafka(Server):
 
 
 def answers(bootstrap: str) -> bool:
-    """Whether a broker is ready at host:port."""
+    """Return whether a broker is ready at host:port."""
     # ApiVersions, version 0: the one request that every broker answers to anyone. An open port alone could
     # be a broker that is not ready, or something else altogether.
     host, _, port = bootstrap.rpartition(":")

@@ -2,8 +2,8 @@
 
 Invariants:
 - The kernel holds the locks, so a process that is killed or a machine that restarts leaves none behind.
-- Users of the stack share the lease; whoever holds it alone knows that nobody uses the stack, and keeps
-  newcomers waiting until they let go.
+- Users of the stack share the lease. A process with the exclusive lease knows that the stack has no users,
+  and new users wait until it releases the lease.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def locked(path: Path) -> Iterator[int | None]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether some process holds the lock alone."""
+    """Return whether some process holds the lock alone."""
     # A shared attempt, so that two processes that ask at once do not see each other.
     descriptor = try_lock(path, shared=True)
     if descriptor is None:

@@ -125,7 +125,7 @@ class Postgres(Server):
 
 
 def answers(dsn: str) -> bool:
-    """Whether this database takes connections."""
+    """Return whether this database takes connections."""
     import psycopg
 
     try:
@@ -136,7 +136,7 @@ def answers(dsn: str) -> bool:
 
 
 def find_programs(explicit: Path | None = None) -> Path:
-    """The directory of PostgreSQL's programs: the one named, else the wheel's, the system's newest, PATH's.
+    """Return the directory of PostgreSQL's programs: the given, the wheel's, the system's newest, or PATH's.
 
     Raises:
         SetupError: there are none.
@@ -144,7 +144,7 @@ def find_programs(explicit: Path | None = None) -> Path:
     if explicit is not None:
         directory = explicit.expanduser().absolute()
         if not (directory / "initdb").is_file():
-            raise SetupError(f"there is no initdb in {directory}: name PostgreSQL's directory of programs")
+            raise SetupError(f"no initdb in {directory}: set the directory of PostgreSQL's programs")
         return directory
     on_path = shutil.which("initdb")
     candidates = [

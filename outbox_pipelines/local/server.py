@@ -72,7 +72,7 @@ class Server(ABC):
 
     @abstractmethod
     def answers(self) -> bool:
-        """Whether the server speaks its protocol on its port, now."""
+        """Return whether the server speaks its protocol on its port, now."""
 
     def start(self) -> None:
         """Start and wait until ready; the same port and data as before.
@@ -90,7 +90,7 @@ class Server(ABC):
             time.sleep(POLL_SECONDS)
 
     def ready(self) -> bool:
-        """Whether the launched server answers already.
+        """Return whether the launched server answers already.
 
         Raises:
             SetupError: it ended, or has not answered for a minute; the message has the end of its log.
@@ -103,7 +103,7 @@ class Server(ABC):
         raise SetupError(f"{self.name} did not start: {self.last_words()} (log: {self.log})")
 
     def running(self) -> bool:
-        """Whether the process lives; it may not answer yet."""
+        """Return whether the process lives; it may not answer yet."""
         return self._process is not None and self._process.poll() is None
 
     def stop(self) -> None:
@@ -225,10 +225,10 @@ _held: dict[int, socket.socket] = {}
 
 
 def free_port(wished: int | None = None) -> int:
-    """A port of 127.0.0.1 that nobody listens on or was given: the wished one, if nobody listens on it.
+    """Return a port of 127.0.0.1 that is neither in use nor reserved: the wished one, if it is not in use.
 
-    It is held until this process ends, so that a server which is down for a moment finds it free again, and
-    two that start side by side are never given the same one.
+    It is reserved until this process ends, so that a server that is briefly down finds it free again, and
+    two servers that start at the same time never get the same one.
     """
     # Below the range that systems take for outgoing connections.
     candidates = [wished] if wished else []

@@ -59,7 +59,7 @@ class Home:
 
     def make(self) -> None:
         """Create the directory."""
-        # Whoever reaches the servers' files owns the data: nobody else may enter.
+        # Access to the servers' files is access to the data: no other user may enter.
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self.path / "control").mkdir(exist_ok=True)
@@ -81,7 +81,7 @@ class Home:
         (self.path / "control" / name).touch()
 
     def asked(self, name: str) -> bool:
-        """Whether that wish was left."""
+        """Return whether that wish was left."""
         return (self.path / "control" / name).exists()
 
     def read(self) -> State:

@@ -4,8 +4,8 @@ Invariants:
 - It holds the supervisor's lock from before its first instruction (inherited) to its last: there is one.
 - A server that dies is started again on its port and data. One that does not start ends the supervisor, and
   `state.json` says why.
-- It stops when asked to, or when nobody held the lease for the grace period; in that case it holds the lease
-  until it has ended, so that nobody finds a stack that is going away.
+- It stops on request, or when the lease had no owner for the grace period; in that case it keeps the lease
+  until it has ended, so that no client finds a stack that is stopping.
 - Servers are launched by the main thread (see `server`).
 """
 
@@ -34,7 +34,7 @@ IDLE_SECONDS = 0.1
 
 
 class _Held:
-    """One server on its way up, and up."""
+    """A server that is starting or running."""
 
     def __init__(self, home: Home, name: str, plan: Plan, workers: ThreadPoolExecutor) -> None:
         self._home = home
@@ -109,9 +109,9 @@ def supervise(plan: Plan) -> str:
     except FileNotFoundError:
         if home.lease.exists():
             raise
-        # The directory was removed: nobody can find this stack any more.
+        # The directory was removed: no client can find this stack any more.
     finally:
-        # Whoever waits shall not take what is about to go.
+        # Waiting clients must not use servers that are about to stop.
         if home.lease.exists():
             home.write(State())
         for one in held.values():
@@ -146,13 +146,13 @@ def _main() -> None:
     plan = Plan(**json.loads(sys.argv[1]))
     try:
         problem = supervise(plan)
-    except Exception as error:  # noqa: BLE001 - whoever waits must hear of it
+    except Exception as error:  # noqa: BLE001 - reported to the waiting clients
         traceback.print_exc()
         problem = f"the local stack failed: {type(error).__name__}: {error}"
     home = Home(Path(plan.directory))
     if home.lease.exists():
         home.write(State(error=problem))
-    # Threads may still prepare a server that nobody wants any more; their programs end with this process.
+    # Threads may still prepare a server that is no longer needed; their programs end with this process.
     os._exit(1 if problem else 0)
 
 

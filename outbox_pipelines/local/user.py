@@ -1,4 +1,5 @@
-"""The user that PostgreSQL runs as: the caller, or `nobody` where the caller is root, whom it refuses.
+"""The user that PostgreSQL runs as: the caller, or the user `nobody` if the caller is root, which PostgreSQL
+rejects.
 
 Invariants:
 - No existing folder is opened to other users. Programs that `nobody` cannot reach are copied to a place that

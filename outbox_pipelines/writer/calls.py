@@ -1,9 +1,8 @@
 """The two calls: `emit` writes an event, `emit_many` writes many, in the caller's open transaction.
 
 Invariants:
-- Everything is checked before anything is sent, for all events of a call: what is refused has not touched the
-  transaction.
-- What is sent is on the caller's connection, and never followed by a commit, a rollback or another attempt.
+- All events of a call are checked before anything is sent: a refused event has not touched the transaction.
+- Statements use the caller's connection, and are never followed by a commit, a rollback or a retry.
 - Synchronous and asynchronous targets differ in one `await`.
 """
 
@@ -69,9 +68,9 @@ def emit(
     traceparent: str | None = None,
     version: int | None = None,
 ) -> Emitted | Coroutine[Any, Any, Emitted]:
-    """Writes one event in the caller's open transaction, in one round trip; it may be its first statement.
+    """Write one event in the caller's open transaction, in one round trip; it may be its first statement.
 
-    Lock or change the aggregate's own row first: then the order of an aggregate's events is the order of the
+    Lock or change the aggregate's own row first: then the events of an aggregate have the order of the
     commits.
 
     Args:
@@ -80,32 +79,33 @@ def emit(
             asynchronous one: a connection or cursor of psycopg, an `AsyncSession`, `async_scoped_session` or
             `AsyncConnection` of SQLAlchemy, a connection of asyncpg.
         aggregate_type: what the event is about, such as ``order``; part of the topic's name.
-        aggregate_id: which one; the key of the message. Written as ``str(aggregate_id)``.
+        aggregate_id: its id; the key of the message. Written as ``str(aggregate_id)``.
         event_type: what happened, such as ``order.placed``.
-        payload: the body, at most 1,000,000 bytes of JSON: whatever `json.dumps` takes, and anywhere in it
-            dates and times (ISO 8601; a naive one has no offset), timedelta (ISO 8601, ``PT90S``), UUID,
+        payload: the body, at most 1,000,000 bytes of JSON: any value that `json.dumps` accepts, and at any
+            depth dates and times (ISO 8601; a naive one has no offset), timedelta (``PT90S``), UUID,
             Decimal (as *text*, so that no reader rounds it), enumerations (their values), mappings, sets
             (sorted), dataclasses, attrs classes, and models of pydantic.
-        headers: further headers of the message, JSON like the payload.
+        headers: additional headers of the message, JSON like the payload.
         idempotency_key: a second event with this key is not written, but reported as a duplicate. While
-            another open transaction has the key, `emit` waits for what becomes of it. If that commits, `emit`
-            in REPEATABLE READ and SERIALIZABLE fails with the driver's serialization failure (40001): try the
-            whole transaction again. Two transactions that take the same keys one by one, in opposite orders,
-            can deadlock (40P01): try again, or give the events to `emit_many` together.
-        correlation_id: what the event belongs to, such as the request; else that of `correlated`.
-        causation_id: what it was caused by, such as the id of another event; else that of `correlated`.
-        traceparent: of W3C's Trace Context; else that of OpenTelemetry's current span, whose ``tracestate``
+            another open transaction has the key, `emit` waits for its end. If it commits, `emit` in
+            REPEATABLE READ and SERIALIZABLE fails with a serialization failure (40001): retry the whole
+            transaction. Two transactions that use the same keys one by one, in opposite orders,
+            can deadlock (40P01): retry, or pass the events to `emit_many` together.
+        correlation_id: the id of the process that the event belongs to, such as the request; default: that
+            of `correlated`.
+        causation_id: the id of the cause, such as another event's id; default: that of `correlated`.
+        traceparent: W3C Trace Context; default: that of OpenTelemetry's current span, whose ``tracestate``
             then becomes a header.
-        version: of the payload's schema, or of the aggregate; 32 bits.
+        version: version of the payload's schema, or of the aggregate; 32 bits.
 
     Raises:
-        AutocommitError: the event would be committed by itself: no transaction is open, and none begins.
+        AutocommitError: the event would be committed separately: no transaction is open, and none begins.
         PayloadTooLargeError: the payload has more than 1,000,000 bytes.
-        InvalidEventError: what `validate_with` was given refuses it.
+        InvalidEventError: the function given to `validate_with` refuses the payload.
         OutboxError: an empty name, content that is not JSON or that PostgreSQL does not store (NUL
-            characters), an invalid traceparent, a target of another kind.
-        Exception: the driver's own, for what only the database can know; it has aborted the transaction, or
-            found it aborted.
+            characters), an invalid traceparent, or an unsupported target.
+        Exception: the driver's own exception, for errors that only the database detects; the transaction is
+            aborted.
     """
     way = way_through(target)
     event = NewEvent(
@@ -133,19 +133,18 @@ def emit_many(target: AsyncTarget, events: Iterable[NewEvent]) -> Coroutine[Any,
 def emit_many(
     target: Target | AsyncTarget, events: Iterable[NewEvent]
 ) -> list[Emitted] | Coroutine[Any, Any, list[Emitted]]:
-    """Writes many events in the caller's open transaction, in one round trip, in their order.
+    """Write many events in the caller's open transaction, in one round trip, in their order.
 
-    Targets, content and errors are those of `emit`; the message of an `OutboxError` says which event it is
-    about, counted from 0. All are checked before any is sent. No events: nothing is sent.
+    Targets, content and errors are those of `emit`; the message of an `OutboxError` has the number of its
+    event, counted from 0. All events are checked before any is sent. Without events nothing is sent.
 
-    Idempotency keys are claimed in sorted order: calls with the same keys at once wait for each other and do
-    not deadlock, whatever their order. Of two events of the list with one key the second is a duplicate of
-    the first.
+    Idempotency keys are claimed in sorted order: concurrent calls with the same keys wait for each other and
+    do not deadlock. Of two events in the list with the same key, the second is a duplicate of the first.
 
-    A list of more than 64 MB of JSON goes in several round trips, each with its own keys in order.
+    A list of more than 64 MB of JSON takes several round trips; each claims its own keys in sorted order.
 
     Returns:
-        What became of each event, in order.
+        The result of each event, in order.
     """
     way = way_through(target)
     around = surroundings()
@@ -157,7 +156,7 @@ def emit_many(
 
 
 def write(target: Target, rows: Sequence[content.Row], schema: str | None = None) -> list[Emitted]:
-    """Writes what is checked already, as `emit_many` does, through a target that is synchronous."""
+    """Write checked rows, as `emit_many` does, through a synchronous target."""
     way = way_through(target)
     return [emitted for query in statements.many(rows, schema) for emitted in _now(way, target, query)]
 
@@ -197,14 +196,14 @@ async def _all_later(way: Way, target: object, queries: Sequence[Query]) -> list
 
 def _read(rows: Iterable[Sequence[Any]]) -> list[Emitted]:
     return [
-        # Text, where the application has its own codec for uuid.
+        # The id is text if the application has its own codec for uuid.
         Emitted(drawn if isinstance(drawn, UUID) else UUID(drawn), seq, duplicate)
         for drawn, seq, duplicate in rows
     ]
 
 
 def _refuse_as_too_large(error: BaseException | None) -> None:
-    """Raises the database's refusal of a payload as ours: numbers may be longer there than here (1e300)."""
+    """Raise `PayloadTooLargeError` if the database refused the size: its numbers may be longer (1e300)."""
     cause = error
     while cause is not None:
         state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)

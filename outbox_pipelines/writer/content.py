@@ -1,10 +1,10 @@
-"""What stands in an event's columns, checked before anything is sent.
+"""Convert an event to its columns, and check them before anything is sent.
 
 An error of the database would abort the caller's transaction.
 
 Invariants:
-- What is refused here, the database would refuse too, or a consumer would misread.
-- What the database would take is not refused for its size.
+- Content refused here would also be refused by the database, or misread by a consumer.
+- Content that the database accepts is not refused for its size.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Row(NamedTuple):
 
 
 def row(event: NewEvent, around: Surroundings) -> Row:
-    """An event as it is sent, with what it does not say itself from its surroundings.
+    """Return an event's row; ids and trace that the event does not set come from its surroundings.
 
     Raises:
-        OutboxError: it can not be written so; nothing was sent.
+        OutboxError: the event cannot be written; nothing was sent.
     """
     headers, traceparent = event.headers, event.traceparent
     if headers is not None and not isinstance(headers, Mapping):
@@ -59,8 +59,8 @@ def row(event: NewEvent, around: Surroundings) -> Row:
             headers = {"tracestate": around.tracestate, **(headers or {})}
     elif not _TRACEPARENT.fullmatch(_text("traceparent", traceparent)):
         raise OutboxError(
-            f"traceparent {traceparent!r} is none of W3C's, which is 00-<32 hex digits>-<16 hex digits>-<2 "
-            "hex digits> in lower case with no id of zeros: leave out what came in broken"
+            f"traceparent {traceparent!r} is not in W3C's form 00-<32 hex digits>-<16 hex digits>-<2 "
+            "hex digits>, in lower case, without an id of zeros: omit an invalid one"
         )
     made = Row(
         name("aggregate_type", event.aggregate_type),
@@ -79,7 +79,7 @@ def row(event: NewEvent, around: Surroundings) -> Row:
     return made
 
 
-# As the guard in the database has them. The relay makes these headers of an event's columns.
+# The same list as in the database's guard. The relay sets these headers from an event's columns.
 RESERVED: Final = re.compile(
     r"id|event-type|aggregate-type|aggregate-id|idempotency-key|correlation-id|causation-id|traceparent|version"
     r"|content-type|dead-letter-.*",
@@ -90,18 +90,18 @@ RESERVED: Final = re.compile(
 def _not_reserved(headers: dict[str, object]) -> dict[str, object]:
     if reserved := [name for name in headers if isinstance(name, str) and RESERVED.fullmatch(name)]:
         raise OutboxError(
-            f"headers have reserved names, {', '.join(reserved)}: the relay sets these; use the argument of "
-            "that name, or name the header otherwise"
+            f"headers have reserved names: {', '.join(reserved)}. The relay sets these; use the argument of "
+            "that name, or rename the header"
         )
     return headers
 
 
 def name(column: str, value: object, *, any_kind: bool = False) -> str:
-    """Text that may not be empty; of `any_kind`, what `str` makes of it."""
+    """Return a nonempty text; with `any_kind`, `str(value)`."""
     if value is None:
         hint = "give it a value"
         if column == "aggregate_id":
-            hint = "an id that the database draws is known after the INSERT (`session.flush()`)"
+            hint = "an id that the database generates is known after the INSERT (`session.flush()`)"
         raise OutboxError(f"{column} is None: {hint}")
     text = _text(column, value, any_kind=any_kind)
     if not text:
@@ -117,7 +117,7 @@ def _optional(column: str, given: object, around: object) -> str | None:
 def _text(column: str, value: object, *, any_kind: bool = False) -> str:
     if type(value) is not str:
         if isinstance(value, Enum):
-            # Not its name, which str() and drivers write.
+            # The value, not the name, which str() and drivers write.
             value = value.value
         if isinstance(value, _BINARY) or not (any_kind or isinstance(value, str | UUID)):
             raise OutboxError(f"{column} is of type {type(value).__qualname__}: give text")
@@ -128,7 +128,7 @@ def _text(column: str, value: object, *, any_kind: bool = False) -> str:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise OutboxError(f"{column} has half of a surrogate pair, which is no text: {error}") from error
+            raise OutboxError(f"{column} has half of a surrogate pair, which is not text: {error}") from error
     if len(value) * 4 > _TEXT_LIMIT and (size := len(value.encode())) > _TEXT_LIMIT:
         raise OutboxError(
             f"{column} has {size:,} bytes, more than {_TEXT_LIMIT:,}: put content into the payload"
@@ -141,7 +141,7 @@ _BINARY: Final = (bytes, bytearray, memoryview)
 
 def _payload(value: object) -> str:
     text = to_json("payload", value)
-    # No character has more than four bytes: what is short needs no counting.
+    # No character has more than four bytes: a short text needs no counting.
     if len(text) * 4 > LIMIT and len(text.encode()) > LIMIT and (size := _stored_size(text)) > LIMIT:
         raise PayloadTooLargeError(f"the payload has {size:,} bytes as JSON, more than {LIMIT:,}: {ADVICE}")
     return text
@@ -160,7 +160,7 @@ ADVICE: Final = "store it elsewhere (a table, object storage) and send the refer
 
 
 def _stored_size(text: str) -> int:
-    """Bytes that the database counts, or a few less: it keeps the last of equal names, and no -0.0."""
+    """Return the size that the database counts, or slightly less: it drops repeated names and -0.0."""
     stored = json.loads(text, parse_float=lambda digits: float(digits) + 0.0)
     return len(json.dumps(stored, ensure_ascii=False).encode())
 
@@ -169,7 +169,7 @@ def _version(value: object) -> int | None:
     if value is None:
         return None
     if isinstance(value, int) and -(2**31) <= value < 2**31:
-        # Of an enumeration or a bool the number, which not every driver sends.
+        # The number of an enumeration or a bool: not every driver sends these.
         return int(value)
     raise OutboxError(f"version is {value!r}: give an integer of 32 bits")
 

@@ -1,8 +1,8 @@
-"""What an event takes from its surroundings: the ids of the request, and the current trace.
+"""The surroundings of an event: the ids of the request, and the current trace.
 
 Invariants:
-- Whatever the event says itself wins.
-- OpenTelemetry is asked where the application has loaded it, and never imported.
+- Values of the event itself take precedence.
+- OpenTelemetry is used if the application has loaded it, and never imported.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _CURRENT: Final = ContextVar("outbox_correlation", default=_NONE)
 def correlated(
     *, correlation_id: str | UUID | None = None, causation_id: str | UUID | None = None
 ) -> Iterator[None]:
-    """Gives its ids to every event that is written within, and does not say otherwise.
+    """Set the ids of every event that is written within the block and has none of its own.
 
-    What is not given comes from the `correlated` around it; at its end that one holds again. Tasks of asyncio
-    and `asyncio.to_thread` inherit the ids. A new thread, or one of a pool, does not: enter it there again.
-    Not a decorator of `async def`, whose body would run when it is over.
+    An omitted id comes from the enclosing `correlated`, which applies again after the block. Tasks of asyncio
+    and `asyncio.to_thread` inherit the ids. A new thread, or one of a pool, does not: enter the block there.
+    Do not use it as a decorator of `async def`: the body would run after the block.
 
         with correlated(correlation_id=request.headers["x-request-id"]):
             place_order(session)
@@ -53,7 +53,7 @@ def correlated(
 
 
 def surroundings() -> Surroundings:
-    """The ids of `correlated`, and the W3C headers of OpenTelemetry's current span where that is valid."""
+    """Return the ids of `correlated`, and the W3C headers of OpenTelemetry's current span if it is valid."""
     ids = _CURRENT.get()
     otel = sys.modules.get("opentelemetry.trace")
     if otel is None:

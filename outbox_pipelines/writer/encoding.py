@@ -1,7 +1,7 @@
-"""Python values as JSON text that PostgreSQL's jsonb takes.
+"""Convert Python values to JSON text that PostgreSQL's jsonb accepts.
 
 Invariants:
-- Strict JSON: no NaN, no NUL, no half of a surrogate pair; nothing is left out or guessed.
+- Strict JSON: no NaN, no NUL, no half of a surrogate pair; nothing is omitted or guessed.
 - The same value gives the same text in every process, sets included.
 """
 
@@ -20,28 +20,28 @@ from outbox_pipelines.writer.errors import OutboxError
 
 
 def to_json(what: str, value: object, encode: Callable[[object], str] | None = None) -> str:
-    """The JSON text of a value, spaced as PostgreSQL prints jsonb; `what` it is goes into the message.
+    """Return the JSON text of a value, spaced as PostgreSQL prints jsonb; `what` names it in the message.
 
     Raises:
-        OutboxError: a value that has no JSON form, or one that jsonb does not take.
+        OutboxError: the value has no JSON form, or jsonb does not accept it.
     """
     try:
         text = (encode or _ENCODE)(value)
         if not text.isascii():
             text.encode()
     except UnicodeEncodeError as error:
-        raise OutboxError(f"{what} has half of a surrogate pair, which is no text: {error}") from error
+        raise OutboxError(f"{what} has half of a surrogate pair, which is not text: {error}") from error
     except (TypeError, ValueError, RecursionError) as error:
         where = _culprit(what, value, encode or _ENCODE)
         raise OutboxError(f"{where} does not serialize to JSON: {error}") from error
-    # The first look is cheap, and mistakes an escaped backslash before "u0000" for the character.
+    # The first check is cheap, but also matches an escaped backslash before "u0000".
     if "\\u0000" in text and _NUL.search(text):
         raise OutboxError(f"{what} has a NUL character (\\u0000), which PostgreSQL does not store: remove it")
     return text
 
 
 def jsonable(value: Any) -> object:
-    """One step from a value that the `json` module does not know towards one that it knows."""
+    """Convert a value that the `json` module does not support, one level deep."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, datetime | date | time):
@@ -50,7 +50,7 @@ def jsonable(value: Any) -> object:
         return _duration(value)
     if isinstance(value, UUID):
         return str(value)
-    # Here and below: whoever made the value has imported the module.
+    # Here and below: if the value exists, its module is loaded.
     if (decimal := sys.modules.get("decimal")) and isinstance(value, decimal.Decimal):
         return _decimal(value)
     if isinstance(value, Mapping):
@@ -69,12 +69,12 @@ def jsonable(value: Any) -> object:
     if isinstance(value, bytes | bytearray | memoryview):
         raise TypeError(f"{kind} have no JSON form: decode them, or send base64 text")
     if hasattr(value, "__next__"):
-        raise TypeError(f"a {kind} can be read once only: make it a list")
-    raise TypeError(f"a {kind} has no JSON form: give its parts, or its text")
+        raise TypeError(f"a {kind} can be read only once: convert it to a list")
+    raise TypeError(f"a {kind} has no JSON form: pass its members, or its text")
 
 
 def _culprit(where: str, value: object, encode: Callable[[object], str]) -> str:
-    """The path of the innermost part that has no JSON form, such as ``payload.lines[2].price``."""
+    """Return the path of the innermost part that has no JSON form, such as ``payload.lines[2].price``."""
     for _ in range(_DEEPEST):
         try:
             plain = value if isinstance(value, dict | list | tuple) else jsonable(value)
@@ -91,7 +91,7 @@ def _culprit(where: str, value: object, encode: Callable[[object], str]) -> str:
                 where, value = where + step, member
                 break
         else:
-            # A key, or how the parts hang together.
+            # The cause is a key, or a circular reference.
             return where
     return where
 
@@ -110,12 +110,12 @@ def _encodes(value: object, encode: Callable[[object], str]) -> bool:
 
 def _decimal(value: Any) -> str:
     if not value.is_finite():
-        raise ValueError(f"{value} is no JSON number: leave it out, or send null")
+        raise ValueError(f"{value} is not a JSON number: omit it, or send null")
     return str(value)
 
 
 def _duration(value: timedelta) -> str:
-    """ISO 8601 in seconds, exact: ``PT90S``, ``-PT0.5S``."""
+    """Return a duration in ISO 8601, in exact seconds: ``PT90S``, ``-PT0.5S``."""
     microseconds = value // timedelta(microseconds=1)
     seconds, rest = divmod(abs(microseconds), 1_000_000)
     fraction = f".{rest:06}".rstrip("0") if rest else ""
@@ -123,6 +123,6 @@ def _duration(value: timedelta) -> str:
 
 
 _ENCODE: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=jsonable).encode
-# A path that is longer helps nobody; a value that contains itself has none.
+# A longer path is not useful; a value that contains itself has no end.
 _DEEPEST: Final = 20
 _NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")

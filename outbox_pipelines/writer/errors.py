@@ -8,7 +8,7 @@ class OutboxError(Exception):
 
 
 class AutocommitError(OutboxError):
-    """The connection commits every statement by itself: event and business rows could part."""
+    """The connection commits each statement separately: an event could commit without its business rows."""
 
 
 class PayloadTooLargeError(OutboxError):
@@ -16,4 +16,4 @@ class PayloadTooLargeError(OutboxError):
 
 
 class InvalidEventError(OutboxError):
-    """The payload is not what its event type promises: the message says where, and what is wrong there."""
+    """The payload does not match the schema of its event type; the message names the place and the error."""

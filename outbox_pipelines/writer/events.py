@@ -1,4 +1,4 @@
-"""What goes in and what comes out: an event to be written, and what became of it."""
+"""The input and the result of the writer: an event to write, and its outcome."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uuid import UUID
 
 
 class NewEvent(NamedTuple):
-    """An event for `emit_many`; the members are the arguments of `emit`. Give the optional ones by name."""
+    """An event for `emit_many`; the members are the arguments of `emit`. Pass the optional ones by name."""
 
     aggregate_type: str
     aggregate_id: object
@@ -23,11 +23,11 @@ class NewEvent(NamedTuple):
 
 
 class Emitted(NamedTuple):
-    """What became of an event."""
+    """The outcome of writing an event."""
 
     id: UUID
-    """The event's id; for a duplicate, that of the event which had the key first."""
+    """The event's id; for a duplicate, the id of the event that used the key first."""
     seq: int | None
-    """Its place in the order of events; None for a duplicate."""
+    """Its position in the order of events; None for a duplicate."""
     duplicate: bool
     """True if the idempotency key was known: nothing was written."""

@@ -1,4 +1,4 @@
-"""Idempotency keys that follow from an event's content."""
+"""Idempotency keys derived from an event's content."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from outbox_pipelines.writer.encoding import jsonable, to_json
 
 
 def derive_key(aggregate_id: object, event_type: str, payload: object) -> str:
-    """A key that two events share if they say the same: 64 hex digits, the same in every process and release.
+    """Return a key that events with equal content share: 64 hex digits, equal in every process and release.
 
     The payload counts as JSON: the order of members does not matter, 1 and 1.0 differ.
 
-    It merges two events that say the same and are both meant: 5 paid twice into one account, a door opened
-    again, a state that comes back. Then put into the payload what tells them apart (the payment's id, a
-    version, the time), or take a key of the request. It does not know the aggregate type: where ids repeat
-    across types, the event type must differ.
+    The key also merges two intended events with the same content: 5 paid twice into one account, a door
+    opened again, a state that returns. In such cases add a distinguishing member to the payload
+    (the payment's id, a version, the time), or use a key of the request. The aggregate type is not part of
+    the key: if ids repeat across types, the event types must differ.
 
     Raises:
-        OutboxError: what `emit` refuses, or members whose names do not sort, as 1 and "a".
+        OutboxError: content that `emit` refuses, or members whose names cannot be sorted, such as 1 and "a".
     """
     # OpenSSL takes longer to load than all of the writer.
     from hashlib import sha256

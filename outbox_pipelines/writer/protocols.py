@@ -1,7 +1,7 @@
-"""What `emit` takes, described by shape: for type checkers, which so need none of the drivers.
+"""The targets of `emit` as protocols, so that type checkers need no driver.
 
-By name, a driver that is not installed would be `Any`: `emit` would take anything and return the wrong type.
-`close` tells synchronous from asynchronous.
+If the types were named, a driver that is not installed would be `Any`: `emit` would accept anything and
+return the wrong type. The result of `close` distinguishes synchronous from asynchronous targets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Psycopg2Cursor(Protocol):
 
 
 class SQLAlchemy(Protocol[Closed]):
-    """Connections and sessions, scoped ones too."""
+    """Connections and sessions, also scoped ones."""
 
     def begin_nested(self) -> Any: ...
     def close(self) -> Closed: ...

@@ -1,9 +1,9 @@
-"""What is sent: every statement of the writer, and its values.
+"""The writer's SQL statements, and their values.
 
 Invariants:
-- One call is one statement, whatever the driver; a list of more than 64 MB is several.
-- Payload and headers go as text and are parsed by PostgreSQL: numbers keep their digits, and a codec that the
-  application has registered for jsonb encodes nothing twice.
+- One call is one statement with every driver; a list of more than 64 MB is several.
+- Payload and headers are sent as text and parsed by PostgreSQL: numbers keep their digits, and a codec that
+  the application has registered for jsonb does not encode them again.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from outbox_pipelines.writer.content import Row
 
 
 class Statement(NamedTuple):
-    """One statement, in both ways that drivers write placeholders."""
+    """One statement, with both styles of placeholders."""
 
     percent: LiteralString
     numbered: str
 
 
 class Query(NamedTuple):
-    """A statement, its values, and the rows that it writes. It answers rows of id, seq, duplicate."""
+    """A statement, its values, and the rows that it writes. It returns rows of id, seq, duplicate."""
 
     statement: Statement
     values: tuple[object, ...]
@@ -37,27 +37,27 @@ def _statement(percent: LiteralString) -> Statement:
     return Statement(percent, re.sub("%s", lambda _: f"${next(numbers)}", percent))
 
 
-# A column list, so that the table may grow; seq and tx are drawn by the database. Casts, because drivers send
-# text of no type, and an int of another width.
+# The column list allows further columns in the table; the database sets seq and tx. The casts are needed
+# because drivers send untyped text, and integers of another width.
 _INSERT: Final = _statement("""
 INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, headers,
                     correlation_id, causation_id, traceparent, version)
 VALUES (%s, %s, %s, %s::text::jsonb, %s::text::jsonb, %s, %s, %s, %s::int)
 RETURNING id, seq, false""")
 
-# Each value that is sent costs, even if there is none: most events say no more than this.
+# Each value costs time, even a NULL, and most events set only these columns.
 _INSERT_BARE: Final = _statement("""
 INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
 VALUES (%s, %s, %s, %s::text::jsonb)
 RETURNING id, seq, false""")
 _BARE: Final = 4
 
-# The function claims the key first, so that a duplicate is an answer and not an error.
+# The function claims the key first, so that a duplicate is a result and not an error.
 _EMIT: Final = _statement("""
 SELECT id, seq, duplicate
 FROM outbox_emit(%s, %s, %s, %s::text::jsonb, %s::text::jsonb, %s, %s, %s, %s, %s::int)""")
 
-# Each column is one text that the server splits: as a JSON array a list took nearly twice as long.
+# Each column is one text that the server splits: a JSON array took nearly twice as long.
 _EMIT_LISTS: Final = _statement("""
 SELECT id, seq, duplicate
 FROM outbox_emit_lists(%s::text, %s::text, %s::text, %s::text, %s::text,
@@ -65,15 +65,15 @@ FROM outbox_emit_lists(%s::text, %s::text, %s::text, %s::text, %s::text,
 _BETWEEN: Final = "\x1e"
 _NULL: Final = "\x1f"
 
-# Claims all keys first, in one order for everybody.
+# Claims all keys first, in sorted order.
 _EMIT_MANY: Final = _statement("SELECT id, seq, duplicate FROM outbox_emit_many(%s::text::jsonb)")
 
-# A jsonb holds 256 MB; the server has a few copies of it in memory.
+# The limit of a jsonb is 256 MB, and the server has several copies of it in memory.
 _PIECE: Final = 64_000_000
 
 
 def one(row: Row) -> Query:
-    """Writes one event."""
+    """Return the query that writes one event."""
     if row.idempotency_key is not None:
         return Query(_EMIT, row, (row,))
     if row[_BARE:].count(None) == len(row) - _BARE:
@@ -82,9 +82,9 @@ def one(row: Row) -> Query:
 
 
 def many(rows: Sequence[Row], schema: str | None = None) -> Iterator[Query]:
-    """Write events in order: one query for up to 64 million characters.
+    """Yield the queries that write events in order: one query for up to 64 million characters.
 
-    Without a schema the search_path leads to the outbox; with one, the function's own does.
+    Without a schema, the search_path determines the outbox; with one, the search_path of the function.
     """
     if len(rows) == 1 and schema is None:
         yield one(rows[0])
@@ -101,7 +101,7 @@ def many(rows: Sequence[Row], schema: str | None = None) -> Iterator[Query]:
 
 
 def _columns(rows: Sequence[Row]) -> Sequence[str | None] | None:
-    """A text for each column, None for one of NULLs; nothing if there is a key, or a separator in a value."""
+    """Return a text for each column, None for a column of NULLs; None if a row has a key or a separator."""
     columns: list[tuple[object, ...]] = list(zip(*rows, strict=True))
     if any(columns.pop(_KEY)):
         return None
@@ -134,7 +134,7 @@ def _in_schema(statement: Statement, schema: str) -> Statement:
 
 
 _MEMBERS: Final[list[tuple[str, Callable[[Any], str]]]] = [
-    # What is JSON already, and the number, is not quoted.
+    # JSON values and the number are not quoted.
     (f'"{name}":', str if name in ("payload", "headers", "version") else quoted)
     for name in Row._fields
 ]

@@ -1,8 +1,8 @@
-"""Whether a payload is what its event type promises: asked of a function of yours, before anything is sent.
+"""Validate payloads with a function of the application, before anything is sent.
 
 Invariants:
-- Where nobody has named one, an event costs one comparison more.
-- The function is given plain JSON, as consumers will read it: no dates, decimals or models.
+- Without such a function, an event costs one additional comparison.
+- The function receives plain JSON, as consumers read it: no dates, decimals or models.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from outbox_pipelines.writer.errors import InvalidEventError
 Check = Callable[[str, object], object]
 
 check: Check | None = None
-"""Of this process; `validate_with` sets it."""
+"""The function of this process; set by `validate_with`."""
 
 
 def validate_with(function: Check | None) -> None:
-    """Has each event of this process checked from now on: by `emit`, `emit_many`, `OutboxEvent`, `record`.
+    """Check each further event of this process in `emit`, `emit_many`, `OutboxEvent` and `record`.
 
-    `outbox_pipelines.catalog.validator` makes such a function of JSON Schemas.
+    `outbox_pipelines.catalog.validator` makes such a function from JSON Schemas.
 
     Args:
-        function: called with the event type and the payload as plain JSON; its result does not matter, and
-            what it raises is an `InvalidEventError` for whoever writes the event. None: nothing is checked.
+        function: called with the event type and the payload as plain JSON. Its result is ignored; an
+            exception is raised to the writer as `InvalidEventError`. None: nothing is checked.
     """
     global check
     check = function
 
 
 def refuse_invalid(function: Check, event_type: str, payload: str) -> None:
-    """Asks the function; `payload` is JSON text."""
+    """Call the function and raise `InvalidEventError` if it fails; `payload` is JSON text."""
     try:
         function(event_type, json.loads(payload))
     except Exception as error:

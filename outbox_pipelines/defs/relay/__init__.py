@@ -1,1 +1,1 @@
-"""The relay under Dagster: sessions that hand over to each other, and the sensor that keeps them coming."""
+"""The relay under Dagster: sessions that hand over to each other, and the sensor that launches them."""

@@ -1,4 +1,4 @@
-"""The asset that stands for what the relay has published."""
+"""The asset of the published events, and the op that relays a shard."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import logging
@@ -18,19 +18,19 @@ from outbox_pipelines.errors import SetupError
 
 _LOG = logging.getLogger(__name__)
 
-# A report takes 2.5 KB of Dagster's storage in PostgreSQL, 8 KB in SQLite: often while somebody may look at
-# the run just started, seldom afterwards.
+# A report takes 2.5 KB of Dagster's storage in PostgreSQL, 8 KB in SQLite: it is frequent while a user may
+# watch a new run, and rare afterwards.
 _FIRST_REPORTS = 10.0
 _LATER_REPORTS = 60.0
 
 
 class RelayConfig(dg.Config):
-    """What a relay is to do; without any, a session on shard 0."""
+    """What a relay does. Default: a session on shard 0."""
 
-    shard: int = Field(default=0, ge=0, description="which shard to relay")
+    shard: int = Field(default=0, ge=0, description="Shard to relay")
     until_empty: bool = Field(
         default=False,
-        description="publish what is committed at the start, then end; do not wait for the shard",
+        description="Publish the events committed before the start, then end; do not wait for the shard",
     )
 
 
@@ -44,16 +44,16 @@ relay = dg.AssetSpec(
     kinds={"postgres", "kafka"},
     description="""The committed events, published to Kafka in order.
 
-While it runs, a session observes the asset: every ten seconds at first, later every minute, if something was
-published: how many events since the last report, how fast, how late. At its end a materialization has the
-session's own numbers, whose names begin with `session_`. The plots show both. Each topic that it sends to is
-observed too, once when it is first seen and once at the end.
+A running session observes the asset if it has published events: every ten seconds at first, later every
+minute. An observation has the number of events since the last report, the rate and the lag. At the end of a
+session, a materialization has the session's totals, whose names begin with `session_`. The plots show both.
+The session also observes each topic it publishes to, at the first event and at its end.
 
 Use: let the sensor `relay_supervisor` start the sessions. By hand: the job `relay_session`, or `relay_once`.
 
 When a session fails: its run says in one line what to correct (database, schema, broker). Nothing is lost:
-the next session goes on where this one ended. An event that Kafka refuses ends no session: it is parked.
-The check `shards_relayed` of `outbox/health` says whether a relay is active now.
+the next session continues where this one ended. An event that Kafka refuses does not end a session: it is
+parked. The check `shards_relayed` of `outbox/health` shows whether a relay is active now.
 """,
 )
 
@@ -62,8 +62,8 @@ The check `shards_relayed` of `outbox/health` says whether a relay is active now
 def relay_shard(
     context: dg.OpExecutionContext, config: RelayConfig, outbox_pipelines: OutboxResource
 ) -> None:
-    """Publishes the events of a shard, until its time is over or, if asked, until there are none."""
-    # Here, because definitions are to load without the drivers.
+    """Publish a shard's events until the session time ends or, with `until_empty`, until none is left."""
+    # Imported here so that definitions load without the drivers.
     from outbox_pipelines.relay.core.errors import ShardLostError
     from outbox_pipelines.relay.service import ShardOwnedError, default_owner
 
@@ -82,7 +82,7 @@ def relay_shard(
             with session:
                 _attend(context, session, config, settings.session_seconds)
         except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt) as error:
-            # The session has ended in order all the same.
+            # The session has still ended properly.
             interrupted = error
         progress = session.progress()
         if progress is not None:
@@ -102,7 +102,7 @@ def relay_shard(
 
 
 def _is_cancelled(context: dg.OpExecutionContext) -> bool:
-    """Whether a person ended the run: a session that a deployment or Ctrl-C ends is short, not failed."""
+    """Return whether a user terminated the run. A session ended by a deployment or Ctrl-C has not failed."""
     run = context.instance.get_run_by_id(context.run.run_id)
     return run is not None and run.status is dg.DagsterRunStatus.CANCELING
 
@@ -110,7 +110,7 @@ def _is_cancelled(context: dg.OpExecutionContext) -> bool:
 def _attend(
     context: dg.OpExecutionContext, session: Session, config: RelayConfig, session_seconds: float
 ) -> None:
-    """Observes what a session does, until it ends or other runs need its slot."""
+    """Observe a session's progress until it ends or other runs need its slot."""
     before: Progress | None = None
     report_at = 0.0
     while not session.wait(_FIRST_REPORTS):
@@ -122,7 +122,7 @@ def _attend(
             return
         if time.monotonic() < report_at or now.events == (before.events if before else 0):
             continue
-        # A little less: the next look is to be the next report.
+        # Slightly shorter than the interval, so that the next check is not too early for a report.
         report_at = time.monotonic() + (0.0 if now.seconds < _LATER_REPORTS else 0.9 * _LATER_REPORTS)
         metadata = _since(now, before, session.take_greatest_lag())
         _observe(
@@ -137,7 +137,7 @@ def _attend(
 
 
 def _gives_turn(context: dg.OpExecutionContext, shard: int, overdue: float, session_seconds: float) -> bool:
-    """Whether the session has to end although its successor is still queued."""
+    """Return whether the session must end although its successor is still queued."""
     if overdue < 0:
         return False
     try:
@@ -154,34 +154,34 @@ def _gives_turn(context: dg.OpExecutionContext, shard: int, overdue: float, sess
             context.log.info(turn.reason)
         return turn is not None
     except Exception as error:  # noqa: BLE001 - whatever its storage raises
-        _LOG.warning("the run queue was not read: %s", error)
+        _LOG.warning("cannot read Dagster's run queue: %s", error)
         return False
 
 
 def _observe_topics(
     context: dg.OpExecutionContext, topics: frozenset[str], ended: Progress | None = None
 ) -> None:
-    """Says that the session sends to these: at its end with its count, where that is of one topic alone."""
-    # A count for each topic would take the relay a look at each event.
+    """Observe the topics of the session; at its end with its event count if it published to only one."""
+    # To count events per topic, the relay would have to inspect each event.
     metadata = {"session_events": ended.events} if ended and len(ended.topics) == 1 else {}
     for topic in sorted(topics):
-        _observe(context, topic_key(topic), "a relay session sends events to it", metadata)
+        _observe(context, topic_key(topic), "a relay session publishes to this topic", metadata)
 
 
 def _observe(
     context: dg.OpExecutionContext, key: dg.AssetKey, description: str, metadata: dict[str, Any]
 ) -> None:
-    # Dagster's storage may be away for a moment, or locked: no reason to end a relay.
+    # Dagster's storage may be briefly unavailable or locked: this does not end a relay.
     try:
         context.log_event(dg.AssetObservation(key, description=description, metadata=metadata))
     except Exception as error:  # noqa: BLE001 - whatever its storage raises
-        # Not by the context's log: it is stored there too.
-        _LOG.warning("an observation was not stored: %s", error)
+        # Not `context.log`, which writes to the same storage.
+        _LOG.warning("cannot store an observation in Dagster: %s", error)
 
 
-# Each name is one plot: it is used in observations or in materializations, never in both.
+# Each name is one plot: it is used either in observations or in materializations.
 def _since(now: Progress, before: Progress | None, greatest_lag: float | None) -> dict[str, float]:
-    """What was done since the last report."""
+    """Return the numbers since the last report."""
     events = now.events - (before.events if before else 0)
     seconds = now.seconds - (before.seconds if before else 0.0)
     return {
@@ -193,7 +193,7 @@ def _since(now: Progress, before: Progress | None, greatest_lag: float | None) -
 
 
 def _of_session(ended: Progress) -> dict[str, float]:
-    """What a session has done in all."""
+    """Return the totals of a session."""
     rate = ended.events / ended.seconds if ended.seconds else 0.0
     greatest = ended.greatest_lag
     return {

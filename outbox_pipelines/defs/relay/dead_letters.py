@@ -1,4 +1,4 @@
-"""Dead letters from Dagster's launchpad: what `outbox dead-letters replay` and `discard` do."""
+"""Dead letters in Dagster's launchpad: the same actions as `outbox dead-letters`."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 from collections.abc import Iterable
@@ -15,25 +15,23 @@ from outbox_pipelines.defs.resources import OutboxResource
 if TYPE_CHECKING:
     from outbox_pipelines.relay.parking.dead_letters import DeadLetterRow, Replayed
 
-# In a message; the table has all.
+# In a message; the table has all rows.
 _NAMED = 10
 
 
 class DeadLettersConfig(dg.Config):
-    """Which dead letters, what is to be done with them, and why."""
+    """Which dead letters to act on, the action, and the reason."""
 
-    action: Literal["list", "replay", "discard"] = Field(default="list", description="what to do")
-    reason: str = Field(default="", description="why; needed to replay or discard, it stands in the audit")
-    ids: list[str] = Field(default=[], description="ids of events")
-    event_type: str | None = Field(default=None, description="of this event type")
-    aggregate_type: str | None = Field(default=None, description="of this aggregate type")
-    aggregate_id: str | None = Field(default=None, description="of the aggregate with this id")
-    error: str | None = Field(default=None, description="whose reason contains this")
-    everything: bool = Field(
-        default=False, description="all of them, where neither ids nor a filter are given"
-    )
+    action: Literal["list", "replay", "discard"] = Field(default="list", description="Action")
+    reason: str = Field(default="", description="Reason, kept in the audit; required to replay or discard")
+    ids: list[str] = Field(default=[], description="Only the events with these ids")
+    event_type: str | None = Field(default=None, description="Only events of this type")
+    aggregate_type: str | None = Field(default=None, description="Only events of this aggregate type")
+    aggregate_id: str | None = Field(default=None, description="Only events of the aggregate with this id")
+    error: str | None = Field(default=None, description="Only events whose error contains this text")
+    everything: bool = Field(default=False, description="All dead letters; only without ids and filters")
     wait_seconds: float = Field(
-        default=60.0, description="how long a replay waits for a relay to try the events"
+        default=60.0, description="Seconds that a replay waits for a relay to try the events"
     )
 
 
@@ -41,8 +39,8 @@ class DeadLettersConfig(dg.Config):
 def act_on_dead_letters(
     context: dg.OpExecutionContext, config: DeadLettersConfig, outbox_pipelines: OutboxResource
 ) -> None:
-    """Lists those that are meant, then does what is asked."""
-    # Here, because definitions are to load without the drivers.
+    """List the selected dead letters, then replay or discard them if requested."""
+    # Imported here so that definitions load without the drivers.
     from outbox_pipelines.relay.parking import dead_letters
 
     try:
@@ -54,13 +52,11 @@ def act_on_dead_letters(
             error=config.error,
         )
     except ValueError as error:
-        raise dg.Failure(f"{error}: ids are those that `list` shows", allow_retries=False) from None
+        raise dg.Failure(f"{error}: use the ids that `list` shows", allow_retries=False) from None
     if config.action != "list" and which.is_empty is not config.everything:
-        raise dg.Failure(
-            "name ids, or give a filter, or set everything (and nothing else)", allow_retries=False
-        )
+        raise dg.Failure("set ids or a filter, or set only `everything`", allow_retries=False)
     if config.action != "list" and not config.reason.strip():
-        raise dg.Failure("say why, with reason: it stands in the audit", allow_retries=False)
+        raise dg.Failure("reason is empty: set it; it is recorded in the audit", allow_retries=False)
     actor = f"Dagster run {context.run_id[:8]}"
     done = 0
     replayed = None
@@ -86,17 +82,17 @@ def act_on_dead_letters(
 
 
 def _tell_replayed(context: dg.OpExecutionContext, replayed: "Replayed", seconds: float) -> None:
-    """Says what became of them.
+    """Log the outcome of a replay.
 
     Raises:
-        Failure: some are dead letters again.
+        Failure: some events are dead letters again.
     """
     published = replayed.done - len(replayed.again) - replayed.untried
     context.log.info(f"replayed: {replayed.done:,}; published: {published:,}")
     if replayed.untried:
         context.log.warning(
-            f"{replayed.untried:,} were not tried within {seconds:.0f} s: `outbox status` says whether a "
-            "relay is active and Kafka available; a relay tries them once both are"
+            f"{replayed.untried:,} were not tried within {seconds:.0f} s: check with `outbox status` whether "
+            "a relay is active and Kafka is available; a relay tries them once both are"
         )
     if replayed.again:
         first = "; ".join(f"{row.id} ({row.error})" for row in replayed.again[:_NAMED])
@@ -134,15 +130,15 @@ def _table(rows: Iterable["DeadLetterRow"]) -> dg.MetadataValue[Any]:
     tags=ours.TAGS,
     executor_def=ours.EXECUTOR,
     name="dead_letters",
-    description="""Lists dead letters, and replays or discards them: what `outbox dead-letters` does.
+    description="""Lists, replays or discards dead letters, like `outbox dead-letters`.
 
-Use: launch it as it is to list them (the step's output has a table). Then launch it again with `action`
-replay or discard, a `reason`, and which ones: `ids`, or a filter, or `everything`. A replayed event is tried
-once, at once; refused again, it is a dead letter again, with the new reason, and the run fails. Each action
-leaves a row in `outbox_audit`: the run, the time, the reason, the events.
+Use: launch it without configuration to list them (the step's output has a table). Then launch it again with
+`action` replay or discard, a `reason`, and `ids`, a filter or `everything`. A replayed event is tried
+once, immediately; if it is refused again, it becomes a dead letter with the new reason, and the run fails.
+Each action writes a row to `outbox_audit`: the run, the time, the reason, the events.
 
-When it fails: the run says in one line what to change in its configuration, and nothing was done; or which
-events are dead letters again, and why: correct that, then replay them.
+When it fails: the run says in one line what to change in its configuration, and nothing was changed; or it
+names the events that are dead letters again, and why: correct the cause, then replay them.
 """,
 )
 def dead_letters_job() -> None:

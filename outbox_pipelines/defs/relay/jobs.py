@@ -1,4 +1,4 @@
-"""The two ways to run the relay."""
+"""The two jobs that run the relay."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 from typing import Any
@@ -11,26 +11,28 @@ from outbox_pipelines.defs.relay.assets import relay_shard
 
 
 def config(**values: Any) -> dict[str, Any]:
-    """The run configuration of a relay."""
+    """Return the run configuration of a relay."""
     return {"ops": {relay_shard.name: {"config": values}}}
 
 
 @dg.job(
     name=queue.SESSION,
-    # Which shard, and of which code location, the supervisor's request says.
+    # The supervisor's request names the shard and the code location.
     tags=ours.TAGS,
     executor_def=ours.EXECUTOR,
     description="""Relays for about OUTBOX_SESSION_SECONDS (ten minutes), then hands over to its successor.
 
-While another relay holds the shard, it waits as the warm successor: the hand-over takes milliseconds. Where
-one waits already it ends at once, in success. Past its time it goes on until a successor waits, so a daemon
-that is dead does not stop the relay. If sessions have every slot (`max_concurrent_runs`) and other runs are
-queued, it ends before its successor starts: one of those runs goes first, then the successor.
+While another relay owns the shard, the session waits as the warm successor: the handover takes milliseconds.
+If a successor already waits, the session ends at once, in success. After its time it continues until a
+successor waits, so a stopped daemon does not stop the relay. If sessions take every slot
+(`max_concurrent_runs`) and other runs are queued, it ends before its successor starts: one of those runs goes
+first, then the successor.
 
-Use: the sensor `relay_supervisor` launches it; by hand while the sensor is off. To end it, terminate the run:
-what is in flight is published and settled first.
+Use: the sensor `relay_supervisor` launches it; launch it by hand while the sensor is off. To end it,
+terminate the run: events in flight are published and settled first.
 
-When it fails: the run says in one line what to mend. The supervisor tries again by itself, ever more slowly.
+When it fails: the run says in one line what to correct. The supervisor retries automatically, with increasing
+pauses.
 """,
 )
 def relay_session() -> None:
@@ -41,12 +43,12 @@ def relay_session() -> None:
     tags=ours.TAGS,
     executor_def=ours.EXECUTOR,
     config=config(until_empty=True),
-    description="""Publishes what is committed when it starts, then ends.
+    description="""Publishes the events that are committed when it starts, then ends.
 
-Use: without a relay that runs all the time; on a schedule of your own; after an outage, to see the backlog
-drain. While a relay holds the shard it says who, and ends in success: that relay publishes everything.
+Use: instead of a permanent relay; on your own schedule; after an outage, to watch the backlog drain. While
+another relay owns the shard, the run reports the owner and ends in success: that relay publishes all events.
 
-When it fails: the run says in one line what to mend; run it again afterwards. Nothing is lost.
+When it fails: the run says in one line what to correct; run it again afterwards. Nothing is lost.
 """,
 )
 def relay_once() -> None:

@@ -1,4 +1,4 @@
-"""The name under which a run holds a shard: how the supervisor knows its own sessions from other relays."""
+"""The owner name of a run, by which the supervisor distinguishes its own sessions from other relays."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ _DAGSTER = "dagster run "
 
 
 def owner_of(run_id: str, place: str) -> str:
-    """The owner's name for a run; the id as short as Dagster's pages show it."""
+    """Return the owner's name for a run, with the run id as short as on Dagster's pages."""
     return f"{_run(run_id)} on {place}"
 
 
 def is_session(owner: str) -> bool:
-    """Whether a run of Dagster's holds the shard."""
+    """Return whether the shard's owner is a Dagster run."""
     return owner.startswith(_DAGSTER)
 
 
 def is_run(owner: str | None, run_id: str) -> bool:
-    """Whether this run holds the shard."""
+    """Return whether this run owns the shard."""
     return owner is not None and owner.startswith(f"{_run(run_id)} ")
 
 

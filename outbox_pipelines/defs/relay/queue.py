@@ -3,9 +3,9 @@
 Invariants:
 - A session ends early only if nothing else can free a slot: sessions have all of them, and the daemon that
   starts queued runs is alive. Of several sessions, one ends.
-- Its successor then stands behind the runs that are queued. As soon as one of those has started, the
-  successor is first again: no run waits for more than one turn of each session, no shard for more than one
-  run of each free slot.
+- Its successor is then queued behind the waiting runs. As soon as one of those has started, the successor is
+  first again: no run waits for more than one turn of each session, no shard for more than one run of each
+  free slot.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from outbox_pipelines.defs import ours, places
 
 _KEY: Final = "dagster/priority"
 _HIGHEST: Final = 10
-# First in the queue: whatever else waits, waits for events.
+# First in the queue: the other runs depend on events.
 PRIORITY: Final = {_KEY: str(_HIGHEST)}
 
 SESSION: Final = "relay_session"
-# How long a session that is past its time waits for its successor while other runs are queued, at most; and
-# how long if none is: every session that ends without a successor costs seconds without a relay.
+# How long, at most, a session waits for its successor after its time is over: while other runs are queued,
+# and while none is. A session that ends without a successor leaves the shard without a relay for seconds.
 _PATIENCE: Final = 30.0
 _PATIENCE_ALONE: Final = 3600.0
 _IN_PROGRESS: Final = [
@@ -34,24 +34,24 @@ _IN_PROGRESS: Final = [
     dg.DagsterRunStatus.CANCELING,
 ]
 _QUEUED: Final = [dg.DagsterRunStatus.QUEUED]
-# A backfill queues thousands; the oldest say enough.
+# A backfill queues thousands of runs; the oldest are sufficient.
 _LOOK_AT: Final = 100
 _DAEMON: Final = "QUEUED_RUN_COORDINATOR"
-# It beats every 30 s.
+# The daemon sends a heartbeat every 30 s.
 _DAEMON_SECONDS: Final = 120.0
 
 
 def too_few(instance: dg.DagsterInstance, shards: int) -> str | None:
-    """Return what is wrong if sessions alone take every slot of the instance; else None."""
+    """Return a warning if sessions alone take every slot of the instance, otherwise None."""
     slots = _slots(instance)
-    # One more than sessions: successors and all other jobs take turns in it.
+    # One more than sessions: successors and all other jobs take turns in that slot.
     needed = shards + 1
     if slots is None or slots >= needed:
         return None
     return (
-        f"max_concurrent_runs is {slots} in dagster.yaml; with {shards} shards set at least {needed}: until "
-        "then a session ends before its successor starts whenever another run is queued, and events wait for "
-        "as long as that run takes"
+        f"max_concurrent_runs is {slots} in dagster.yaml; with {shards} shards set at least {needed}. Until "
+        "then a session ends before its successor starts whenever another run is queued, and the events of "
+        "its shard are not published while that run takes the slot"
     )
 
 
@@ -79,11 +79,11 @@ def turn(
     session_seconds: float,
     now: float,
 ) -> Turn | None:
-    """Return why a session has to end although its successor has no slot; None if it goes on.
+    """Return why a session must end although its successor has no slot; None if it continues.
 
     Args:
         run: the session's.
-        overdue: seconds since it was to hand over.
+        overdue: seconds since the end of its session time.
         now: Unix time.
     """
     slots = _slots(instance)
@@ -96,12 +96,12 @@ def turn(
     place = places.of_run(run)
     tag = places.shard_tag(place, shard)
     served = {
-        # By hand a session is started without a tag.
+        # A session started by hand has no tag.
         tag[places.SHARD] if _is(r, run) else r.dagster_run.tags.get(places.SHARD, r.dagster_run.run_id)
         for r in working
     }
     if len(served) < len(working):
-        # Of two sessions of a shard one is about to end.
+        # A shard has two sessions: one of them is about to end.
         return None
     successors = [
         record
@@ -109,13 +109,13 @@ def turn(
         if place is None or places.of_run(record.dagster_run) == place
     ]
     if not successors or not _starts_runs(instance, now):
-        # Without one nobody would relay.
+        # Without a successor the shard would have no relay.
         return None
     queued = instance.get_runs(dg.RunsFilter(statuses=_QUEUED), limit=_LOOK_AT, ascending=True)
-    # The successors of other sessions may wait as long as those do.
+    # Successors of other sessions do not count: their predecessors are still active.
     others = [each for each in queued if not (is_session(each) and each.tags.get(places.SHARD) in served)]
     patience = min(_PATIENCE, session_seconds / 10) if others else _PATIENCE_ALONE
-    # The longest at work goes first; the next one sees that.
+    # The oldest session ends first; the next one sees that.
     mine = [record for record in working if _is(record, run)]
     before = sum(record.create_timestamp < each.create_timestamp for each in mine for record in working)
     waited = min(overdue, now - successors[0].create_timestamp.timestamp())
@@ -124,15 +124,15 @@ def turn(
     successor = successors[0].dagster_run.run_id
     lowest = min((_priority(each) for each in others), default=0)
     return Turn(
-        f"sessions have all slots (max_concurrent_runs is {slots}), {len(others)} other runs are queued, and "
-        f"so is the successor, run {successor[:8]}: this session ends first",
+        f"sessions have all slots (max_concurrent_runs is {slots}); {len(others)} other runs and the "
+        f"successor, run {successor[:8]}, are queued: this session ends first",
         successor,
         min(lowest - 1, _HIGHEST),
     )
 
 
 def put_first(instance: dg.DagsterInstance, sessions: Sequence[dg.DagsterRun]) -> None:
-    """Put queued sessions of a shard without a relay first again, once another run has had its turn."""
+    """Move queued sessions of a shard without a relay to the front again once another run has started."""
     behind = [
         run
         for run in sessions
@@ -156,7 +156,7 @@ def _is(record: dg.RunRecord, run: dg.DagsterRun) -> bool:
 
 
 def _slots(instance: dg.DagsterInstance) -> int | None:
-    """How many runs may be in progress; None if nothing limits them."""
+    """Return how many runs may be in progress; None if there is no limit."""
     queue = instance.get_concurrency_config().run_queue_config
     allowed = queue.max_concurrent_runs if queue else None
     return None if allowed is None or allowed < 0 else allowed
@@ -171,5 +171,5 @@ def _priority(run: dg.DagsterRun) -> int:
     try:
         return int(run.tags.get(_KEY, 0))
     except ValueError:
-        # As Dagster takes it.
+        # Dagster treats it as 0.
         return 0

@@ -22,27 +22,28 @@ _FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.Dagste
 
 @dg.sensor(
     target=relay_session,
-    # The daemon looks at its sensors every five seconds, and then takes those whose interval is over: with 5,
-    # every third tick or so comes a moment too early and is left out.
+    # The daemon checks its sensors every five seconds and runs those whose interval is over. With an interval
+    # of 5, about every third check would come slightly too early and skip the tick.
     minimum_interval_seconds=1,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="""Keeps every shard relayed: launches `relay_session` where nobody relays a shard, and a
-successor shortly before the owner's time is over. A skipped tick says who relays the shard.
+    description="""Keeps every shard relayed: launches `relay_session` for a shard without an active relay,
+and a successor shortly before the owner's time is over. A skipped tick names the owner of each shard.
 
-Use: leave it on. A shard that a standalone `outbox relay` holds is left to it, so with the relay as a service
-of its own the sensor only watches. To stop relaying, turn the sensor off, then terminate the run.
+Use: leave it on. The sensor launches nothing for a shard that a standalone `outbox relay` owns; if the relay
+runs as a separate service, the sensor only watches. To stop relaying, turn the sensor off, then terminate the
+run.
 
-When a tick fails, nobody watches the relay: the error says in one line what to mend (settings, database,
-schema). The session that runs goes on meanwhile. When sessions fail one after the other, the next
-tries wait for 10 s, 20 s, and so on up to 5 minutes: the failed run says what to mend.
+When a tick fails, the relay is not supervised: the error says in one line what to correct (settings,
+database, schema). A running session continues. When several sessions fail in a row, the next
+attempts wait for 10 s, 20 s, and so on up to 5 minutes: the failed run says what to correct.
 """,
 )
 def relay_supervisor(
     context: dg.SensorEvaluationContext, outbox_pipelines: OutboxResource
 ) -> dg.SensorResult:
-    """A tick. `SetupError` is left to fail it: red is what an operator should see of a database that is away,
-    and a skipped tick would look like all is well."""
-    # Here, because definitions are to load without the drivers.
+    """Return the sessions to launch. A `SetupError` fails the tick, so that an operator sees an unavailable
+    database in red; a skipped tick would look healthy."""
+    # Imported here so that definitions load without the drivers.
     from outbox_pipelines.quality import measurements
 
     settings = outbox_pipelines.settings()
@@ -64,7 +65,7 @@ def relay_supervisor(
             _runs(context, shard.shard, _FINISHED, limit=RUNS_TO_LOOK_BACK),
             session_seconds=settings.session_seconds,
             now=time.time(),
-            # Pods start slowly; Dagster itself ends a run that takes longer.
+            # Pods start slowly; Dagster itself ends a run that takes longer to start.
             start_seconds=float(context.instance.run_monitoring_start_timeout_seconds),
         )
         _end_lost(context, verdict)
@@ -86,7 +87,7 @@ def _runs(
     statuses: list[dg.DagsterRunStatus],
     limit: int | None = None,
 ) -> list[dg.RunRecord]:
-    """The shard's runs, the newest first; of this code location: others may relay other outboxes."""
+    """Return the shard's runs of this code location, newest first: others may relay other outboxes."""
     records = context.instance.get_run_records(
         dg.RunsFilter(statuses=statuses, tags=places.shard_tag(places.of_tick(context), shard)), limit=limit
     )
@@ -95,8 +96,8 @@ def _runs(
 
 def _end_lost(context: dg.SensorEvaluationContext, verdict: Verdict) -> None:
     for run in verdict.lost:
-        context.log.warning(f"run {run.run_id} has no process any more: marked as failed")
+        context.log.warning(f"the process of run {run.run_id} has ended: run marked as failed")
         context.instance.report_run_failed(
             run,
-            "The process is gone: it neither holds the shard nor waits for it (seen by relay_supervisor).",
+            "The process has ended: it neither owns the shard nor waits for it (seen by relay_supervisor).",
         )

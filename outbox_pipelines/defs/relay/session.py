@@ -1,9 +1,9 @@
-"""One relay in a thread of its own, and what it has done so far.
+"""One relay in a separate thread, and its progress.
 
 Invariants:
-- Whoever leaves the `with` block, by whatever error or signal, leaves a relay that has ended: what it had
-  read is published and settled, and the shard is free.
-- Signals reach the main thread, the relay has another one: they end the waiting, not the publishing.
+- After the `with` block, whatever error or signal ended it, the relay has ended: the events it had read are
+  published and settled, and the shard is free.
+- Signals reach the main thread, and the relay runs in another: they end the waiting, not the publishing.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a session has done since it took its shard."""
+    """The progress of a session since it acquired its shard."""
 
     events: int
     seconds: float
     waited: float
-    """How long it waited for the shard, before."""
+    """How long it waited for the shard before that, in seconds."""
     lag: float | None
-    """Age of the newest event when it was settled last, in seconds."""
+    """Age of the newest event when it was last settled, in seconds."""
     greatest_lag: float | None
     topics: frozenset[str] = frozenset()
-    """Where it has sent events."""
+    """The topics it has published to."""
 
 
 class Session:
-    """A relay at work, from entering the block to leaving it."""
+    """A relay that runs from entering the `with` block until leaving it."""
 
     def __init__(
         self, settings: Settings, *, shard: int, owner: str, until_empty: bool, hand_over_after: float | None
@@ -70,11 +70,11 @@ class Session:
         self._thread.join()
 
     def wait(self, seconds: float) -> bool:
-        """Waits for the relay to end by itself; False when it goes on after so many seconds."""
+        """Wait for the relay to end; return False if it still runs after so many seconds."""
         return self._ended.wait(seconds)
 
     def progress(self) -> Progress | None:
-        """What has been done until now; None before the shard was taken."""
+        """Return the progress so far; None before the shard is acquired."""
         if self._taken is None:
             return None
         seconds = (self._finished or time.monotonic()) - self._taken
@@ -87,7 +87,7 @@ class Session:
         return peak
 
     def result(self) -> Progress | None:
-        """What was done in all, or the error that ended it; to be asked after the block."""
+        """Return the totals, or raise the error that ended the relay. Call this after the block."""
         if self._error is not None:
             raise self._error
         return self.progress()
@@ -114,11 +114,11 @@ class Session:
             self._ended.set()
 
     def _on_take(self, shard: int) -> None:
-        # Once: a relay that lost its shard and took it again is the same session.
+        # Set only once: a relay that lost its shard and acquired it again is the same session.
         self._taken = self._taken or time.monotonic()
 
     def _on_progress(self, settled: Settled) -> None:
-        # First: whoever sees the events is to know where they went.
+        # Topics first: a reader that sees the event count must also see the topics.
         self._topics |= settled.topics
         self._events += settled.events
         if settled.lag is not None:

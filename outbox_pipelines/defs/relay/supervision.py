@@ -1,11 +1,12 @@
 """Decides whether a shard needs another session.
 
 Invariants:
-- Who serves a shard is read from the database (its lock, its heartbeat), never from a run's status: a run
-  that was killed together with its code server stays STARTED for ever.
-- A status counts for two things: a run that changed it within the last minute may still be on its way, and
-  one that is starting is not declared dead before the instance's own limit (`start_timeout_seconds`).
-- To launch one too many does no harm (it finds its place taken, and ends); to launch none does.
+- The owner of a shard is read from the database (its lock, its heartbeat), never from a run's status: a run
+  that was killed together with its code server stays STARTED.
+- A status counts for two things: a run that changed it within the last minute may still be starting, and a
+  starting run is not marked as failed before the instance's own limit (`start_timeout_seconds`).
+- An extra session does no harm (it finds the shard owned and a successor waiting, and ends); a missing one
+  does.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ from outbox_pipelines.defs.relay.owner import is_run, is_session
 if TYPE_CHECKING:
     from outbox_pipelines.quality.measured import ShardStatus
 
-# From the launch of a run to its place at the shard: 3 to 8 s on two cores, more under load.
+# From the launch of a run until it owns the shard or waits for it: 3 to 8 s on two cores, more under load.
 START_SECONDS = 60.0
-# After so long without the shard, and with nobody waiting for it, a run is taken for dead.
+# A run that for so long neither owns the shard nor waits for it is considered lost.
 LOST_SECONDS = 60.0
-# Sessions that fail so soon, one after the other, will fail again: the next tries come ever more slowly.
+# Sessions that fail this quickly in a row will fail again: the pause before the next attempt doubles.
 QUICK_SECONDS = 60.0
 FIRST_PAUSE = 10.0
 LONGEST_PAUSE = 300.0
-# More failures than this make no longer pause.
+# More failures than this do not increase the pause.
 RUNS_TO_LOOK_BACK = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is to be done for a shard, and why."""
+    """What to do for a shard, and why."""
 
     launch: bool
     reason: str
     lost: list[dg.DagsterRun]
-    """Runs without a process: they would occupy their places in the queue's limit for ever."""
+    """Runs without a process; they would take a slot of the queue's limit permanently."""
 
 
 def judge(
@@ -54,13 +55,13 @@ def judge(
     now: float,
     start_seconds: float = START_SECONDS,
 ) -> Verdict:
-    """Judges a shard by its state and its runs.
+    """Decide what to do for a shard, from its state and its runs.
 
     Args:
         unfinished: the shard's runs that are queued, starting or started.
-        finished: those that ended last, the newest first.
-        session_seconds: when the owner is to be relieved.
-        start_seconds: how long the instance lets a run be starting before it has a process.
+        finished: the runs that ended last, newest first.
+        session_seconds: seconds after which the owner hands over.
+        start_seconds: seconds that the instance allows a run for its start.
     """
     others = [record for record in unfinished if not is_run(shard.owner, record.dagster_run.run_id)]
     coming = [record.dagster_run for record in others if _is_coming(record, now)]
@@ -68,19 +69,19 @@ def judge(
     lost = [] if _may_have_a_place(shard) else gone
     wanted, reason = _want(shard, session_seconds)
     if wanted and coming:
-        wanted, reason = False, f"{reason}; run {coming[0].run_id[:8]} is on its way"
+        wanted, reason = False, f"{reason}; run {coming[0].run_id[:8]} is starting"
     elif wanted and (pause := _pause(finished, now)) > 0:
-        wanted, reason = False, f"{reason}; the last sessions failed at once, next try in {ceil(pause)} s"
+        wanted, reason = False, f"{reason}; the last sessions failed quickly, next attempt in {ceil(pause)} s"
     return Verdict(wanted, reason, lost)
 
 
 def _want(shard: ShardStatus, session_seconds: float) -> tuple[bool, str]:
-    """Whether the shard lacks an owner or a successor, and the state of it in words."""
+    """Return whether the shard lacks an owner or a successor, and its state as text."""
     name = f"shard {shard.shard}"
     if shard.owner is None:
-        return True, f"nobody relays {name}"
+        return True, f"{name} has no active relay"
     if not is_session(shard.owner):
-        return False, f"{name} is relayed by {shard.owner}, which Dagster did not start and leaves alone"
+        return False, f"{name} is relayed by {shard.owner}, which Dagster did not start"
     held = shard.owned_seconds or 0.0
     state = f"{name} has been relayed by {shard.owner} for {held:.0f} s"
     if shard.successor_waits:
@@ -99,22 +100,22 @@ def _is_coming(record: dg.RunRecord, now: float) -> bool:
 
 
 def _may_come(record: dg.RunRecord, now: float, start_seconds: float) -> bool:
-    """Whether it may still come, even if another one is launched rather than to wait for it."""
+    """Return whether a run may still start, even if another one is launched without waiting for it."""
     is_starting = record.dagster_run.status in (dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING)
     since = now - record.update_timestamp.timestamp()
     return _is_coming(record, now) or (is_starting and since < start_seconds)
 
 
 def _may_have_a_place(shard: ShardStatus) -> bool:
-    """Whether a run that does not hold the shard now may be the successor, or have held it just before."""
+    """Return whether a run that does not own the shard now may be its successor or its previous owner."""
     since = shard.heartbeat_seconds if shard.owner is None else shard.owned_seconds
     return shard.successor_waits or (since is not None and since < LOST_SECONDS)
 
 
 def _pause(finished: Sequence[dg.RunRecord], now: float) -> float:
-    """How many seconds to wait yet, so that what cannot succeed does not fill the storage with failures."""
+    """Return how many seconds to wait, so that repeated failures do not fill Dagster's storage."""
     failures = len(list(takewhile(_failed_quickly, finished)))
-    # Once is an accident (a worker was killed): only what fails again is made to wait.
+    # A single failure may be an accident (a worker was killed): only repeated failures cause a pause.
     if failures < 2:
         return 0.0
     ended = finished[0].end_time or finished[0].update_timestamp.timestamp()

@@ -1,4 +1,4 @@
-"""The outbox as it was when the app was made."""
+"""Create the outbox."""
 
 from __future__ import annotations
 

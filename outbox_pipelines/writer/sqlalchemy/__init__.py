@@ -1,23 +1,22 @@
-"""Events as objects of SQLAlchemy's session, for `Session` and `AsyncSession`; the flush writes them.
+"""Events as objects of an SQLAlchemy `Session` or `AsyncSession`; the flush writes them.
 
     session.add(OutboxEvent("order", order.id, "order.placed", {"total": 5}))
 
-    class Order(RecordsEvents, Base):                 # or: rows that say themselves what happened
+    class Order(RecordsEvents, Base):                 # or: rows that record their events
         __aggregate_type__ = "order"
 
         def place(self) -> None:
             self.state = "placed"
             self.record("order.placed", {"total": self.total})
 
-Importing this lets every session of the process write them. Bulk statements (`insert(OutboxEvent)`) go past
-all of it.
+Importing this module enables every session of the process to write them. Bulk statements
+(`insert(OutboxEvent)`) bypass it.
 
 Invariants:
 - An event is written by the flush that writes the rows, after them, in the session's transaction, as
   `emit_many` writes it.
-- Events that were added are written in the order of `session.add`; those that were recorded follow, in the
-  order of `record`.
-- Each is written once. What is rolled back is not written by a later commit.
+- Added events are written in the order of `session.add`; recorded events follow, in the order of `record`.
+- Each is written once. A later commit does not write events that were rolled back.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`OutboxEvent`: an event that is written by `session.add`, and a row of the outbox that can be selected.
+"""`OutboxEvent`: an event written by `session.add`, and a row of the outbox for `select`.
 
 Invariants:
-- The table is in no metadata but its own: `create_all` does not make it, autogenerate does not see it.
-- An event is checked when it is made, and not changed afterwards.
+- The table has its own metadata: `create_all` does not create it, autogenerate does not see it.
+- An event is checked when it is created, and not changed afterwards.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from outbox_pipelines.writer.events import Emitted, NewEvent
 
 
 def outbox_table(schema: str | None = None) -> Table:
-    """The outbox, as a model of your own maps it; without a schema the search_path leads there.
+    """Return the outbox table, for your own model; without a schema, the search_path determines it.
 
     class Event(OutboxEventMixin, Base):
         __table__ = outbox_table(schema="billing")
     """
-    # Without tx, which is the relay's, and which no type of SQLAlchemy reads.
+    # Without tx, which only the relay uses and for which SQLAlchemy has no type.
     return Table(
         "outbox",
         MetaData(),
         Column("id", Uuid, primary_key=True),
-        # Asked for by what inserts rows past the session's flush.
+        # The default is evaluated only by inserts that bypass the session's flush.
         Column("seq", BigInteger, nullable=False, default=_refuse_bulk),
         Column("aggregate_type", Text, nullable=False),
         Column("aggregate_id", Text, nullable=False),
@@ -54,13 +54,13 @@ def outbox_table(schema: str | None = None) -> Table:
 
 def _refuse_bulk() -> int:
     raise OutboxError(
-        "an outbox event is not written by bulk_save_objects or insert(): give it to session.add or "
+        "bulk_save_objects and insert() cannot write an outbox event: use session.add or "
         "session.add_all, or call emit_many"
     )
 
 
 class OutboxEventMixin:
-    """What makes a mapped class an event: for a class of your own base, with `outbox_table`."""
+    """A mixin that makes a mapped class an event; for your own base class, with `outbox_table`."""
 
     if TYPE_CHECKING:
         __table__: ClassVar[Table]
@@ -95,10 +95,10 @@ class OutboxEventMixin:
         traceparent: str | None = None,
         version: int | None = None,
     ) -> None:
-        """Arguments and errors are those of `emit`; ids and trace are those that surround this call.
+        """Create an event. Arguments and errors are those of `emit`; ids and trace surround this call.
 
-        Once it is flushed the event has its `id` and `seq`, and has left the session: it is a fact, with
-        nothing to change, expire or refresh. After a rollback it can be added again.
+        After the flush the event has its `id` and `seq`, and has left the session: it cannot be changed,
+        expired or refreshed. After a rollback it can be added again.
         """
         event = NewEvent(
             aggregate_type,
@@ -119,15 +119,15 @@ class OutboxEventMixin:
 
     @property
     def duplicate(self) -> bool:
-        """True if the idempotency key was known when it was flushed: nothing was written.
+        """Whether the idempotency key was already used at the flush, so that nothing was written.
 
-        Then `id` is that of the event which had the key first, and `seq` is None.
+        Then `id` is the id of the event that used the key first, and `seq` is None.
         """
         return self._duplicate
 
     def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_"):
-            raise OutboxError(f"{name} of an outbox event is not changed: make another event")
+            raise OutboxError(f"{name} of an outbox event cannot be changed: create another event")
         super().__setattr__(name, value)
 
     def _written(self, emitted: Emitted) -> None:

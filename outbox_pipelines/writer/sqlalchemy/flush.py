@@ -1,11 +1,11 @@
-"""What a session does with events at its flushes and rollbacks.
+"""Write a session's events at its flushes, and restore or discard them at its rollbacks.
 
-SQLAlchemy's own INSERTs go by mapper, not by `session.add`, and events must come after the rows whose locks
-put them in order. So events leave the session before the flush, and are written when the rows have been.
+SQLAlchemy orders its own INSERTs by mapper, not by `session.add`, and events must follow the rows whose locks
+determine their order. So events leave the session before the flush, and are written after the rows.
 
 Invariants:
-- Nothing is flushed through a connection that would commit it by itself.
-- Whatever ends without being written is forgotten when SQLAlchemy forgets the objects.
+- Nothing is flushed through a connection in autocommit mode.
+- Events that were not written are discarded when SQLAlchemy discards their objects.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from outbox_pipelines.writer.sqlalchemy.recording import Recorded, RecordsEvents
 from outbox_pipelines.writer.targets import INSTEAD
 from outbox_pipelines.writer.targets.sqlalchemy import refuse_unfit
 
-# In `session.info`: events that have left the session and wait for the rows; and, for as long as they can be
-# rolled back, what has been written of the recorded ones.
+# Keys in `session.info`: events that have left the session and wait for the rows; and the recorded events
+# that have been written, as long as they can be rolled back.
 _WAITING: Final = "outbox_pipelines.waiting"
 _WRITTEN: Final = "outbox_pipelines.written"
 
@@ -41,7 +41,7 @@ class _Entry(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """What was written of an aggregate's events, within a savepoint or without one."""
+    """The written events of an aggregate, within a savepoint or outside."""
 
     savepoint: SessionTransaction | None
     aggregate: RecordsEvents
@@ -55,7 +55,7 @@ class _Written(NamedTuple):
 
 
 def listen() -> None:
-    """For every session of the process."""
+    """Register the listeners for every session of the process."""
     event.listen(Session, "before_flush", _before_flush)
     event.listen(Session, "after_flush", _after_flush)
     event.listen(Session, "before_commit", _before_commit)
@@ -70,9 +70,9 @@ def _before_flush(session: Session, context: object, instances: object) -> None:
     for one in added:
         if "_row" not in one.__dict__:
             raise OutboxError(
-                f"{type(one).__name__} was given to session.merge, which copies it: give it to session.add"
+                f"{type(one).__name__} was passed to session.merge, which copies it: pass it to session.add"
             )
-    # Tests that capture events may have any database.
+    # Tests that capture events may use any database.
     for kind in {type(one) for one in (*added, *_recording(session))} if not INSTEAD else ():
         refuse_unfit(_connection(session, kind))
     for one in added:
@@ -90,7 +90,7 @@ def _after_flush(session: Session, context: object) -> None:
 
 def _before_commit(session: Session) -> None:
     session.flush()
-    # What waits still: SQLAlchemy ends a flush early whose only rows were orphans.
+    # Events may still wait: SQLAlchemy ends a flush early if its only rows were orphans.
     _write(session)
 
 
@@ -108,7 +108,7 @@ def _write(session: Session) -> None:
 
 
 def _drained(session: Session) -> list[_Entry]:
-    """What was recorded, in the order of `record`; the aggregates have it no longer."""
+    """Remove the recorded events from their aggregates and return them, in the order of `record`."""
     recording = _recording(session)
     recorded = [(one, aggregate) for aggregate in recording for one in aggregate._outbox_recorded or ()]
     recorded.sort(key=lambda pair: pair[0].number)
@@ -135,7 +135,7 @@ def _connection(session: Session, kind: type) -> Connection:
 
 
 def _restore(session: Session, instance: object) -> None:
-    """An object whose INSERT is rolled back keeps its values, and may be added again: so may its events."""
+    """Restore the events of an object whose INSERT is rolled back: the object can be added again."""
     if isinstance(instance, RecordsEvents):
         written: list[_Written] = session.info.get(_WRITTEN, [])
         again = [one for entry in written if entry.aggregate is instance for one in entry.recorded]
@@ -143,7 +143,7 @@ def _restore(session: Session, instance: object) -> None:
 
 
 def _forget(session: Session, previous: SessionTransaction) -> None:
-    """Objects that stay lose their changes, and so what they have recorded of them."""
+    """Discard the recorded events of objects that lose their changes in a rollback."""
     session.info.pop(_WAITING, None)
     for one in session.identity_map.values():
         if isinstance(one, RecordsEvents):
@@ -159,6 +159,6 @@ def _end(session: Session, transaction: SessionTransaction) -> None:
 
 def _refuse_late(mapper: object, connection: object, target: Any) -> None:
     raise OutboxError(
-        f"{type(target).__name__} was added while the session was flushed, too late to come after the rows: "
-        "add it before, or from a listener of before_flush that is registered with insert=True"
+        f"{type(target).__name__} was added during the session's flush, too late to follow the rows: "
+        "add it before the flush, or in a before_flush listener registered with insert=True"
     )

@@ -1,7 +1,7 @@
-"""`RecordsEvents`: rows whose methods say what happened, before the database has drawn their ids.
+"""`RecordsEvents`: rows whose methods record events before the database has generated their ids.
 
 Invariants:
-- What is recorded belongs to the object's state: it is written with it, and forgotten with it.
+- Recorded events belong to the object's state: they are written with it, and discarded with it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from outbox_pipelines.writer.events import NewEvent
 
 
 class Recorded(NamedTuple):
-    """An event without its aggregate's id, checked; and its place in the order of `record`."""
+    """A checked event without its aggregate's id, and its position in the order of `record`."""
 
     number: int
     row: content.Row
 
 
 class RecordsEvents:
-    """A mixin of mapped classes: the flush that writes the row writes what was recorded."""
+    """A mixin for mapped classes: the flush that writes the row writes its recorded events."""
 
     __aggregate_type__: ClassVar[str] = ""
     __outbox_schema__: ClassVar[str | None] = None
@@ -47,10 +47,10 @@ class RecordsEvents:
         traceparent: str | None = None,
         version: int | None = None,
     ) -> None:
-        """Notes an event of this aggregate; arguments and errors are those of `emit`.
+        """Record an event of this aggregate; arguments and errors are those of `emit`.
 
-        An event whose idempotency key is known by then is not written. Where no column of the row changes,
-        nothing locks it: lock it yourself, if the order of its events matters.
+        An event whose idempotency key is already used at the flush is not written. If no column of the row
+        changes, the flush does not lock the row: lock it yourself if the order of its events matters.
         """
         event = NewEvent(
             self.__aggregate_type__,
@@ -66,11 +66,11 @@ class RecordsEvents:
         )
         recorded = Recorded(next(_NUMBERS), content.row(event, surroundings()))
         self._outbox_recorded = [*(self._outbox_recorded or ()), recorded]
-        # Else a session that sees no changed column would not flush the object, or not keep it.
+        # Otherwise a session without a changed column would not flush the object, or not keep it.
         flag_dirty(self)
 
     def outbox_aggregate_id(self) -> object:
-        """The aggregate's id: its primary key, where that is one column; override it for another."""
+        """Return the aggregate's id: its primary key if that is one column. Override it for another id."""
         key = sqlalchemy.inspect(self).mapper.primary_key_from_instance(self)
         if len(key) > 1:
             raise OutboxError(
@@ -84,6 +84,6 @@ _NOT_YET: Final = "drawn by the flush"
 
 
 def with_id(recorded: Recorded, aggregate: RecordsEvents) -> content.Row:
-    """The event as it is sent."""
+    """Return the event's row with the aggregate's id."""
     found = aggregate.outbox_aggregate_id()
     return recorded.row._replace(aggregate_id=content.name("aggregate_id", found, any_kind=True))

@@ -1,7 +1,7 @@
-"""Finds the way to write through what the caller has in hands.
+"""Select the way to write through the caller's connection, cursor or session.
 
 Invariants:
-- A driver that is not loaded made no target: none is ever imported from here.
+- A target's driver is already loaded: this module imports no driver that is not.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from outbox_pipelines.writer.errors import OutboxError
 from outbox_pipelines.writer.targets.way import Way
 
 INSTEAD: Final[list[Callable[[object], Way]]] = []
-"""Finders of ways that tests have put in place of ours; the last one is asked."""
+"""Replacements that tests have set for the selection; the last one is used."""
 
 
 def way_through(target: object) -> Way:
-    """The way to write through a target.
+    """Return the way to write through a target.
 
     Raises:
-        OutboxError: it is of no kind that can be written through.
+        OutboxError: the target's type is not supported.
     """
     if INSTEAD:
         return INSTEAD[-1](target)
@@ -29,10 +29,10 @@ def way_through(target: object) -> Way:
 
 
 def way_of(kind: type) -> Way:
-    """The way for targets of a kind.
+    """Return the way for targets of a type.
 
     Raises:
-        OutboxError: as of `way_through`.
+        OutboxError: the type is not supported.
     """
     way = _KNOWN.get(kind)
     if way is None:
@@ -69,7 +69,7 @@ def _find(kind: type) -> Way:
         if base in ways:
             return ways[base]
     raise OutboxError(
-        f"cannot write through {kind.__module__}.{kind.__qualname__}: give a connection or cursor of "
+        f"cannot write through {kind.__module__}.{kind.__qualname__}: pass a connection or cursor of "
         "psycopg or psycopg2, a Session or Connection of SQLAlchemy, a connection of asyncpg, or Django's "
         "connection"
     )

@@ -1,4 +1,4 @@
-"""Through asyncpg: connections, of a pool too."""
+"""Write through asyncpg: connections, also those of a pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Through Django: `django.db.connection`, and each of `django.db.connections`."""
+"""Write through Django: `django.db.connection`, and each of `django.db.connections`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from outbox_pipelines.writer.targets.way import Way, no_transaction
 
 
 def _on_connection(connection: Any, query: Query) -> list[tuple[Any, ...]]:
-    # Django's caches have proxies of the same class.
+    # Django's caches use proxies of the same class.
     vendor = getattr(connection, "vendor", "no database")
     if vendor != "postgresql":
-        raise OutboxError(f"this connection leads to {vendor}: the outbox is in PostgreSQL")
+        raise OutboxError(f"this connection leads to {vendor}: the outbox needs PostgreSQL")
     if not connection.in_atomic_block and connection.get_autocommit():
         raise no_transaction("`with transaction.atomic():`")
     with connection.cursor() as cursor:

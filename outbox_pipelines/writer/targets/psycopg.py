@@ -1,4 +1,4 @@
-"""Through psycopg: connections and cursors, synchronous and asynchronous."""
+"""Write through psycopg: connections and cursors, synchronous and asynchronous."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from outbox_pipelines.writer.targets.way import Way, no_transaction
 def _on_connection(connection: psycopg.Connection[Any], query: Query) -> list[tuple[Any, ...]]:
     if connection.autocommit:
         if connection.info.pipeline_status:
-            # Whether a transaction is open is known when what was sent before is answered.
+            # The transaction status is known only after the pending statements have returned.
             with connection.pipeline() as pipeline:
                 pipeline.sync()
         _refuse_idle(connection.info, "`with connection.transaction():`")
-    # A cursor of our own kind: the caller's may return dicts, or take other placeholders.
+    # A plain cursor: the caller's may return dicts, or use other placeholders.
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
         return cursor.execute(query.statement.percent, query.values).fetchall()
 

@@ -1,4 +1,4 @@
-"""Through psycopg2: connections and cursors."""
+"""Write through psycopg2: connections and cursors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _on_connection(connection: Any, query: Query) -> list[tuple[Any, ...]]:
     is_idle = connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE
     if connection.autocommit and is_idle:
         raise no_transaction("set `connection.autocommit = False` and commit after both")
-    # A cursor of our own kind: the caller's may return dicts, or be of the server's.
+    # A plain cursor: the caller's may return dicts, or be a server-side cursor.
     with connection.cursor(cursor_factory=extensions.cursor) as cursor:
         cursor.execute(query.statement.percent, query.values)
         rows: list[tuple[Any, ...]] = cursor.fetchall()

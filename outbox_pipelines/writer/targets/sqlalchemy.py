@@ -1,4 +1,4 @@
-"""Through SQLAlchemy, on any driver; what is asynchronous by way of its synchronous core."""
+"""Write through SQLAlchemy, on any driver; asynchronous targets use its synchronous core."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def _on_connection(connection: sqlalchemy.Connection, query: Query) -> Sequence[
     refuse_unfit(connection)
     numbered = connection.dialect.paramstyle.startswith("numeric")
     statement = query.statement.numbered if numbered else query.statement.percent
-    # Past the compiler, which has nothing to add.
+    # Bypass the compiler, which is not needed here.
     return connection.exec_driver_sql(statement, query.values).fetchall()
 
 
 def refuse_unfit(connection: sqlalchemy.Connection) -> None:
-    """An `OutboxError` where what is written would be committed by itself, or goes to another database."""
+    """Raise an `OutboxError` if the connection is in autocommit mode, or not to PostgreSQL."""
     if connection.dialect.name != "postgresql":
-        raise OutboxError(f"this connection leads to {connection.dialect.name}: the outbox is in PostgreSQL")
+        raise OutboxError(f"this connection leads to {connection.dialect.name}: the outbox needs PostgreSQL")
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
         raise no_transaction("use an engine without isolation_level='AUTOCOMMIT'")
 
@@ -36,7 +36,7 @@ def refuse_unfit(connection: sqlalchemy.Connection) -> None:
 def _on_session(session: orm.Session, query: Query) -> Sequence[Any]:
     connection = session.connection()
     refuse_unfit(connection)
-    # The business rows first: their locks put the events of an aggregate in order.
+    # The business rows first: their locks determine the order of an aggregate's events.
     session.flush()
     return _on_connection(connection, query)
 
@@ -58,7 +58,7 @@ async def _on_async_scoped_session(scoped: asyncio.async_scoped_session[Any], qu
 
 
 def ways() -> dict[type, Way]:
-    """Of the parts of SQLAlchemy that are loaded: the ORM and asyncio are heavy."""
+    """Return the ways for the loaded parts of SQLAlchemy; the ORM and asyncio are slow to import."""
     found: dict[type, Way] = {sqlalchemy.Connection: Way(_on_connection)}
     if orm := sys.modules.get("sqlalchemy.orm"):
         found |= {orm.Session: Way(_on_session), orm.scoped_session: Way(_on_scoped_session)}

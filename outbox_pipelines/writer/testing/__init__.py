@@ -1,15 +1,15 @@
-"""For an application's own tests: which events did the code emit?
+"""Check in an application's tests which events the code emits.
 
     with captured() as events:                        # without a database
         place_order(connection=None, order_id=42)
     assert_emitted(events, "order.placed", aggregate_id=42, payload={"total": 5})
 
-    place_order(connection, order_id=42)              # in a transaction of a real one, to be rolled back
+    place_order(connection, order_id=42)              # in a real database's transaction; roll it back
     assert_emitted(events_of(connection), "order.placed", aggregate_id=42, payload={"total": 5})
 
 Invariants:
-- Both give the same events for the same calls: content as JSON, as a consumer reads it.
-- What production refuses to write for its content is refused here, by the same code.
+- Both return the same events for the same calls: content as JSON, as a consumer reads it.
+- Content that production refuses is refused here too, by the same code.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Says which event is missing, and what was there instead.
+"""Assertions about emitted events; a failure shows which event is missing, and which were emitted.
 
 Invariants:
-- An event that was emitted twice is as wrong as one that was not.
-- What is expected is compared as JSON: a Decimal is expected as a Decimal, and found as its text.
+- An event emitted twice fails like one that was not emitted.
+- Expected values are compared as JSON: an expected Decimal equals its text.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def assert_emitted(
     traceparent: object = ...,
     version: object = ...,
 ) -> WrittenEvent:
-    """Asserts that exactly one event is as described, and returns it.
+    """Assert that exactly one event matches, and return it.
 
-    What is left out may be anything, as may everything that is ``...``: ``payload={"id": ..., "total": 5}``
-    expects some id. Of a mapping, at any depth, the given members must be there, and others may be. Lists are
-    compared as a whole.
+    An omitted argument matches any value, and so does ``...``: ``payload={"id": ..., "total": 5}`` expects
+    some id. A mapping, at any depth, must have the given members and may have others. Lists are compared as a
+    whole.
 
     Raises:
-        AssertionError: none is, or several are; the message tells of each event how it differs.
+        AssertionError: no event or several events match; the message shows how each event differs.
     """
     __tracebackhide__ = True
     if aggregate_id is not ...:
@@ -71,10 +71,10 @@ def assert_emitted(
 
 
 def assert_nothing_emitted(events: Iterable[WrittenEvent]) -> None:
-    """Asserts that there is no event at all.
+    """Assert that no event was emitted.
 
     Raises:
-        AssertionError: there are; the message lists them.
+        AssertionError: events were emitted; the message lists them.
     """
     __tracebackhide__ = True
     events = list(events)
@@ -112,7 +112,7 @@ def _differences(path: str, expected: object, found: object) -> Iterator[str]:
 
 
 def _as_json(value: object) -> object:
-    """The value as a consumer reads it; as it is, where it compares itself (`mock.ANY`, `pytest.approx`)."""
+    """Return the value as a consumer reads it; unchanged if it is not JSON (`mock.ANY`, `pytest.approx`)."""
     try:
         return json.loads(to_json("what is expected", value))
     except OutboxError:

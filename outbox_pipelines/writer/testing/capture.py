@@ -1,8 +1,8 @@
-"""Takes what `emit` and `emit_many` would write, without a database.
+"""Capture the events that `emit` and `emit_many` would write, without a database.
 
 Invariants:
 - A missing `await`, or one too many, fails here as in production.
-- At the end of the block all is as before, whatever became of the block.
+- The end of the block restores the previous state, even after an error.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ Answer = tuple[UUID, int | None, bool]
 
 @contextmanager
 def captured(*, asynchronous: bool = False) -> Iterator[list[WrittenEvent]]:
-    """Collects the events that are written within, instead of writing them; every target will do, even None.
+    """Collect the events of the block instead of writing them; any target is accepted, even None.
 
-    It holds for the whole process, all threads and tasks; of several at once the innermost collects. Each
-    begins as an empty outbox: `seq` from 1, no idempotency key known. The target is not touched, so neither
-    autocommit nor a rollback is noticed: see `events_of`.
+    It applies to the whole process, all threads and tasks; of nested blocks, the innermost collects. Each
+    begins with an empty outbox: `seq` from 1, no idempotency keys. The target is not used, so neither
+    autocommit nor a rollback is detected: see `events_of`.
 
     Args:
-        asynchronous: whether `emit` is awaited where the target does not tell: None, or an object of your
-            own. One of a kind that `emit` knows tells by itself, a mock made with `spec=` of it too.
+        asynchronous: whether `emit` is awaited for a target of an unknown type: None, or an object of your
+            own. Types supported by `emit` are recognized, and so are mocks made with `spec=` of them.
 
     Yields:
-        The events so far, in order; duplicates are reported to their writers and not listed. The list stays
-        when the block has ended.
+        The events so far, in order; duplicates are reported to their writers and not listed. The list remains
+        after the block.
     """
     recorder = _Recorder(asynchronous)
     finder = recorder.way_through
@@ -59,7 +59,7 @@ class _Recorder:
 
     def way_through(self, target: object) -> Way:
         try:
-            # The class that a mock was specified with.
+            # For a mock, the class given as `spec`.
             asynchronous = way_of(target.__class__).asynchronous
         except OutboxError:
             asynchronous = self._asynchronous

@@ -1,4 +1,4 @@
-"""An event as it was written."""
+"""An event as written to the outbox."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class WrittenEvent(NamedTuple):
 
     id: UUID
     seq: int
-    """Its place in the order of events."""
+    """Its position in the order of events."""
     aggregate_type: str
     aggregate_id: str
-    """The text of what was given: 42 is "42"."""
+    """The id as text: 42 is "42"."""
     event_type: str
     payload: Any
     """As JSON: a Decimal, a UUID, a date are text, a tuple is a list."""
@@ -30,7 +30,7 @@ class WrittenEvent(NamedTuple):
 
 
 def written(drawn: UUID, seq: int, row: Row) -> WrittenEvent:
-    """An event of its columns."""
+    """Return an event from its columns."""
     headers = None if row.headers is None else json.loads(row.headers)
     columns: tuple[Any, ...] = row._replace(payload=json.loads(row.payload), headers=headers)
     return WrittenEvent(drawn, seq, *columns)

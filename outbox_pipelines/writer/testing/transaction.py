@@ -1,4 +1,4 @@
-"""Reads back what the open transaction has written."""
+"""Read the events that the open transaction has written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outbox_pipelines.writer.testing.events import WrittenEvent, written
 if TYPE_CHECKING:
     from outbox_pipelines.writer.protocols import AsyncTarget, Target
 
-# By the transaction's id: what others have committed meanwhile is visible, and not meant. Ids and JSON go as
+# By the transaction's id, because events that others have committed are visible too. Ids and JSON are read as
 # text, whatever codecs the application has.
 _SELECT: Final = """
 SELECT id::text, seq, aggregate_type, aggregate_id, event_type, payload::text, headers::text,
@@ -33,18 +33,18 @@ def events_of(target: AsyncTarget) -> Coroutine[Any, Any, list[WrittenEvent]]: .
 def events_of(
     target: Target | AsyncTarget,
 ) -> list[WrittenEvent] | Coroutine[Any, Any, list[WrittenEvent]]:
-    """The events that the transaction open on a connection has written so far, in order.
+    """Return the events that a connection's open transaction has written so far, in order.
 
-    For tests that roll back at their end. What was rolled back to a savepoint is not among them, and nothing
-    is after the commit: the next transaction has written nothing yet.
+    For tests that roll back at their end. Events rolled back to a savepoint are not included. After the
+    commit the list is empty: the next transaction has written nothing yet.
 
     Args:
-        target: what `emit` takes; of an asynchronous one the answer is awaited. A `Session` is flushed first.
-            Its role must be allowed to read the outbox, as its owner is; `outbox_grant_writer` is not enough.
+        target: a target of `emit`; for an asynchronous one, await the result. A `Session` is flushed first.
+            Its role must be allowed to read the outbox, like the owner; `outbox_grant_writer` is not enough.
 
     Raises:
         AutocommitError: no transaction is open, and none begins.
-        OutboxError: a target of another kind.
+        OutboxError: an unsupported target.
     """
     way = way_of(type(target))
     if way.asynchronous:
