@@ -56,9 +56,9 @@ _PARTS = {
 
 
 def main(names: list[str]) -> int:
-    """Measures and prints the table; 2 for an unknown name."""
+    """Measure and print the table. Return 2 for an unknown name."""
     if unknown := set(names) - set(_PARTS):
-        print(f"no benchmark {min(unknown)!r}: choose of {', '.join(_PARTS)}", file=sys.stderr)
+        print(f"unknown benchmark {min(unknown)!r}: choose from {', '.join(_PARTS)}", file=sys.stderr)
         return 2
     rows: list[Row] = []
     with servers() as settings:

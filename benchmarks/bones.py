@@ -1,7 +1,7 @@
 """The relay's loop stripped to its bones: the reference that the real one is held against.
 
 The same reading (between two snapshots, by batches of 5,000, one ahead), the same messages (key, three
-headers, a callback each), one UPDATE a batch. Nothing else: no ownership, no heartbeat, no bound on memory,
+headers, a callback each), one UPDATE a batch. It has no ownership, no heartbeat, no bound on memory,
 no late transactions, no routing, no errors, no progress.
 
 As a program: ``python -m benchmarks.bones DSN KAFKA TOPIC`` prints events and seconds.

@@ -86,7 +86,7 @@ def _client(dsn: str, client: int, notify: bool, until: float, found: list[float
 
 
 def _listener(dsn: str, needed: bool) -> AbstractContextManager[Any]:
-    """Somebody whom the notifications reach, as a relay would be."""
+    """Listen for the notifications, as a relay would."""
     if not needed:
         return nullcontext()
     connection = psycopg.connect(dsn, autocommit=True)

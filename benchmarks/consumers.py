@@ -86,7 +86,7 @@ def _far(place: _Place) -> list[Row]:
     rate = {name: median(values) for name, values in rates.items()}
     return [
         Row(
-            f"consumer: all come again, the database {away * 1000:.1f} ms away",
+            f"consumer: all delivered again, the database {away * 1000:.1f} ms away",
             f"{rate['again']:,.0f} events/s",
         ),
         Row("  with the cache", *_beside(rate, "again, cache", "again")),
@@ -107,17 +107,20 @@ def _round_trip(dsn: str) -> float:
 def _rows(rate: dict[str, float]) -> list[Row]:
     added = 1 / rate["once"] - 1 / rate["bare"]
     return [
-        Row("consumer: a bare loop, nothing remembered", f"{rate['bare']:,.0f} events/s"),
+        Row("consumer: a bare loop, no record", f"{rate['bare']:,.0f} events/s"),
         Row("  each event once", *_beside(rate, "once", "bare")),
-        Row("  adds to an event", f"{added * 1e6:.0f} µs", f"of {1e6 / rate['once']:.0f}"),
+        Row("  added cost per event", f"{added * 1e6:.0f} µs", f"of {1e6 / rate['once']:.0f}"),
         Row("  each event once, with the cache", *_beside(rate, "once, cache", "once")),
-        Row("  a bare loop that asks and tells Redis", *_beside(rate, "textbook", "bare")),
+        Row("  a bare loop that reads and writes Redis", *_beside(rate, "textbook", "bare")),
         Row(f"consumer: a bare loop, {_AT_ONCE} at a time", f"{rate['bare, many']:,.0f} events/s"),
         Row("  each event once", *_beside(rate, "once, many", "bare, many")),
-        Row("consumer: all come again", *_beside(rate, "again", "once")),
+        Row("consumer: all delivered again", *_beside(rate, "again", "once")),
         Row("  with the cache", *_beside(rate, "again, cache", "again")),
         Row("  looked up, without the cache", *_beside(rate, "looked up", "again")),
-        Row(f"consumer: all come again, {_AT_ONCE} at a time", *_beside(rate, "again, many", "once, many")),
+        Row(
+            f"consumer: all delivered again, {_AT_ONCE} at a time",
+            *_beside(rate, "again, many", "once, many"),
+        ),
         Row("  with the cache", *_beside(rate, "again, many, cache", "again, many")),
         Row("  looked up, without the cache", *_beside(rate, "looked up, many", "again, many")),
     ]

@@ -2,7 +2,7 @@
 
 Invariants:
 - Set up as its documentation says for a partitioned outbox: inserts only, under the name of the whole table.
-- Its replication slot and publication are gone afterwards: a slot that nobody reads holds WAL for ever.
+- Its replication slot and publication are removed afterwards: an unread slot keeps WAL without limit.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ EQUAL: Mapping[str, object] = {
     _ROUTER + "table.fields.additional.placement": ",".join(
         f"{column}:header:{column.replace('_', '-')}" for column in _HEADERS
     ),
-    # The payload is the text that PostgreSQL prints: as it is, not parsed and printed anew.
+    # The payload is the text that PostgreSQL prints, unchanged: not parsed and printed again.
     _ROUTER + "table.expand.json.payload": "false",
     "key.converter": _STRING,
     "value.converter": _STRING,

@@ -78,7 +78,7 @@ def _sensor(settings: Settings) -> list[Row]:
         + _TICK_BYTES * _TICKS_A_DAY
     )
     return [
-        Row("a tick of the sensor that reports all", f"{cpu * 1000:.0f} ms of CPU"),
+        Row("a sensor tick that reports everything", f"{cpu * 1000:.0f} ms of CPU"),
         Row("  of a core, twice a minute", f"{cpu / _TICK_SECONDS:.2%}", "", "≤ 2 %"),
         Row("  in Dagster's storage (SQLite), with its ticks", f"{day / 1e6:.1f} MB a day", "", "≤ 10 MB"),
     ]

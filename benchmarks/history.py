@@ -93,7 +93,7 @@ def measure(settings: Settings) -> list[Row]:
             f"{after:,.0f} MB after {seconds:,.0f} s, {gone / seconds:,.0f} runs/s",
             f"{used:,.0f} → {still_used:,.0f} MB in use",
         ),
-        Row("VACUUM behind it, which nobody needs", f"{least:,.0f} MB after {vacuum:,.1f} s"),
+        Row("VACUUM afterwards (not needed)", f"{least:,.0f} MB after {vacuum:,.1f} s"),
     ]
 
 

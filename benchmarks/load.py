@@ -15,7 +15,7 @@ from outbox_pipelines.writer import emit
 
 
 def write(dsn: str, client: int, rate: float | None) -> None:
-    """Writes for ever; the payload carries the time just before the commit, in seconds."""
+    """Write without end; the payload carries the time just before the commit, in seconds."""
     with psycopg.connect(dsn) as connection:
         next_at = time.monotonic()
         n = 0

@@ -138,7 +138,7 @@ def _await_writers(settings: Settings) -> None:
         while not connection.execute(
             "SELECT FROM outbox WHERE created_at >= current_date LIMIT 1"
         ).fetchall():
-            assert time.monotonic() < deadline, "nobody writes"
+            assert time.monotonic() < deadline, "no writer is active"
             time.sleep(0.1)
 
 

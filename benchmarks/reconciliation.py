@@ -44,7 +44,7 @@ def measure(servers: Settings, events: int = _EVENTS) -> list[Row]:
             f"{many[4] / few[4]:.1f} × the memory, {many[3] / few[3]:.1f} × the time of {int(few[0]):,}",
             "< 1 GB",
         ),
-        Row("  on disk meanwhile", f"{many[5]:,.0f} MB"),
+        Row("  on disk while it runs", f"{many[5]:,.0f} MB"),
     ]
 
 

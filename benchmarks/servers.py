@@ -2,7 +2,7 @@
 
 Invariants:
 - Real durability: fsync and synchronous_commit on.
-- OUTBOX_DSN and OUTBOX_KAFKA are ignored: a benchmark never loads somebody's servers.
+- OUTBOX_DSN and OUTBOX_KAFKA are ignored: a benchmark never loads servers of yours.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     outbox local run -- sh -c 'outbox migrate && uvicorn --app-dir examples fastapi_shop:app'
 
 Invariants:
-- A request is one transaction, which ends before the answer is given.
-- A request that comes again, with the same Idempotency-Key, changes nothing and gets the same event's id.
+- A request is one transaction, which ends before the response is sent.
+- A repeated request with the same Idempotency-Key changes nothing and returns the same event's id.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ async def place(
     response: Response,
     idempotency_key: Annotated[str, Header(min_length=1)],
 ) -> Placed:
-    # Not in the dependency: what stands behind its `yield` runs when the answer is out.
+    # Not in the dependency: the code after its `yield` runs after the response is sent.
     async with session.begin() as transaction:
         order = Order(total=wanted.total)
         session.add(order)

@@ -1,11 +1,11 @@
-"""A worker on plain psycopg: ships orders one by one, each in a transaction of its own.
+"""A worker with plain psycopg that ships orders one by one, each in its own transaction.
 
     outbox local run -- sh -c 'outbox migrate && python examples/worker.py 2 40 7'
 
-The arguments are the weights of orders to begin with, in kilos. Several workers may run at once.
+The arguments are the weights of the initial orders, in kilograms. Several workers may run concurrently.
 
 Invariants:
-- A shipment that fails half-way leaves neither the row nor its events; the refusal is a transaction after it.
+- A failed shipment changes neither the row nor writes events; the refusal is a separate, later transaction.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RefusedError(Exception):
 
 
 def ship_next(connection: Connection) -> bool:
-    """Ships the next order that is paid; False where there is none."""
+    """Ship the next paid order; return False if there is none."""
     with connection.transaction():
         taken = connection.execute(TAKE).fetchone()
         if taken is None:
@@ -58,7 +58,7 @@ def ship_next(connection: Connection) -> bool:
 
 
 def hand_over(order: int, kilos: int) -> None:
-    """Stands for a call of the carrier's, which may refuse."""
+    """Simulate a call to the carrier, which may refuse the order."""
     if kilos > 30:
         raise RefusedError(order)
 
@@ -66,7 +66,7 @@ def hand_over(order: int, kilos: int) -> None:
 def refuse(connection: Connection, order: int) -> None:
     with connection.transaction():
         connection.execute("UPDATE worker_orders SET state = 'refused' WHERE id = %s", [order])
-        # The key, because a worker that died may come here again.
+        # The key, because a restarted worker may reach this statement again.
         emit(connection, "order", order, "order.refused", {}, idempotency_key=f"refuse {order}")
 
 

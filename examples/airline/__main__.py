@@ -1,7 +1,7 @@
 """`make demo` and `make ui`: python -m examples.airline [--flights N|all] [--seed N] | ui [--port N].
 
-Exit codes: 0 all is verified; 1 something was found wrong; 2 usage or set-up, with one line that says what to
-do; 130 interrupted.
+Exit codes: 0 everything verified; 1 verification failed; 2 usage or setup error, with one line that says what
+to do; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NEEDED: Final = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point; the exit code."""
+    """Run the demo and return the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     chosen = None
@@ -45,12 +45,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"demo: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        # Nobody looks at the pages for ever: to end them is no failure.
+        # Ending the pages is not a failure.
         return 0 if chosen is not None and chosen.command == "ui" else 130
 
 
 def _carry_out(chosen: argparse.Namespace) -> int:
-    # Here, so that wrong input and missing packages are told first.
+    # Imported here, so that wrong input and missing packages are reported first.
     import psycopg
 
     from examples.airline import run, ui
@@ -61,7 +61,7 @@ def _carry_out(chosen: argparse.Namespace) -> int:
             return ui.run(chosen.port, chosen.seed)
         return run.run(chosen.flights, chosen.seed)
     except psycopg.OperationalError as error:
-        raise SetupError(f"the database has failed: {first_line(error)}") from None
+        raise SetupError(f"database error: {first_line(error)}") from None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -85,9 +85,9 @@ def _parser() -> argparse.ArgumentParser:
         "--seed", type=int, default=2013, help="decides which transactions are rolled back (default: 2013)"
     )
     ui = parser.add_subparsers(dest="command", metavar="[ui]").add_parser(
-        "ui", help="instead, show the relay at work in Dagster's pages until Ctrl-C"
+        "ui", help="show the running relay in Dagster's pages until Ctrl-C instead"
     )
-    ui.add_argument("--port", type=_port, default=3000, help="of Dagster's pages (default: 3000)")
+    ui.add_argument("--port", type=_port, default=3000, help="port of Dagster's pages (default: 3000)")
     return parser
 
 
@@ -103,7 +103,7 @@ def _flights(text: str) -> int:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 65_535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: give a number from 1 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: use a number from 1 to 65535")
     return int(text)
 
 

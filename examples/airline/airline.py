@@ -8,7 +8,7 @@ Invariants:
 - The aggregate's row is changed first. That locks it until the transaction ends, so that the order of an
   aggregate's events (`seq`) is the order in which their transactions commit.
 - The aggregate is the aircraft, or the flight where it has none. Its row counts its events, and the payload
-  carries that number as ``movement``: a consumer sees by itself that none is missing or late.
+  carries that number as ``movement``: a consumer can verify that none is missing or late.
 - Nothing here commits, rolls back, or knows of Kafka.
 """
 

@@ -35,14 +35,14 @@ def consumer(settings: Settings, **kafka: Any) -> Consumer:
         kafka=kafka_client(
             settings,
             **{
-                # Whoever comes next takes the place of a process that was killed, at once.
+                # The next process takes the place of a killed one at once.
                 "group.instance.id": SOURCE,
                 "group.id": f"{topics(settings)[0]}-{SOURCE}",
                 **kafka,
             },
         ),
         connect=lambda: connect(settings, name="outbox demo: board"),
-        # An event that a killed process had at hand is tried again so many seconds later.
+        # An event that a killed process was handling is retried after so many seconds.
         retry_seconds=0.5,
     )
     board.on(DEPARTED, batch=_AT_ONCE)(departed)

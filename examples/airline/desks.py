@@ -4,8 +4,8 @@ Invariants:
 - A desk is a thread with a connection of its own. A flight belongs to the desk of the airport it leaves, so
   its operations keep their order. An aircraft is served by all desks; its row's lock decides who is first.
 - The desks stay close together in time: each has a short inbox, and the slowest holds the others up.
-- Some transactions do all their work and are then rolled back. They tell of times that never come true, so
-  whoever sees one of their events can prove it false by the tables.
+- Some transactions do all their work and are then rolled back. Their events contain times that never occur,
+  so a consumer that receives one can prove it false from the tables.
 - The same seed rolls back the same transactions.
 """
 
@@ -71,7 +71,7 @@ class Desks:
                 thread.join()
 
     def working(self) -> bool:
-        """Whether there is something left to write.
+        """Return whether there is something left to write.
 
         Raises:
             psycopg.Error: the database refused, or is gone.

@@ -1,9 +1,10 @@
 """The airline's tables, in which every message that a consumer sees is ticked off.
 
 Invariants:
-- It knows neither the outbox nor the relay: what the business tables say is true, and everything else is
-  judged by it.
-- No finding means: every operation in the tables was told once, in its aggregate's order, and nothing else.
+- It knows neither the outbox nor the relay: the business tables are true, and messages are compared
+  with them.
+- No finding means: each operation in the tables has exactly one event, in its aggregate's order, and no event
+  is without an operation.
 - A redelivery (the same event id again) is counted and no finding: at-least-once promises no less.
 - Memory is 16 bytes an event and 40 a flight: about 40 MB for a year.
 """
@@ -26,11 +27,11 @@ DISORDER: Final = "out of order"
 TORN: Final = "torn"
 BOARD: Final = "board"
 KINDS: Final = {
-    MISSING: "in the tables, but no message tells of it",
-    PHANTOM: "told by a message, but not in the tables: rolled back, or never written",
-    DISORDER: "told after a later movement of the same aggregate",
+    MISSING: "in the tables, but without a message",
+    PHANTOM: "in a message, but not in the tables: rolled back, or never written",
+    DISORDER: "received after a later movement of the same aggregate",
     TORN: "tables that contradict each other: half a transaction",
-    BOARD: "aircraft and carriers that a consumer's board shows otherwise than a query on the tables",
+    BOARD: "aircraft and carriers whose values on a consumer's board differ from the tables",
 }
 
 _EVENT_TYPES: Final = (SCHEDULED, DEPARTED, ARRIVED, CANCELLED)
@@ -79,11 +80,11 @@ class Verdict:
 
 
 class Ledger:
-    """What the tables say, at the moment of its making; nobody may be writing."""
+    """The content of the tables when the ledger is made; no session may write at that time."""
 
     def __init__(self, connection: Connection) -> None:
         self._verdict = Verdict()
-        # Of each aggregate: how many movements it made, and the ids of the events that told them.
+        # Of each aggregate: how many movements it made, and the ids of their events.
         self._movements: dict[tuple[str, str], int] = {}
         self._seen: dict[tuple[str, str], bytearray] = {}
         for kind, name, movements, operations in connection.execute(queries.MOVEMENTS):
@@ -146,14 +147,14 @@ class Ledger:
         if not 1 <= told.movement <= movements:
             return f"it made {movements}"
         if seen not in (b"", _UNSEEN):
-            return "another event told of this movement"
+            return "another event has this movement"
         times = self._times.get(told.event_type, array("q"))
         if not 0 < told.flight < len(times) or times[told.flight] == _NEVER:
             return "that did not happen"
         if name != (self._aircraft[told.flight] if kind == "aircraft" else str(told.flight)):
             return f"the flight had the aircraft {self._aircraft[told.flight]}"
         if times[told.flight] == _TOLD:
-            return "it was told already, as another movement"
+            return "it was already in an event, as another movement"
         if times[told.flight] != told.at.timestamp():
             return f"it did not happen at {told.at}"
         return None

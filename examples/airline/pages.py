@@ -90,7 +90,7 @@ def serving(variables: Mapping[str, str], home: Path, port: int) -> Iterator[Pag
 
 
 def _code_location() -> list[str]:
-    # In a checkout the file that `dagster dev` would find by itself; an installed package has none.
+    # In a checkout the file that `dagster dev` would find automatically; an installed package has none.
     workspace = Path(__file__).parents[2] / "workspace.yaml"
     if workspace.is_file():
         return ["--workspace", str(workspace)]

@@ -1,4 +1,4 @@
-"""Where the demo takes place: a schema and topics of its own, beside whatever else the servers hold.
+"""Creates the place of the demo: a separate schema and topics, next to other data on the servers.
 
 Invariants:
 - Only what an earlier demo made is ever removed: the comment of its schema says so, and names its topics.
@@ -43,7 +43,7 @@ def prepared(servers: Settings, name: str, *, keep: bool) -> Iterator[Settings]:
         keep: whether the next run removes it all, or already the end of this block.
 
     Raises:
-        SetupError: a server does not answer, another demo runs there, or the schema is somebody else's.
+        SetupError: a server does not answer, another demo runs there, or the schema was not made by a demo.
     """
     settings = servers.model_copy(
         update={"db_schema": name, "topic": f"demo-{secrets.token_hex(3)}-{{aggregate_type}}"}
@@ -53,7 +53,9 @@ def prepared(servers: Settings, name: str, *, keep: bool) -> Iterator[Settings]:
     with connect(servers, name="outbox demo") as connection:
         row = connection.execute(queries.TRY_LOCK, [name]).fetchone()
         if not (row and row[0]):
-            raise SetupError(f"a demo runs in schema {name} of this database already: end it, or wait for it")
+            raise SetupError(
+                f"a demo already runs in schema {name} of this database: end it, or wait for its end"
+            )
         _remove(connection, settings)
         with connection.transaction():
             comment = _MARK + ", ".join(topics(settings))
@@ -106,7 +108,7 @@ def _wait(answers: dict[str, Any], *, harmless: bool = False) -> None:
         try:
             answer.result(_SECONDS + 5)
         except TimeoutError:
-            raise SetupError(f"Kafka does not answer about topic {topic}") from None
+            raise SetupError(f"Kafka did not respond to a request for topic {topic}") from None
         except KafkaException as error:
             # A topic that is gone already is what was wanted.
             if not harmless:

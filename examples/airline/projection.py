@@ -53,7 +53,7 @@ class Board:
         """Kills it when its time has come, and starts it again; to be called again and again.
 
         Raises:
-            SetupError: it has ended by itself.
+            SetupError: the process has ended unexpectedly.
         """
         assert self._process is not None
         if self._process.poll() is not None:
@@ -69,7 +69,7 @@ class Board:
         """Waits until it has handled everything, or handles no more, and ends it.
 
         Raises:
-            SetupError: it has ended by itself.
+            SetupError: the process has ended unexpectedly.
         """
         ((departures,),) = connection.execute(queries.DEPARTURES)
         if self.killed:

@@ -1,17 +1,17 @@
-"""The demo's own SQL. The airline's stands in `airline`, where its transactions are read."""
+"""The SQL of the demo. The SQL of the airline is in `airline`, next to its transactions."""
 
 from typing import Final
 
 # One demo at a time in a schema: the next one would drop it under the first one's feet.
 TRY_LOCK: Final = "SELECT pg_try_advisory_lock(hashtext('outbox demo'), hashtext(%s))"
-# The comment tells a demo's schema from one that somebody else made under this name.
+# The comment distinguishes a demo's schema from another schema of this name.
 COMMENT: Final = """
 SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = %s"""
 DROP: Final = "DROP SCHEMA {schema} CASCADE"
 CREATE: Final = "CREATE SCHEMA {schema}"
 SET_COMMENT: Final = "COMMENT ON SCHEMA {schema} IS {comment}"
 
-# What the relay says of itself, for the progress line and the summary; the verification does not ask it. Each
+# The relay's own numbers, for the progress line and the summary; the verification does not ask it. Each
 # session that takes the shard counts the epoch up.
 RELAYED: Final = """
 SELECT coalesce(sum(events), 0)::bigint, (SELECT epoch FROM outbox_shards WHERE shard = 0),

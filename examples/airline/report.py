@@ -2,7 +2,7 @@
 
 Invariants:
 - On a terminal one line renews itself; elsewhere a line comes every few seconds.
-- The summary names what was found wrong before anything else, and what to try next last.
+- The summary begins with the problems found, and ends with what to try next.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Progress:
         self._next_at = time.monotonic() + self._every
 
     def due(self) -> bool:
-        """Whether the line before has stood long enough."""
+        """Return whether the line before has stood long enough."""
         return time.monotonic() >= self._next_at
 
     def show(self, line: str) -> None:
@@ -64,7 +64,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Relayed:
-    """What the relay says of itself."""
+    """The relay's own numbers."""
 
     events: int
     sessions: int
@@ -139,7 +139,7 @@ def summary(
             "",
             *_table(rows),
             "",
-            "What stays to look at, until the next run:",
+            "Available until the next run:",
             *_table(
                 {
                     f"schema {settings.db_schema}": "flights, aircraft; outbox, outbox_events; "
@@ -187,10 +187,10 @@ def _next(settings: Settings, days: Past) -> dict[str, str]:
     return {
         "see the relay live in Dagster": "make ui",
         "the whole year, a million events": "make demo FLIGHTS=all",
-        "ask this outbox how it is": f"OUTBOX_SCHEMA={settings.db_schema} {local}{outbox} status",
-        "ask its archive": f"OUTBOX_ARCHIVE={days.place} {outbox} archive query "
+        "show the status of this outbox": f"OUTBOX_SCHEMA={settings.db_schema} {local}{outbox} status",
+        "query its archive": f"OUTBOX_ARCHIVE={days.place} {outbox} archive query "
         "'SELECT event_date, count(*) FROM events GROUP BY 1 ORDER BY 1'",
-        "put each guarantee to the test": "make test",
-        "read how an application writes": "examples/airline/airline.py, then README.md",
-        "read how one consumes": "examples/airline/board.py, then docs/consuming.md",
+        "test each guarantee": "make test",
+        "read how an application writes events": "examples/airline/airline.py, then README.md",
+        "read how a consumer works": "examples/airline/board.py, then docs/consuming.md",
     }

@@ -1,4 +1,4 @@
-"""The demo: write flights, relay and consume them meanwhile, then prove topics and board against the tables.
+"""The demo: write flights, relay and consume them concurrently, then verify topics and board by the tables.
 
 Invariants:
 - Writing, relaying, consuming, hand-overs and kills happen at once; the verification begins when all have
@@ -36,10 +36,10 @@ _STUCK_SECONDS: Final = 60.0
 
 
 def run(flights: int, seed: int) -> int:
-    """Runs the demo; the exit code.
+    """Run the demo and return the exit code.
 
     Raises:
-        SetupError: something outside must be mended first.
+        SetupError: the environment must be corrected first.
     """
     started = time.monotonic()
     given = load_settings()
@@ -66,7 +66,7 @@ def run(flights: int, seed: int) -> int:
         with connect(settings, name="outbox demo: verification") as connection:
             for difference in differences(connection):
                 verdict.find(BOARD, difference)
-        say("Letting a few days go by …")
+        say("Simulating a few past days …")
         days = past.live(settings)
         seconds = Seconds(writing, draining, now - verifying, time.monotonic() - started)
         say(report.summary(settings, flights, desks, relayed, board, verdict, days, seconds))
@@ -122,7 +122,7 @@ def _backlog(settings: Settings) -> int:
 
 
 def relayed(connection: Connection) -> Relayed:
-    """What the relay says of itself, by now."""
+    """Return the relay's own numbers so far."""
     row = connection.execute(queries.RELAYED).fetchone()
     assert row is not None
     events, sessions, median, worst = row

@@ -38,7 +38,7 @@ def make_home(path: Path) -> None:
 
 
 def environment(settings: Settings, home: Path, session_seconds: float) -> dict[str, str]:
-    """What a process of Dagster's is told of the outbox."""
+    """Return the environment of a Dagster process, with the outbox's settings."""
     return {
         **os.environ,
         "DAGSTER_HOME": str(home),
@@ -112,4 +112,4 @@ class Sessions:
     def _last_words(self, number: int) -> str:
         lines = [line.strip() for line in self._log(number).read_text(errors="replace").splitlines()]
         told = [line for line in lines if "Failure: " in line] or [line for line in lines if line]
-        return told[-1] if told else "it said nothing"
+        return told[-1] if told else "it logged nothing"

@@ -38,10 +38,10 @@ _PAST_OPERATIONS: Final = 100
 
 
 def run(port: int, seed: int) -> int:
-    """Shows the relay until Ctrl-C or SIGTERM; the exit code.
+    """Show the relay until Ctrl-C or SIGTERM; return the exit code.
 
     Raises:
-        SetupError: something outside must be mended first, such as a port in use.
+        SetupError: the environment must be corrected first, such as a port in use.
     """
     _require_free(port)
     given = load_settings()

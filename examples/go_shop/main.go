@@ -1,8 +1,8 @@
-// A shop in Go. Of Outbox Pipelines it knows a table and a function.
+// A shop in Go. It uses one table and one function of Outbox Pipelines.
 //
 //	outbox local run -- sh -c 'outbox migrate && cd examples/go_shop && PGSSLMODE=disable go run .'
 //
-// A request is one transaction. One that comes again, with the same Idempotency-Key, changes nothing and gets
+// A request is one transaction. A repeated request with the same Idempotency-Key changes nothing and returns
 // the same event's id.
 package main
 
@@ -27,12 +27,12 @@ CREATE TABLE IF NOT EXISTS go_orders (
     state text   NOT NULL DEFAULT 'placed'
 )`
 
-// With an idempotency key: a duplicate is an answer, not an error.
+// With an idempotency key: a duplicate is a result, not an error.
 const emit = `
 SELECT id, duplicate
 FROM outbox_emit('order', $1, 'order.placed', $2, idempotency_key => $3, correlation_id => $4)`
 
-// Without one a plain INSERT will do. seq, tx and created_at are the database's.
+// Without one a plain INSERT is enough. The database sets seq, tx and created_at.
 const insert = `
 INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, correlation_id)
 VALUES ('order', $1, 'order.parcel_shipped', $2, $3)`
@@ -116,7 +116,7 @@ func (s shop) ship(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	err := s.inTransaction(r.Context(), func(tx *sql.Tx) error {
-		// The row first: its lock puts the events of an order in the order of the commits.
+		// The row first: with its lock, the events of an order have the order of the commits.
 		done, err := tx.ExecContext(r.Context(), "UPDATE go_orders SET state = 'shipped' WHERE id = $1", order)
 		if err != nil {
 			return err
@@ -150,7 +150,7 @@ func refuse(w http.ResponseWriter, err error) {
 	http.Error(w, err.Error(), status)
 }
 
-// requestID is NULL where the request has none.
+// requestID is NULL if the request has none.
 func requestID(r *http.Request) sql.NullString {
 	id := r.Header.Get("X-Request-Id")
 	return sql.NullString{String: id, Valid: id != ""}

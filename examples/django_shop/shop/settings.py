@@ -1,4 +1,4 @@
-"""The least that Django needs; the outbox is one line of it."""
+"""The minimal Django settings; the outbox needs one line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DATABASES = {
     }
 }
 INSTALLED_APPS = [
-    "outbox_pipelines.django",  # its migration makes the outbox
+    "outbox_pipelines.django",  # its migration creates the outbox
     "shop",
 ]
 MIDDLEWARE = ["shop.views.correlate"]

@@ -2,7 +2,7 @@
 
 Invariants:
 - A request is one transaction.
-- A request that comes again, with the same Idempotency-Key, changes nothing and gets the same event's id.
+- A repeated request with the same Idempotency-Key changes nothing and returns the same event's id.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shop.models import Order
 
 
 def correlate(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
-    """A middleware: all events of a request have its id."""
+    """Return a middleware that gives all events of a request its id."""
 
     def middleware(request: HttpRequest) -> HttpResponse:
         request_id = request.headers.get("X-Request-Id") or str(uuid4())
