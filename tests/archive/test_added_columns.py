@@ -156,7 +156,7 @@ def test_a_column_that_is_gone(database: Database, settings: Settings) -> None:
     database.rows("ALTER TABLE outbox DROP COLUMN tenant, DROP COLUMN color")
     assert days.verify(settings, day).equal
     assert drop.drop(settings, day).now
-    with pytest.raises(SetupError, match=r"has the column tenant \(text\), which the outbox does not"):
+    with pytest.raises(SetupError, match=r"has the column tenant \(text\), which the outbox no longer has"):
         restore.restore(settings, day, attach=True)
     database.rows("DROP TYPE color")
     restored = restore.restore(settings, day)
@@ -170,7 +170,7 @@ def test_a_column_that_does_not_take_old_rows(database: Database, settings: Sett
     days.archive(settings, day)
     drop.drop(settings, day)
     add(database, tenant="text NOT NULL")
-    with pytest.raises(SetupError, match="its rows do not fit into the outbox of today"):
+    with pytest.raises(SetupError, match="its rows violate the outbox's constraints"):
         restore.restore(settings, day)
 
 

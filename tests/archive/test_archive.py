@@ -209,7 +209,9 @@ def test_a_day_that_is_not_ready_says_why_and_what_helps(database: Database, set
     write(database, day)
     with pytest.raises(NotReadyError, match="shard 0 has not published 1 of its events: see `outbox status`"):
         days.archive(settings, day)
-    with pytest.raises(SetupError, match="2020-01-01 is no day of the outbox: see `outbox partitions list`"):
+    with pytest.raises(
+        SetupError, match="2020-01-01 is not a day of the outbox: see `outbox partitions list`"
+    ):
         days.archive(settings, day.replace(year=2020, month=1, day=1))
     with pytest.raises(NotReadyError, match=f"{day} is open, not archived: run `outbox archive day {day}`"):
         days.verify(settings, day)
@@ -222,7 +224,7 @@ def test_a_dropped_day_is_not_archived_again(database: Database, settings: Setti
     days.archive(settings, day)
     database.rows(f"DROP TABLE outbox_{day:%Y%m%d}")
     database.rows("UPDATE outbox_days SET state = 'dropped' WHERE day = %s", day)
-    with pytest.raises(NotReadyError, match=f"{day} is dropped: what its archive has is final"):
+    with pytest.raises(NotReadyError, match=f"{day} is dropped: its archive file is final"):
         days.archive(settings, day, again=True)
     left = days.archive(settings, day)
     assert (left.written, left.manifest) == (False, manifest(settings, day))
@@ -429,11 +431,13 @@ def test_an_archive_of_another_outbox_is_left_alone(database: Database, settings
     publish(other)
     theirs = days.archive(other.settings.model_copy(update={"archive": settings.archive}), day).manifest
     for again in (False, True):
-        with pytest.raises(SetupError, match=r"archive of another outbox, schema other of .*name another"):
+        with pytest.raises(SetupError, match=r"archive of another outbox, schema other of .*choose another"):
             days.archive(settings, day, again=again)
     # This database was restored from the other one, a person says: its rows are compared all the same.
     identity.adopt(settings, force=True)
-    with pytest.raises(SetupError, match=r"has other events of .*, of schema other of .*name another place"):
+    with pytest.raises(
+        SetupError, match=r"has other events of .*, of schema other of .*choose another location"
+    ):
         days.archive(settings, day)
     assert manifest(settings, day) == theirs
     assert names(settings, day) == [theirs.file]
@@ -448,7 +452,7 @@ def test_two_at_once_on_one_day(database: Database, settings: Settings) -> None:
         refused = database.outbox("archive", "day", str(day), OUTBOX_ARCHIVE=settings.archive)
         assert (refused.exit_code, refused.output) == (
             1,
-            f"outbox: {day} is being archived, proven or dropped by somebody else: wait for it\n",
+            f"outbox: {day} is being archived, proven or dropped by another process: wait until it ends\n",
         )
         # Not its neighbour.
         with days.working_at(settings, days_ago(4)):

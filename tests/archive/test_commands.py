@@ -50,7 +50,7 @@ def test_a_day_is_written_and_proven(
     )
     assert database.value("SELECT proven_at IS NOT NULL FROM outbox_days WHERE day = %s", day)
     again = outbox(database, settings, "day", str(day))
-    assert (again.exit_code, again.output) == (0, done.stdout.removesuffix("\n") + ", archived before\n")
+    assert (again.exit_code, again.output) == (0, done.stdout.removesuffix("\n") + ", already archived\n")
     verified = outbox(database, settings, "verify", str(day))
     assert (verified.exit_code, verified.output) == (0, f"{day}: 5,000 rows proven equal\n")
     listed = database.outbox("partitions", "list").stdout
@@ -91,8 +91,8 @@ def test_a_day_that_is_not_ready(database: Database, settings: Settings) -> None
     for command, code, said in (
         (("day", str(today)), 1, f"{today} is not closed: it ends at midnight UTC"),
         (("verify", str(today)), 1, f"{today} is open, not archived: run `outbox archive day {today}`"),
-        (("day", "2020-01-01"), 2, "2020-01-01 is no day of the outbox"),
-        (("verify", "2020-01-01"), 2, "2020-01-01 is no day of the outbox"),
+        (("day", "2020-01-01"), 2, "2020-01-01 is not a day of the outbox"),
+        (("verify", "2020-01-01"), 2, "2020-01-01 is not a day of the outbox"),
     ):
         done = outbox(database, settings, *command)
         assert (done.exit_code, done.stdout) == (code, "")
@@ -104,8 +104,8 @@ def test_a_day_that_is_not_ready(database: Database, settings: Settings) -> None
     ("arguments", "said"),
     [
         (("day",), "Missing argument 'DAY'"),
-        (("day", "yesterday"), "'yesterday' is no day: write it as 2026-11-21"),
-        (("day", "2026-02-30"), "'2026-02-30' is no day"),
+        (("day", "yesterday"), "'yesterday' is not a day: write a date such as 2026-11-21"),
+        (("day", "2026-02-30"), "'2026-02-30' is not a day"),
         (("verify", "2026-11-21", "--again"), "No such option"),
     ],
 )
@@ -121,7 +121,7 @@ def test_no_archive_is_named(database: Database) -> None:
     for command in ("day", "verify"):
         done = database.outbox("archive", command, "2026-11-01")
         assert done.exit_code == 2
-        assert "set OUTBOX_ARCHIVE to a directory, or to s3://" in done.stderr
+        assert "set OUTBOX_ARCHIVE to a directory, s3://" in done.stderr
 
 
 def test_looking_makes_no_directory(database: Database, settings: Settings) -> None:

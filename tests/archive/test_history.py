@@ -132,6 +132,6 @@ def test_nothing_is_known(database: Database) -> None:
     """Guards against an empty table that says neither yes nor no."""
     done = database.outbox("archive", "history", "order", "43")
     assert done.exit_code == 1
-    assert done.stderr == "outbox: nothing is known of order 43\n"
+    assert done.stderr == "outbox: no events found for order 43\n"
     done = database.outbox("archive", "history", "order", "43", "--json")
     assert (done.exit_code, json.loads(done.stdout)) == (1, [])

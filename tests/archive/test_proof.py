@@ -156,7 +156,7 @@ def test_a_manifest_of_another_day(
     other = day + timedelta(1)
     edit_manifest(settings, day, day=str(other))
     (found,) = verify()
-    assert found.startswith(f"the manifest of {day} speaks of {other}: it was put in the wrong place")
+    assert found.startswith(f"the manifest of {day} is the one of {other}: it is in the wrong location")
 
 
 @one_server
@@ -192,10 +192,10 @@ def test_edited_sums(settings: Settings, day: date, verify: Callable[[], tuple[s
     edit_manifest(settings, day, buckets={bucket: (rows_ + 1, total + 1)}, rows=said.rows + 1)
     assert verify() == (
         EDITED.format(day),
-        f"{said.file}: {said.rows:,}, the manifest says {said.rows + 1:,}",
-        f"{said.file}: other sums than the manifest's in the buckets {bucket}",
-        f"the rows: {said.rows:,}, the manifest says {said.rows + 1:,}",
-        f"the rows: other sums than the manifest's in the buckets {bucket}",
+        f"{said.file}: {said.rows:,}, in the manifest {said.rows + 1:,}",
+        f"{said.file}: sums differ from the manifest's in the buckets {bucket}",
+        f"the rows: {said.rows:,}, in the manifest {said.rows + 1:,}",
+        f"the rows: sums differ from the manifest's in the buckets {bucket}",
     )
 
 
@@ -265,7 +265,7 @@ def test_a_changed_value(settings: Settings, day: date, verify: Callable[[], tup
         found = verify()
         assert found[:3] == (
             EDITED.format(day),
-            f"the rows: other sums than the manifest's in the buckets {bucket}",
+            f"the rows: sums differ from the manifest's in the buckets {bucket}",
             f"table and file differ in the buckets {bucket}",
         ), what
         assert sorted(found[3:]) == sorted(f"{name(table[n])} differs" for n in changed), what
@@ -294,7 +294,7 @@ def test_a_missing_row(settings: Settings, day: date, verify: Callable[[], tuple
     missing = table.pop(6)
     write_file(settings, day, table)
     found = verify()
-    assert f"the rows: {len(table) + 1}, the manifest says {len(table)}" in found
+    assert f"the rows: {len(table) + 1}, in the manifest {len(table)}" in found
     assert found[-1] == f"{name(missing)} is missing in the file"
 
 

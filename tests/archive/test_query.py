@@ -56,7 +56,7 @@ def test_rows_that_were_cut_are_told_of(root: Path) -> None:
     """Guards against a part that is taken for the whole, and a terminal flooded with a million rows."""
     done = ask(root, "SELECT seq FROM events ORDER BY seq", "--limit", "4")
     assert done.stdout.split() == ["seq", "-----", "10", "11", "12", "13"]
-    assert done.stderr == "outbox: the first 4 rows: ask for more with --limit, or --csv for all\n"
+    assert done.stderr == "outbox: showing the first 4 rows: use --limit for more, --csv for all\n"
     exactly = ask(root, "SELECT seq FROM events ORDER BY seq", "--limit", "30")
     assert (len(exactly.stdout.splitlines()), exactly.stderr) == (32, "")
     many = ask(root, "SELECT * FROM range(1000)")
@@ -108,18 +108,18 @@ def test_sql_from_elsewhere(root: Path, tmp_path: Path) -> None:
     assert ask(root, "-", input=file.read_text()).stdout == expected
     missing = ask(root, str(tmp_path / "missing.sql"))
     assert missing.exit_code == 2
-    assert "the file of the query cannot be read" in missing.stderr
+    assert "cannot read the query file" in missing.stderr
 
 
 @pytest.mark.parametrize(
     ("sql", "said"),
     [
-        ("SELEC 1", 'the query fails: Parser Error: syntax error at or near "SELEC"'),
+        ("SELEC 1", 'the query failed: Parser Error: syntax error at or near "SELEC"'),
         ("SELECT payloud FROM events", "payloud"),
         ("SELECT * FROM event", "event does not exist"),
-        ("SELECT payload::int FROM events", "the query fails: Conversion Error"),
-        ("DROP VIEW events", "one SELECT is asked for: the archive is only read"),
-        ("", "one SELECT is asked for"),
+        ("SELECT payload::int FROM events", "the query failed: Conversion Error"),
+        ("DROP VIEW events", "only a single SELECT is allowed: the archive is read-only"),
+        ("", "only a single SELECT is allowed"),
     ],
 )
 def test_errors_are_one_line(root: Path, sql: str, said: str) -> None:
@@ -137,7 +137,7 @@ def test_the_archive_is_not_written(root: Path, tmp_path: Path) -> None:
     for file in (next(iter(before)), root / "new.parquet"):
         done = ask(root, COUNTS, "--parquet", str(file))
         assert done.exit_code == 2
-        assert "is in the archive, which is only read: name a file elsewhere" in done.stderr
+        assert "is in the archive, which is read-only: choose a file elsewhere" in done.stderr
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
     (tmp_path / "out.parquet").write_text("of yesterday")
     late = "SELECT CASE WHEN range = 900000 THEN error('boom') ELSE range END FROM range(1000000)"
@@ -163,10 +163,10 @@ def test_a_missing_file_is_one_line(root: Path) -> None:
 def test_no_archive(tmp_path: Path) -> None:
     """Guards against answers of an archive that is not there."""
     for archive, said in (
-        ("", "no archive is named: set OUTBOX_ARCHIVE"),
-        ("none", "no archive is named: set OUTBOX_ARCHIVE"),
-        (str(tmp_path / "nowhere"), "is no directory"),
-        (str(tmp_path), "holds no day yet"),
+        ("", "no archive configured: set OUTBOX_ARCHIVE"),
+        ("none", "no archive configured: set OUTBOX_ARCHIVE"),
+        (str(tmp_path / "nowhere"), "is not a directory"),
+        (str(tmp_path), "has no days yet"),
     ):
         none: dict[str, str | None] = {name: None for name in os.environ if name.startswith("OUTBOX_")}
         done = CliRunner().invoke(
@@ -213,7 +213,7 @@ def test_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
         assert failed.exit_code == 2
         # The bucket's server runs in this process, and logs.
         (said,) = [line for line in failed.stderr.splitlines() if " info: " not in line]
-        assert said.startswith(f"outbox: the archive {url} (OUTBOX_ARCHIVE) refuses: ")
+        assert said.startswith(f"outbox: the archive {url} (OUTBOX_ARCHIVE) reports an error: ")
 
 
 QUERIES = (

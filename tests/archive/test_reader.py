@@ -85,9 +85,9 @@ def test_filters(tmp_path: Path) -> None:
         assert sorted(dataset.to_table(columns=["seq"]).column("seq").to_pylist()) == seqs
     assert archive.dataframe(columns=["seq", "event_date"]).columns.tolist() == ["seq", "event_date"]
     assert archive.relation(columns=["payload"]).columns == ["payload"]
-    with pytest.raises(SetupError, match="no column nonsense: choose of id, seq"):
+    with pytest.raises(SetupError, match="no column nonsense: choose from id, seq"):
         archive.relation(columns=["nonsense"])
-    with pytest.raises(SetupError, match="'yesterday' is no day: write it as 2026-11-21"):
+    with pytest.raises(SetupError, match="'yesterday' is not a day: write a date such as 2026-11-21"):
         archive.relation(since="yesterday")
 
 
@@ -206,7 +206,7 @@ def test_a_query_only_reads(tmp_path: Path, sql: str) -> None:
     """Guards against a query that writes into the archive."""
     three_days(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(SetupError, match="one SELECT is asked for: the archive is only read"):
+    with pytest.raises(SetupError, match="only a single SELECT is allowed: the archive is read-only"):
         open_archive(str(tmp_path)).query(sql.format(root=tmp_path))
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -224,10 +224,12 @@ def test_names_in_a_query_are_tables(tmp_path: Path) -> None:
 
 def test_nothing_to_read(tmp_path: Path) -> None:
     """Guards against a wrong path that is made, and answers that nothing ever happened."""
-    with pytest.raises(SetupError, match=r"nowhere is no directory: name the one .* \(OUTBOX_ARCHIVE\)$"):
+    with pytest.raises(
+        SetupError, match=r"nowhere is not a directory: give the location from OUTBOX_ARCHIVE$"
+    ):
         open_archive(str(tmp_path / "nowhere"))
     assert not (tmp_path / "nowhere").exists()
-    with pytest.raises(SetupError, match="holds no day yet: write one with `outbox archive day`"):
+    with pytest.raises(SetupError, match="has no days yet: write one with `outbox archive day`"):
         open_archive(str(tmp_path))
 
 

@@ -51,7 +51,7 @@ def test_as_a_table(
     assert before
     assert database.rows(_COLUMNS.format(restored.table)) == before
     assert database.outbox("migrate", "--check").exit_code == 0
-    with pytest.raises(NotReadyError, match="is there already"):
+    with pytest.raises(NotReadyError, match=" already exists"):
         restore.restore(settings, dropped)
 
 
@@ -117,7 +117,7 @@ def test_into_another_database(
     assert empty.outbox("migrate").exit_code == 0
     elsewhere = empty.settings.model_copy(update={"archive": settings.archive})
     assert restore.restore(elsewhere, dropped).rows == len(before)
-    with pytest.raises(NotReadyError, match="only a dropped one is attached"):
+    with pytest.raises(NotReadyError, match="only a dropped day can be attached"):
         restore.restore(elsewhere, dropped, attach=True)
 
 
@@ -125,7 +125,7 @@ def test_what_is_not_there(database: Database, settings: Settings, dropped: date
     """Guards against a traceback for a typo."""
     shown = database.outbox("archive", "restore", "2020-01-01", OUTBOX_ARCHIVE=settings.archive)
     assert shown.exit_code == 2
-    assert "has no 2020-01-01" in shown.output
+    assert "has no manifest of 2020-01-01" in shown.output
     day = calendar.read(settings)[-1].day
     with pytest.raises(NotReadyError, match="is open"):
         restore.restore(settings, day, attach=True)

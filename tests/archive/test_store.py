@@ -107,11 +107,13 @@ def test_one_of_two_writers_is_refused(store: Store) -> None:
     with store.workplace(DAY):
         pass
     store.write(NAME, b"first", None)
-    with pytest.raises(SetupError, match="written by somebody else at the same time: run it again"):
+    with pytest.raises(
+        SetupError, match="written by another process at the same time: run the command again"
+    ):
         store.write(NAME, b"second", None)
     seen = store.read(NAME)
     store.write(NAME, b"third", seen)
-    with pytest.raises(SetupError, match="written by somebody else"):
+    with pytest.raises(SetupError, match="written by another process"):
         store.write(NAME, b"fourth", seen)
     found = store.read(NAME)
     assert found is not None

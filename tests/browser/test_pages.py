@@ -122,7 +122,7 @@ def test_a_dead_letter_is_seen_and_replayed(page: Page, served: Place) -> None:
 
     wait_until(is_red, seconds=90, what="the red check")
     _see_check(page, "dead_letters", "Failed")
-    page.get_by_text("1 events were given up (1 × ").wait_for()
+    page.get_by_text("1 dead letters (1 × ").wait_for()
     page.get_by_text("outbox dead-letters list").first.wait_for()
     page.screenshot(path=SCREENSHOTS / "a_failed_check.png")
 

@@ -24,7 +24,7 @@ def test_the_table_is_compared_with_the_catalogue(database: Database, write: Wri
     path = str(write(CATALOG))
     done = database.outbox("catalog", "check", "--json", OUTBOX_CATALOG_FILE=path)
     assert done.exit_code == 1
-    assert done.stderr == "outbox: order.lost is written and not documented: add it to the catalogue\n"
+    assert done.stderr == "outbox: order.lost is written but not documented: add it to the event catalog\n"
     lost, placed, shipped = json.loads(done.stdout)
     assert (lost["event_type"], lost["lifecycle"], lost["verdict"]) == ("order.lost", None, "undocumented")
     assert (placed["verdict"], placed["events"]) == ("ok", 3)
@@ -54,7 +54,7 @@ def test_a_retired_type_is_not_to_be_written(database: Database, write: Write) -
     retired = CATALOG.replace("topic: order-events", "lifecycle: retired")
     done = database.outbox("catalog", "check", OUTBOX_CATALOG_FILE=str(write(retired)))
     assert done.exit_code == 1
-    assert done.stderr.startswith("outbox: order.placed is retired and still written: stop its writer")
+    assert done.stderr.startswith("outbox: order.placed is retired but still written: stop its writer")
     since = retired.replace("lifecycle: retired", f"lifecycle: retired\n    retired_on: {days_ago(2)}")
     path = str(write(since))
     assert database.outbox("catalog", "check", OUTBOX_CATALOG_FILE=path).exit_code == 0
@@ -79,5 +79,5 @@ def test_without_a_catalogue_it_says_what_to_set(database: Database) -> None:
     for command in ("check", "render"):
         done = database.outbox("catalog", command)
         assert done.exit_code == 2
-        assert done.stderr.startswith("outbox: no catalogue is named: set OUTBOX_CATALOG_FILE")
+        assert done.stderr.startswith("outbox: no event catalog: set OUTBOX_CATALOG_FILE")
         assert len(done.stderr.splitlines()) == 1

@@ -27,8 +27,8 @@ def test_the_page_has_everything_that_is_documented(write: Write) -> None:
     assert "| `lines[].sku` | string | yes |  |" in placed
     shipped = text.partition("## `order.shipped`")[2]
     assert "- topic: by the aggregate type" in shipped
-    assert "- consumers: none that is known" in shipped
-    assert "Its payload is not described." in shipped
+    assert "- consumers: none known" in shipped
+    assert "The payload has no schema." in shipped
 
 
 def test_the_html_page_stands_alone(write: Write) -> None:
@@ -73,4 +73,4 @@ def test_it_is_written_where_one_says(write: Write, tmp_path: Path) -> None:
     nowhere = str(tmp_path / "none" / "types.md")
     done = CliRunner().invoke(cli, ["catalog", "render", "--output", nowhere], env=environment)
     assert done.exit_code == 2
-    assert "name another file" in done.stderr
+    assert "choose another file" in done.stderr

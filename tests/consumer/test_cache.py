@@ -117,11 +117,11 @@ def test_one_that_is_killed_is_told_once_and_is_back_by_itself(
     while time.monotonic() < until:
         assert cache.known(BILLING, events) == set()
         cache.remember(BILLING, events)
-    assert [record.message.partition(",")[0] for record in caplog.records] == ["Redis is away"]
+    assert [record.message.partition(";")[0] for record in caplog.records] == ["Redis is unavailable"]
     server.start()
     wait_until(lambda: cache.remember(BILLING, events) or cache.known(BILLING, events), seconds=5, what="it")
     assert cache.known(BILLING, events) == set(events)
-    assert [record.message for record in caplog.records[1:]] == ["Redis is back"]
+    assert [record.message for record in caplog.records[1:]] == ["Redis is available again"]
 
 
 @pytest.mark.parametrize("how", ["kill", "freeze"])
@@ -185,7 +185,7 @@ def test_a_client_that_waits_for_long_is_refused(server: RedisServer, settings: 
     """Guards against the client's own settings, with which an absent Redis takes 3 s of each call."""
     with pytest.raises(SetupError, match=r"use RedisCache\.at"):
         RedisCache(redis.Redis(port=server.port, **settings), seconds=60)  # type: ignore[arg-type]
-    with pytest.raises(SetupError, match="how long an event is remembered"):
+    with pytest.raises(SetupError, match="how long an event is cached"):
         RedisCache.at(server.url, seconds=0)
 
 

@@ -123,10 +123,10 @@ def test_discarded_ones_are_not_handled_and_can_be_seen(
     ("command", "code", "says"),
     [
         (("list", "--source", "nobody"), 0, "none\n"),
-        (("show", str(uuid.UUID(int=1))), 1, "is in no inbox"),
+        (("show", str(uuid.UUID(int=1))), 1, "is not in any inbox"),
         (("show", "x"), 2, "is not a valid UUID"),
-        (("replay", "--reason", "x"), 2, "name ids, or give a filter, or say --all"),
-        (("discard", "--all", "--aggregate-id", "1", "--reason", "x"), 2, "and nothing else"),
+        (("replay", "--reason", "x"), 2, "name ids, give a filter, or use --all"),
+        (("discard", "--all", "--aggregate-id", "1", "--reason", "x"), 2, "only one of these"),
         (("discard", "--all", "--reason", " ", "--yes"), 2, "--reason is empty"),
         (("replay", "--all", "--reason", "x"), 1, "0 dead letters replayed"),
     ],
@@ -140,14 +140,14 @@ def test_wrong_input(operator: Database, command: tuple[str, ...], code: int, sa
 def test_status_tells_the_backlog(place: Place, operator: Database) -> None:
     """Guards against an inbox that nobody drains, and nobody hears of."""
     empty = operator.outbox("consumer", "status")
-    assert empty.output == "nothing waits in an inbox, and there are no dead letters\n"
+    assert empty.output == "all inboxes are empty; no dead letters\n"
     place.load(4)
     with at_work(place.consumer(), "receive"):
         wait_until(lambda: place.uncommitted() == 0, what="all offsets")
     place.rows("UPDATE inbox SET received_at = now() - interval '90 seconds' WHERE seq = 1")
     place.rows("UPDATE inbox SET state = 'failed' WHERE seq = 2")
     told = operator.outbox("consumer", "status")
-    assert re.fullmatch(r"billing: 3 waiting, the oldest for (9|1\d)\d s; 1 dead letters\n", told.output)
+    assert re.fullmatch(r"billing: 3 waiting, oldest (9|1\d)\d s; 1 dead letters\n", told.output)
     [inbox] = json.loads(operator.outbox("consumer", "status", "--json").output)["inboxes"]
     assert (inbox["source"], inbox["waiting"], inbox["dead_letters"]) == ("billing", 3, 1)
 

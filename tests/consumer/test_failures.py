@@ -106,7 +106,7 @@ def test_a_message_that_is_no_event_is_a_dead_letter(place: Place) -> None:
         assert run.end() == Counts(handled=3, failures=1, dead_letters=1)
     [(error,)] = place.rows("SELECT last_error FROM inbox WHERE state = 'failed'")
     assert f"at {place.topic}, partition " in error
-    assert "offset 0 is no event: it has no header 'id', and its value is" in error
+    assert "offset 0 is not an event: it has no header 'id' and its value is" in error
 
 
 def test_a_copy_of_a_dead_letter_goes_to_a_topic(place: Place) -> None:

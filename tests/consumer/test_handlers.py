@@ -63,10 +63,10 @@ def test_a_misspelled_type_is_told(place: Place, caplog: pytest.LogCaptureFixtur
         run.end()
     warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert warnings == [
-        "events of type 'order.placed' are passed over; the handler of 'order.plcaed' has had no event yet: "
-        "check the name",
-        "no event has come of type 'order.plcaed', while 3 events were passed over: 'order.placed' 3. "
-        "Check the names of types",
+        "events of type 'order.placed' are skipped; the handler of 'order.plcaed' has received no event "
+        "yet: check the name",
+        "no event of type 'order.plcaed' was received, while 3 events were skipped: 'order.placed' 3. "
+        "Check the names of the types",
     ]
 
 

@@ -55,8 +55,8 @@ def test_status_of_one_consumer(place: Place, tmp_path: Path) -> None:
         "types of the newest 23 messages:",
         "      20 × order.placed",
         "       3 × order.canceled, no handler",
-        "warning: none is of type 'order.cancled', which has a handler; 'order.canceled' has no handler: "
-        "check the name",
+        "warning: no message has the type 'order.cancled', which has a handler; 'order.canceled' has no "
+        "handler: check the name",
     ]
     told = json.loads(status(place, tmp_path, "--json"))
     assert told["inboxes"][0]["source"] == "billing"
@@ -77,5 +77,5 @@ def test_kafka_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place("", "127.0.0.1:9", "t")
     consumer = place.bare()
     consumer.on("order.placed")(effect)
-    with pytest.raises(SetupError, match=r"Kafka \(127.0.0.1:9\) does not answer"):
+    with pytest.raises(SetupError, match=r"Kafka \(127.0.0.1:9\) is unavailable"):
         inspect(consumer)

@@ -203,7 +203,7 @@ def test_policies() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"on_error": {"ConnectionError": "outage"}}, "on_error has 'ConnectionError': give classes"),
+        ({"on_error": {"ConnectionError": "outage"}}, "'ConnectionError': give exception classes"),
         (
             {"on_error": {KeyError: "skip"}},
             "on_error of KeyError is 'skip': give retry or dead_letter or out",

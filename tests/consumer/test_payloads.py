@@ -203,7 +203,7 @@ def test_each_kind_of_annotation() -> None:
 def test_what_does_not_fit_is_refused_by_its_member(payload: object, reason: str) -> None:
     consumer = bare()
     consumer.on("e")(of_dataclass)
-    with pytest.raises(RefusedError, match=f"its payload is no Placed: {reason}$"):
+    with pytest.raises(RefusedError, match=f"its payload is not a valid Placed: {reason}$"):
         handle(consumer, make_event("e", payload), using=None)
     assert seen == []
 
@@ -216,7 +216,8 @@ def test_pydantic_names_the_members_and_not_the_values() -> None:
         handle(consumer, make_event("e", payload), using=None)
     text = str(refused.value)
     assert (
-        "its payload is no Model: total: Input should be a valid integer; lines[0].price: Field req" in text
+        "its payload is not a valid Model: total: Input should be a valid integer; lines[0].price: Field"
+        in text
     )
     assert "secret" not in text
 
@@ -225,14 +226,14 @@ def test_pydantic_names_the_members_and_not_the_values() -> None:
 def test_a_value_that_is_no_json_is_refused(value: bytes) -> None:
     consumer = bare()
     consumer.on("e")(of_dataclass)
-    with pytest.raises(RefusedError, match="its value is no JSON"):
+    with pytest.raises(RefusedError, match="its value is not JSON"):
         handle(consumer, make_event("e", value=value), using=None)
 
 
 @pytest.mark.parametrize(
     ("handler", "batch", "says"),
     [
-        (of_list, None, "of_list asks for a list: register it with batch="),
+        (of_list, None, "of_list takes a list: register it with batch="),
         (of_dataclass, 10, "of_dataclass has batch=10 and is called with a list"),
         (of_unresolved, None, "'OrderedDict' of of_unresolved cannot be resolved"),
         (of_int_key, None, "of_int_key: a payload cannot be read as bytes"),
@@ -310,4 +311,4 @@ def test_what_does_not_fit_is_a_dead_letter_at_once(place: Place, how: str) -> N
     )
     # By its own id, so that a repetition is a duplicate, also when it was replayed.
     assert (message_id, event_type) == (wrong, "order.placed")
-    assert error.endswith("its payload is no Numbered: n: no int")
+    assert error.endswith("its payload is not a valid Numbered: n: no int")

@@ -129,11 +129,17 @@ def test_a_body_that_looks_like_an_envelope_is_not_opened(place: Place) -> None:
 @pytest.mark.parametrize(
     ("kafka", "says"),
     [
-        ({"enable.auto.commit": True}, "kafka has enable.auto.commit=True: remove it, the consumer needs f"),
+        (
+            {"enable.auto.commit": True},
+            "kafka has enable.auto.commit=True: remove it, the consumer requires f",
+        ),
         ({"enable.auto.offset.store": "true"}, "enable.auto.offset.store=true: remove it"),
-        ({"auto.offset.reset": "latest"}, "auto.offset.reset=latest: remove it, the consumer needs earliest"),
-        ({"partition.assignment.strategy": "range"}, "the consumer needs cooperative-sticky"),
-        ({"bootstrap.servers": ""}, "kafka names no broker"),
+        (
+            {"auto.offset.reset": "latest"},
+            "auto.offset.reset=latest: remove it, the consumer requires earliest",
+        ),
+        ({"partition.assignment.strategy": "range"}, "the consumer requires cooperative-sticky"),
+        ({"bootstrap.servers": ""}, "kafka has no broker"),
     ],
 )
 def test_settings_that_break_the_guarantees_are_refused(kafka: dict[str, Any], says: str) -> None:
@@ -157,11 +163,11 @@ KAFKA = {"bootstrap.servers": "broker:9092"}
     ("given", "says"),
     [
         ({"source": ""}, "source is empty"),
-        ({"topics": "order-events"}, "topics is no list"),
-        ({"topics": []}, "topics is no list"),
-        ({"dsn": None}, "give one of dsn, connect and session"),
-        ({"connect": lambda: None}, "give one of dsn, connect and session"),
-        ({"header_names": {"ID": "x"}}, "header_names has 'ID': there are id, event-type"),
+        ({"topics": "order-events"}, "topics is not a list"),
+        ({"topics": []}, "topics is not a list"),
+        ({"dsn": None}, "give exactly one of dsn, connect and session"),
+        ({"connect": lambda: None}, "give exactly one of dsn, connect and session"),
+        ({"header_names": {"ID": "x"}}, "header_names has 'ID': the names are id, event-type"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(given: dict[str, Any], says: str) -> None:
@@ -187,5 +193,5 @@ def test_handlers_that_cannot_work_are_refused() -> None:
         consumer.on("b", "c")(_now)
     with pytest.raises(SetupError, match="on_other has a handler already"):
         consumer.on_other(_now)
-    with pytest.raises(SetupError, match="name the types"):
+    with pytest.raises(SetupError, match="give the event types"):
         consumer.on(_now)  # type: ignore[arg-type]

@@ -172,7 +172,7 @@ def test_migrating_again_changes_nothing(database: Database) -> None:
     catalog = database.catalog()
     with database.connect() as connection:
         migrate(connection)
-    assert database.outbox("consumer", "migrate").output == "the consumer's tables are there\n"
+    assert database.outbox("consumer", "migrate").output == "the consumer's tables exist\n"
     assert database.catalog() == catalog
 
 
@@ -211,7 +211,7 @@ def test_they_are_no_tables_of_the_outbox(empty: Database) -> None:
     assert "applied" in empty.outbox("migrate").output
     assert empty.value("SELECT to_regclass('processed_events')") is None
     assert empty.outbox("consumer", "migrate").exit_code == 0
-    assert empty.outbox("migrate", "--check").output == "the schema is as it should be\n"
+    assert empty.outbox("migrate", "--check").output == "the schema is up to date\n"
 
 
 def test_the_command_prunes(database: Database) -> None:
@@ -220,7 +220,7 @@ def test_the_command_prunes(database: Database) -> None:
     told = database.outbox("consumer", "prune", "--days", "14")
     assert (told.exit_code, told.output) == (
         0,
-        "1 days emptied, 1 rows without a day and 0 of the inbox deleted\n",
+        "1 days emptied, 1 rows without a day and 0 inbox rows deleted\n",
     )
     asked = database.outbox("consumer", "prune", "--days", "14", "--json")
     assert asked.output == '{"emptied": [], "busy": [], "deleted": 0, "received": 0}\n'

@@ -114,7 +114,7 @@ def test_a_dead_letter_is_told_until_it_is_dealt_with(
     assert ticks.tick(resource) == []
     database.rows("DELETE FROM outbox_parked")
     # One tick sees it gone, and with no time to wait the next one says so.
-    assert ticks.tick(resource) + ticks.tick(resource) == ["dead_letters is over"]
+    assert ticks.tick(resource) + ticks.tick(resource) == ["dead_letters resolved"]
 
 
 def test_a_database_that_is_away_is_told(ticks: Ticks, resource: OutboxResource, database: Database) -> None:
@@ -123,9 +123,9 @@ def test_a_database_that_is_away_is_told(ticks: Ticks, resource: OutboxResource,
     assert ticks.tick(resource) == ["dead_letters"]
     away = OutboxResource(dsn="postgresql://nobody@127.0.0.1:1/nowhere")
     assert ticks.tick(away) + ticks.tick(away) == ["database"]
-    assert ticks.tick(resource) + ticks.tick(resource) == ["database is over"]
+    assert ticks.tick(resource) + ticks.tick(resource) == ["database resolved"]
     database.rows("DELETE FROM outbox_parked")
-    assert ticks.tick(resource) + ticks.tick(resource) == ["dead_letters is over"]
+    assert ticks.tick(resource) + ticks.tick(resource) == ["dead_letters resolved"]
 
 
 def test_what_is_of_others_is_not_told(
@@ -239,7 +239,7 @@ def test_a_run_that_fails_is_told_until_one_succeeds(
     _run(instance, fails=False, day="2026-01-02")
     assert ticks.tick(resource) + ticks.tick(resource) == []
     _run(instance, fails=False, day="2026-01-01")
-    assert ticks.tick(resource) + ticks.tick(resource) == ["failed run of some_job 2026-01-01 is over"]
+    assert ticks.tick(resource) + ticks.tick(resource) == ["failed run of some_job 2026-01-01 resolved"]
 
 
 def killed(instance: dg.DagsterInstance, shard: int) -> None:
@@ -276,7 +276,7 @@ def test_a_session_that_was_replaced_is_not_told(
     successor = Shard(resource.settings(), 0, "dagster run 87654321 on host")
     assert successor.try_take()
     try:
-        assert ticks.tick(resource) + ticks.tick(resource) == ["failed run of relay_session shard 0 is over"]
+        assert ticks.tick(resource) + ticks.tick(resource) == ["failed run of relay_session shard 0 resolved"]
         killed(instance, 0)
         assert ticks.tick(resource) == []
     finally:
@@ -331,7 +331,7 @@ def test_a_check_that_fails_is_told_until_it_passes(
     judge("2026-01-03", passed=True, severity=error)
     assert ticks.tick(resource) + ticks.tick(resource) == []
     judge("2026-01-02", passed=True, severity=error)
-    assert ticks.tick(resource) + ticks.tick(resource) == ["check archive_equals_table 2026-01-02 is over"]
+    assert ticks.tick(resource) + ticks.tick(resource) == ["check archive_equals_table 2026-01-02 resolved"]
 
 
 def test_what_nobody_took_is_told_again(
@@ -340,7 +340,7 @@ def test_what_nobody_took_is_told_again(
     """Guards against an alert that counts as told because somebody tried."""
     lose_a_letter(database)
     hook.status = 500
-    with pytest.raises(SetupError, match="no address of OUTBOX_ALERTS took: "):
+    with pytest.raises(SetupError, match="no address of OUTBOX_ALERTS accepted: "):
         ticks.tick(resource)
     hook.status = 200
     assert ticks.tick(resource) == ["dead_letters"]

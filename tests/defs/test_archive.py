@@ -115,7 +115,7 @@ def test_the_rows_are_looked_at_before_they_are_archived(
     found = {each.check_name: each for each in result.get_asset_check_evaluations()}["events_as_expected"]
     # One of the shapes is a payload of null, and one a list.
     assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.WARN)
-    assert found.description == "2 payloads are no JSON object"
+    assert found.description == "2 payloads are not a JSON object"
     metadata = {name: value.value for name, value in found.metadata.items()}
     assert metadata["events"] == manifest(resource.settings(), DAY).rows
     assert (metadata["not_objects"], metadata["seqs_twice"]) == (2, 0)
@@ -211,9 +211,9 @@ def test_a_refusal_is_one_line(
     reason = wrong.reason(result)
     assert len(reason.splitlines()) == 1
     assert reason.startswith(
-        f"{day} is no day of the outbox"
+        f"{day} is not a day of the outbox"
         if not setting
-        else "the archive /proc/archive (OUTBOX_ARCHIVE) refuses"
+        else "the archive /proc/archive (OUTBOX_ARCHIVE) reports an error"
         if "archive" in setting
         else "schema 'elsewhere' (OUTBOX_SCHEMA) lacks"
     )
@@ -261,7 +261,7 @@ def test_each_closed_day_is_requested_once(
     dagster: Dagster, database: Database, resource: OutboxResource
 ) -> None:
     """Guards against days that wait for somebody, and against two runs of one day."""
-    assert tick(dagster, resource) == ([], "every day that is closed is archived")
+    assert tick(dagster, resource) == ([], "every closed day is archived")
     close.close(resource.settings(), DAY)
     close.close(resource.settings(), NEXT)
     requests, _ = tick(dagster, resource)
@@ -282,7 +282,7 @@ def test_a_day_at_work_is_left_alone(dagster: Dagster, database: Database, resou
     dagster.instance.create_run_for_job(job, tags={"dagster/partition": str(NEXT)})
     tags = {**ours.TAGS, "dagster/partition": str(DAY)}
     run = dagster.instance.create_run_for_job(job, tags=tags)
-    assert tick(dagster, resource) == ([], f"runs are at work on {DAY}")
+    assert tick(dagster, resource) == ([], f"runs in progress for {DAY}")
     close.close(resource.settings(), NEXT)
     assert [day for day, _ in tick(dagster, resource)[0]] == [str(NEXT)]
     dagster.instance.report_run_failed(run)

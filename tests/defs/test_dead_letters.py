@@ -129,9 +129,9 @@ def test_a_database_that_is_away_is_one_line(outbox: Outbox, instance: dg.Dagste
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"action": "replay", "reason": "x"}, "name ids, or give a filter, or set everything"),
-        ({"action": "discard", "everything": True}, "say why, with reason"),
-        ({"action": "discard", "ids": ["17"], "reason": "x"}, "ids are those that `list` shows"),
+        ({"action": "replay", "reason": "x"}, "set ids or a filter, or set only `everything`"),
+        ({"action": "discard", "everything": True}, "reason is empty: set it"),
+        ({"action": "discard", "ids": ["17"], "reason": "x"}, "ids that `list` shows"),
     ],
 )
 def test_wrong_input(

@@ -56,7 +56,7 @@ def test_a_tick_reports_every_check(instance: dg.DagsterInstance, resource: Outb
     assert all(evaluation.passed for evaluation in evaluations.values())
     assert observation.metadata["unpublished"].value == 0
     assert observation.metadata["megabytes"].value > 0
-    assert str(result.skip_reason.skip_message) == "all is as it should be"
+    assert str(result.skip_reason.skip_message) == "all checks passed"
 
 
 def test_only_what_changes_is_reported_at_once(
@@ -74,12 +74,12 @@ def test_only_what_changes_is_reported_at_once(
     assert set(evaluations) == {"dead_letters"}
     found = evaluations["dead_letters"]
     assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.ERROR)
-    assert found.description == "1 events were given up (1 × too large)"
+    assert found.description == "1 dead letters (1 × too large)"
     assert found.metadata["value"].value == 1
     assert "outbox dead-letters list" in found.metadata["what_to_do"].value
     (record,) = observations[0].metadata["dead_letters_by_reason"].value.records
     assert record.data == {"events": 1, "reason": "too large"}
-    assert "dead_letters: 1 events were given up" in str(third.skip_reason)
+    assert "dead_letters: 1 dead letters" in str(third.skip_reason)
     monkeypatch.setattr(module, "_REPORT_SECONDS", 0.0)
     evaluations, observations, fourth = _tick(instance, resource, third.cursor)
     assert (set(evaluations), len(observations)) == ({"dead_letters"}, 1)
@@ -99,7 +99,7 @@ def test_a_text_is_not_old(
     _, _, first = _tick(instance, resource)
     database.rows("UPDATE outbox_parked SET last_error = 'not authorized'")
     evaluations, _, second = _tick(instance, resource, first.cursor)
-    assert evaluations["dead_letters"].description == "1 events were given up (1 × not authorized)"
+    assert evaluations["dead_letters"].description == "1 dead letters (1 × not authorized)"
     database.rows("UPDATE outbox_parked SET seq = 2")
     lose_a_letter(database)
     database.rows("UPDATE outbox_parked SET last_error = 'not authorized'")
@@ -107,7 +107,7 @@ def test_a_text_is_not_old(
     assert evaluations == {}
     monkeypatch.setattr(module, "_NUMBERS_SECONDS", 0.0)
     evaluations, _, _ = _tick(instance, resource, second.cursor)
-    assert evaluations["dead_letters"].description == "2 events were given up (2 × not authorized)"
+    assert evaluations["dead_letters"].description == "2 dead letters (2 × not authorized)"
     assert set(evaluations) == {"dead_letters"}
 
 
@@ -128,7 +128,7 @@ def test_a_database_that_is_away_is_a_verdict(instance: dg.DagsterInstance, reso
     evaluations, observations, second = _tick(instance, away, first.cursor)
     assert set(evaluations) == {"database"}
     assert not evaluations["database"].passed
-    assert "no entry to the database" in str(evaluations["database"].description)
+    assert "cannot connect to the database" in str(evaluations["database"].description)
     assert observations == []
     evaluations, _, _ = _tick(instance, resource, second.cursor)
     assert {name for name, each in evaluations.items() if each.passed} == {"database"}
@@ -181,7 +181,7 @@ def test_every_check_says_what_to_do() -> None:
 def test_observing_measures_now(resource: OutboxResource) -> None:
     (observed,) = health(outbox_pipelines=resource)
     assert observed.metadata["unpublished"] == 0
-    with pytest.raises(dg.Failure, match="no entry to the database"):
+    with pytest.raises(dg.Failure, match="cannot connect to the database"):
         list(health(outbox_pipelines=OutboxResource(dsn="postgresql://nobody@127.0.0.1:1/nowhere")))
 
 

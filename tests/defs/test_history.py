@@ -403,7 +403,7 @@ def test_a_storage_that_refuses_is_one_line(instance: dg.DagsterInstance) -> Non
     finally:
         with storage.index_connection() as connection:
             connection.execute(sqlalchemy.text("ALTER TABLE gone RENAME TO asset_check_executions"))
-    assert failed.startswith("Dagster's storage refuses: ")
+    assert failed.startswith("Dagster's storage failed: ")
     assert "run purge_history again" in failed
     assert len(failed.splitlines()) == 1
 
@@ -413,7 +413,9 @@ def test_a_storage_of_another_kind_is_one_line() -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         # In memory it is SQL too; whatever is not has none of its tables.
         elsewhere = SimpleNamespace(event_log_storage=object())
-        with pytest.raises(SetupError, match="events in object, which purge_history does not know: switch"):
+        with pytest.raises(
+            SetupError, match="events in object, which purge_history does not support: turn off"
+        ):
             history_storage.runs_in_view(elsewhere)  # type: ignore[arg-type]
         assert history_storage.runs_in_view(instance) == set()
 

@@ -135,16 +135,16 @@ def test_the_check_by_hand(database: Database, named: str, change: str, passed: 
 
 
 def test_nothing_is_asked_for(instance: dg.DagsterInstance) -> None:
-    assert "OUTBOX_DRAIN_CONSUMERS names none" in str(look(instance, "").skip_message)
+    assert "OUTBOX_DRAIN_CONSUMERS is empty" in str(look(instance, "").skip_message)
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
         ("billing", "write module:name"),
-        ("no_such_module:consumer", "there is no module no_such_module"),
+        ("no_such_module:consumer", "cannot find the module no_such_module"),
         ("json:consumer", "json has no consumer"),
-        ("json:loads", "name a Consumer or AsyncConsumer"),
+        ("json:loads", "give a Consumer or AsyncConsumer"),
     ],
 )
 def test_a_wrong_name_says_what_to_write(instance: dg.DagsterInstance, name: str, says: str) -> None:

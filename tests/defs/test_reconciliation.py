@@ -89,7 +89,9 @@ def test_what_only_lags_is_a_warning(place: Place, instance: dg.DagsterInstance)
 def test_a_failure_is_one_line(place: Place, instance: dg.DagsterInstance) -> None:
     result = _run(place, instance, date(2026, 1, 2))
     (failed,) = result.filter_events(lambda event: event.is_step_failure)
-    assert "2026-01-02 is no day of the outbox" in str(failed.step_failure_data.user_failure_data.description)
+    assert "2026-01-02 is not a day of the outbox" in str(
+        failed.step_failure_data.user_failure_data.description
+    )
 
 
 def test_its_days_are_those_of_the_table() -> None:

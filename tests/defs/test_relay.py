@@ -122,7 +122,7 @@ def test_sessions_hand_over(outbox: Outbox, instance: dg.DagsterInstance, hold: 
             )
             wait_until(lambda before=before: shard(outbox).owner not in (None, before.owner))  # type: ignore[misc]
             outbox.fill(1_000)
-        hold("the last one")
+        hold("the last relay")
         ended = [session.result(timeout=30) for session in sessions]
     (first, first_numbers), (second, second_numbers) = ended
     assert first.success

@@ -111,14 +111,14 @@ def test_one_session_is_asked_for(tick: Tick, instance: dg.DagsterInstance) -> N
     run = launched(instance, asked, QUEUED)
     assert run.run_id[:8] in reason(tick())
     launched(instance, asked, STARTED)
-    assert "on its way" in reason(tick())
+    assert "starting" in reason(tick())
 
 
 def test_queued_session_is_waited_for(tick: Tick, later: Later, instance: dg.DagsterInstance) -> None:
     """Guards against a queue that grows by a run every five seconds while all places are taken."""
     launched(instance, tick(), QUEUED)
     later(3600)
-    assert "on its way" in reason(tick())
+    assert "starting" in reason(tick())
 
 
 def test_started_run_without_process_blocks_nothing(
@@ -189,7 +189,7 @@ def test_session_past_its_time_gets_one_successor(
     age(outbox, "owned_since", 541)
     asked = tick()
     launched(instance, asked, QUEUED)
-    assert "on its way" in reason(tick())
+    assert "starting" in reason(tick())
     hold("the successor")
     assert "a successor waits" in reason(tick())
 
@@ -235,7 +235,7 @@ def test_sessions_that_fail_at_once_grow_rare(tick: Tick, later: Later, instance
     for pause in (0, 0, 10, 20, 40, 80, 160, 300, 300):
         if pause:
             later(pause - 3)
-            assert "next try in" in reason(tick())
+            assert "next attempt in" in reason(tick())
             later(pause + 1)
         instance.report_run_failed(launched(instance, tick()))
         later(0)

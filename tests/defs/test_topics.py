@@ -33,10 +33,10 @@ def test_a_documented_topic_says_what_is_in_it(tmp_path: Path, monkeypatch: pyte
     # Dagster refuses an owner that is neither an e-mail address nor a team.
     assert topic.owners == ["team:orders"]
     assert (
-        "- `order.placed` (active): A customer has placed an order. From shop, for billing, shipping; ask"
+        "- `order.placed` (active): A customer has placed an order. From shop, for billing, shipping; owner: "
         in (topic.description or "")
     )
-    assert "ask Ada, room 3." in (topic.description or "")
+    assert "owner: Ada, room 3." in (topic.description or "")
 
 
 def test_topics_that_were_seen_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_a_database_that_fails_is_one_line(database: dict[str, str], tmp_path: P
         with psycopg.connect(database["OUTBOX_DSN"], autocommit=True) as connection:
             wait_until(lambda: connection.execute(END_A_DESK).fetchone(), seconds=60, what="a writer's end")
         assert process.process.wait(60) == 2, process.output
-    assert process.output.splitlines()[-1].startswith("demo: the database has failed: ")
+    assert process.output.splitlines()[-1].startswith("demo: database error: ")
 
 
 class _RelayInPlace:
@@ -134,7 +134,7 @@ def test_runs_again_in_the_same_place_and_removes_what_was_there(database: dict[
         wait_until(lambda: not _topics(servers, first), what="the end of the first one's topics")
         wait_until(lambda: len(_topics(servers, second)) == 2, what="the second one's topics")
         with (
-            pytest.raises(SetupError, match="runs in schema outbox_demo of this database already"),
+            pytest.raises(SetupError, match="runs in schema outbox_demo of this database"),
             prepared(servers, "outbox_demo", keep=True),
         ):
             pass
@@ -167,7 +167,7 @@ def test_does_not_touch_a_schema_of_somebody_else(database: dict[str, str]) -> N
         (["--flights", "abc"], {}, "'abc' is neither"),
         (["--flights", "336777"], {}, "'336777' is neither"),
         (["--seed", "x"], {}, "--seed"),
-        (["ui", "--port", "0"], {}, "'0' is no port"),
+        (["ui", "--port", "0"], {}, "'0' is not a port"),
         (["play"], {}, "invalid choice: 'play'"),
         (
             ["--flights", "1"],

@@ -138,7 +138,7 @@ def test_effects_of_other_accounts_may_come_in_any_order() -> None:
 def test_a_relay_that_ends_for_no_reason() -> None:
     """Guards against restarts that hide a relay which falls over by itself."""
     history = _history(1, 2, 3, faults=[Fault("kill database", 10, 20, disturbs=True)])
-    history.exits = [Exit("relay 1", 15, 2, "no entry"), Exit("relay 2", 99, 1, "oh")]
+    history.exits = [Exit("relay 1", 15, 2, "cannot connect"), Exit("relay 2", 99, 1, "oh")]
     assert judge(history).wrong == ["exited (1): relay 2 with 1: oh"]
 
 
@@ -148,7 +148,7 @@ def test_a_history_is_kept_and_judged_again(
     """Guards against a failure that cannot be looked at again."""
     monkeypatch.setenv("HISTORIES", str(tmp_path))
     history = _history(1, 3, faults=[Fault("kill relay", 1, 2, disturbs=True)])
-    history.exits.append(Exit("relay 1", 1.5, 2, "no entry"))
+    history.exits.append(Exit("relay 1", 1.5, 2, "cannot connect"))
     history.stuck.append("no events")
     history.consumer = "idempotent"
     history.effects.append(Effect("order", "1", 1, "token-1"))

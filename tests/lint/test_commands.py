@@ -41,13 +41,13 @@ def test_a_line_for_each_finding_and_how_to_mend_it(application: Path) -> None:
     assert mend.startswith("    ")
     assert "transaction block" in mend
     assert second.startswith(f"{application}/orders.py:6:1: OB008 outbox-row-changed: ")
-    assert done.stderr == "2 found in 2 files\n"
+    assert done.stderr == "2 findings in 2 files\n"
 
 
 def test_nothing_found(application: Path) -> None:
     """A workflow that fails on clean code, or that passes without saying how much it looked at."""
     done = lint(application / "empty.py")
-    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "nothing found in 1 file\n")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "no findings in 1 file\n")
 
 
 def test_json(application: Path) -> None:
@@ -85,11 +85,11 @@ def test_usage(application: Path, tmp_path_factory: pytest.TempPathFactory) -> N
     elsewhere = tmp_path_factory.mktemp("nothing")
     for arguments, said in (
         ([], "PATH"),
-        ([elsewhere / "missing"], "is not there"),
-        ([application, elsewhere / "missing.py"], "is not there"),
+        ([elsewhere / "missing"], "does not exist"),
+        ([application, elsewhere / "missing.py"], "does not exist"),
         ([elsewhere], "no Python file"),
-        (["--select", "OB999", application], "no rule is called OB999: there are OB000, OB001"),
-        (["--ignore", "", application], "no rule is called"),
+        (["--select", "OB999", application], "unknown rule OB999: known rules are OB000, OB001"),
+        (["--ignore", "", application], "unknown rule "),
     ):
         done = lint(*arguments)
         assert done.exit_code == 2, arguments
@@ -137,7 +137,7 @@ def test_after_commit_and_report(tmp_path: Path) -> None:
     done = lint("--report", tmp_path)
     assert done.exit_code == 0
     place, writes, publishes = done.stdout.splitlines()
-    assert place == f"{tmp_path}/service.py:4: place: publishes beside the commit (OB011)"
+    assert place == f"{tmp_path}/service.py:4: place: publishes apart from the commit (OB011)"
     assert writes == "    writes: line 5; line 6"
     assert publishes == f"    publishes: line 7 (tell, {tmp_path}/bus.py:4)"
     (listed,) = json.loads(lint("--report", "--json", tmp_path).stdout)

@@ -53,7 +53,7 @@ def test_lint_needs_click_alone(tmp_path: Path) -> None:
     assert [one.partition(">")[0] for one in EXTRAS["lint"]] == ["click"]
     (tmp_path / "a.py").write_text("import outbox_pipelines.writer\n")
     done = run("lint", "lint-writes", str(tmp_path))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "nothing found in 1 file\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "no findings in 1 file\n")
 
 
 def test_the_consumer_has_its_commands() -> None:

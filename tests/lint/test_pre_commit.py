@@ -30,7 +30,7 @@ def test_its_entry_runs(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stderr) == (0, "nothing found in 2 files\n")
+    assert (done.returncode, done.stderr) == (0, "no findings in 2 files\n")
 
 
 def test_it_reads_the_whole_application() -> None:

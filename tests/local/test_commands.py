@@ -90,7 +90,7 @@ def test_run_leaves_the_servers_to_others(database_only: Settings) -> None:
 
 def test_run_names_a_command_that_is_not_there(database_only: Settings) -> None:
     done = _local("run", "--", "no-such-command")
-    assert "there is no command no-such-command" in done.stderr
+    assert "command not found: no-such-command" in done.stderr
     assert not client.home_of(database_only).path.exists()
 
 

@@ -116,7 +116,7 @@ def test_what_is_not_ready_is_refused(database: Database, tmp_path: Path) -> Non
     """Guards against a refusal that does not say what helps."""
     days.fill(database)
     settings = days.archiving(database, tmp_path)
-    with pytest.raises(NotReadyError, match=f"is open: see `outbox partitions close {DAY}`"):
+    with pytest.raises(NotReadyError, match=f"is open: run `outbox partitions close {DAY}`"):
         drop.drop(settings, DAY)
     days.relayed(database)
     assert database.outbox("partitions", "close").exit_code == 0
@@ -201,7 +201,7 @@ def test_a_report_keeps_the_day_as_it_is(
     short(monkeypatch)
     with database.connect(autocommit=False) as reader:
         reader.execute("SELECT count(*) FROM outbox")
-        with pytest.raises(NotReadyError, match="stays while a long transaction uses the outbox"):
+        with pytest.raises(NotReadyError, match="not dropped: a long transaction uses the outbox"):
             drop.drop(archived, DAY)
         reader.rollback()
     assert _is_attached(database)
@@ -243,7 +243,7 @@ def test_what_is_left_detached_is_seen_and_attached(
     """Guards against events that nobody sees and no check tells of, and no command brings back."""
     short(monkeypatch)
     assert detached_days(archived) == 0
-    assert database.outbox("partitions", "attach", str(DAY)).output == f"{DAY}  is attached\n"
+    assert database.outbox("partitions", "attach", str(DAY)).output == f"{DAY}  was already attached\n"
     with half_detached(database):
         assert detached_days(archived) == 1
         assert f"{DAY}  archived, detaching" in database.outbox("partitions", "list").output
@@ -274,7 +274,7 @@ def test_what_is_left_detached_is_seen_and_attached(
 def test_a_view_on_the_partition_keeps_the_day(database: Database, archived: Settings) -> None:
     """Guards against a partition that is detached and cannot be dropped."""
     database.rows(f"CREATE VIEW somebodys_report AS SELECT * FROM {LEAF}")
-    with pytest.raises(NotReadyError, match=f"somebodys_report depends on {LEAF}: drop that first"):
+    with pytest.raises(NotReadyError, match=f"somebodys_report depends on {LEAF}: drop it first"):
         drop.drop(archived, DAY)
     assert _is_attached(database)
 
@@ -282,7 +282,7 @@ def test_a_view_on_the_partition_keeps_the_day(database: Database, archived: Set
 def test_the_archive_goes_away_before(database: Database, archived: Settings) -> None:
     """Guards against a day that is detached although its archive cannot be read."""
     gone = archived.model_copy(update={"archive": "/proc/none"})
-    with pytest.raises(SetupError, match="holds no archive"):
+    with pytest.raises(SetupError, match="has no archive"):
         drop.drop(gone, DAY)
     assert _is_attached(database)
 
@@ -363,7 +363,7 @@ def test_one_day_that_stays_holds_up_no_other(database: Database, archived: Sett
     environment = {"OUTBOX_ARCHIVE": archived.archive, "OUTBOX_RETENTION_DAYS": "0"}
     shown = database.outbox("partitions", "drop", "--due", **environment)
     assert shown.exit_code == 1
-    assert f"{DAY} stays" in shown.stderr
+    assert f"partition {DAY} not dropped" in shown.stderr
     assert f"{DAY + timedelta(1)}  dropped" in shown.stdout
     shown = database.outbox("partitions", "drop", "--due", "--json", **environment)
     assert (shown.exit_code, json.loads(shown.stdout)) == (1, [])
@@ -383,7 +383,7 @@ def test_a_partition_that_was_dropped_by_hand_without_a_good_file(
     database.rows(f"DROP TABLE {LEAF}")
     (file,) = Path(archived.archive).rglob("*.parquet")
     file.unlink()
-    with pytest.raises(drop.NotProvenError, match="is gone"):
+    with pytest.raises(drop.NotProvenError, match="does not exist"):
         drop.drop(archived, DAY)
     assert days.state(database) == "archived"
 
@@ -392,7 +392,7 @@ def test_two_at_once(database: Database, archived: Settings) -> None:
     """Guards against a proof and a drop beside each other."""
     with (
         calendar.working_at(archived, DAY),
-        pytest.raises(NotReadyError, match="by somebody else: wait for it"),
+        pytest.raises(NotReadyError, match="by another process: wait until it ends"),
     ):
         drop.drop(archived, DAY)
     assert drop.drop(archived, DAY).now

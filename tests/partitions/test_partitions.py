@@ -66,9 +66,9 @@ def test_what_lies_ahead_is_made_up_after_days_without_maintenance(database: Dat
     database.rows(DAYS_GO_BY.format(days=12))
     assert _ahead(database) == 2
     done = database.outbox("partitions", "ensure")
-    assert (done.exit_code, done.output) == (0, "made 12; 14 days ahead have a partition\n")
+    assert (done.exit_code, done.output) == (0, "created 12; 14 future days have a partition\n")
     assert _ahead(database) == 14
-    assert database.outbox("partitions", "ensure").output.startswith("made 0; 14 ")
+    assert database.outbox("partitions", "ensure").output.startswith("created 0; 14 ")
     assert json.loads(database.outbox("partitions", "ensure", "--days", "20", "--json").output) == {
         "made": 6,
         "ahead": 20,
@@ -106,7 +106,7 @@ def test_maintenance_of_others_is_waited_for(database: Database, monkeypatch: py
     monkeypatch.setattr(ahead, "_TRIES", 1)
     with database.connect(autocommit=False) as other:
         other.execute("LOCK TABLE outbox IN SHARE UPDATE EXCLUSIVE MODE")
-        with pytest.raises(UnavailableError, match="locked by somebody else's maintenance"):
+        with pytest.raises(UnavailableError, match="locked by other maintenance"):
             ahead.ensure(database.settings)
         monkeypatch.setattr(ahead, "_TRIES", 1000)
         found: list[ahead.Ensured] = []
@@ -125,7 +125,7 @@ def test_a_role_that_does_not_own_the_table(database: Database) -> None:
     database.rows(f"SELECT outbox_grant_relay('{role}')")
     database.rows(DAYS_GO_BY.format(days=1))
     dsn = psycopg.conninfo.make_conninfo(database.dsn, user=role)
-    with pytest.raises(SetupError, match="made by the role that owns the outbox"):
+    with pytest.raises(SetupError, match="only the role that owns the outbox can create partitions"):
         ahead.ensure(database.settings.model_copy(update={"dsn": dsn}))
 
 
@@ -133,7 +133,7 @@ def test_a_table_in_the_way(database: Database) -> None:
     """Guards against a stack trace for a name that is taken."""
     day = datetime.now(UTC).date() + timedelta(15)
     database.rows(f"CREATE TABLE outbox_{day:%Y%m%d} (n int)")
-    with pytest.raises(SetupError, match="none of the outbox's days: rename or drop it"):
+    with pytest.raises(SetupError, match="does not belong to the outbox: rename or drop it"):
         ahead.ensure(database.settings, 15)
 
 
@@ -160,8 +160,8 @@ def test_status_says_which_days_are_late(database: Database, tmp_path: Path) -> 
     assert measurements.read(settings).days_late == Late(2, 0, 0)
     shown = database.outbox("status").output
     assert (
-        "ERROR         days_closed: 2 days should have been closed\n"
-        "              → `outbox partitions close` says what stands against it" in shown
+        "ERROR         days_closed: 2 days not closed in time\n"
+        "              → Run `outbox partitions close`: it names the obstacle" in shown
     )
     days.relayed(database)
     close.close(settings)

@@ -17,7 +17,7 @@ from tests.schema.servers import Database
 LEAF = calendar.leaf_of(DAY)
 _STATES = "SELECT status, processed_at IS NULL FROM outbox_events WHERE event_type = 'late'"
 LATE = ("PENDING", True)
-REFUSED = rf"{DAY} has 1 rows that were written past the guards .* not published"
+REFUSED = rf"{DAY} has 1 unpublished rows that bypassed the guards "
 
 
 def _past_guards(database: Database) -> None:
@@ -88,7 +88,7 @@ def test_of_an_archived_day(database: Database, tmp_path: Path) -> None:
     _past_guards(database)
     assert _states(database) == [LATE]
     assert any("missing in the file" in each for each in archive.verify(archiving, DAY).differences)
-    with pytest.raises(NotReadyError, match=rf"{REFUSED}.*as new events, and remove them from {LEAF}"):
+    with pytest.raises(NotReadyError, match=rf"{REFUSED}.*as new events, and delete them from {LEAF}"):
         archive.archive(archiving, DAY, again=True)
     with pytest.raises(drop.NotProvenError, match="missing in the file"):
         drop.drop(archiving, DAY)

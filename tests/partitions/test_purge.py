@@ -114,7 +114,7 @@ def test_nothing_is_removed_while_the_clocks_differ(
     monkeypatch.setattr(close, "datetime", _Slow)
     for remove in (purge.purge, drop.due):
         with pytest.raises(
-            UnavailableError, match="the clocks of the database and of this machine are 60 minutes"
+            UnavailableError, match="the clocks of the database and of this machine differ by 60 minutes"
         ):
             remove(database.settings)
     monkeypatch.undo()

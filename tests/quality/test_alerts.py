@@ -38,7 +38,7 @@ def test_one_message_when_it_begins_and_one_when_it_is_over() -> None:
     assert pager.tick(30, LAG) == ["shop: lag"]
     assert pager.tick(60, LAG) == []
     assert pager.tick(90) == []
-    assert pager.tick(120) == ["shop: lag is over"]
+    assert pager.tick(120) == ["shop: lag resolved"]
     assert pager.tick(150) == []
     assert pager.known == {}
 
@@ -65,7 +65,7 @@ def test_problems_are_told_apart() -> None:
     assert pager.tick(30, LAG, keys) == ["shop: lag"]
     assert pager.tick(60, LAG, keys) == ["shop: keys"]
     pager.tick(70, keys)
-    assert pager.tick(100, keys) == ["shop: lag is over"]
+    assert pager.tick(100, keys) == ["shop: lag resolved"]
 
 
 def test_errors_are_problems_and_warnings_are_not() -> None:
@@ -74,7 +74,7 @@ def test_errors_are_problems_and_warnings_are_not() -> None:
     assert alerts.of_verdicts(settings, judge(settings, WRONG["backlog"])) == []
     (problem,) = alerts.of_verdicts(settings, judge(settings, WRONG["dead_letters"]))
     assert problem.key == "dead_letters"
-    assert problem.text == "1 events were given up (1 × too large)"
+    assert problem.text == "1 dead letters (1 × too large)"
     assert "`outbox dead-letters list`" in problem.help
     assert "docs/operating.md#dead_letters" in problem.help
     assert problem.help.endswith("; https://dagster.example.com/assets/outbox/health?view=checks")
@@ -85,16 +85,16 @@ def test_errors_are_problems_and_warnings_are_not() -> None:
 
 def test_a_webhook_and_a_mail_box_get_it() -> None:
     begins = Message("shop: lag", "5 min\n→ `outbox status`", is_over=False)
-    over = Message("shop: lag is over", "it was", is_over=True)
+    over = Message("shop: lag resolved", "it was", is_over=True)
     with webhook() as posted, mail_box() as mailed:
         settings = load_settings(alerts=f"{posted.address}  {mailed.address}")
         assert alerts.send(settings, [begins, over]) == []
     assert [(body["title"], body["type"]) for body in posted.bodies] == [
         ("shop: lag", "failure"),
-        ("shop: lag is over", "success"),
+        ("shop: lag resolved", "success"),
     ]
     assert "→ `outbox status`" in posted.bodies[0]["message"]
-    assert [mail["subject"] for mail in mailed.mails] == ["shop: lag", "shop: lag is over"]
+    assert [mail["subject"] for mail in mailed.mails] == ["shop: lag", "shop: lag resolved"]
     assert "operator@example.com" in mailed.mails[0]["to"]
     body = mailed.mails[0].get_body(("plain", "html"))
     assert body is not None
@@ -131,7 +131,7 @@ def test_an_address_that_fails_is_named_without_its_secret() -> None:
     ("given", "says"),
     [
         ("", "set OUTBOX_ALERTS"),
-        ("smoke://signal/secret", "OUTBOX_ALERTS: address 1 of 1 is none that apprise understands"),
+        ("smoke://signal/secret", "OUTBOX_ALERTS: address 1 of 1 is not an address that apprise understands"),
         ("operator@example.com", "OUTBOX_ALERTS: address 1"),
     ],
 )
@@ -154,7 +154,7 @@ def test_the_command_sends_a_test() -> None:
         assert posted.bodies[0]["title"] == "outbox in shop at db.example: a test"
         posted.status = 500
         code, output = run(posted.address)
-        assert (code, "address 1 (json://…) did not take the message" in output) == (1, True)
+        assert (code, "address 1 (json://…) did not accept the message" in output) == (1, True)
     assert run("")[0] == 2
 
 

@@ -92,7 +92,7 @@ def test_what_breaks_order_or_days_is_an_error(database: Database) -> None:
     verdicts = day_rules.judge(found)
     assert {name for name, state in verdicts.items() if state is State.ERROR} == {"outside", "seqs_twice"}
     assert day_rules.summary(found, verdicts) == (
-        "2 events have a time of another day; 1 numbers (seq) are of more than one event"
+        "2 events have a time of another day; 1 numbers (seq) belong to more than one event"
     )
 
 
@@ -166,5 +166,5 @@ def test_of_a_dropped_day_nothing_is_said(database: Database) -> None:
     make_days(database, DAY)
     past_the_guards(database, "DROP TABLE {leaf}")
     assert measure(settings(database), DAY) is None
-    with pytest.raises(SetupError, match="no day of the outbox"):
+    with pytest.raises(SetupError, match="not a day of the outbox"):
         measure(settings(database), days_ago(300))

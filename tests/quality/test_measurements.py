@@ -177,7 +177,7 @@ def test_parked_and_dead(database: Database) -> None:
     database.rows("UPDATE outbox_parked SET failed_at = now() - interval '2 hours' WHERE state = 'failed'")
     assert (_measured(database).dead_letters, _measured(database).new_dead_letters) == (1, 0)
     verdicts = {verdict.rule.name: verdict for verdict in judge(database.settings, found)}
-    assert verdicts["dead_letters"].text == "1 events were given up (1 × no such topic)"
+    assert verdicts["dead_letters"].text == "1 dead letters (1 × no such topic)"
     assert verdicts["blocked_aggregates"].state is State.WARN
 
 
@@ -224,13 +224,13 @@ def test_the_command_says_it_and_exits_by_it(database: Database) -> None:
     database.rows("UPDATE outbox_shards SET heartbeat = now()")
     done = database.outbox("status", "--check")
     assert done.exit_code == 0, done.output
-    assert "checks        all as it should be" in done.output
+    assert "checks        all passed" in done.output
     _park(database, "1", "failed", error="too large")
     assert database.outbox("status").exit_code == 0
     done = database.outbox("status", "--check")
     assert done.exit_code == 1
-    assert "ERROR         dead_letters: 1 events were given up (1 × too large)" in done.output
-    assert "→ `outbox dead-letters list`" in done.output
+    assert "ERROR         dead_letters: 1 dead letters (1 × too large)" in done.output
+    assert "→ Run `outbox dead-letters list`" in done.output
     told = json.loads(database.outbox("status", "--json").output)
     assert {"check": "dead_letters", "state": "error"}.items() <= told["checks"][3].items()
     assert database.outbox("status", "--check", OUTBOX_ERROR_AT="dead_letters=2").exit_code == 0

@@ -32,8 +32,8 @@ def test_a_clean_day_exits_with_0_and_leaves_nothing_behind(place: Place, tmp_pa
     assert done.exit_code == 0, done.output
     assert done.stdout == (
         f"{DAY}: 3 events in the table, 3 messages read\n"
-        "topics: 3 compared, all there\n"
-        "billing: 3 compared, all there\n"
+        "topics: 3 compared, all present\n"
+        "billing: 3 compared, all present\n"
     )
     assert list((tmp_path / "work").iterdir()) == []
 
@@ -47,11 +47,11 @@ def test_a_difference_exits_with_1_and_says_what_helps(place: Place) -> None:
     done = outbox(place, str(DAY))
     assert done.exit_code == 1
     lines = done.stdout.splitlines()
-    assert "  ERROR 1 missing: counted as published, and in no topic" in lines
+    assert "  ERROR 1 missing: recorded as published, but not in any topic" in lines
     (example,) = [line for line in lines if lost in line]
     assert example.startswith(f"    {lost}  seq ")
     assert example.endswith(f"  order.placed  {place.topic}")
-    assert "  ERROR 1 missing: in the topic and passed over: never recorded" in lines
+    assert "  ERROR 1 missing: in the topic, but skipped: never recorded" in lines
     (example,) = [line for line in lines if ids[0] in line]
     assert f"{place.topic}, partition " in example
     assert sum(line.startswith("    → ") for line in lines) == 2
@@ -70,12 +70,20 @@ def test_what_cannot_be_exits_with_2_and_one_line(place: Place, monkeypatch: pyt
     place.outbox.write(1)
     tomorrow, today = str(TODAY + timedelta(1)), str(TODAY)
     for arguments, environment, said in (
-        ([tomorrow], {}, f"outbox: {tomorrow} has not begun: name a day that is over, or today\n"),
-        (["2001-01-01"], {}, "outbox: 2001-01-01 is no day of the outbox"),
-        ([today, "--consumer", "shipping"], {}, "outbox: no consumer is named 'shipping': there are billing"),
+        ([tomorrow], {}, f"outbox: {tomorrow} has not begun: choose a past day, or today\n"),
+        (["2001-01-01"], {}, "outbox: 2001-01-01 is not a day of the outbox"),
+        (
+            [today, "--consumer", "shipping"],
+            {},
+            "outbox: no consumer is named 'shipping': the file has billing",
+        ),
         ([today], {"OUTBOX_KAFKA": "127.0.0.1:1"}, "outbox: no broker answers at 127.0.0.1:1 (OUTBOX_KAFKA)"),
         ([today], {"OUTBOX_KAFKA": ""}, "outbox: no Kafka is named"),
-        ([today], {"OUTBOX_DSN": "host=127.0.0.1 port=1"}, "outbox: no entry to the database (OUTBOX_DSN)"),
+        (
+            [today],
+            {"OUTBOX_DSN": "host=127.0.0.1 port=1"},
+            "outbox: cannot connect to the database (OUTBOX_DSN)",
+        ),
     ):
         done = outbox(place, *arguments, **environment)
         assert (done.exit_code, done.stdout) == (2, ""), done.output
@@ -92,4 +100,4 @@ def test_without_room_it_says_where_to_find_some(
     done = outbox(place, str(TODAY))
     assert done.exit_code == 2
     assert "No such file or directory" in done.stderr
-    assert done.stderr.endswith("name a directory with some GB in TMPDIR\n")
+    assert done.stderr.endswith("set TMPDIR to a directory with a few GB of free space\n")

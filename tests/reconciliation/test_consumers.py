@@ -138,7 +138,7 @@ def test_topics_and_types_that_it_does_not_take_are_not_asked_for(place: Place) 
     place.consumer([], topics=["another"])
     report = place.reconcile()
     assert (found(report.sides[1]), report.sides[1].compared) == ({}, 0)
-    assert report.sides[1].notes == ["none of the day's events came to a topic that it takes"]
+    assert report.sides[1].notes == ["none of the day's events is in a topic that it reads"]
 
 
 def test_what_is_pruned_is_forgotten_not_missing(place: Place) -> None:
@@ -170,7 +170,9 @@ def test_its_records_may_be_in_another_database(place: Place) -> None:
         other.consumer(ids[:2], dsn=dsn)
         assert found(place.reconcile().sides[1]) == {"missing": 1}
     place.consumer([], dsn="host=127.0.0.1 port=1")
-    with pytest.raises(SetupError, match=r"no entry to the database \(dsn of \[billing\] in the file of"):
+    with pytest.raises(
+        SetupError, match=r"cannot connect to the database \(dsn of \[billing\] in the file of"
+    ):
         place.reconcile()
 
 
@@ -179,7 +181,7 @@ def test_one_that_is_not_named_is_an_error(tmp_path: Path) -> None:
     settings = load_settings(consumers_file=tmp_path / "consumers.toml")
     assert [each.name for each in chosen(settings, [])] == ["billing", "accounts"]
     assert [each.group for each in chosen(settings, ["accounts"])] == ["accounts"]
-    with pytest.raises(SetupError, match="no consumer is named 'shipping': there are billing, accounts"):
+    with pytest.raises(SetupError, match="no consumer is named 'shipping': the file has billing, accounts"):
         chosen(settings, ["shipping"])
 
 
@@ -187,8 +189,8 @@ def test_one_that_is_not_named_is_an_error(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("[billing", "is not TOML"),
-        ("source = 'x'", "has source outside of a consumer"),
-        ("[billing]\ntopic = 'x'", "unknown entry 'topic': there are source, group"),
+        ("source = 'x'", "has source outside a consumer section"),
+        ("[billing]\ntopic = 'x'", "unknown entry 'topic': use source, group"),
         (
             "[billing]\ntopics = 'x'",
             r"""topics cannot be 'x': write for example topics = \["order-events"\]""",

@@ -50,8 +50,8 @@ def test_what_the_topic_has_deleted_cannot_be_told(place: Place) -> None:
     assert found(report.sides[0]) == {"unknowable": 2}
     assert unknowable.kind.state is State.WARN
     assert [each.id for each in unknowable.examples] == ids[:2]
-    assert str(unknowable.examples[0].detail) == f"the topic keeps from {DAY} 00:01:00"
-    assert report.notes == [f"topic {place.topic} keeps from {DAY} 00:01:00"]
+    assert str(unknowable.examples[0].detail) == f"the topic has messages since {DAY} 00:01:00"
+    assert report.notes == [f"topic {place.topic} has messages since {DAY} 00:01:00"]
     # One that was written since then is missing all the same.
     place.write(1, created_at=f"{DAY} 12:00:00+00")
     place.pass_over()
@@ -90,7 +90,7 @@ def test_what_a_transaction_holds_back_is_not_missing(place: Place, monkeypatch:
     report = at.reconcile()
     assert found(report.sides[0]) == {"unknowable": 2}
     assert report.notes == [
-        f"topic {place.topic}: an open transaction holds the end of the topic back",
+        f"topic {place.topic}: an open transaction delays the end of the topic",
     ]
     producer.abort_transaction(20)
     assert at.reconcile().equal
@@ -103,7 +103,7 @@ def test_a_topic_that_is_gone_has_lost_all(place: Place) -> None:
     place.pass_over()
     report = place.reconcile()
     assert found(report.sides[0]) == {"missing": 3}
-    assert report.notes == [f"topic {place.outbox.topic('parcel')} is not there"]
+    assert report.notes == [f"topic {place.outbox.topic('parcel')} does not exist"]
 
 
 def test_a_dropped_day_is_read_in_the_archive(place: Place) -> None:
@@ -142,6 +142,6 @@ def test_an_event_of_a_dropped_neighbour_is_no_phantom(place: Place) -> None:
     without = place.settings.model_copy(update={"archive": "", "consumers_file": None})
     report = days.reconcile(without, DAY + timedelta(1))
     assert found(report.sides[0]) == {"phantom": 1}
-    assert report.notes[0].startswith(f"events of {DAY} are gone")
-    with pytest.raises(SetupError, match="gone from the table, and no archive is named"):
+    assert report.notes[0].startswith(f"events of {DAY} are unavailable")
+    with pytest.raises(SetupError, match="not in the table, and no archive is configured"):
         days.reconcile(without, DAY)

@@ -143,7 +143,7 @@ def test_a_dead_letter_is_not_missing_and_comes_late_when_replayed(place: Place)
     report = place.reconcile()
     assert found(report.sides[0]) == {"dead_letters": 2}
     assert report.equal
-    assert "topics: 4 compared, all there" in report.lines()
+    assert "topics: 4 compared, all present" in report.lines()
     act = {"actor": "alice", "reason": "mended"}
     dead_letters.act(place.settings, "discard", dead_letters.Filter(ids=(UUID(given_up),)), **act)
     dead_letters.act(place.settings, "replay", dead_letters.Filter(ids=(UUID(dead),)), **act)
@@ -219,5 +219,5 @@ def test_today_is_reconciled_as_it_stands(place: Place) -> None:
     place.outbox.write(1, 2, 3)
     place.relay()
     report = place.reconcile(TODAY)
-    assert report.notes == ["the day is not over: this is how it stands now"]
+    assert report.notes == ["the day is not over: the result is preliminary"]
     assert (report.events, report.equal) == (3, True)

@@ -38,7 +38,7 @@ def nowhere() -> Iterator[str]:
 def test_no_database(outbox: Outbox, nowhere: str, command: str) -> None:
     """Guards against a traceback where the database is away."""
     dsn = f"postgresql://postgres@{nowhere}/postgres"
-    _refuses(outbox, command, OUTBOX_DSN=dsn, says="no entry to the database (OUTBOX_DSN)")
+    _refuses(outbox, command, OUTBOX_DSN=dsn, says="cannot connect to the database (OUTBOX_DSN)")
 
 
 def test_no_database_named(outbox: Outbox) -> None:
@@ -48,7 +48,7 @@ def test_no_database_named(outbox: Outbox) -> None:
 
 def test_a_dsn_that_is_none(outbox: Outbox) -> None:
     """Guards against a traceback for a typing error."""
-    _refuses(outbox, "status", OUTBOX_DSN="host=here prot=5432", says="OUTBOX_DSN is no connection string")
+    _refuses(outbox, "status", OUTBOX_DSN="host=here prot=5432", says="OUTBOX_DSN is not a connection string")
 
 
 def test_an_unknown_role(outbox: Outbox) -> None:
@@ -174,7 +174,7 @@ def test_a_table_where_a_partition_is_to_be(outbox: Outbox) -> None:
         connection.execute("DELETE FROM outbox_days WHERE 'outbox_' || to_char(day, 'YYYYMMDD') = %s", [last])
         done = outbox.outbox("relay", "--until-empty")
         assert done.returncode == 0, done.stderr
-        assert "partitions of the coming days could not be created, the relay goes on" in done.stderr
+        assert "cannot create the partitions of the coming days, the relay continues" in done.stderr
         assert len(outbox.messages()) == 1
         assert re.search(f"partitions  not created ahead: .*{last}", outbox.outbox("status").stdout)
         connection.execute(f"DROP TABLE {last}".encode())
@@ -186,7 +186,7 @@ def test_wrong_settings_of_kafka(outbox: Outbox, tmp_path: Path) -> None:
     """Guards against a setting that would break the guarantees, and against one that is misspelt."""
     config = tmp_path / "kafka.properties"
     for line, says in (
-        ("acks=1", "the relay sets acks itself"),
+        ("acks=1", "the relay sets acks: remove it"),
         ("compression.tpye=zstd", "compression.tpye"),
         ("no equals", "is not name=value"),
     ):
@@ -261,7 +261,7 @@ def test_a_held_shard_is_named(outbox: Outbox) -> None:
 
     place = Shard(outbox.settings, 0, "the-other-host:1")
     assert place.try_take()
-    _refuses(outbox, "relay", "--until-empty", says="shard 0 is held by the-other-host:1 since", code=1)
+    _refuses(outbox, "relay", "--until-empty", says="shard 0 is owned by the-other-host:1 since", code=1)
     place.release()
     assert outbox.outbox("relay", "--until-empty").returncode == 0
-    _refuses(outbox, "relay", "--shard", "7", says="shard 7 does not exist, there are 1")
+    _refuses(outbox, "relay", "--shard", "7", says="shard 7 does not exist; there are 1")

@@ -105,7 +105,7 @@ def test_an_event_that_kills_is_found_and_given_up(outbox: Outbox, events: int, 
         ).fetchone()
     assert row is not None
     assert row[:3] == (0, None, 0)
-    assert "died 3 times" in row[3]
+    assert "crashed 3 times" in row[3]
 
 
 def test_an_event_that_kills_when_it_is_read_is_given_up(outbox: Outbox) -> None:
@@ -162,7 +162,7 @@ def test_a_run_of_released_events_with_a_killer_in_it(outbox: Outbox) -> None:
     assert parked_rows(outbox) == [("a", ids[12], "failed", 0)]
     with outbox.connect() as connection:
         ((error,),) = connection.execute("SELECT last_error FROM outbox_parked")
-    assert error == "the relay died 3 times while this event was being published"
+    assert error == "the relay crashed 3 times while this event was being published"
     # Once by the first drain, once as a parked event; of a run that was on its way at the death, again.
     again = numbers(outbox, "a")[20:]
     first = list(dict.fromkeys(again))
@@ -269,7 +269,7 @@ def test_an_event_that_waits_after_a_death_ends_a_run_until_empty(outbox: Outbox
         ended = outbox.outbox("relay", "--until-empty", OUTBOX_RETRY_SECONDS="1000")
         print(ended.stderr)
         assert ended.returncode == 1
-        assert "a relay died while it tried 1 of them" in ended.stderr
+        assert "a relay crashed while it tried 1 of them" in ended.stderr
         assert "dead letter" in ended.stderr
     assert numbers(outbox, "other") == [0, 1], "other aggregates go on"
     assert _paused(outbox) == [(2, False)]

@@ -123,5 +123,5 @@ def test_a_command_that_hangs_is_ended_with_what_it_started(
         runs.submit(n, "{}")
     done: list[Any] = []
     wait_until(lambda: done.extend(runs.done()) or len(done) == 6, what="all to be ended")
-    assert caplog.text.count("took over") == 6
+    assert caplog.text.count("took more than") == 6
     assert runs.close() == 0

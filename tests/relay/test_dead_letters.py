@@ -166,13 +166,13 @@ def test_discard_lets_a_blocked_aggregate_go(outbox: Outbox, letters: list[str])
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("replay", "--reason", "x", "--yes"), "name ids, or give a filter, or say --all"),
-        (("discard", "--all", "--error", "x", "--reason", "x", "--yes"), "say --all (and nothing else)"),
+        (("replay", "--reason", "x", "--yes"), "name ids, give a filter, or use --all"),
+        (("discard", "--all", "--error", "x", "--reason", "x", "--yes"), "use --all (only one of these)"),
         (("discard", "--all", "--yes"), "--reason"),
         (("discard", "--all", "--yes", "--reason", " "), "--reason is empty"),
         (("discard", "--all", "--reason", "x"), "Without a terminal, add --yes"),
         (("show", "17"), "'17' is not a valid UUID"),
-        (("list", "--since", "yesterday"), "write 2026-11-21T14:00 (UTC), or 30m, 2h, 7d"),
+        (("list", "--since", "yesterday"), "write a time (2026-11-21T14:00, UTC) or an age (30m, 2h, 7d"),
         (("list", "--limit", "0"), "--limit"),
     ],
 )

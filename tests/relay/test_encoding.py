@@ -106,11 +106,11 @@ def test_own_headers_replace_none_under_its_other_name() -> None:
     ("names", "says"),
     [
         ("event-id", "'event-id' is not name=name: write for example id=event-id"),
-        ("event-id=id", "unknown header 'event-id': there are id, event-type"),
+        ("event-id=id", "unknown header 'event-id': use id, event-type"),
         ("id=", "id cannot be left out"),
-        ("id=a,id=b", "id is given twice"),
-        ("id=version", "two headers would be called version"),
-        ("id=x,correlation-id=x", "two headers would be called x"),
+        ("id=a,id=b", "id appears twice"),
+        ("id=version", "two headers would have the name version"),
+        ("id=x,correlation-id=x", "two headers would have the name x"),
         ("id=content-type", "content-type says how to read the value"),
     ],
 )

@@ -274,10 +274,10 @@ def test_a_broker_that_stands_still_at_the_start(
     monkeypatch.setattr(progress_topic, "_SECONDS", 0.5)
     kafka.freeze()
     try:
-        with pytest.raises(UnavailableError, match="the progress topic p cannot be made"):
+        with pytest.raises(UnavailableError, match="the progress topic p cannot be created"):
             progress_topic.create_topic(outbox.settings, "p", 1)
         monkeypatch.setattr(progress_topic, "_GRACE_SECONDS", -0.4)
-        with pytest.raises(UnavailableError, match="the progress topic p cannot be made"):
+        with pytest.raises(UnavailableError, match="the progress topic p cannot be created"):
             progress_topic.create_topic(outbox.settings, "p", 1)
     finally:
         kafka.thaw()

@@ -97,7 +97,7 @@ def test_a_topic_that_may_not_be_written_to_stops_no_other(on_strict: Outbox, st
         wait_until(lambda: len(parked_rows(outbox)) == 60, what="the closed topic's events to be parked")
         with outbox.connect() as connection:
             causes = connection.execute("SELECT DISTINCT last_error FROM outbox_parked").fetchall()
-        assert any("may not be written to" in (cause or "") for (cause,) in causes)
+        assert any("cannot be written to (not authorized)" in (cause or "") for (cause,) in causes)
         assert {row[2] for row in parked_rows(outbox)} <= {"retrying", "waiting"}
 
 
@@ -142,7 +142,7 @@ def test_more_shards_than_the_progress_topic_may_have(
     with running(quick(outbox, **ONCE)):
         with deny(strict, ResourceType.TOPIC, "outbox-progress-", AclOperation.ALTER):
             wait_for_holders(outbox, 1)
-            with pytest.raises(NotAllThereError, match="given up"):
+            with pytest.raises(NotAllThereError, match="abandoned"):
                 resharding.change(outbox.settings, 2)
         assert "exactly_once needs the topic outbox-progress-" in caplog.text
         outbox.fill(100)

@@ -274,8 +274,8 @@ def test_a_port_that_is_taken_is_one_line(outbox: Outbox) -> None:
             done = outbox.outbox("relay", *arguments, **environment)
             assert done.returncode == 2
             (line,) = done.stderr.splitlines()
-            assert line.startswith(f"outbox: OUTBOX_METRICS_PORT={port}: 127.0.0.1 cannot be listened at")
-            assert "name a free port" in line
+            assert line.startswith(f"outbox: OUTBOX_METRICS_PORT={port}: cannot listen on 127.0.0.1")
+            assert "set a free port" in line
 
 
 def test_an_address_that_is_none_is_one_line(outbox: Outbox) -> None:
@@ -283,5 +283,5 @@ def test_an_address_that_is_none_is_one_line(outbox: Outbox) -> None:
     done = outbox.outbox("relay", "--metrics-port", "0", OUTBOX_METRICS_ADDRESS="203.0.113.1")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "203.0.113.1 cannot be listened at" in line
+    assert "cannot listen on 203.0.113.1" in line
     assert "OUTBOX_METRICS_PORT=70000" in outbox.outbox("relay", OUTBOX_METRICS_PORT="70000").stderr

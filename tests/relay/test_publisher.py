@@ -213,7 +213,7 @@ def test_what_the_clients_report_to_a_standby_does_not_pile_up(
     """Guards against a standby whose memory grows for as long as Kafka is away."""
     nowhere = outbox.settings.model_copy(update={"kafka": "127.0.0.1:1"})
     producer = IdempotentProducer(nowhere)
-    wait_until(lambda: producer.in_flight > 1, what="reports of a broker that is not there")
+    wait_until(lambda: producer.in_flight > 1, what="reports of a broker that does not exist")
     producer.idle()
     assert producer.in_flight <= 1
     producer.close()

@@ -83,9 +83,9 @@ def test_the_map_wins_over_the_template(tmp_path: Path) -> None:
     [
         ("order.placed\n", r"line 1 is 'order.placed': write event_type=topic"),
         ("=orders\n", r"line 1 is '=orders': write event_type=topic"),
-        ("# a\nx=y\nx=z\n", r"line 3 names x again: keep one line of it"),
+        ("# a\nx=y\nx=z\n", r"line 3 repeats x: keep one of the lines"),
         ("x={type}\n", r"line 1: unknown field \{type\}"),
-        ("x=\n", r"line 1: a topic's name has"),
+        ("x=\n", r"line 1: a topic name consists of"),
     ],
 )
 def test_a_map_that_cannot_work_is_refused_where_it_enters(tmp_path: Path, text: str, says: str) -> None:

@@ -149,7 +149,7 @@ def test_the_lock_goes_with_the_session(outbox: Outbox) -> None:
             "WHERE application_name = 'outbox relay 0: a' AND datname = current_database()"
         )
     wait_until(successor.try_take)
-    with pytest.raises(ShardLostError, match="session at shard 0 has ended"):
+    with pytest.raises(ShardLostError, match="session that owns shard 0 has ended"):
         owner.settle(_position(outbox), 1, 1)
     successor.release()
 

@@ -103,10 +103,10 @@ def test_refused_once_it_was_relayed(outbox: Outbox) -> None:
     [
         ("yesterday", "none of: now, beginning"),
         ("2026-11-20T06:00:00", "no time zone"),
-        ("7:5:", "no snapshot that this database has returned"),
-        ("0:0:", "no snapshot that this database has returned"),
-        ("900000000000:900000000001:", "no snapshot that this database has returned"),
-        ("99999999999999999999:99999999999999999999:", "no snapshot that this database has returned"),
+        ("7:5:", "not a snapshot of this database"),
+        ("0:0:", "not a snapshot of this database"),
+        ("900000000000:900000000001:", "not a snapshot of this database"),
+        ("99999999999999999999:99999999999999999999:", "not a snapshot of this database"),
     ],
 )
 def test_other_starts(outbox: Outbox, start: str, said: str) -> None:

@@ -95,7 +95,7 @@ def migration(directory: Path, **arguments: object) -> None:
 
 def is_as_migrate_makes_it(database: Database) -> bool:
     checked = database.outbox("migrate", "--check")
-    return checked.output == "the schema is as it should be\n"
+    return checked.output == "the schema is up to date\n"
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])

@@ -118,7 +118,7 @@ def test_every_kind_of_difference_is_found(differences: list[str], drift: Drift)
 def test_a_relay_refuses_what_has_changed(database: Database, kind: str) -> None:
     """A relay that starts on a schema which no longer keeps its promises."""
     apply(database, DRIFTS[kind])
-    with pytest.raises(SetupError, match="see `outbox migrate --check`") as refused:
+    with pytest.raises(SetupError, match="run `outbox migrate --check`") as refused:
         schema.require_schema(database.settings)
     assert DRIFTS[kind].object in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -29,7 +29,7 @@ def test_check_is_clean_and_changes_nothing(database: Database) -> None:
     """A check that leaves its scratch schema behind, or sees differences where there are none."""
     before = database.catalog()
     checked = database.outbox("migrate", "--check")
-    assert (checked.exit_code, checked.output) == (0, "the schema is as it should be\n")
+    assert (checked.exit_code, checked.output) == (0, "the schema is up to date\n")
     assert database.catalog() == before
     assert not database.rows("SELECT FROM pg_namespace WHERE nspname LIKE 'outbox_check%'")
 

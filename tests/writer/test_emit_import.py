@@ -47,7 +47,7 @@ except OutboxError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("cannot write through builtins.object: give a connection")
+    assert done.stdout.startswith("cannot write through builtins.object: pass a connection")
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_targets_of_another_kind(shared: Database) -> None:
     engine = targets.engine(shared)
     pool = psycopg.Connection  # the class, as given by a mistaken dependency
     for target in (None, "dsn", sqlite3.connect(":memory:"), engine, orm.sessionmaker(engine), pool):
-        with pytest.raises(OutboxError, match=r"cannot write through .*: give a connection") as refused:
+        with pytest.raises(OutboxError, match=r"cannot write through .*: pass a connection") as refused:
             write(target, "order", 1, "e", {})
         assert type(target).__qualname__ in str(refused.value)
 
@@ -144,7 +144,7 @@ def test_djangos_other_connections(shared: Database) -> None:
         }
         cache = ConnectionProxy(django.core.cache.caches, "default")
         for target in (targets.connections["lite"], cache):
-            with pytest.raises(OutboxError, match=r"leads to .*: the outbox is in PostgreSQL"):
+            with pytest.raises(OutboxError, match=r"leads to .*: the outbox needs PostgreSQL"):
                 write(target, "order", 1, "e", {})
 
 
@@ -152,7 +152,7 @@ def test_a_pool(shared: Database) -> None:
     """A pool of asyncpg would take any connection: not the one of the business rows."""
 
     async def through_pool() -> None:
-        with pytest.raises(OutboxError, match=r"asyncpg\.pool\.Pool: give a connection"):
+        with pytest.raises(OutboxError, match=r"asyncpg\.pool\.Pool: pass a connection"):
             await write(asyncpg.create_pool(), "order", 1, "e", {})
 
     asyncio.run(through_pool())

@@ -146,7 +146,7 @@ BREAKS: Final[dict[str, Break]] = {
         "continue",
     ),
     "a lost answer counts as success": _one(
-        "an error of the handler's transaction is passed over",
+        "an error of the handler's transaction is ignored",
         *("consumer-one", "accounted"),
         *(Work, "_take"),
         "await self._put_aside(item, error)",
@@ -176,7 +176,7 @@ BREAKS: Final[dict[str, Break]] = {
         "                await self._refuse_spoilt(each, error)",
     ),
     "a batch does not look again": _one(
-        "RECORD_MANY waits, and does not see what has come into the inbox meanwhile",
+        "RECORD_MANY waits, and does not see what was put into the inbox while it waited",
         *("consumer-batch", "order"),
         *(Work, "_take_many"),
         "if known and new:",
@@ -316,7 +316,7 @@ BREAKS: Final[dict[str, Break]] = {
         'state == "waiting"',
     ),
     "given up while it is handled": Break(
-        "READ and MISSED do not look whether an attempt goes on, and its own end does not count",
+        "READ and MISSED do not check whether an attempt continues, and its own end does not count",
         *("consumer-outage-two", "blame"),
         (
             Change(
@@ -332,7 +332,7 @@ BREAKS: Final[dict[str, Break]] = {
     ),
     # The crash guard.
     "nobody is suspect": _one(
-        "the events that a dead process had at hand are handled like all others",
+        "the events in flight of a crashed process are handled like all others",
         *("consumer-kills", "liveness"),
         *(CrashGuard, "assigned"),
         "self._suspect |= dict.fromkeys(left, events)",

@@ -43,7 +43,7 @@ def _nothing(self: object, *_: object, **__: object) -> None: ...
 # --- claims -------------------------------------------------------------------------------------------------
 
 
-@_break("a row that another session has locked is passed over", "aa", locks=1)
+@_break("a row that another session has locked is skipped", "aa", locks=1)
 def passes_over(patch: Patch) -> None:
     def claim(self: table.ModelSessions, wanted: Wanted) -> Rows:
         with self._process.call("claim"):

@@ -337,7 +337,7 @@ def never_moves(patch: Patch) -> None:
     patch(Complete, "moves", lambda self, position: position)
 
 
-@_break("the blocked aggregates are not told what is in the table", "a", refuses=[1], faults=0)
+@_break("the blocked aggregates do not learn what is in the table", "a", refuses=[1], faults=0)
 def tells_nobody(patch: Patch) -> None:
     patch(BlockedAggregates, "parked", lambda self, events: None)
 
@@ -377,7 +377,7 @@ def tries_uncovered(patch: Patch) -> None:
     patch(parked.Database, "covers", lambda self, position, seq: True)
 
 
-@_break("two threads' worth of one aggregate are under way at once", "aa", refuses=[1], mends=1, faults=0)
+@_break("two runs of one aggregate are in progress at once", "aa", refuses=[1], mends=1, faults=0)
 def never_busy(patch: Patch) -> None:
     def due(self: BlockedAggregates, limit: int) -> Any:
         return list(self.aggregates)[:limit]
@@ -387,7 +387,7 @@ def never_busy(patch: Patch) -> None:
 
 
 @_break(
-    "an aggregate is freed while events of it are on their way",
+    "an aggregate is freed while its events are in flight",
     "a",
     "a",
     "a",
@@ -465,7 +465,7 @@ def run_is_published(patch: Patch) -> None:
     patch(Complete, "published", lambda self: self.batch.events)
 
 
-@_break("a settled run stays under way", "aaaa", refuses=[1], mends=1, faults=0)
+@_break("a settled run stays in progress", "aaaa", refuses=[1], mends=1, faults=0)
 def run_never_ends(patch: Patch) -> None:
     settled = Retries.settled
 
@@ -542,7 +542,7 @@ def _careless(self: Relays) -> list[Any]:
 of_shards = Relays._of_shards
 
 
-@_break("a relay says that it stands still before it has settled all", "a", "a", changes=1, faults=0)
+@_break("a relay reports that it is paused before it has settled everything", "a", "a", changes=1, faults=0)
 def holds_too_early(patch: Patch) -> None:
     def meet(self: process.Process) -> bool:
         database = self.world.database
@@ -557,7 +557,7 @@ def holds_too_early(patch: Patch) -> None:
     patch(process.Process, "meet", meet)
 
 
-@_break("a relay goes on reading while it stands still", "a", "a", changes=1, faults=0)
+@_break("a relay continues to read while it is paused", "a", "a", changes=1, faults=0)
 def reads_on(patch: Patch) -> None:
     patch(Barrier, "is_taking_part", property(lambda self: False))
 

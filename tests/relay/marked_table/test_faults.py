@@ -134,8 +134,8 @@ def test_the_commands(table: Table) -> None:
         file = {"OUTBOX_TABLE_FILE": str(table.settings.table_file)}
         before = table.outbox.outbox("status", **file).stdout
         assert "table public.events" in before
-        assert "nobody: start `outbox relay`" in before
-        assert "backlog     1 events, the oldest" in before
+        assert "no active relay; start `outbox relay`" in before
+        assert "backlog     1 events, oldest" in before
         assert "failed      1" in before
         drained = table.outbox.outbox("relay", "--until-empty", **file)
         assert (drained.returncode, drained.stderr.count("published 1 events")) == (0, 1)

@@ -37,13 +37,13 @@ def test_what_is_not_named_is_called_as_usual(tmp_path: Path) -> None:
         ("table = ", r"is not TOML \(.*: see docs/existing-tables.md"),
         ("[columns]\n", 'names no table: write table = "outbox"'),
         ('table = "a.b.c"\n', "write a name, or a schema, a dot and a name"),
-        ('table = "events"\n', "does not say what is pending: name published_at .* or status"),
-        (_SMALLEST + 'status = "status"\n', "published_at and status, and only one"),
+        ('table = "events"\n', "does not say which rows are pending: name published_at .* or status"),
+        (_SMALLEST + 'status = "status"\n', "published_at and status, but only one"),
         (_SMALLEST + 'processed_at = "at"\n', "processed_at without status: call it published_at"),
-        (_SMALLEST + 'sequence = "seq"\n', "unknown 'sequence' in \\[columns\\]: there are id, seq,"),
+        (_SMALLEST + 'sequence = "seq"\n', "unknown 'sequence' in \\[columns\\]: use id, seq,"),
         (_SMALLEST + "seq = 5\n", "seq = 5 in \\[columns\\]: write a name in quotes"),
-        (_SMALLEST + 'payload = "id"\n', "payload and id both as 'id'"),
-        (_SMALLEST + 'payload = "100%"\n', "payload = '100%': such a name cannot be used: rename"),
+        (_SMALLEST + 'payload = "id"\n', "maps both payload and id to 'id'"),
+        (_SMALLEST + 'payload = "100%"\n', "payload = '100%', a name that cannot be used: rename"),
         (_SMALLEST + '[status]\npending = "NEW"\n', "but no status column"),
         (_SMALLEST + '[other]\na = "b"\n', "unknown entry 'other'"),
         ('table = "t"\ncolumns = "c"\n', r"write a section \[columns\]"),
@@ -82,17 +82,17 @@ def test_a_missing_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("DROP TABLE events", "there is no table public.events"),
+        ("DROP TABLE events", "table public.events does not exist"),
         ("ALTER TABLE events RENAME TO e; CREATE VIEW events AS SELECT * FROM e", "is not a table"),
         ("ALTER TABLE events DROP seq", "no column 'seq': .*ADD COLUMN seq bigint GENERATED ALWAYS"),
-        ("ALTER TABLE events DROP headers", "no column 'headers': name the right one as headers"),
+        ("ALTER TABLE events DROP headers", "no column 'headers': name the correct one as headers"),
         (
             "ALTER TABLE events ALTER seq DROP IDENTITY; ALTER TABLE events ALTER seq TYPE text",
-            "'seq' .* is text, and cannot be",
+            "'seq' .* has type text, which cannot be",
         ),
         (
             "ALTER TABLE events ALTER retry_count DROP DEFAULT, ALTER retry_count TYPE bool USING true",
-            "is boolean",
+            "has type boolean",
         ),
         ("ALTER TABLE events ALTER aggregate_id DROP NOT NULL", "ALTER COLUMN aggregate_id SET NOT NULL"),
     ],
@@ -110,7 +110,9 @@ def test_a_table_that_does_not_fit(table: Table, change: str, message: str) -> N
 def test_a_word_that_the_status_cannot_be(make_table: Make) -> None:
     """Guards against rows that would never be found, or never be marked."""
     mapping = textbook.STATUS_MAPPING.replace('failed = "broken"', 'failed = "dead"')
-    with pytest.raises(SetupError, match=r'cannot be \'dead\': write failed = "…" in .* new, sent, broken'):
+    with pytest.raises(
+        SetupError, match=r'cannot have the value \'dead\': write failed = "…" in .* new, sent, broken'
+    ):
         make_table(textbook.STATUS, mapping).drain()
 
 
@@ -123,7 +125,7 @@ def test_a_shape_with_the_time_needs_the_time(make_table: Make) -> None:
 
 def test_exactly_once_is_refused(table: Table) -> None:
     """Guards against a promise that is not kept."""
-    with pytest.raises(SetupError, match="leave OUTBOX_DELIVERY at at_least_once"):
+    with pytest.raises(SetupError, match="set OUTBOX_DELIVERY=at_least_once"):
         table.drain(delivery="exactly_once")
 
 
@@ -157,4 +159,4 @@ def test_a_missing_index_over_a_status(make_table: Make) -> None:
 def test_a_table_that_cannot_remember_failures(make_table: Make) -> None:
     """Guards against dead letters that come back at each restart, and nobody was told."""
     table = make_table(textbook.PUBLISHED_AT, 'table = "events"\n[columns]\npublished_at = "published_at"')
-    assert "add failed_at timestamptz, or retry_count int" in status.read(table.settings).warnings[0]
+    assert "Add failed_at timestamptz or retry_count int" in status.read(table.settings).warnings[0]

@@ -68,7 +68,7 @@ def test_a_row_that_cannot_be_marked_ends_publishing(table: Table, kind: str, wh
         connection.execute(REFUSE.format(n=650, kind=kind, when=when).encode())
     table.fill(3000)
     settings = table.with_(batch_events=100).settings
-    with pytest.raises(SetupError, match="not this one: change what refuses it"):
+    with pytest.raises(SetupError, match="not this one: change what rejects the UPDATE"):
         service.relay(settings, until_empty=True)
     published = [json.loads(message.value or "")["n"] for message in table.messages()]
     assert len(set(published)) == len(published)

@@ -37,7 +37,7 @@ def test_kafka_goes_away_and_comes_back(own_table: tuple[Postgres, Kafka, Table]
         _wait_until_relayed(table)
         kafka.kill()
         table.fill(30_000)
-        wait_until(lambda: "Kafka is away" in (status.read(table.settings).owner or ""))
+        wait_until(lambda: "Kafka unavailable" in (status.read(table.settings).owner or ""))
         wait_until(lambda: not _holds_vacuum_back(table), what="no open transaction")
         with table.connect() as connection:
             notices: list[str] = []
@@ -47,13 +47,13 @@ def test_kafka_goes_away_and_comes_back(own_table: tuple[Postgres, Kafka, Table]
         assert "0 are dead but not yet removable" in "".join(notices)
         kafka.start()
         _wait_until_relayed(table)
-        wait_until(lambda: "Kafka is away" not in (status.read(table.settings).owner or ""))
+        wait_until(lambda: "Kafka unavailable" not in (status.read(table.settings).owner or ""))
         assert relay.poll() is None
     assert len(table.messages()) == len({message.headers["id"] for message in table.messages()}) == 30_001
     # A broker that has just started may not know its topics yet, and `last_error` says so; nothing else does.
     rows = table.rows("retry_count, last_error")
     assert {attempts for attempts, _ in rows} == {0}
-    unknown = ("there is no such topic", "does not exist")
+    unknown = ("topic not found", "does not exist")
     assert all(error is None or any(text in error for text in unknown) for _, error in rows), rows
 
 

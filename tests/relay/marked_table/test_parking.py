@@ -190,7 +190,7 @@ def test_a_dead_letter_is_told_and_copied(table: Table, tmp_path: Any) -> None:
     wait_until(heard.exists)
     told = json.loads(heard.read_text())
     assert (told["kind"], told["aggregate_id"], told["attempts"]) == ("dead-letter", "a", 1)
-    assert told["help"] == "mend the row, make it pending"
+    assert told["help"] == "correct the row, then mark it pending"
     (copy,) = read_topic(table.settings.kafka, f"{table.outbox.topic()}.dlq")
     assert copy.headers["dead-letter-topic"] == table.outbox.topic()
 
@@ -240,7 +240,7 @@ def test_a_row_that_cannot_be_marked_is_not_tried_alone(table: Table) -> None:
     with table.connect() as connection:
         connection.execute(REFUSE.format(n=0, kind="TRIGGER refuse BEFORE UPDATE", when="").encode())
     table.write(("b", {"n": 1}), ("a", {"n": 0, "noise": NOISE}))
-    with pytest.raises(SetupError, match="not this one: change what refuses it"):
+    with pytest.raises(SetupError, match="not this one: change what rejects the UPDATE"):
         # The first claim, which is rehearsed, is that of the other row.
         table.drain(batch_events=1)
     assert _unpublished(table) == [("a", 0)]

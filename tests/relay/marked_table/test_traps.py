@@ -106,7 +106,7 @@ def test_a_successor_waits_until_no_claim_of_its_predecessor_is_left(table: Tabl
         try:
             wait_until(lambda: second.try_take() or second._has_lock, what="the lock")
             assert not second.try_take()
-            with pytest.raises(ShardLostError, match="session that held"):
+            with pytest.raises(ShardLostError, match="session that owned"):
                 source.claim([])
             source.settle(claim, claim.batch.events[:1])
             assert second.try_take()
@@ -126,7 +126,7 @@ def test_a_row_that_somebody_else_has_locked_is_not_overtaken(
         other.execute("SELECT FROM events WHERE seq = %s FOR UPDATE", seqs[:1])
         claim = source.claim([])
         assert _seqs(claim) == [seqs[1], seqs[3]]
-        assert "is the old publisher still running?" in caplog.text
+        assert "whether the old publisher is still running" in caplog.text
         other.rollback()
         assert _seqs(source.claim([])) == [seqs[0], seqs[2]]
 
@@ -179,7 +179,7 @@ def test_a_partition_detached_under_a_claim_is_noticed(
             wait_until(lambda: connection.execute(pending).fetchone() is not None)
             source.settle(claim, claim.batch.events)
             detach.join()
-        assert "2 published events are not in public.events any more" in caplog.text
+        assert "2 published events are no longer in public.events" in caplog.text
         assert table.rows() == [(1, True), (2, True)]
 
 
@@ -191,7 +191,7 @@ def test_a_table_that_cannot_be_marked_stops_the_relay(table: Table) -> None:
             "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; "
             "CREATE TRIGGER keep BEFORE UPDATE ON events FOR EACH ROW EXECUTE FUNCTION keep()"
         )
-    with pytest.raises(SetupError, match="does not let 1 of 1 rows be marked, so nothing is published: look"):
+    with pytest.raises(SetupError, match="does not allow 1 of 1 rows to be marked, so nothing is published"):
         table.drain()
 
 
@@ -218,7 +218,7 @@ def test_of_two_relays_one_is_active(table: Table) -> None:
     with table.relayed():
         held = status.read(table.settings).owner
         assert held is not None
-        with pytest.raises(service.ShardOwnedError, match=r"events is held by .* since .* UTC"):
+        with pytest.raises(service.ShardOwnedError, match=r"events is owned by .* since .* UTC"):
             service.relay(table.settings, until_empty=True, standby=service.Standby.REFUSE)
         standby = TableOwnership(table.settings, "standby")
         assert not standby.try_take()
@@ -236,7 +236,7 @@ def test_a_relay_past_its_time_hands_over(table: Table) -> None:
     wait_until(lambda: not table.pending())
     assert not successor.try_take()
     assert successor.try_wait()
-    wait_until(successor.try_take, what="the hand-over")
+    wait_until(successor.try_take, what="the handover")
     relay.join(20)
     assert not relay.is_alive()
     successor.release()
