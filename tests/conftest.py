@@ -159,7 +159,7 @@ def read_topic(kafka: str, topic: str) -> list[Message]:
             "allow.auto.create.topics": False,
             # A reader that is sent to the end would miss messages without a word.
             "auto.offset.reset": "error",
-            # Transactions take offsets of their own: the end is told, not counted.
+            # Transactions use additional offsets: the end is requested, not computed.
             "enable.partition.eof": True,
         }
     )
@@ -222,7 +222,7 @@ def password_of(dsn: str) -> str:
 
 
 def may_log_in(dsn: str) -> str:
-    """What CREATE ROLE says of a role that logs in by this DSN, with `user` alone changed.
+    """Return the attributes for CREATE ROLE, for a role that logs in with this DSN except for `user`.
 
     A local server's DSN names a password file, whose one password is sent for each role.
     """
@@ -244,7 +244,7 @@ def known_secrets() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Lasting:
-    """Servers and databases that are made once in a session, whoever asks first, and last until it ends.
+    """Servers and databases that are made once in a session, at the first request, and last until it ends.
 
     A fixture of the session is not enough: one with parameters ends at each change of them, and each
     directory that imports a fixture has one of its own.
