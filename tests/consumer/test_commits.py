@@ -151,7 +151,7 @@ def test_what_was_committed_of_a_message_of_the_inbox_is_a_dead_letter_too(place
     assert consumer.drain(until_empty=True) == Counts(failures=1, dead_letters=1)
     [(state, error)] = place.rows("SELECT state, last_error FROM inbox")
     assert state == "failed"
-    assert "committed a part of its work and failed" in error
+    assert "committed part of its work and then failed" in error
 
 
 def test_tables_without_the_guard_are_refused(place: Place) -> None:
