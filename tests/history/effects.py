@@ -8,12 +8,19 @@ from typing import Any
 import psycopg
 
 from outbox_pipelines import consumer
-from tests.history.record import Effect
+from tests.history.record import Effect, Unhandled
 
 _TABLE = """
 CREATE TABLE effect (seq bigserial PRIMARY KEY, kind text NOT NULL, account text NOT NULL, n int NOT NULL,
                      token text NOT NULL)"""
 _MAKE = "INSERT INTO effect (kind, account, n, token) VALUES (%s, %s, %s, %s)"
+
+_UNHANDLED = """
+SELECT convert_from(payload, 'UTF8')::json ->> 'token', state, attempts, coalesce(last_error, '')
+FROM inbox WHERE state IN ('waiting', 'failed') ORDER BY seq"""
+_HURRY = """
+UPDATE inbox SET next_attempt_at = now()
+WHERE state = 'waiting' AND next_attempt_at > now() + interval '5 s'"""
 
 
 def prepare(connection: psycopg.Connection[Any]) -> None:
@@ -31,6 +38,16 @@ def made(connection: psycopg.Connection[Any]) -> list[Effect]:
     """All that are committed, in their order."""
     rows = connection.execute("SELECT kind, account, n, token FROM effect ORDER BY seq")
     return [Effect(*row) for row in rows]
+
+
+def unhandled(connection: psycopg.Connection[Any]) -> list[Unhandled]:
+    """What waits in the consumer's inbox, and its dead letters."""
+    return [Unhandled(*row) for row in connection.execute(_UNHANDLED)]
+
+
+def hurry(connection: psycopg.Connection[Any]) -> None:
+    """Lets what waits in the inbox be tried now: after many faults it may wait for minutes."""
+    connection.execute(_HURRY)
 
 
 def count(connection: psycopg.Connection[Any]) -> int:

@@ -109,7 +109,15 @@ def _judge_effects(history: History, verdict: Verdict) -> None:
         else:
             newest[effect.kind, effect.account] = effect.n
         seen.add(effect.token)
-    verdict.no_effect = [f"{e.kind}/{e.account}/{e.n}" for e in history.committed if e.token not in seen]
+    # Every event can be handled: that one is a dead letter is no excuse.
+    became = {each.token: each for each in history.unhandled}
+    for event in history.committed:
+        if event.token not in seen:
+            name = f"{event.kind}/{event.account}/{event.n}"
+            if (it := became.get(event.token)) is not None:
+                state = "a dead letter" if it.state == "failed" else it.state
+                name += f", {state} after {it.attempts} attempts: {it.error}"
+            verdict.no_effect.append(name)
 
 
 def _excused(faults: list[Fault], start: float, end: float) -> bool:

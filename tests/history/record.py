@@ -46,6 +46,15 @@ class Effect(NamedTuple):
     token: str
 
 
+class Unhandled(NamedTuple):
+    """An event that a consumer had in its inbox at the end: it waits there, or is a dead letter."""
+
+    token: str
+    state: str
+    attempts: int
+    error: str
+
+
 class Fault(NamedTuple):
     """What was done to the system, from when to when."""
 
@@ -81,6 +90,7 @@ class History:
     consumer: str = ""
     """Whose effects they are; nobody's where nobody consumed."""
     effects: list[Effect] = field(default_factory=list)
+    unhandled: list[Unhandled] = field(default_factory=list)
     figures: dict[str, int] = field(default_factory=dict)
     """What was written, and what became of it on the way."""
     steps: dict[str, int] = field(default_factory=dict)
@@ -93,7 +103,7 @@ def save(history: History, path: Path) -> None:
     with path.open("w") as file:
         head = {name: getattr(history, name) for name in _HEAD}
         print(json.dumps(["run", head]), file=file)
-        for name in ("faults", "exits", "stuck", "committed", "messages", "effects"):
+        for name in ("faults", "exits", "stuck", "committed", "messages", "effects", "unhandled"):
             for fact in getattr(history, name):
                 print(json.dumps([name, fact]), file=file)
 
@@ -109,10 +119,13 @@ def load(path: Path) -> History:
 
 
 _HEAD = ("relay", "seed", "delivery", "consumer", "figures", "steps")
-_KINDS: dict[str, type[Committed] | type[Message] | type[Effect] | type[Fault] | type[Exit]] = {
+_KINDS: dict[
+    str, type[Committed] | type[Message] | type[Effect] | type[Unhandled] | type[Fault] | type[Exit]
+] = {
     "committed": Committed,
     "messages": Message,
     "effects": Effect,
+    "unhandled": Unhandled,
     "faults": Fault,
     "exits": Exit,
 }

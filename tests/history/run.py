@@ -291,11 +291,12 @@ class Run:
         before = -1
         while self.consumers and before < self._made() < len(everything):
             before = self._effects
-            self.wait(self._patience, lambda: self._made() == len(everything), pace=0.2)
+            self.wait(self._patience, lambda: self._has_effects(len(everything)), pace=0.2)
         for process in (*self.relays, *self.consumers):
             self.end(process)
         with psycopg.connect(self.dsn) as connection:
             self.history.effects = effects.made(connection)
+            self.history.unhandled = effects.unhandled(connection)
             self._count(connection)
         self.history.messages = reader.read(self.servers.kafka.bootstrap, self.topics)
         return self.history
@@ -325,6 +326,18 @@ class Run:
             return True
         # An honest event that relays died at three times is a dead letter, and blocks those behind it.
         self.replay_again()
+        return False
+
+    def _has_effects(self, events: int) -> bool:
+        if self._made() == events:
+            return True
+        if time.monotonic() > self._replay_at:
+            self._replay_at = time.monotonic() + _REPLAY_SECONDS
+            with (
+                suppress(psycopg.OperationalError),
+                psycopg.connect(self.dsn, connect_timeout=5) as connection,
+            ):
+                effects.hurry(connection)
         return False
 
     def _count(self, connection: psycopg.Connection[Any]) -> None:

@@ -8,7 +8,18 @@ import pytest
 
 from tests.history import __main__ as program
 from tests.history.judge import judge
-from tests.history.record import Committed, Delivery, Effect, Exit, Fault, History, Message, load, save
+from tests.history.record import (
+    Committed,
+    Delivery,
+    Effect,
+    Exit,
+    Fault,
+    History,
+    Message,
+    Unhandled,
+    load,
+    save,
+)
 
 _COMMITTED = [Committed("order", "1", n, f"token-{n}") for n in (1, 2, 3)]
 
@@ -124,6 +135,19 @@ def test_each_kind_of_damage_by_a_consumer_is_found(numbers: tuple[int, ...], wr
     assert judge(history).wrong == wrong
 
 
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [("failed", "a dead letter after 1 attempts: oh"), ("waiting", "waiting after 1 attempts: oh")],
+)
+def test_what_became_of_an_event_without_effect_is_said(state: str, said: str) -> None:
+    """Guards against a finding that nobody can explain when the database is gone."""
+    history = _history(1, 2, 3)
+    history.consumer = "test"
+    history.effects = [Effect("order", "1", n, f"token-{n}") for n in (1, 3)]
+    history.unhandled = [Unhandled("token-2", state, 1, "oh")]
+    assert judge(history).wrong == [f"no effect (1): order/1/2, {said}"]
+
+
 def test_effects_of_other_accounts_may_come_in_any_order() -> None:
     """Guards against an order over all keys, which no consumer of several partitions can have."""
     history = _history(1, 2, 3)
@@ -152,6 +176,7 @@ def test_a_history_is_kept_and_judged_again(
     history.stuck.append("no events")
     history.consumer = "idempotent"
     history.effects.append(Effect("order", "1", 1, "token-1"))
+    history.unhandled.append(Unhandled("token-2", "failed", 1, "oh"))
     program.report(history)
     (path,) = tmp_path.iterdir()
     assert load(path) == history
