@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -280,12 +281,19 @@ def stack() -> Iterator[Stack]:
                 deleted.result(60)
 
 
+def create_database(admin: psycopg.Connection[Any], name: str, template: str) -> bytes:
+    """The statement that copies a database."""
+    # As files, which takes half the time where they lie in memory.
+    strategy = " STRATEGY FILE_COPY" if admin.info.server_version >= 150_000 else ""
+    return f"CREATE DATABASE {name} TEMPLATE {template}{strategy}".encode()
+
+
 @contextmanager
 def fresh_database(dsn: str, template: str = "template1") -> Iterator[str]:
     """A database of its own on the server of `dsn`, copied from another one."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(dsn, autocommit=True) as admin:
-        admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
+        admin.execute(create_database(admin, name, template))
         for system, oid in admin.execute(
             "SELECT system_identifier, oid FROM pg_control_system(), pg_database WHERE datname = %s", [name]
         ):
@@ -296,12 +304,18 @@ def fresh_database(dsn: str, template: str = "template1") -> Iterator[str]:
             admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
-@pytest.fixture(scope="session")
-def migrated(stack: Stack) -> Iterator[str]:
-    """The name of a migrated database: a copy takes a third of the time."""
+@contextmanager
+def _migrated(stack: Stack) -> Iterator[str]:
     with fresh_database(stack.dsn) as dsn:
         schema.migrate(load_settings(dsn=dsn))
         yield str(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"])
+
+
+@pytest.fixture
+def migrated(stack: Stack, lasting: Lasting) -> str:
+    """The name of a database that was migrated today, by UTC: a copy takes a third of the time."""
+    name: str = lasting.once(("migrated", datetime.now(UTC).date()), lambda: _migrated(stack))
+    return name
 
 
 _ADOPT: Final = """

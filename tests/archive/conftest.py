@@ -10,9 +10,9 @@ from outbox_pipelines import schema
 from outbox_pipelines.local import postgres
 from outbox_pipelines.settings import Settings, load_settings
 from tests.archive import flights
-from tests.schema.servers import Database, database, empty, server, template
+from tests.schema.servers import Database, database, empty, server
 
-__all__ = ["database", "empty", "server", "template"]
+__all__ = ["database", "empty", "server"]
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 """The servers and databases of these tests."""
 
-from tests.schema.servers import database, empty, server, template
+from tests.schema.servers import database, empty, server
 
-__all__ = ["database", "empty", "server", "template"]
+__all__ = ["database", "empty", "server"]

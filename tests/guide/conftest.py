@@ -1,5 +1,5 @@
 """The servers and databases of these tests."""
 
-from tests.schema.servers import database, server, template
+from tests.schema.servers import database, server
 
-__all__ = ["database", "server", "template"]
+__all__ = ["database", "server"]

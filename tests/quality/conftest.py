@@ -1,5 +1,5 @@
 """The servers and databases of these tests."""
 
-from tests.schema.servers import database, template, wheel_server
+from tests.schema.servers import database, wheel_server
 
-__all__ = ["database", "template", "wheel_server"]
+__all__ = ["database", "wheel_server"]

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from outbox_pipelines import schema
 from outbox_pipelines.cli import cli
 from outbox_pipelines.local import postgres
 from outbox_pipelines.settings import Settings, load_settings
-from tests.conftest import Lasting, may_log_in
+from tests.conftest import Lasting, create_database, may_log_in
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -98,7 +99,7 @@ def fresh(server: postgres.Postgres, template: str = "template1") -> Iterator[Da
     name = f"test_{uuid.uuid4().hex[:12]}"
     assert server.bin_dir is not None
     with psycopg.connect(server.dsn, autocommit=True) as admin:
-        admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
+        admin.execute(create_database(admin, name, template))
         try:
             yield Database(psycopg.conninfo.make_conninfo(server.dsn, dbname=name), server.bin_dir)
         finally:
@@ -149,11 +150,16 @@ def _migrated(server: postgres.Postgres) -> Iterator[str]:
         yield str(psycopg.conninfo.conninfo_to_dict(made.dsn)["dbname"])
 
 
+def _template(server: postgres.Postgres, lasting: Lasting) -> str:
+    """The name of a database that was migrated today, by UTC, to be copied."""
+    name: str = lasting.once(("template", server.dsn, datetime.now(UTC).date()), lambda: _migrated(server))
+    return name
+
+
 @pytest.fixture(scope="session")
 def template(server: postgres.Postgres, lasting: Lasting) -> str:
     """The name of a migrated database, to be copied."""
-    name: str = lasting.once(("template", server.dsn), lambda: _migrated(server))
-    return name
+    return _template(server, lasting)
 
 
 @pytest.fixture
@@ -164,9 +170,9 @@ def empty(server: postgres.Postgres) -> Iterator[Database]:
 
 
 @pytest.fixture
-def database(server: postgres.Postgres, template: str) -> Iterator[Database]:
+def database(server: postgres.Postgres, lasting: Lasting) -> Iterator[Database]:
     """A migrated database."""
-    with fresh(server, template) as made:
+    with fresh(server, _template(server, lasting)) as made:
         yield made
 
 
