@@ -12,7 +12,7 @@ PORT ?=
 SCOPES ?=
 MODEL_SECONDS ?= 300
 # Each has servers of its own for the tests that kill them: some 2 GB.
-WORKERS ?= 3
+WORKERS ?= 4
 
 # A suite starts a thousand processes: none should compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -27,7 +27,7 @@ ui: $(VENV)/ready
 	@$(BIN)/python -m examples.airline ui $(if $(PORT),--port $(PORT))
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
 
 # The tests that start no server, in less than a minute.
 test-fast: $(VENV)/ready
