@@ -7,10 +7,11 @@ Invariants:
 
 from __future__ import annotations
 
+from outbox_pipelines import Error
 from outbox_pipelines.secret import redacted
 
 
-class OperatorError(Exception):
+class OperatorError(Error):
     """An error whose message is for people."""
 
     def __init__(self, message: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from outbox_pipelines import Error
 
-class OutboxError(Exception):
+
+class OutboxError(Error):
     """The event was not written; the message says why and what to do."""
 
 
