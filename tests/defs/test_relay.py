@@ -93,7 +93,7 @@ def test_once_names_who_holds_the_shard(
     assert numbers is None
     [observation] = observed(instance, result.run_id)
     assert "relay-7 on db-host" in str(observation.description)
-    assert "relay-7 on db-host" in metadata_of(observation)["held"]
+    assert "relay-7 on db-host" in metadata_of(observation)["owned_by"]
     assert outbox.messages() == []
 
 

@@ -90,7 +90,7 @@ def relay_shard(
         session.result()
     except ShardOwnedError as error:
         context.log_event(
-            dg.AssetObservation(relay.key, description=str(error), metadata={"held": str(error)})
+            dg.AssetObservation(relay.key, description=str(error), metadata={"owned_by": str(error)})
         )
     except (SetupError, ShardLostError) as error:
         metadata = _of_session(progress) if progress else {}
