@@ -281,13 +281,13 @@ def status(settings: Settings, as_json: bool, check: bool) -> None:
         _table_status(settings, as_json=as_json, check=check)
         return
     found = measurements.read(settings)
-    verdicts = rules.judge(settings, found)
+    results = rules.judge(settings, found)
     if as_json:
-        checks = [rendering.described(verdict) for verdict in verdicts]
+        checks = [rendering.described(result) for result in results]
         click.echo(json.dumps(dataclasses.asdict(found) | {"checks": checks}, indent=2))
     else:
-        click.echo(rendering.render(found, verdicts))
-    if check and rules.worst(verdicts) is rules.State.ERROR:
+        click.echo(rendering.render(found, results))
+    if check and rules.worst(results) is rules.Status.ERROR:
         sys.exit(1)
 
 

@@ -41,7 +41,7 @@ def check(settings: Settings, as_json: bool) -> None:
         click.echo(_table(compared))
     wrong = [each for each in compared if each.is_wrong]
     for each in wrong:
-        click.echo(plain(f"outbox: {each.event_type} {_REMEDIES[each.verdict]}"), err=True)
+        click.echo(plain(f"outbox: {each.event_type} {_REMEDIES[each.status]}"), err=True)
     if wrong:
         sys.exit(1)
 
@@ -78,7 +78,7 @@ def _object(each: Compared) -> dict[str, Any]:
     return {
         "event_type": each.event_type,
         "lifecycle": each.lifecycle,
-        "verdict": each.verdict,
+        "status": each.status,
         "events": seen.events if seen else 0,
         "first_at": seen.first_at if seen else None,
         "last_at": seen.last_at if seen else None,
@@ -98,7 +98,7 @@ def _table(compared: list[Compared]) -> str:
                 _minute(seen.last_at) if seen else "-",
                 ", ".join(seen.aggregate_types) if seen else "-",
                 each.lifecycle or "-",
-                "" if each.verdict == "ok" else each.verdict.upper() if each.is_wrong else each.verdict,
+                "" if each.status == "ok" else each.status.upper() if each.is_wrong else each.status,
             )
         )
     cells = [[plain(cell) for cell in row] for row in rows]

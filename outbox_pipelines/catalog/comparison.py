@@ -17,7 +17,7 @@ from outbox_pipelines.database import connect
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
-Verdict = Literal["ok", "undocumented", "retired", "deprecated", "proposed", "never seen"]
+Status = Literal["ok", "undocumented", "retired", "deprecated", "proposed", "never seen"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class Compared:
     event_type: str
     lifecycle: str | None
     """None if the type is not documented."""
-    verdict: Verdict
+    status: Status
     seen: Seen | None
 
     @property
     def is_wrong(self) -> bool:
         """Whether an operator must act: the type is written, but undocumented or retired."""
-        return self.verdict in ("undocumented", "retired")
+        return self.status in ("undocumented", "retired")
 
 
 def compare(settings: Settings) -> list[Compared]:
@@ -69,14 +69,14 @@ def beside(catalog: Catalog, table: Iterable[Seen]) -> list[Compared]:
         Compared(
             name,
             documented[name].lifecycle if name in documented else None,
-            _verdict(documented.get(name), seen.get(name)),
+            _status(documented.get(name), seen.get(name)),
             seen.get(name),
         )
         for name in sorted(documented.keys() | seen)
     ]
 
 
-def _verdict(documented: EventType | None, seen: Seen | None) -> Verdict:
+def _status(documented: EventType | None, seen: Seen | None) -> Status:
     if documented is None:
         return "undocumented"
     if seen is None:

@@ -98,7 +98,7 @@ def _of_the_outbox(settings: "Settings", known: Mapping[str, "Known"]) -> tuple[
 
     from outbox_pipelines.errors import SetupError
     from outbox_pipelines.quality import measurements
-    from outbox_pipelines.quality.alerts import Problem, of_verdicts
+    from outbox_pipelines.quality.alerts import Problem, of_results
     from outbox_pipelines.quality.rules import RULES, chapter, judge
     from outbox_pipelines.secret import first_line
 
@@ -112,7 +112,7 @@ def _of_the_outbox(settings: "Settings", known: Mapping[str, "Known"]) -> tuple[
     except psycopg.Error as error:
         return [Problem("database", f"the database refuses: {first_line(error)}", remedy), *unseen], set()
     relayed = {str(each.shard) for each in found.shards if each.owner is not None}
-    return of_verdicts(settings, judge(settings, found)), relayed
+    return of_results(settings, judge(settings, found)), relayed
 
 
 def _of_the_instance(context: dg.SensorEvaluationContext, now: float) -> list["Problem"]:

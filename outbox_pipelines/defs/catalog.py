@@ -35,11 +35,11 @@ def event_types_documented(
 
         compared = compare(outbox_pipelines.settings())
     wrong = [each for each in compared if each.is_wrong]
-    never_seen = [each.event_type for each in compared if each.verdict == "never seen"]
+    never_seen = [each.event_type for each in compared if each.status == "never seen"]
     return dg.AssetCheckResult(
         passed=not wrong,
         severity=dg.AssetCheckSeverity.WARN,
-        description=", ".join(f"{each.event_type} is {each.verdict}" for each in wrong)
+        description=", ".join(f"{each.event_type} is {each.status}" for each in wrong)
         or f"{len(compared) - len(never_seen)} event types, all documented",
         metadata={
             "offending_types": len(wrong),
@@ -60,7 +60,7 @@ def _table(wrong: "list[Compared]") -> dg.TableMetadataValue:
             dg.TableRecord(
                 {
                     "event_type": each.event_type,
-                    "why": each.verdict,
+                    "why": each.status,
                     "events": each.seen.events,
                     "first_at": each.seen.first_at.isoformat(timespec="seconds"),
                     "last_at": each.seen.last_at.isoformat(timespec="seconds"),

@@ -46,18 +46,18 @@ def events_as_expected(
     with one_line():
         # Imported here so that definitions load without the drivers and Great Expectations.
         from outbox_pipelines.quality import day_rules, days
-        from outbox_pipelines.quality.rules import State
+        from outbox_pipelines.quality.rules import Status
 
         facts = days.measure(outbox_pipelines.settings(), day)
     if facts is None:
         return dg.AssetCheckResult(passed=True, description=f"{day} is dropped: the table has no rows of it")
     counted = time.monotonic()
-    verdicts = day_rules.judge(facts)
-    is_error = State.ERROR in verdicts.values()
+    results = day_rules.judge(facts)
+    is_error = Status.ERROR in results.values()
     return dg.AssetCheckResult(
-        passed=not any(verdicts.values()),
+        passed=not any(results.values()),
         severity=dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
-        description=day_rules.summary(facts, verdicts),
+        description=day_rules.summary(facts, results),
         metadata={
             **{name: getattr(facts, name) for name in day_rules.NUMBERS},
             "first_at": str(facts.first_at or "-"),

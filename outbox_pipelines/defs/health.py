@@ -15,11 +15,11 @@ from outbox_pipelines.defs.events import OWNERS, events
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality.rules import RULES, Rule, State
+from outbox_pipelines.quality.rules import RULES, Rule, Status
 
 if TYPE_CHECKING:
     from outbox_pipelines.quality.measured import Measurements
-    from outbox_pipelines.quality.rules import Verdict
+    from outbox_pipelines.quality.rules import CheckResult
 
 # A result takes 1.4 KB of Dagster's storage in PostgreSQL, 4 KB in SQLite. Numbers for the plots and failures
 # are therefore reported every five minutes, and successes every half hour. A failure whose text changes
@@ -28,7 +28,7 @@ _REPORT_SECONDS = 300.0
 _NUMBERS_SECONDS = 60.0
 _STILL_WELL_SECONDS = 1800.0
 _DATABASE = "database"
-# State, time and text before the first report.
+# Status, time and text before the first report.
 _NOTHING: list[Any] = [None, 0.0, ""]
 _NUMBER = re.compile(r"[\d.,]+")
 
@@ -111,11 +111,11 @@ def checks(
     mark = places.mark(context)
     if places.OTHERS in mark:
         evaluations[_DATABASE] = _answers(mark[places.OTHERS])
-    for name, verdict in evaluations.items():
+    for name, result in evaluations.items():
         if name in wanted:
-            context.log.info(f"{name}: {verdict['description']}")
-            verdict["metadata"] |= mark
-            yield dg.AssetCheckResult(check_name=name, asset_key=_KEY, **verdict)
+            context.log.info(f"{name}: {result['description']}")
+            result["metadata"] |= mark
+            yield dg.AssetCheckResult(check_name=name, asset_key=_KEY, **result)
 
 
 check_health = dg.define_asset_job(
@@ -157,7 +157,7 @@ def health_sensor(context: dg.SensorEvaluationContext, outbox_pipelines: OutboxR
     clash = places.clash(context, now)
     # Results of one outbox would replace those of the other; a failure applies to both.
     found, evaluations = (None, {_DATABASE: _answers(clash)}) if clash else _evaluate(outbox_pipelines)
-    # State, time and text of the last report, by name; none for a removed rule, and none for a check that
+    # Status, time and text of the last report, by name; none for a removed rule, and none for a check that
     # another outbox may have reported since.
     kept = {_DATABASE} if clash else _NAMES
     told = {name: before["checks"].get(name, _NOTHING) if name in kept else _NOTHING for name in _NAMES}
@@ -179,13 +179,13 @@ def health_sensor(context: dg.SensorEvaluationContext, outbox_pipelines: OutboxR
     )
 
 
-def _is_due(state: int, text: str, last: list[Any], now: float) -> bool:
+def _is_due(status: int, text: str, last: list[Any], now: float) -> bool:
     """Return whether to report a check again."""
-    last_state, last_at, last_text = last
-    if state != last_state:
+    last_status, last_at, last_text = last
+    if status != last_status:
         return True
     since: float = now - last_at
-    if state is State.OK:
+    if status is Status.OK:
         return since >= _STILL_WELL_SECONDS
     if _words(text) != _words(last_text):
         return True
@@ -208,13 +208,13 @@ def _evaluate(outbox: OutboxResource) -> tuple["Measurements | None", dict[str, 
     settings = outbox.settings()
     found = None
     try:
-        found, verdicts = evaluate(settings)
+        found, results = evaluate(settings)
     except SetupError as error:
         evaluations = {_DATABASE: _answers(str(error))}
     except psycopg.Error as error:
         evaluations = {_DATABASE: _answers(f"the database refuses: {first_line(error)}")}
     else:
-        evaluations = {verdict.rule.name: _evaluation(verdict) for verdict in verdicts}
+        evaluations = {result.rule.name: _evaluation(result) for result in results}
         evaluations[_DATABASE] = _answers(None)
     if settings.runbook_url:
         for name, evaluation in evaluations.items():
@@ -222,13 +222,13 @@ def _evaluate(outbox: OutboxResource) -> tuple["Measurements | None", dict[str, 
     return found, evaluations
 
 
-def _evaluation(verdict: "Verdict") -> dict[str, Any]:
-    help_needed = {"what_to_do": verdict.rule.help} if verdict.state else {}
+def _evaluation(result: "CheckResult") -> dict[str, Any]:
+    help_needed = {"what_to_do": result.rule.help} if result.status else {}
     return {
-        "passed": verdict.state is State.OK,
-        "severity": _severity(verdict.state),
-        "description": verdict.text,
-        "metadata": {"value": verdict.value, **help_needed},
+        "passed": result.status is Status.OK,
+        "severity": _severity(result.status),
+        "description": result.text,
+        "metadata": {"value": result.value, **help_needed},
     }
 
 
@@ -241,14 +241,14 @@ def _answers(error: str | None) -> dict[str, Any]:
     }
 
 
-def _severity(state: State) -> dg.AssetCheckSeverity:
-    return dg.AssetCheckSeverity.WARN if state is State.WARN else dg.AssetCheckSeverity.ERROR
+def _severity(status: Status) -> dg.AssetCheckSeverity:
+    return dg.AssetCheckSeverity.WARN if status is Status.WARN else dg.AssetCheckSeverity.ERROR
 
 
 def _state(evaluation: dict[str, Any]) -> int:
     if evaluation["passed"]:
-        return State.OK
-    return State.WARN if evaluation["severity"] is dg.AssetCheckSeverity.WARN else State.ERROR
+        return Status.OK
+    return Status.WARN if evaluation["severity"] is dg.AssetCheckSeverity.WARN else Status.ERROR
 
 
 def _numbers(found: "Measurements") -> dict[str, Any]:

@@ -67,13 +67,13 @@ def reconciliation(
 ) -> Iterator[dg.MaterializeResult[Any]]:
     with one_line():
         # Imported here so that definitions load without the drivers.
-        from outbox_pipelines.quality.rules import State
+        from outbox_pipelines.quality.rules import Status
         from outbox_pipelines.reconciliation import day as days
 
         report = days.reconcile(outbox_pipelines.settings(), day_of(context), progress=context.log.info)
     for line in report.lines():
         context.log.info(line)
-    is_error = report.state is State.ERROR
+    is_error = report.status is Status.ERROR
     yield dg.MaterializeResult(
         metadata={
             "events": report.events,

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality.rules import State, Verdict, chapter
+from outbox_pipelines.quality.rules import CheckResult, Status, chapter
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.text import plain
 
@@ -50,17 +50,17 @@ class Known:
     gone_at: float | None = None
 
 
-def of_verdicts(settings: Settings, verdicts: Iterable[Verdict]) -> list[Problem]:
+def of_results(settings: Settings, results: Iterable[CheckResult]) -> list[Problem]:
     """Return the problems among these results: errors, not warnings."""
     link = f"; {settings.ui_url.rstrip('/')}/assets/outbox/health?view=checks" if settings.ui_url else ""
     return [
         Problem(
-            verdict.rule.name,
-            verdict.text,
-            f"{verdict.rule.help} ({chapter(settings, verdict.rule.name)}){link}",
+            result.rule.name,
+            result.text,
+            f"{result.rule.help} ({chapter(settings, result.rule.name)}){link}",
         )
-        for verdict in verdicts
-        if verdict.state is State.ERROR
+        for result in results
+        if result.status is Status.ERROR
     ]
 
 

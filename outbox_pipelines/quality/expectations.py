@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality.rules import Rule, State
+from outbox_pipelines.quality.rules import Rule, Status
 
-_SEVERITIES: Final = {State.WARN: "warning", State.ERROR: "critical"}
+_SEVERITIES: Final = {Status.WARN: "warning", Status.ERROR: "critical"}
 _lock: Final = threading.Lock()
 
 
@@ -27,7 +27,7 @@ class Expected:
 
     name: str
     """The name of its check; also the column, unless `column` is set."""
-    state: State
+    status: Status
     """WARN or ERROR."""
     least: float | None = None
     """The value is at least this."""
@@ -41,13 +41,13 @@ def of_rules(rules: Iterable[Rule]) -> list[Expected]:
     return [
         Expected(rule.name, state, least=limit) if rule.is_least else Expected(rule.name, state, below=limit)
         for rule in rules
-        for state, limit in ((State.WARN, rule.warn), (State.ERROR, rule.error))
+        for state, limit in ((Status.WARN, rule.warn), (Status.ERROR, rule.error))
         if limit is not None
     ]
 
 
-def validate(suite: str, row: Mapping[str, float], expected: Sequence[Expected]) -> dict[str, State]:
-    """Return the result for each name in `expected`.
+def validate(suite: str, row: Mapping[str, float], expected: Sequence[Expected]) -> dict[str, Status]:
+    """Return the status for each name in `expected`.
 
     Args:
         suite: name of the suite; one for each set of columns.
@@ -60,14 +60,14 @@ def validate(suite: str, row: Mapping[str, float], expected: Sequence[Expected])
     with _lock:
         batch = _definition(suite).get_batch(batch_parameters={"dataframe": _frame(row)})
         results = batch.validate(_suite(suite, expected), result_format="BASIC").results
-    verdicts = dict.fromkeys((each.name for each in expected), State.OK)
+    statuses = dict.fromkeys((each.name for each in expected), Status.OK)
     for result in results:
         meta = result.expectation_config.meta
         if result.exception_info.get("raised_exception", True):
             raise ValueError(f"{meta['name']}: {result.exception_info.get('exception_message')}")
         if not result.success:
-            verdicts[meta["name"]] = max(verdicts[meta["name"]], State[meta["state"]])
-    return verdicts
+            statuses[meta["name"]] = max(statuses[meta["name"]], Status[meta["status"]])
+    return statuses
 
 
 def data_docs(directory: Path, suites: Mapping[str, tuple[Mapping[str, float], Sequence[Expected]]]) -> Path:
@@ -148,8 +148,8 @@ def _suite(name: str, expected: Sequence[Expected]) -> Any:
                 min_value=each.least,
                 max_value=each.below,
                 strict_max=each.below is not None,
-                severity=_SEVERITIES[each.state],
-                meta={"name": each.name, "state": each.state.name},
+                severity=_SEVERITIES[each.status],
+                meta={"name": each.name, "status": each.status.name},
             )
             for each in expected
         ],

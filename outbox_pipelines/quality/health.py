@@ -13,23 +13,23 @@ from typing import Final
 
 from outbox_pipelines.quality import expectations, measurements
 from outbox_pipelines.quality.measured import Measurements
-from outbox_pipelines.quality.rules import Verdict, judge
+from outbox_pipelines.quality.rules import CheckResult, judge
 from outbox_pipelines.settings import Settings
 
 SUITE: Final = "outbox_health"
 
 
-def evaluate(settings: Settings) -> tuple[Measurements, list[Verdict]]:
+def evaluate(settings: Settings) -> tuple[Measurements, list[CheckResult]]:
     """Measure, and return the results of the checks.
 
     Raises:
         SetupError: the database is unavailable, or has no outbox.
     """
     found = measurements.read(settings)
-    verdicts = judge(settings, found)
-    states = expectations.validate(SUITE, *suite_of(verdicts))
+    results = judge(settings, found)
+    statuses = expectations.validate(SUITE, *suite_of(results))
     return found, [
-        replace(verdict, state=states.get(verdict.rule.name, verdict.state)) for verdict in verdicts
+        replace(result, status=statuses.get(result.rule.name, result.status)) for result in results
     ]
 
 
@@ -39,11 +39,11 @@ def build_docs(settings: Settings, directory: Path) -> Path:
     Raises:
         SetupError: as `evaluate`.
     """
-    verdicts = judge(settings, measurements.read(settings))
-    return expectations.data_docs(directory, {SUITE: suite_of(verdicts)})
+    results = judge(settings, measurements.read(settings))
+    return expectations.data_docs(directory, {SUITE: suite_of(results)})
 
 
-def suite_of(verdicts: Sequence[Verdict]) -> tuple[dict[str, float], list[expectations.Expected]]:
+def suite_of(results: Sequence[CheckResult]) -> tuple[dict[str, float], list[expectations.Expected]]:
     """Return the row of the frame, and what is expected of it."""
-    row = {verdict.rule.name: verdict.value for verdict in verdicts}
-    return row, expectations.of_rules(verdict.rule for verdict in verdicts)
+    row = {result.rule.name: result.value for result in results}
+    return row, expectations.of_rules(result.rule for result in results)

@@ -2,7 +2,7 @@
 
 Invariants:
 - A rule's name is that of its check, its alert and its chapter in docs/operating.md.
-- A verdict depends on the measurements and the settings alone.
+- A result depends on the measurements and the settings alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def chapter(settings: Settings, name: str) -> str:
     return f"{settings.runbook_url or _RUNBOOK}#{name}"
 
 
-class State(IntEnum):
+class Status(IntEnum):
     """Severity."""
 
     OK = 0
@@ -55,11 +55,11 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckResult:
     """The result of a rule for an outbox."""
 
     rule: Rule
-    state: State
+    status: Status
     value: float
     detail: str = ""
 
@@ -227,26 +227,26 @@ def rules(settings: Settings) -> list[Rule]:
     return [limited(rule) for rule in RULES]
 
 
-def judge(settings: Settings, found: Measurements) -> list[Verdict]:
+def judge(settings: Settings, found: Measurements) -> list[CheckResult]:
     """Return the result of each rule, in the order of `RULES`."""
     return [judge_one(rule, found) for rule in rules(settings)]
 
 
-def worst(verdicts: Iterable[Verdict]) -> State:
+def worst(results: Iterable[CheckResult]) -> Status:
     """Return the highest severity."""
-    return max((verdict.state for verdict in verdicts), default=State.OK)
+    return max((result.status for result in results), default=Status.OK)
 
 
-def judge_one(rule: Rule, found: Measurements) -> Verdict:
+def judge_one(rule: Rule, found: Measurements) -> CheckResult:
     """Return the result of a rule."""
     value = float(rule.value(found))
 
     def is_bad(limit: float | None) -> bool:
         return limit is not None and (value < limit if rule.is_least else value >= limit)
 
-    state = State.ERROR if is_bad(rule.error) else State.WARN if is_bad(rule.warn) else State.OK
-    detail = _DETAILS[rule.name](found) if state and rule.name in _DETAILS else None
-    return Verdict(rule, state, value, detail or "")
+    status = Status.ERROR if is_bad(rule.error) else Status.WARN if is_bad(rule.warn) else Status.OK
+    detail = _DETAILS[rule.name](found) if status and rule.name in _DETAILS else None
+    return CheckResult(rule, status, value, detail or "")
 
 
 def _each(texts: Iterable[str | None]) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus, age
-from outbox_pipelines.quality.rules import Verdict
+from outbox_pipelines.quality.rules import CheckResult
 from outbox_pipelines.text import plain
 
 
-def render(found: Measurements, verdicts: Iterable[Verdict]) -> str:
+def render(found: Measurements, results: Iterable[CheckResult]) -> str:
     """Return the measurements, then the failed checks, worst first, each with its remedy."""
     lines = []
     for shard in found.shards:
@@ -30,33 +30,33 @@ def render(found: Measurements, verdicts: Iterable[Verdict]) -> str:
         + (f", {found.new_dead_letters:,} in the last hour" if found.new_dead_letters else ""),
         f"days ahead    {found.days_ahead}",
         f"size          {_bytes(found.table_bytes)}, keys {_bytes(found.keys_bytes)}",
-        *_verdicts(verdicts),
+        *_results(results),
     ]
     return "\n".join(map(plain, lines))
 
 
-def _verdicts(verdicts: Iterable[Verdict]) -> list[str]:
-    wrong = sorted((verdict for verdict in verdicts if verdict.state), key=lambda verdict: -verdict.state)
+def _results(results: Iterable[CheckResult]) -> list[str]:
+    wrong = sorted((result for result in results if result.status), key=lambda result: -result.status)
     if not wrong:
         return ["checks        all passed"]
     return [
         line
-        for verdict in wrong
+        for result in wrong
         for line in (
-            f"{verdict.state.name:<5}         {verdict.rule.name}: {verdict.text}",
-            f"              → {verdict.rule.help}",
+            f"{result.status.name:<5}         {result.rule.name}: {result.text}",
+            f"              → {result.rule.help}",
         )
     ]
 
 
-def described(verdict: Verdict) -> dict[str, object]:
+def described(result: CheckResult) -> dict[str, object]:
     """Return a result for JSON."""
     return {
-        "check": verdict.rule.name,
-        "state": verdict.state.name.lower(),
-        "value": verdict.value,
-        "text": verdict.text,
-        "help": verdict.rule.help,
+        "check": result.rule.name,
+        "status": result.status.name.lower(),
+        "value": result.value,
+        "text": result.text,
+        "help": result.rule.help,
     }
 
 

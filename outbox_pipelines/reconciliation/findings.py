@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from outbox_pipelines.parsers.consumers_file import Consumer
-from outbox_pipelines.quality.rules import State
+from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import queries
 from outbox_pipelines.reconciliation.processed import Handled
 from outbox_pipelines.reconciliation.report import EXAMPLES, Example, Finding, Kind
@@ -20,7 +20,7 @@ _OF_TOPICS: Final = (
         queries.MISSING,
         Kind(
             "missing",
-            State.ERROR,
+            Status.ERROR,
             "recorded as published, but not in any topic",
             "check whether the topic was recreated or rerouted, then resend: docs/reconciliation.md, missing",
         ),
@@ -29,7 +29,7 @@ _OF_TOPICS: Final = (
         queries.PHANTOM,
         Kind(
             "phantom",
-            State.ERROR,
+            Status.ERROR,
             "messages of the day whose id belongs to no event",
             "find the other producer of the topic; the outbox never had these events",
         ),
@@ -38,7 +38,7 @@ _OF_TOPICS: Final = (
         queries.OUT_OF_ORDER,
         Kind(
             "out_of_order",
-            State.ERROR,
+            Status.ERROR,
             "published after a later event of their aggregate",
             "check that writers lock the aggregate before they insert: docs/reconciliation.md, out_of_order",
         ),
@@ -47,7 +47,7 @@ _OF_TOPICS: Final = (
         queries.DUPLICATED,
         Kind(
             "duplicated",
-            State.WARN,
+            Status.WARN,
             "extra messages: their event was already in the topic",
             "normal after a crash with at_least_once; idempotent consumers skip ids that they have processed",
         ),
@@ -56,7 +56,7 @@ _OF_TOPICS: Final = (
         queries.LAGGING,
         Kind(
             "lagging",
-            State.WARN,
+            Status.WARN,
             "not published yet",
             "run `outbox status` for the cause and the fix; then run this again",
         ),
@@ -65,7 +65,7 @@ _OF_TOPICS: Final = (
         queries.UNREADABLE,
         Kind(
             "unreadable",
-            State.WARN,
+            Status.WARN,
             "messages without a valid event id",
             "find the other producer of the topic, or correct OUTBOX_HEADER_NAMES",
         ),
@@ -74,14 +74,14 @@ _OF_TOPICS: Final = (
         queries.UNKNOWABLE,
         Kind(
             "unknowable",
-            State.WARN,
+            Status.WARN,
             "published, but no longer or not yet in the topic",
             "reconcile within the topic's retention; consumers are compared with the remaining messages",
         ),
     ),
-    (queries.LATE_REPLAYS, Kind("late_replays", State.OK, "dead letters published late, by a replay")),
-    (queries.DEAD, Kind("dead_letters", State.OK, "not published: see `outbox dead-letters list`")),
-    (queries.GIVEN_UP, Kind("discarded", State.OK, "not published: discarded by an operator")),
+    (queries.LATE_REPLAYS, Kind("late_replays", Status.OK, "dead letters published late, by a replay")),
+    (queries.DEAD, Kind("dead_letters", Status.OK, "not published: see `outbox dead-letters list`")),
+    (queries.GIVEN_UP, Kind("discarded", Status.OK, "not published: discarded by an operator")),
 )
 
 _OF_CONSUMER: Final = (
@@ -89,7 +89,7 @@ _OF_CONSUMER: Final = (
         queries.NOT_HANDLED,
         Kind(
             "missing",
-            State.ERROR,
+            Status.ERROR,
             "in the topic, but skipped: never recorded",
             "check the consumer's types and topics, then set its group's offsets back: "
             "recorded events are skipped",
@@ -99,7 +99,7 @@ _OF_CONSUMER: Final = (
         queries.STRANGE,
         Kind(
             "phantom",
-            State.ERROR,
+            Status.ERROR,
             "recorded ids of the day that belong to no event",
             "find the producer; if the source also handles other outboxes, set handles_others = true",
         ),
@@ -108,25 +108,25 @@ _OF_CONSUMER: Final = (
         queries.CONSUMER_DEAD,
         Kind(
             "dead_letters",
-            State.WARN,
+            Status.WARN,
             "received, but all attempts of their handler failed",
             "fix the cause, then run `outbox consumer dead-letters replay` in the consumer's database",
         ),
     ),
     (
         queries.CONSUMER_LAGGING,
-        Kind("lagging", State.WARN, "not handled yet", "check that it runs; reconcile again later"),
+        Kind("lagging", Status.WARN, "not handled yet", "check that it runs; reconcile again later"),
     ),
     (
         queries.FORGOTTEN,
         Kind(
             "forgotten",
-            State.WARN,
+            Status.WARN,
             "cannot be verified: the consumer's rows of that time are pruned",
             "if they are not pruned, set keep_days; otherwise reconcile earlier, before they are pruned",
         ),
     ),
-    (queries.CONSUMER_GIVEN_UP, Kind("discarded", State.OK, "received, then discarded by an operator")),
+    (queries.CONSUMER_GIVEN_UP, Kind("discarded", Status.OK, "received, then discarded by an operator")),
 )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, Final
 
-from outbox_pipelines.quality.rules import State
+from outbox_pipelines.quality.rules import Status
 
 EXAMPLES: Final = 10
 """Maximum examples of each finding."""
@@ -18,7 +18,7 @@ class Kind:
     """A kind of finding."""
 
     name: str
-    state: State
+    status: Status
     """Severity; OK means information only."""
     text: str
     help: str = ""
@@ -65,9 +65,9 @@ class Side:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def state(self) -> State:
+    def status(self) -> Status:
         """The highest severity of its findings."""
-        return max((each.kind.state for each in self.findings), default=State.OK)
+        return max((each.kind.status for each in self.findings), default=Status.OK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +86,14 @@ class Report:
     seconds: float
 
     @property
-    def state(self) -> State:
+    def status(self) -> Status:
         """The highest severity of all sides."""
-        return max(side.state for side in self.sides)
+        return max(side.status for side in self.sides)
 
     @property
     def equal(self) -> bool:
         """Whether there are no differences."""
-        return self.state is State.OK
+        return self.status is Status.OK
 
     @property
     def summary(self) -> str:
@@ -102,7 +102,7 @@ class Report:
             f"{side.name}: {each.count:,} {each.kind.name}"
             for side in self.sides
             for each in side.findings
-            if each.kind.state is not State.OK
+            if each.kind.status is not Status.OK
         ]
         who = " and ".join(["the topics", *(side.name for side in self.sides[1:])])
         return "; ".join(found) or f"{self.events:,} events: {who} have all of them"
@@ -111,12 +111,12 @@ class Report:
         """Return the report as a JSON object."""
         return {
             "day": str(self.day),
-            "state": self.state.name,
+            "status": self.status.name,
             **{name: getattr(self, name) for name in ("source", "events", "messages", "seconds", "notes")},
             "sides": [
                 {
                     "name": side.name,
-                    "state": side.state.name,
+                    "status": side.status.name,
                     "compared": side.compared,
                     "notes": side.notes,
                     "findings": [_described(each) for each in side.findings],
@@ -130,25 +130,25 @@ class Report:
         said = [f"{self.day}: {self.events:,} events in the {self.source}, {self.messages:,} messages read"]
         said += [f"  note: {note}" for note in self.notes]
         for side in self.sides:
-            said.append(f"{side.name}: {side.compared:,} compared" + ("" if side.state else ", all present"))
+            said.append(f"{side.name}: {side.compared:,} compared" + ("" if side.status else ", all present"))
             said += [f"  note: {note}" for note in side.notes]
             for found in side.findings:
                 kind = found.kind
-                said.append(f"  {_mark(kind.state)}{found.count:,} {kind.name}: {kind.text}")
+                said.append(f"  {_mark(kind.status)}{found.count:,} {kind.name}: {kind.text}")
                 said += [f"    {example}" for example in found.examples]
                 if kind.help:
                     said.append(f"    → {kind.help}")
         return said
 
 
-def _mark(state: State) -> str:
-    return "" if state is State.OK else f"{state.name} "
+def _mark(status: Status) -> str:
+    return "" if status is Status.OK else f"{status.name} "
 
 
 def _described(found: Finding) -> dict[str, Any]:
     return {
         "name": found.kind.name,
-        "state": found.kind.state.name,
+        "status": found.kind.status.name,
         "count": found.count,
         "text": found.kind.text,
         "help": found.kind.help,

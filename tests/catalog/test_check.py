@@ -26,12 +26,12 @@ def test_the_table_is_compared_with_the_catalogue(database: Database, write: Wri
     assert done.exit_code == 1
     assert done.stderr == "outbox: order.lost is written but not documented: add it to the event catalog\n"
     lost, placed, shipped = json.loads(done.stdout)
-    assert (lost["event_type"], lost["lifecycle"], lost["verdict"]) == ("order.lost", None, "undocumented")
-    assert (placed["verdict"], placed["events"]) == ("ok", 3)
+    assert (lost["event_type"], lost["lifecycle"], lost["status"]) == ("order.lost", None, "undocumented")
+    assert (placed["status"], placed["events"]) == ("ok", 3)
     assert placed["aggregate_types"] == ["invoice", "order"]
     assert placed["first_at"].startswith(f"{early}T00:00:00")
     assert placed["last_at"] > placed["first_at"]
-    assert (shipped["verdict"], shipped["events"], shipped["first_at"]) == ("never seen", 0, None)
+    assert (shipped["status"], shipped["events"], shipped["first_at"]) == ("never seen", 0, None)
 
 
 def test_what_is_never_seen_is_only_said(database: Database, write: Write) -> None:
@@ -70,7 +70,7 @@ def test_deprecated_and_proposed_types_are_noted(database: Database, write: Writ
     for lifecycle in ("deprecated", "proposed"):
         path = write(CATALOG.replace("topic: order-events", f"lifecycle: {lifecycle}"))
         settings = load_settings(dsn=database.dsn, catalog_file=path)
-        found = {each.event_type: (each.verdict, each.is_wrong) for each in compare(settings)}
+        found = {each.event_type: (each.status, each.is_wrong) for each in compare(settings)}
         assert found["order.placed"] == (lifecycle, False)
 
 

@@ -47,14 +47,14 @@ def test_the_job_names_what_is_not_documented(instance: dg.DagsterInstance, reso
     """Guards against types that nobody documented and nobody sees, and a red run for a missing text."""
     result = run(instance, resource)
     assert result.success
-    [verdict] = result.get_asset_check_evaluations()
-    assert (verdict.asset_key, verdict.check_name) == (events.key, "event_types_documented")
-    assert (verdict.passed, verdict.severity) == (False, dg.AssetCheckSeverity.WARN)
-    assert verdict.description == "order.lost is undocumented"
-    metadata: dict[str, Any] = {name: value.value for name, value in verdict.metadata.items()}
+    [status] = result.get_asset_check_evaluations()
+    assert (status.asset_key, status.check_name) == (events.key, "event_types_documented")
+    assert (status.passed, status.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert status.description == "order.lost is undocumented"
+    metadata: dict[str, Any] = {name: value.value for name, value in status.metadata.items()}
     assert (metadata["offending_types"], metadata["offending_events"]) == (1, 2)
     assert metadata["never_seen"] == ["order.shipped"]
-    [row] = verdict.metadata["offending"].records  # type: ignore[union-attr]
+    [row] = status.metadata["offending"].records  # type: ignore[union-attr]
     assert row.data["event_type"] == "order.lost"
     assert (row.data["events"], row.data["aggregate_types"]) == (2, "order, parcel")
 
@@ -67,9 +67,9 @@ def test_it_passes_when_all_is_documented(
     with database.connect() as connection:
         insert(connection)
     result = run(instance, OutboxResource(dsn=database.dsn, catalog_file=str(tmp_path / "catalog.yaml")))
-    [verdict] = result.get_asset_check_evaluations()
-    assert verdict.passed
-    assert verdict.description == "1 event types, all documented"
+    [status] = result.get_asset_check_evaluations()
+    assert status.passed
+    assert status.description == "1 event types, all documented"
 
 
 def test_without_a_catalogue_the_run_says_what_to_set(

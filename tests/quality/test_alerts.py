@@ -70,16 +70,16 @@ def test_problems_are_told_apart() -> None:
 
 def test_errors_are_problems_and_warnings_are_not() -> None:
     settings = load_settings(ui_url="https://dagster.example.com/")
-    assert alerts.of_verdicts(settings, judge(settings, WELL)) == []
-    assert alerts.of_verdicts(settings, judge(settings, WRONG["backlog"])) == []
-    (problem,) = alerts.of_verdicts(settings, judge(settings, WRONG["dead_letters"]))
+    assert alerts.of_results(settings, judge(settings, WELL)) == []
+    assert alerts.of_results(settings, judge(settings, WRONG["backlog"])) == []
+    (problem,) = alerts.of_results(settings, judge(settings, WRONG["dead_letters"]))
     assert problem.key == "dead_letters"
     assert problem.text == "1 dead letters (1 × too large)"
     assert "`outbox dead-letters list`" in problem.help
     assert "docs/operating.md#dead_letters" in problem.help
     assert problem.help.endswith("; https://dagster.example.com/assets/outbox/health?view=checks")
     linked = load_settings(runbook_url="https://wiki.example.com/outbox")
-    (problem,) = alerts.of_verdicts(linked, judge(linked, WRONG["dead_letters"]))
+    (problem,) = alerts.of_results(linked, judge(linked, WRONG["dead_letters"]))
     assert "(https://wiki.example.com/outbox#dead_letters)" in problem.help
 
 

@@ -13,7 +13,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.partitions.calendar import leaf_of
 from outbox_pipelines.quality import day_queries, day_rules
 from outbox_pipelines.quality.days import DayFacts, measure
-from outbox_pipelines.quality.rules import State
+from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.settings import Settings, load_settings
 from tests.archive.days import at, days_ago, make_days, write, write_shapes
 from tests.catalog.conftest import CATALOG
@@ -67,9 +67,9 @@ def test_a_sound_day_has_nothing_to_be_said_of(database: Database) -> None:
         lacking_by_type={},
         unknown_by_type={},
     )
-    verdicts = day_rules.judge(found)
-    assert set(verdicts.values()) == {State.OK}
-    assert day_rules.summary(found, verdicts) == "3 events, all as expected"
+    results = day_rules.judge(found)
+    assert set(results.values()) == {Status.OK}
+    assert day_rules.summary(found, results) == "3 events, all as expected"
 
 
 def test_an_empty_day_is_sound(database: Database) -> None:
@@ -77,7 +77,7 @@ def test_an_empty_day_is_sound(database: Database) -> None:
     make_days(database, DAY)
     found = facts(database)
     assert (found.events, found.first_at, found.outside) == (0, None, 0)
-    assert set(day_rules.judge(found).values()) == {State.OK}
+    assert set(day_rules.judge(found).values()) == {Status.OK}
 
 
 def test_what_breaks_order_or_days_is_an_error(database: Database) -> None:
@@ -89,9 +89,9 @@ def test_what_breaks_order_or_days_is_an_error(database: Database) -> None:
     past_the_guards(database, "UPDATE {leaf} SET created_at = %s", at(DAY + timedelta(1)))
     found = facts(database)
     assert (found.events, found.seqs_twice, found.outside) == (2, 1, 2)
-    verdicts = day_rules.judge(found)
-    assert {name for name, state in verdicts.items() if state is State.ERROR} == {"outside", "seqs_twice"}
-    assert day_rules.summary(found, verdicts) == (
+    results = day_rules.judge(found)
+    assert {name for name, status in results.items() if status is Status.ERROR} == {"outside", "seqs_twice"}
+    assert day_rules.summary(found, results) == (
         "2 events have a time of another day; 1 numbers (seq) belong to more than one event"
     )
 
@@ -103,9 +103,9 @@ def test_what_a_consumer_stumbles_over_is_a_warning(database: Database) -> None:
     past_the_guards(database, "UPDATE {leaf} SET idempotency_key = 'a' WHERE payload = 'null'")
     found = facts(database)
     assert (found.keys_twice, found.not_objects, found.nameless) == (1, 2, 0)
-    verdicts = day_rules.judge(found)
-    assert {name: state for name, state in verdicts.items() if state} == dict.fromkeys(
-        ("keys_twice", "not_objects"), State.WARN
+    results = day_rules.judge(found)
+    assert {name: status for name, status in results.items() if status} == dict.fromkeys(
+        ("keys_twice", "not_objects"), Status.WARN
     )
     # A tombstone is meant to have none.
     assert facts(database, tombstones=True).not_objects == 1
@@ -120,7 +120,7 @@ def test_empty_names_are_counted(database: Database) -> None:
     past_the_guards(database, "UPDATE {leaf} SET aggregate_id = '' WHERE seq > (SELECT min(seq) FROM {leaf})")
     found = facts(database)
     assert found.nameless == 2
-    assert day_rules.judge(found)["nameless"] is State.WARN
+    assert day_rules.judge(found)["nameless"] is Status.WARN
 
 
 def test_the_catalogue_is_asked(database: Database, tmp_path: Path) -> None:

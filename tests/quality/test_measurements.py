@@ -12,7 +12,7 @@ import pytest
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import measurements, queries
 from outbox_pipelines.quality.measured import CAP, Measurements
-from outbox_pipelines.quality.rules import State, judge
+from outbox_pipelines.quality.rules import Status, judge
 from outbox_pipelines.relay.shard import Shard
 from tests.archive.days import days_ago, make_days, publish, write
 from tests.schema.servers import Database
@@ -28,16 +28,16 @@ def _fill(database: Database, events: int) -> None:
 
 def _park(database: Database, aggregate: str, *states: str, error: str | None = None) -> None:
     """An aggregate's parked events, in order."""
-    for state in states:
+    for status in states:
         database.rows(
             "INSERT INTO outbox_parked (id, seq, tx, aggregate_type, aggregate_id, event_type, payload, "
             "created_at, state, last_error, failed_at) "
             "SELECT outbox_uuidv7(), nextval('outbox_seq'), '3', 'order', %s, 'order.placed', '{}', now(), "
             "%s, %s, CASE WHEN %s THEN now() END",
             aggregate,
-            state,
-            None if state == "waiting" else error,
-            state == "failed",
+            status,
+            None if status == "waiting" else error,
+            status == "failed",
         )
 
 
@@ -45,11 +45,11 @@ def _measured(database: Database) -> Measurements:
     return measurements.read(database.settings)
 
 
-def _wrong(database: Database) -> dict[str, State]:
+def _wrong(database: Database) -> dict[str, Status]:
     return {
-        verdict.rule.name: verdict.state
-        for verdict in judge(database.settings, _measured(database))
-        if verdict.state
+        result.rule.name: result.status
+        for result in judge(database.settings, _measured(database))
+        if result.status
     }
 
 
@@ -140,7 +140,7 @@ def test_counts_end_at_the_cap(database: Database) -> None:
     _fill(database, CAP + 500)
     found = _measured(database)
     assert found.unpublished == found.shards[0].backlog == CAP
-    assert _wrong(database)["backlog"] is State.WARN
+    assert _wrong(database)["backlog"] is Status.WARN
 
 
 def test_who_holds_a_shard(database: Database) -> None:
@@ -157,12 +157,12 @@ def test_who_holds_a_shard(database: Database) -> None:
         assert held.owned_seconds is not None
         database.rows("UPDATE outbox_shards SET breaker = 'open', breaker_reason = 'no answer'")
         assert _measured(database).shards_without_kafka == 1
-        assert _wrong(database) == {"kafka": State.ERROR}
+        assert _wrong(database) == {"kafka": Status.ERROR}
     # What a relay saw that is gone says nothing.
     assert _measured(database).shards_without_kafka == 0
     database.rows("UPDATE outbox_shards SET heartbeat = now() - interval '20 seconds'")
     assert 20 <= _measured(database).unowned_seconds < 60
-    assert _wrong(database) == {"shards_relayed": State.WARN}
+    assert _wrong(database) == {"shards_relayed": Status.WARN}
 
 
 def test_parked_and_dead(database: Database) -> None:
@@ -176,9 +176,9 @@ def test_parked_and_dead(database: Database) -> None:
     assert found.dead_letter_reasons == {"no such topic": 1}
     database.rows("UPDATE outbox_parked SET failed_at = now() - interval '2 hours' WHERE state = 'failed'")
     assert (_measured(database).dead_letters, _measured(database).new_dead_letters) == (1, 0)
-    verdicts = {verdict.rule.name: verdict for verdict in judge(database.settings, found)}
-    assert verdicts["dead_letters"].text == "1 dead letters (1 × no such topic)"
-    assert verdicts["blocked_aggregates"].state is State.WARN
+    results = {result.rule.name: result for result in judge(database.settings, found)}
+    assert results["dead_letters"].text == "1 dead letters (1 × no such topic)"
+    assert results["blocked_aggregates"].status is Status.WARN
 
 
 def test_an_old_transaction_is_named(database: Database) -> None:
@@ -194,10 +194,8 @@ def test_an_old_transaction_is_named(database: Database) -> None:
     limits = database.settings.model_copy(update={"error_at": "old_transactions=0.001"})
     with database.connect(autocommit=False) as open_one:
         open_one.execute("SELECT 1")
-        (verdict,) = [
-            v for v in judge(limits, measurements.read(limits)) if v.rule.name == "old_transactions"
-        ]
-        assert verdict.state is State.ERROR
+        (result,) = [v for v in judge(limits, measurements.read(limits)) if v.rule.name == "old_transactions"]
+        assert result.status is Status.ERROR
 
 
 def test_days_that_are_late(database: Database) -> None:
@@ -205,7 +203,7 @@ def test_days_that_are_late(database: Database) -> None:
     write(database, days_ago(3))
     publish(database)
     assert _measured(database).days_late.to_close == 2
-    assert _wrong(database)["days_closed"] is State.ERROR
+    assert _wrong(database)["days_closed"] is Status.ERROR
 
 
 def test_keys_are_counted_by_the_server(database: Database) -> None:
@@ -232,7 +230,7 @@ def test_the_command_says_it_and_exits_by_it(database: Database) -> None:
     assert "ERROR         dead_letters: 1 dead letters (1 × too large)" in done.output
     assert "→ Run `outbox dead-letters list`" in done.output
     told = json.loads(database.outbox("status", "--json").output)
-    assert {"check": "dead_letters", "state": "error"}.items() <= told["checks"][3].items()
+    assert {"check": "dead_letters", "status": "error"}.items() <= told["checks"][3].items()
     assert database.outbox("status", "--check", OUTBOX_ERROR_AT="dead_letters=2").exit_code == 0
 
 

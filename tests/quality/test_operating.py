@@ -71,7 +71,7 @@ def test_the_messages_that_are_shown_are_sent() -> None:
     """Guards against a sample that people set their filters by, and that never comes."""
     settings = load_settings(dsn="postgresql://127.0.0.1/shop", ui_url="https://dagster.example.com")
     found = replace(WELL, shards=[replace(SHARD, unowned_seconds=33.1)])
-    problems = alerts.of_verdicts(settings, judge(settings, found))
+    problems = alerts.of_results(settings, judge(settings, found))
     where = alerts.where(settings)
     begins, known = alerts.news({}, problems, now=0.0, after=0.0, where=where)
     _, known = alerts.news(known, [], now=1.0, after=1.0, where=where)

@@ -12,7 +12,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.parsers.thresholds import CHECKS, read_thresholds
 from outbox_pipelines.quality import expectations, health
 from outbox_pipelines.quality.measured import CAP, Late, Measurements, ShardStatus
-from outbox_pipelines.quality.rules import RULES, Rule, State, judge, judge_one, rules, worst
+from outbox_pipelines.quality.rules import RULES, Rule, Status, judge, judge_one, rules, worst
 from outbox_pipelines.settings import load_settings
 
 SHARD = ShardStatus(
@@ -68,7 +68,7 @@ WRONG = {
 }
 
 
-def _found_by_great_expectations(rule: Rule, value: float) -> State:
+def _found_by_great_expectations(rule: Rule, value: float) -> Status:
     expected = expectations.of_rules([rule])
     return expectations.validate("outbox_health", {rule.name: value}, expected)[rule.name]
 
@@ -78,7 +78,7 @@ def _limits(rule: Rule) -> list[float]:
 
 
 def test_all_is_well() -> None:
-    assert {verdict.state for verdict in judge(load_settings(), WELL)} == {State.OK}
+    assert {result.status for result in judge(load_settings(), WELL)} == {Status.OK}
 
 
 def test_the_backlog_of_all_shards_ends_at_the_cap() -> None:
@@ -89,10 +89,10 @@ def test_the_backlog_of_all_shards_ends_at_the_cap() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_each_rule_finds_its_own_trouble_and_no_other(rule: Rule) -> None:
-    verdicts = judge(load_settings(), WRONG[rule.name])
-    wrong = {verdict.rule.name: verdict.state for verdict in verdicts if verdict.state}
-    assert wrong == {rule.name: State.WARN if rule.error is None else State.ERROR}
-    assert worst(verdicts) is wrong[rule.name]
+    results = judge(load_settings(), WRONG[rule.name])
+    wrong = {result.rule.name: result.status for result in results if result.status}
+    assert wrong == {rule.name: Status.WARN if rule.error is None else Status.ERROR}
+    assert worst(results) is wrong[rule.name]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -102,7 +102,7 @@ def test_great_expectations_says_the_same(rule: Rule) -> None:
     for limit in _limits(rule):
         for value in (math.nextafter(limit, -math.inf), limit, math.nextafter(limit, math.inf), 0.0, 1e12):
             ours = judge_one(replace(rule, value=lambda _, value=value: value), WELL)
-            assert _found_by_great_expectations(rule, value) is ours.state
+            assert _found_by_great_expectations(rule, value) is ours.status
 
 
 def test_limits_can_be_changed_and_switched_off() -> None:
@@ -116,8 +116,8 @@ def test_limits_can_be_changed_and_switched_off() -> None:
 def test_a_rule_that_is_off_is_not_expected_of_anything() -> None:
     """Guards against a check that vanishes, or fails, because nothing is expected of it."""
     settings = load_settings(warn_at="backlog=off")
-    states = {verdict.rule.name: verdict.state for verdict in judge(settings, WRONG["backlog"])}
-    assert states["backlog"] is State.OK
+    states = {result.rule.name: result.status for result in judge(settings, WRONG["backlog"])}
+    assert states["backlog"] is Status.OK
     assert "backlog" not in {each.name for each in expectations.of_rules(rules(settings))}
 
 
@@ -141,7 +141,7 @@ def test_limits_that_mean_nothing_are_refused(text: str, says: str) -> None:
 
 def test_a_column_that_is_not_there_is_an_error() -> None:
     """Guards against an expectation that could not be evaluated and counts as met."""
-    expected = [expectations.Expected("a", State.ERROR, below=1.0)]
+    expected = [expectations.Expected("a", Status.ERROR, below=1.0)]
     with pytest.raises(ValueError, match="a: "):
         expectations.validate("other", {"b": 0.0}, expected)
 
@@ -154,8 +154,8 @@ def test_data_docs_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
 
 def test_data_docs_are_built_and_built_again(tmp_path: Path) -> None:
     """Guards against pages that can be built once only."""
-    verdicts = judge(load_settings(), WRONG["dead_letters"])
-    suites = {health.SUITE: health.suite_of(verdicts)}
+    results = judge(load_settings(), WRONG["dead_letters"])
+    suites = {health.SUITE: health.suite_of(results)}
     for _ in range(2):
         index = expectations.data_docs(tmp_path, suites)
     assert "outbox_health" in index.read_text()

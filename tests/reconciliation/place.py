@@ -130,12 +130,12 @@ class Place:
                 *(event_id, at, event_id),
             )
 
-    def receive(self, event_id: str, state: str) -> None:
+    def receive(self, event_id: str, status: str) -> None:
         """A row of the inbox, of an event that was received."""
         self.rows(
             'INSERT INTO inbox (message_id, source, topic, partition, "offset", key, event_type, headers, '
             "sent_at, state, last_error) VALUES (%s, 'billing', %s, 0, 0, '', '', '[]', now(), %s, 'no')",
-            *(event_id, self.topic, state),
+            *(event_id, self.topic, status),
         )
 
     def commit(self, *messages: Message) -> None:

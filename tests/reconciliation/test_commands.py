@@ -58,7 +58,7 @@ def test_a_difference_exits_with_1_and_says_what_helps(place: Place) -> None:
     done = outbox(place, str(DAY), "--json", "--consumer", "billing")
     assert done.exit_code == 1
     said = json.loads(done.stdout)
-    assert (said["day"], said["state"], said["events"]) == (str(DAY), "ERROR", 3)
+    assert (said["day"], said["status"], said["events"]) == (str(DAY), "ERROR", 3)
     assert [side["name"] for side in said["sides"]] == ["topics", "billing"]
     (finding,) = said["sides"][1]["findings"]
     assert (finding["name"], finding["count"], finding["examples"][0]["id"]) == ("missing", 1, ids[0])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality.rules import State
+from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import processed
 from outbox_pipelines.reconciliation.consumers import chosen
 from outbox_pipelines.settings import load_settings
@@ -47,7 +47,7 @@ def test_an_event_that_it_passed_over_is_missing(place: Place) -> None:
     assert found(report.sides[0]) == {}
     assert found(report.sides[1]) == {"missing": 1}
     missing = one(report.sides[1], "missing")
-    assert missing.kind.state is State.ERROR
+    assert missing.kind.status is Status.ERROR
     (example,) = missing.examples
     (message,) = [each for each in place.messages() if each.headers["id"] == ids[0]]
     assert (example.id, example.topic) == (ids[0], place.topic)
@@ -65,7 +65,7 @@ def test_what_its_group_has_not_reached_lags(place: Place) -> None:
     lagging = one(report.sides[1], "lagging")
     assert sorted(str(each.id) for each in lagging.examples) == sorted(ids)
     assert {each.detail for each in lagging.examples} == {"not received"}
-    assert report.state is State.WARN
+    assert report.status is Status.WARN
 
 
 def test_each_consumer_is_judged_by_itself(place: Place) -> None:
@@ -101,8 +101,8 @@ def test_what_its_inbox_holds_is_told_apart(place: Place) -> None:
     ids = place.write(5)
     place.relay()
     place.consumer()
-    for event_id, state in zip(ids, ("waiting", "failed", "discarded", "processed"), strict=False):
-        place.receive(event_id, state)
+    for event_id, status in zip(ids, ("waiting", "failed", "discarded", "processed"), strict=False):
+        place.receive(event_id, status)
     report = place.reconcile()
     assert found(report.sides[1]) == {"lagging": 1, "dead_letters": 1, "discarded": 1}
     (dead,) = one(report.sides[1], "dead_letters").examples

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines.parsers.consumers_file import _ENTRIES, read_consumers
-from outbox_pipelines.quality.rules import State
+from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import findings
 
 DOC = (Path(__file__).parents[2] / "docs" / "reconciliation.md").read_text()
-WORDS = {State.OK: "", State.WARN: "warning", State.ERROR: "error"}
+WORDS = {Status.OK: "", Status.WARN: "warning", Status.ERROR: "error"}
 
 
 def test_the_file_that_it_shows_can_be_read(tmp_path: Path) -> None:
@@ -34,8 +34,8 @@ def test_the_file_that_it_shows_can_be_read(tmp_path: Path) -> None:
 def test_each_finding_is_in_its_table(chapter: str, kinds: list[findings.Kind]) -> None:
     table = DOC.partition(chapter)[2].partition("\n## ")[0]
     said = {
-        name: state.strip()
-        for names, state in re.findall(r"^\| (`[^|]*) \| ([^|]*)\|", table, re.MULTILINE)
+        name: status.strip()
+        for names, status in re.findall(r"^\| (`[^|]*) \| ([^|]*)\|", table, re.MULTILINE)
         for name in re.findall(r"`(\w+)`", names)
     }
-    assert said == {kind.name: WORDS[kind.state] for kind in kinds}
+    assert said == {kind.name: WORDS[kind.status] for kind in kinds}

@@ -14,7 +14,7 @@ from outbox_pipelines.archive import day as archive
 from outbox_pipelines.archive import drop
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.partitions import close
-from outbox_pipelines.quality.rules import State
+from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import day as days
 from outbox_pipelines.reconciliation import topics
 from outbox_pipelines.relay.parking import dead_letters
@@ -48,7 +48,7 @@ def test_what_the_topic_has_deleted_cannot_be_told(place: Place) -> None:
     report = place.reconcile()
     unknowable = one(report.sides[0], "unknowable")
     assert found(report.sides[0]) == {"unknowable": 2}
-    assert unknowable.kind.state is State.WARN
+    assert unknowable.kind.status is Status.WARN
     assert [each.id for each in unknowable.examples] == ids[:2]
     assert str(unknowable.examples[0].detail) == f"the topic has messages since {DAY} 00:01:00"
     assert report.notes == [f"topic {place.topic} has messages since {DAY} 00:01:00"]

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from outbox_pipelines.quality.rules import State
+from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import topics
 from outbox_pipelines.relay.parking import dead_letters
 from tests.conftest import Outbox, may_log_in
@@ -40,7 +40,7 @@ def test_an_event_that_is_in_no_topic_is_missing(place: Place) -> None:
     report = place.reconcile()
     missing = one(report.sides[0], "missing")
     assert found(report.sides[0]) == {"missing": 2}
-    assert missing.kind.state is State.ERROR
+    assert missing.kind.status is Status.ERROR
     assert sorted(str(each.id) for each in missing.examples) == sorted(lost)
     assert {(each.event_type, each.topic) for each in missing.examples} == {("order.lost", place.topic)}
     assert all(each.seq for each in missing.examples)
@@ -55,7 +55,7 @@ def test_what_is_not_published_yet_lags(place: Place) -> None:
     assert found(report.sides[0]) == {"lagging": 1}
     (example,) = one(report.sides[0], "lagging").examples
     assert (example.id, example.detail) == (waits, "pending")
-    assert report.state is State.WARN
+    assert report.status is Status.WARN
 
 
 def test_a_message_of_no_event_is_a_phantom(place: Place) -> None:
@@ -103,7 +103,7 @@ def test_an_event_that_came_twice_is_counted_once_too_often(place: Place) -> Non
     # Their first coming was in order: what comes again changes nothing.
     assert found(report.sides[0]) == {"duplicated": 3}
     duplicated = one(report.sides[0], "duplicated")
-    assert duplicated.kind.state is State.WARN
+    assert duplicated.kind.status is Status.WARN
     assert [(each.id, each.detail) for each in duplicated.examples] == [
         (ids[1], "3 times"),
         (ids[2], "2 times"),
@@ -122,7 +122,7 @@ def test_an_event_behind_a_later_one_of_its_aggregate_is_out_of_order(place: Pla
     assert found(report.sides[0]) == {"out_of_order": 2}
     assert [(each.id, each.offset) for each in late.examples] == [(ids[1], 3), (others[0], 5)]
     assert late.examples[0].detail == f"behind seq {(late.examples[0].seq or 0) + 1}"
-    assert late.kind.state is State.ERROR
+    assert late.kind.status is Status.ERROR
 
 
 def test_a_dead_letter_is_not_missing_and_comes_late_when_replayed(place: Place) -> None:

@@ -247,7 +247,7 @@ def _families(settings: Settings, found: Measurements | None) -> list[Metric]:
         labels=["step"],
     )
     states = GaugeMetricFamily(
-        "outbox_check_state",
+        "outbox_check_status",
         "Result of the check in `outbox status`: 0 ok, 1 warn, 2 error",
         labels=["check"],
     )
@@ -264,8 +264,8 @@ def _families(settings: Settings, found: Measurements | None) -> list[Metric]:
         late.add_metric(["close"], found.days_late.to_close)
         late.add_metric(["archive"], found.days_late.to_archive)
         late.add_metric(["drop"], found.days_late.to_drop)
-        for verdict in rules.judge(settings, found):
-            states.add_metric([verdict.rule.name], verdict.state)
+        for result in rules.judge(settings, found):
+            states.add_metric([result.rule.name], result.status)
     return [*families, late, states]
 
 
