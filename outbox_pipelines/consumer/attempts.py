@@ -2,7 +2,8 @@
 
 Invariants:
 - An attempt at a message of the inbox is committed before it begins, and its result when it ends.
-- If the database is unavailable, the consumer waits; this counts as no attempt.
+- If the database is unavailable, the consumer waits; this counts as no attempt. If a connection is lost after
+  the handler was called, the attempt counts: the event may be what crashed the server's process.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ class Attempts:
         # The query that tells whether the transaction in which a handler runs is committed: only the handler
         # can have committed it.
         self._open: tuple[str, Mapping[str, Any]] | None = None
+        self._is_called = False
+        """Whether the handler was called in the last attempt."""
         self._breakers: dict[int, Breaker] = {}
         self._inbox = Inbox(database, plan.source, blocks=plan.blocks, retry_seconds=plan.retry_seconds)
 
@@ -115,7 +118,7 @@ class Attempts:
         try:
             if not await self._repeated(lambda: self._handle_stored(waiting.seq, attempts, item)):
                 return None
-        except SetupError:
+        except (SetupError, StoppedError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises
             if await self._is_spoilt():
@@ -238,6 +241,7 @@ class Attempts:
 
     async def _call(self, handler: Handler, items: Sequence[Item], transaction: Any) -> None:
         given = [each.given for each in items]
+        self._is_called = True
         began = time.monotonic()
         try:
             with surroundings([each.event for each in items if each.event], self._plan.source):
@@ -274,15 +278,27 @@ class Attempts:
         self._open = queries.IS_RECORDED, given
 
     async def _repeated(self, attempt: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Repeat an attempt immediately after a serialization failure or deadlock."""
-        for _ in range(_TRIES - 1):
+        """Repeat an attempt immediately after a serialization failure or deadlock; if the database is
+        unavailable before the handler is called, repeat it when the database is available again.
+
+        Raises:
+            StoppedError: the consumer was stopped while it waited.
+        """
+        tries, pause = 1, 0.0
+        while True:
+            self._is_called = False
             try:
                 return await attempt()
             except Exception as error:
-                if not is_worth_a_repetition(error):
+                if is_worth_a_repetition(error):
+                    if tries == _TRIES:
+                        raise
+                    tries += 1
+                    await self._plan.stay()
+                elif isinstance(error, SetupError) or self._is_called or not may_pass(error):
                     raise
-            await self._plan.stay()
-        return await attempt()
+                else:
+                    pause = await self._wait_for_database(error, pause)
 
     async def _surely(self, do: Callable[[], Awaitable[_Result]]) -> _Result:
         """Run a database operation; while the database is unavailable, wait and repeat it.
@@ -292,7 +308,7 @@ class Attempts:
             ConsumerError: the tables cannot be used.
         """
         pause = 0.0
-        while not pause or not self._plan.is_stopped():
+        while True:
             try:
                 done = await do()
             except Exception as error:
@@ -300,15 +316,25 @@ class Attempts:
                     raise
                 if not may_pass(error):
                     raise ConsumerError(f"the consumer's tables cannot be used: {told(error)}") from error
-                if not pause:
-                    _LOG.warning("the database is unavailable; waiting for it: %s", told(error))
+                pause = await self._wait_for_database(error, pause)
             else:
                 if pause:
                     _LOG.info("the database is available again")
                 return done
-            pause = min(2 * pause or 0.1, _LONGEST_PAUSE)
-            await self._plan.pause(pause)
-        raise StoppedError
+
+    async def _wait_for_database(self, error: Exception, pause: float) -> float:
+        """Wait longer than the last time; return for how long.
+
+        Raises:
+            StoppedError: the consumer was stopped while it waited.
+        """
+        if not pause:
+            _LOG.warning("the database is unavailable; waiting for it: %s", told(error))
+        pause = min(2 * pause or 0.1, _LONGEST_PAUSE)
+        await self._plan.pause(pause)
+        if self._plan.is_stopped():
+            raise StoppedError
+        return pause
 
 
 def unreadable(message: Any, error: str) -> Item:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from outbox_pipelines.consumer import inbox, queries
 from outbox_pipelines.consumer.attempts import SPOILT, Attempts, Item, told, unreadable
-from outbox_pipelines.consumer.config import Plan
+from outbox_pipelines.consumer.config import Plan, StoppedError
 from outbox_pipelines.consumer.crash_guard import CrashGuard
 from outbox_pipelines.consumer.handlers import Handler, Handlers
 from outbox_pipelines.consumer.inbox import Arrival, Backlog, Waiting
@@ -223,7 +223,7 @@ class Work(Attempts):
 
         try:
             is_new, is_known = await self._repeated(attempt)
-        except SetupError:
+        except (SetupError, StoppedError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises
             if await self._is_spoilt():
@@ -277,7 +277,7 @@ class Work(Attempts):
 
         try:
             new, known = await self._repeated(attempt)
-        except SetupError:
+        except (SetupError, StoppedError):
             raise
         except _BehindError:
             for each in items:

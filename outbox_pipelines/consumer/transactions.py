@@ -42,6 +42,9 @@ _CANCEL_SECONDS: Final = 5.0
 _IN_FAILED: Final = "25P02"
 # Serialization failure and deadlock: the same again may well succeed.
 _AGAIN: Final = ("40001", "40P01")
+# Classes of conditions that psycopg has as OperationalError: no connection, another transaction was chosen,
+# no memory or disk, a lock that is not available, the server stops or starts, an error of the system.
+_PASSING: Final = ("08", "40", "53", "55", "57", "58")
 
 
 class TransactionError(Exception):
@@ -224,26 +227,31 @@ def async_dsn(conninfo: str, source: str) -> Callable[[], Awaitable[AsyncConnect
 
 def may_pass(error: BaseException) -> bool:
     """Return whether an error is a database outage, which can end soon."""
-    # SQLAlchemy's errors have the names that PEP 249 gives them, and asyncpg's come as OSError at first.
+    # SQLAlchemy's errors have the names that PEP 249 gives them. asyncpg's come as OSError, or with none of
+    # these names and the server's code.
     names = {each.__name__ for each in type(error).__mro__}
-    return isinstance(error, OSError) or bool(names & {"OperationalError", "InterfaceError"})
+    passes = isinstance(error, OSError) or bool(names & {"OperationalError", "InterfaceError"})
+    return passes or _code(error).startswith(_PASSING)
 
 
 def is_worth_a_repetition(error: BaseException) -> bool:
     """Return whether an error is a serialization failure or a deadlock."""
-    driver = getattr(error, "orig", None) or error
-    return (getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)) in _AGAIN
+    return _code(error) in _AGAIN
 
 
 def left_over(error: BaseException) -> TransactionError | None:
     """What the handler has done to the transaction, by what the statement behind it was refused with."""
-    driver = getattr(error, "orig", None) or error
     names = {each.__name__ for each in type(error).__mro__}
-    state = getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)
     # SQLAlchemy itself rejects statements after a failed flush, a commit or a rollback.
-    if state == _IN_FAILED or "PendingRollbackError" in names:
+    if _code(error) == _IN_FAILED or "PendingRollbackError" in names:
         return TransactionError(_ABORTED)
     return TransactionError(ENDED) if "InvalidRequestError" in names else None
+
+
+def _code(error: BaseException) -> str:
+    """The server's code of an error; empty where it has none."""
+    driver = getattr(error, "orig", None) or error
+    return str(getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None) or "")
 
 
 def _require_dsn(conninfo: str) -> None:

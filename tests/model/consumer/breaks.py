@@ -315,6 +315,13 @@ BREAKS: Final[dict[str, Break]] = {
         "state in OPEN and so_far == begun",
         'state == "waiting"',
     ),
+    "counted before it is handled": _one(
+        "a connection that is lost before the handler is called costs an attempt",
+        *("consumer-refused", "blame"),
+        *(Attempts, "_repeated"),
+        "elif isinstance(error, SetupError) or self._is_called or not may_pass(error):",
+        "elif True:",
+    ),
     "given up while it is handled": Break(
         "READ and MISSED do not check whether an attempt continues, and its own end does not count",
         *("consumer-outage-two", "blame"),

@@ -76,7 +76,17 @@ def test_all_state_of_the_code_is_in_the_model() -> None:
     # Empty at the top of the loop, measured, or always the same.
     other = {
         processor.Work: {
-            *("types", "counts", "figures", "_plan", "_handlers", "_reader", "_database", "_open"),
+            *(
+                "types",
+                "counts",
+                "figures",
+                "_plan",
+                "_handlers",
+                "_reader",
+                "_database",
+                "_open",
+                "_is_called",
+            ),
             *("_inbox", "_measure_at"),
         },
         crash_guard.CrashGuard: {"_database", "_same"},

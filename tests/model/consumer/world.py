@@ -412,7 +412,10 @@ class Consumers:
     def _do_lose(self, nth: int) -> None:
         """The connection is lost; the server learns of that later."""
         each = self._process(nth)
-        self.cut += 1
+        # Where the handler is not called yet, the loss costs no attempt. Where a service may be down,
+        # attempts are also taken back, and that may be lost.
+        costs = self._request(nth)[0] in ("CLAIM", "commit", "rollback")
+        self.cut += costs or "needs" in self.of.plan.setting.kinds
         self._to_zombie(nth, each)
         each.session = Session()
         self._sessions()
