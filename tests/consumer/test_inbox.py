@@ -156,7 +156,7 @@ def test_what_another_has_is_waited_for_in_peace(place: Place) -> None:
 def test_receiver_and_drain_at_once(place: Place) -> None:
     place.load(500)
     with at_work(place.consumer(), "receive"), at_work(place.consumer(), "drain"):
-        wait_until(lambda: place.effects() == 500, what="all effects")
+        wait_until(lambda: place.effects() == 500, seconds=60, what="all effects")
         place.load(100, first=500)
         wait_until(lambda: place.effects() == 600, what="the new ones")
     for (numbers,) in place.rows("SELECT array_agg(n ORDER BY seq) FROM effects GROUP BY key"):
