@@ -12,7 +12,7 @@ PORT ?=
 SCOPES ?=
 MODEL_SECONDS ?= 300
 # Each has servers of its own for the tests that kill them: some 2 GB.
-WORKERS ?= 4
+WORKERS ?= 3
 
 # A suite starts a thousand processes: none should compile the package again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -9,7 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 
@@ -67,6 +67,12 @@ def connect(
     return connection
 
 
+# The Arrow driver reads the types while it connects: it finds none of them by a quoted name, and a short
+# timeout of the role or the database ends this query.
+_DRIVER_NEEDS: Final = {"quote_all_identifiers": "off", "statement_timeout": "0", "transaction_timeout": "0"}
+_RESET_VALUES: Final = "SELECT name, reset_val FROM pg_settings WHERE name = ANY(%s)"
+
+
 def reading_dsn(dsn: str) -> str:
     """Return the connection string for the Arrow driver; run `session.pin_own` there first.
 
@@ -76,13 +82,18 @@ def reading_dsn(dsn: str) -> str:
     given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(dsn, **session.CONNECTION)
     try:
         with psycopg.connect(dsn, autocommit=True, connect_timeout=10, **session.CONNECTION) as connection:
-            quotes = connection.execute("SHOW quote_all_identifiers").fetchone()
+            connection.execute(
+                "; ".join(["SET statement_timeout = 0", "SET jit = off", session.pin(session.OWN)])
+            )
+            found = dict(connection.execute(_RESET_VALUES, [list(_DRIVER_NEEDS)]).fetchall())
     except psycopg.OperationalError as error:
         raise UnavailableError(f"cannot connect to the database: {first_line(error)}") from None
-    if quotes == ("on",):
-        # The driver reads the types while it connects, and finds none of them by a quoted name. Only if
-        # necessary, because some poolers refuse options.
-        given["options"] = f"{given.get('options') or ''} -c quote_all_identifiers=off"
+    # Only if necessary, because some poolers refuse options.
+    options = [
+        f"-c {name}={_DRIVER_NEEDS[name]}" for name in sorted(found) if found[name] != _DRIVER_NEEDS[name]
+    ]
+    if options:
+        given["options"] = " ".join([given.get("options") or "", *options])
     return psycopg.conninfo.make_conninfo(**given)
 
 

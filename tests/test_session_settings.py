@@ -15,6 +15,7 @@ from psycopg import sql
 from outbox_pipelines.cli import cli
 from outbox_pipelines.consumer import Event
 from outbox_pipelines.consumer import migrate as migrate_consumer
+from outbox_pipelines.database import reading_dsn
 from outbox_pipelines.local import Stack
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit
@@ -46,7 +47,8 @@ HOSTILE: Final = {
     "statement_timeout": "20ms",
     "synchronous_commit": "off",
     "TimeZone": "Pacific/Kiritimati",
-    "transaction_timeout": "50ms",
+    # A connection is made, and its settings are set, within this time: on a busy machine, too.
+    "transaction_timeout": "500ms",
 }
 # What an application, whose settings they may well be, would have to change in order to work at all.
 _APPLICATION: Final = {
@@ -107,6 +109,14 @@ def hostile(stack: Stack, tmp_path: Path) -> Iterator[Hostile]:
         topic = f"{topic_prefix()}-{{aggregate_type}}-events"
         settings = load_settings(dsn=dsn, kafka=stack.kafka, topic=topic, lease_seconds=1.0)
         yield Hostile(Outbox(settings), tmp_path, version)
+
+
+def test_the_arrow_driver_connects_without_timeouts(hostile: Hostile) -> None:
+    """Guards against an export that a short timeout ends while the driver connects, and reads the types."""
+    given = psycopg.conninfo.conninfo_to_dict(reading_dsn(hostile.outbox.settings.require_dsn()))
+    options = str(given["options"]).split("-c ")[1:]
+    timeouts = {"statement_timeout=0", *({"transaction_timeout=0"} if hostile.version >= 170000 else ())}
+    assert {option.strip() for option in options} >= {"quote_all_identifiers=off", *timeouts}
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
