@@ -107,7 +107,7 @@ def hostile(stack: Stack, tmp_path: Path) -> Iterator[Hostile]:
                 )
                 admin.execute(sql.SQL(how).format(database, sql.Identifier(name.lower()), sql.Literal(value)))
         topic = f"{topic_prefix()}-{{aggregate_type}}-events"
-        settings = load_settings(dsn=dsn, kafka=stack.kafka, topic=topic, lease_seconds=1.0)
+        settings = load_settings(dsn=dsn, kafka=stack.kafka, topic=topic, lease_seconds=10.0)
         yield Hostile(Outbox(settings), tmp_path, version)
 
 
