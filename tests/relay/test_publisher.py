@@ -162,6 +162,25 @@ def test_each_partition_is_begun_once(outbox: Outbox) -> None:
     ]
 
 
+def test_an_old_producer_is_replaced_between_two_batches(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a producer that brokers have forgotten, and whose next event could be overtaken."""
+    create_topic(outbox)
+    producer = IdempotentProducer(outbox.settings)
+    publisher = _publisher(producer)
+    publisher.publish(_batch(1, 2))
+    assert _complete(publisher) == []
+    first = producer._producer
+    monkeypatch.setattr(producer, "_renew_at", 0.0)
+    publisher.publish(_batch(3, 4))
+    assert _complete(publisher) == []
+    assert producer._producer is not first
+    assert not producer.is_outdated
+    publisher.discard()
+    assert [json.loads(message.value or "")["n"] for message in outbox.messages()] == [1, 2, 3, 4]
+
+
 def test_a_refusal_is_met_while_nothing_else_is_published(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,7 @@ class IdempotentProducer:
 
     # Whether released events may be larger than their topic takes, by what is known of it.
     doubts_released = True
-    # Whether an event that has overtaken a refused one would stay published.
+    # An event that overtakes a refused one stays published: see `first_acknowledgments`.
     begins_one_by_one = True
     _renew_at = math.inf
 
