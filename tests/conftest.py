@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import psycopg
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+from confluent_kafka import Message as KafkaMessage
 from confluent_kafka.admin import AdminClient
 
 from outbox_pipelines import schema, secret
@@ -64,7 +65,7 @@ def _refuse_server(*_: object) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--fast", False):
-        Server._spawn = _refuse_server  # type: ignore[method-assign]
+        Server._spawn = _refuse_server  # type: ignore[method-assign,assignment]
     # A worker inherits what the process that starts it has set.
     if not hasattr(config, "workerinput"):
         ends = ExitStack()
@@ -177,23 +178,34 @@ def read_topic(kafka: str, topic: str) -> list[Message]:
         while unread:
             assert time.monotonic() < deadline, f"the ends of {unread} of {topic} were not reached"
             for message in consumer.consume(10_000, timeout=0.1):
-                if message.error() is not None:
-                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                if (error := message.error()) is not None:
+                    assert error.code() == KafkaError._PARTITION_EOF, error
                     unread.discard(message.partition())
                     continue
+                partition, offset, key = message.partition(), message.offset(), message.key()
+                assert partition is not None
+                assert offset is not None
+                assert key is not None
                 found.append(
                     Message(
                         topic,
-                        message.partition(),
-                        message.offset(),
-                        message.key().decode(),
+                        partition,
+                        offset,
+                        key.decode(),
                         _text(message.value()),
-                        {name: _text(value) for name, value in message.headers()},
+                        {name: _text(value) for name, value in headers_of(message)},
                     )
                 )
         return found
     finally:
         consumer.close()
+
+
+def headers_of(message: KafkaMessage) -> list[tuple[str, bytes | None]]:
+    """Of a message that was received: the client's types allow what one to be sent may have."""
+    headers = message.headers()
+    assert isinstance(headers, list)
+    return cast("list[tuple[str, bytes | None]]", headers)
 
 
 def _text(value: bytes | None) -> str | None:

@@ -7,7 +7,7 @@ Invariants:
 - A run has one directory, removed when the run ends. The next run removes that of a run that was killed.
 - A run with workers stops the local stack that it kept in memory, unless another run uses it. A run without
   workers leaves the stack running for the next one, for as long as it always goes on.
-- A directory that the person running the tests has named stays what it is.
+- A directory that the environment names is left unchanged.
 """
 
 from __future__ import annotations

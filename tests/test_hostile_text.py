@@ -34,7 +34,7 @@ def test_text_of_others_is_one_line_without_control() -> None:
 
 
 def test_json_for_people_is_json_without_control() -> None:
-    """Guards against `show` that steers the terminal of whoever looks at a dead letter."""
+    """Guards against `show` output that controls the terminal of an operator who views a dead letter."""
     text = to_json({"note": HOSTILE, "größer": [1.5, None]}, indent=2)
     assert json.loads(text) == {"note": HOSTILE, "größer": [1.5, None]}
     assert not any(ord(character) < 32 and character != "\n" for character in text)
@@ -91,7 +91,7 @@ def test_aliases_are_taken() -> None:
     assert parse("a: &x {type: object}\nb: *x") == {"a": {"type": "object"}, "b": {"type": "object"}}
 
 
-def test_the_catalog_page_asks_nobody() -> None:
+def test_the_catalog_page_contacts_no_server() -> None:
     """Guards against a page that tells another server who reads it, or runs what it describes."""
     described = (
         "See ![a diagram](https://evil.example/x.png) <script>alert(1)</script> [x](javascript:alert(1))"
@@ -105,7 +105,7 @@ def test_the_catalog_page_asks_nobody() -> None:
 
 
 def test_idle_connections_take_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a relay that runs out of threads, because somebody connects to its metrics."""
+    """Guards against a relay that runs out of threads because a client connects to its metrics."""
     monkeypatch.setattr(metrics_server, "CONNECTIONS", 4)
     monkeypatch.setattr(metrics_server._Handler, "timeout", 1.0)
     settings = load_settings(dsn="postgresql://a@127.0.0.1:9/b", kafka="127.0.0.1:9")

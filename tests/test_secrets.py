@@ -24,7 +24,7 @@ from outbox_pipelines.secret import Secret, redacted
 from outbox_pipelines.settings import Settings, load_settings
 
 CANARIES = ("hunter2", "xyzzy9", "plugh7")
-# Nobody listens there, and says so at once.
+# No server listens there, which is reported at once.
 AWAY = "127.0.0.1:9"
 FINE = {"OUTBOX_DSN": f"postgresql://relay@{AWAY}/shop", "OUTBOX_KAFKA": AWAY}
 
@@ -218,7 +218,7 @@ def test_no_command_shows_a_secret(
 
 
 def redacted_trace(done: Any) -> str:
-    """What a process would print of an error that nobody foresaw."""
+    """What a process would print of an unexpected error."""
     if done.exc_info is None or isinstance(done.exception, SystemExit):
         return ""
     return f"UNFORESEEN {done.exception!r}"

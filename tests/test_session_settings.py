@@ -121,7 +121,7 @@ def test_the_arrow_driver_connects_without_timeouts(hostile: Hostile) -> None:
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 def test_the_relay_and_its_commands(hostile: Hostile, delivery: str) -> None:
-    """Guards against statements that fail, or mean something else, by a setting of a role or a database."""
+    """Guards against statements that fail, or change their meaning, by a setting of a role or a database."""
     hostile.run("migrate")
     hostile.run("migrate", "--check")
     day = days.days_ago(3)

@@ -55,7 +55,7 @@ def names(environment: dict[str, str]) -> list[str]:
 
 @contextmanager
 def strict(environment: dict[str, str]) -> Iterator[None]:
-    """The server asks who calls, and knows nobody."""
+    """The server asks callers for credentials, and accepts none."""
     _reset(environment, "0")
     try:
         yield

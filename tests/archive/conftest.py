@@ -23,7 +23,7 @@ def settings(database: Database, tmp_path: Path) -> Settings:
 
 @pytest.fixture(scope="session")
 def flights_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The archive of docs/queries.md; nobody writes into it."""
+    """The archive of docs/queries.md; no test writes into it."""
     place = tmp_path_factory.mktemp("flights")
     with postgres.running(place / "postgres") as server:
         settings = load_settings(dsn=server.dsn, archive=str(place / "archive"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.schema.servers import Connection, Database
 
 ODD_TYPE = """it's "odd" {} %s \\ $1"""
 SEPARATED = f"a{chr(31)}=b{chr(10)}\tc"
-SHAPES: tuple[dict[str, object], ...] = (
+SHAPES: tuple[Mapping[str, object], ...] = (
     {},
     {
         "headers": Jsonb({"a": "b", "empty": ""}),
@@ -73,7 +73,7 @@ def at(day: date, microseconds: int = 0) -> datetime:
     return datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(microseconds=microseconds)
 
 
-def write(database: Database, day: date, columns: Iterable[dict[str, object]] = ({},)) -> list[Written]:
+def write(database: Database, day: date, columns: Iterable[Mapping[str, object]] = ({},)) -> list[Written]:
     """A transaction with these events, a second and a microsecond apart."""
     with writing(database) as connection:
         return [
@@ -124,7 +124,8 @@ def progress(connection: Connection) -> datetime:
         "INSERT INTO outbox_progress (shard, shards, done, target, last_seq, events) "
         "SELECT shard, shards, done, target, last_seq, 1 FROM outbox_shards RETURNING at"
     ).fetchall()
-    return max(at for (at,) in rows)
+    latest: datetime = max(at for (at,) in rows)
+    return latest
 
 
 def past_day(database: Database, ago: int = 3) -> date:
@@ -168,6 +169,6 @@ def rows(settings: Settings, day: date) -> list[dict[str, Any]]:
 
 
 def edit_manifest(settings: Settings, day: date, /, **changes: Any) -> None:
-    """The manifest as somebody's editor leaves it."""
+    """The manifest as an editor leaves it."""
     path = manifest_path(settings, day)
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

@@ -29,7 +29,7 @@ DAYS = [FIRST + timedelta(n) for n in range(4)]
 # Those of the four days, in New York; the last evening there is the fifth day in UTC.
 _FLIGHTS = 842 + 943 + 914 + 915
 
-# As if the years from then on had partitions already: nobody needs five thousand empty ones here.
+# As if the years from then on had partitions already: five thousand empty ones are not needed here.
 _MAKE_DAYS = """
 INSERT INTO outbox_days (day)
 SELECT day::date FROM generate_series(%(after)s::date, now() - interval '3 days', '1 day') day;

@@ -96,7 +96,7 @@ def day(database: Database) -> date:
 
 @pytest.mark.parametrize("attach", [False, True])
 def test_they_survive_the_drop(database: Database, settings: Settings, day: date, attach: bool) -> None:
-    """Guards against a column that is gone for ever once its day is archived, proven and dropped."""
+    """Guards against a column that is lost permanently once its day is archived, proven and dropped."""
     # What a role or a database may say of how values are printed.
     database.rows(
         "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET bytea_output = escape', current_database()); "
@@ -148,7 +148,7 @@ def test_a_column_that_came_later(database: Database, settings: Settings) -> Non
 
 
 def test_a_column_that_is_gone(database: Database, settings: Settings) -> None:
-    """Guards against days that cannot be dropped, or restored, after a column was taken away."""
+    """Guards against days that cannot be dropped, or restored, after a column was removed."""
     database.rows("CREATE TYPE color AS ENUM ('red', 'green')")
     add(database, tenant="text DEFAULT 'a'", color="color DEFAULT 'red'")
     day = past_day(database)

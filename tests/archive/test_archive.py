@@ -25,6 +25,7 @@ from outbox_pipelines.archive import export, identity
 from outbox_pipelines.archive.columns import SCHEMA
 from outbox_pipelines.archive.manifest import Manifest, digest
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
+from outbox_pipelines.partitions.calendar import working_at
 from outbox_pipelines.settings import Settings
 from tests.archive.days import (
     SHAPES,
@@ -60,12 +61,12 @@ WHERE datname = current_database() AND query ~ 'LEFT JOIN outbox_released' AND p
 
 
 def ends(said: Manifest) -> tuple[Any, ...]:
-    """What the manifest says of all rows."""
+    """What the manifest reports about all rows."""
     return said.rows, said.first_seq, said.last_seq, said.first_created_at, said.last_created_at
 
 
 def test_the_file_holds_exactly_the_rows(database: Database, settings: Settings) -> None:
-    """Guards against a value that changes on its way, a row too few or too many, and another order."""
+    """Guards against a value that changes in the file, a row too few or too many, and another order."""
     day = past_day(database)
     with database.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
@@ -82,7 +83,7 @@ def test_the_file_holds_exactly_the_rows(database: Database, settings: Settings)
 
 
 def test_the_manifest_tells_the_truth(database: Database, settings: Settings) -> None:
-    """Guards against figures that nobody compares, until somebody relies on them."""
+    """Guards against figures that are compared by no check, until a user relies on them."""
     day = past_day(database)
     with database.connect() as connection:
         connection.execute(
@@ -128,7 +129,7 @@ def test_a_row_group_is_bounded_in_bytes(
 def test_the_rows_are_sorted_over_batches_and_row_groups(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against rows lost or doubled between two batches or groups, and progress that is not told."""
+    """Guards against rows lost or duplicated between two batches or groups, and unreported progress."""
     monkeypatch.setattr(export, "_BATCH_BYTES", 30_000)
     monkeypatch.setattr(export, "GROUP_ROWS", 700)
     monkeypatch.setattr(export, "_PROGRESS_ROWS", 1000)
@@ -154,7 +155,7 @@ def test_the_rows_are_sorted_over_batches_and_row_groups(
 
 
 def test_an_empty_day(database: Database, settings: Settings) -> None:
-    """Guards against a day without events that stays open for ever, or has no file to be read."""
+    """Guards against a day without events that stays open permanently, or has no file to be read."""
     day = days_ago(3)
     make_days(database, day)
     said = days.archive(settings, day).manifest
@@ -194,7 +195,7 @@ def test_again_takes_the_place_of_the_old_file(database: Database, settings: Set
     assert new.written
     assert new.manifest.file != old.file
     assert names(settings, day) == [new.manifest.file]
-    # It is another file: nobody has proven it.
+    # It is another file, and not proven yet.
     assert database.rows(STATE, day)[0][4] is None
     assert days.verify(settings, day).equal
 
@@ -248,8 +249,8 @@ day.archive(load_settings(), date.fromisoformat(sys.argv[1]), progress=halt)
 """
 
 
-def test_a_process_that_dies_leaves_nothing_that_counts(database: Database, settings: Settings) -> None:
-    """Guards against half a file that is taken for a day, and against what dead processes leave for ever."""
+def test_a_process_that_crashes_leaves_nothing_that_counts(database: Database, settings: Settings) -> None:
+    """Guards against half a file that is taken for a day, and against leftovers of crashed processes."""
     day = days_ago(3)
     make_days(database, day)
     write_many(database, day, 5000)
@@ -288,7 +289,7 @@ def disk_of(size: int) -> Iterator[None]:
 def test_a_disk_that_is_full_leaves_no_file(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a stack trace, a valid file with half the rows, and a thread that waits for ever."""
+    """Guards against a stack trace, a valid file with half the rows, and a thread that never ends."""
     monkeypatch.setattr(export, "_BATCH_BYTES", 30_000)
     monkeypatch.setattr(export, "GROUP_ROWS", 500)
     day = days_ago(3)
@@ -337,10 +338,10 @@ def test_a_database_that_goes_away_leaves_no_file(
     assert names(settings, day) == []
 
 
-def test_a_run_that_died_before_the_database_knew(
+def test_a_run_that_crashed_before_the_database_knew(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a manifest that nobody counts, and a day that is written again for nothing."""
+    """Guards against a manifest that does not count, and a day that is written again for nothing."""
     day = past_day(database)
 
     def die(*_: object) -> None:
@@ -362,7 +363,7 @@ def test_a_run_that_died_before_the_database_knew(
 def test_a_manifest_that_the_database_does_not_know(
     database: Database, settings: Settings, damage: str
 ) -> None:
-    """Guards against figures of somebody else that are taken over, and a good file replaced unasked."""
+    """Guards against foreign figures that are adopted, and a good file replaced without a request."""
     day = past_day(database)
     truth = days.archive(settings, day).manifest
     if damage == "edited":
@@ -407,8 +408,8 @@ def test_a_file_that_has_more_than_the_rows_is_never_lost(
     assert days.verify(settings, day).equal
 
 
-def test_a_damaged_file_is_set_aside(database: Database, settings: Settings) -> None:
-    """Guards against a file that a person might still have mended, removed by its replacement."""
+def test_a_damaged_file_is_kept(database: Database, settings: Settings) -> None:
+    """Guards against a repairable file that is removed by its replacement."""
     day = past_day(database)
     days.archive(settings, day)
     path = file(settings, day)
@@ -433,7 +434,7 @@ def test_an_archive_of_another_outbox_is_left_alone(database: Database, settings
     for again in (False, True):
         with pytest.raises(SetupError, match=r"archive of another outbox, schema other of .*choose another"):
             days.archive(settings, day, again=again)
-    # This database was restored from the other one, a person says: its rows are compared all the same.
+    # `force` states that this database was restored from the other one: its rows are compared nevertheless.
     identity.adopt(settings, force=True)
     with pytest.raises(
         SetupError, match=r"has other events of .*, of schema other of .*choose another location"
@@ -446,16 +447,16 @@ def test_an_archive_of_another_outbox_is_left_alone(database: Database, settings
 
 
 def test_two_at_once_on_one_day(database: Database, settings: Settings) -> None:
-    """Guards against two that write one file, and against a wait that nobody explains."""
+    """Guards against two processes that write one file, and against an unexplained wait."""
     day = past_day(database)
-    with days.working_at(settings, day):
+    with working_at(settings, day):
         refused = database.outbox("archive", "day", str(day), OUTBOX_ARCHIVE=settings.archive)
         assert (refused.exit_code, refused.output) == (
             1,
             f"outbox: {day} is being archived, proven or dropped by another process: wait until it ends\n",
         )
         # Not its neighbour.
-        with days.working_at(settings, days_ago(4)):
+        with working_at(settings, days_ago(4)):
             pass
     assert days.archive(settings, day).written
 
@@ -468,12 +469,12 @@ def test_two_outboxes_of_one_database_do_not_wait_for_each_other(
         connection.execute("CREATE SCHEMA other")
     other = Database(database.dsn, database.bin_dir, "other")
     other.outbox("migrate")
-    with days.working_at(settings, days_ago(3)), days.working_at(other.settings, days_ago(3)):
+    with working_at(settings, days_ago(3)), working_at(other.settings, days_ago(3)):
         pass
 
 
 def test_no_archive_is_named(database: Database) -> None:
-    """Guards against a day archived into the directory where somebody happens to be."""
+    """Guards against a day archived into the current working directory."""
     for archive in ("", "none"):
         with pytest.raises(SetupError, match="set OUTBOX_ARCHIVE to a directory"):
             days.archive(database.settings.model_copy(update={"archive": archive}), days_ago(3))

@@ -33,7 +33,7 @@ def outbox(database: Database, settings: Settings, *arguments: str) -> Result:
 def test_a_day_is_written_and_proven(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a command that leaves the proof to somebody else, or keeps silent for minutes."""
+    """Guards against a command that leaves the proof to another command, or prints nothing for minutes."""
     monkeypatch.setattr(export, "_BATCH_BYTES", 30_000)
     monkeypatch.setattr(export, "_PROGRESS_ROWS", 2000)
     day = days_ago(3)
@@ -117,7 +117,7 @@ def test_wrong_input(database: Database, settings: Settings, arguments: tuple[st
 
 
 def test_no_archive_is_named(database: Database) -> None:
-    """Guards against an archive in whatever directory somebody stands in."""
+    """Guards against an archive in the current working directory, whichever that is."""
     for command in ("day", "verify"):
         done = database.outbox("archive", command, "2026-11-01")
         assert done.exit_code == 2

@@ -59,7 +59,7 @@ def test_nothing_of_an_archived_day_is_left_out(database: Database, settings: Se
         assert reconciled(settings, day) == counted
         (listed,) = [each for each in calendar.read(settings) if each.day == day]
         assert listed.partition == place
-        # An operator may not read the partition by itself.
+        # An operator may not read the partition alone.
         role = database.role()
         database.rows(f"SELECT outbox_grant_operator('{role}')")
         operator = settings.model_copy(update={"dsn": f"{settings.require_dsn()} user={role}"})

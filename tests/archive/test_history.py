@@ -16,8 +16,8 @@ from outbox_pipelines.writer import emit
 from tests.archive.days import days_ago, make_days, manifest_path, publish, write
 from tests.schema.servers import Database
 
-MINE = {"aggregate_type": "order", "aggregate_id": "42"}
-OTHER = {"aggregate_type": "order", "aggregate_id": "4"}
+MINE: dict[str, object] = {"aggregate_type": "order", "aggregate_id": "42"}
+OTHER: dict[str, object] = {"aggregate_type": "order", "aggregate_id": "4"}
 FIRST, SECOND = days_ago(5), days_ago(4)
 FULL = {**MINE, "correlation_id": "c", "causation_id": "", "version": 3}
 

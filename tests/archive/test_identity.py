@@ -55,7 +55,7 @@ def another(database: Database, archive: str) -> Database:
 
 
 def test_an_archive_that_is_not_mounted_is_not_made_again(database: Database, archived: Settings) -> None:
-    """Guards against days that are written below a mount point, and dropped against files nobody finds."""
+    """Guards against days that are written below a mount point, and dropped although their files are lost."""
     root = unmount(archived)
     for again in (False, True):
         with pytest.raises(SetupError, match=UNMOUNTED):
@@ -122,7 +122,7 @@ def test_an_archive_is_begun_without_the_days_of_before(database: Database, arch
 
 
 def test_another_outbox_is_refused(database: Database, archived: Settings) -> None:
-    """Guards against two outboxes whose days are mixed in one archive, for whoever asks it."""
+    """Guards against two outboxes whose days are mixed in one archive for all its readers."""
     other = another(database, archived.archive)
     theirs = other.settings.model_copy(update={"archive": archived.archive})
     for day in (FIRST, SECOND):
@@ -131,7 +131,7 @@ def test_another_outbox_is_refused(database: Database, archived: Settings) -> No
                 days.archive(theirs, day, again=again)
     with pytest.raises(SetupError, match="archive of another outbox"):
         identity.adopt(theirs)
-    # It was restored from the first, a person says: from then on the first is refused.
+    # `force` states that it was restored from the first: from then on the first is refused.
     identity.adopt(theirs, force=True)
     assert days.archive(theirs, SECOND).written
     with pytest.raises(SetupError, match=r"has another archive, of schema other"):
@@ -154,7 +154,7 @@ def test_a_role_that_is_not_the_owner(database: Database, archived: Settings) ->
 
 
 def test_an_identity_that_cannot_be_read(archived: Settings) -> None:
-    """Guards against a traceback, and a file that is replaced by whoever comes."""
+    """Guards against a traceback, and a file that any outbox replaces."""
     path = Path(archived.archive) / IDENTITY
     content = path.read_bytes()
     for damaged in (b"", content[:-9], b"\xff\xfe", json.dumps({"archive": 1}).encode()):
@@ -166,8 +166,8 @@ def test_an_identity_that_cannot_be_read(archived: Settings) -> None:
     assert days.archive(archived, SECOND).written
 
 
-def test_what_a_death_left_of_an_identity_is_removed(database: Database, settings: Settings) -> None:
-    """Guards against half of a file that nobody ever removes."""
+def test_what_a_crash_left_of_an_identity_is_removed(database: Database, settings: Settings) -> None:
+    """Guards against half of a file that is never removed."""
     left = Path(settings.archive) / "_outbox/writing/archive.json-dead"
     left.mkdir(parents=True)
     (left / "object").write_bytes(b"half")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ def test_what_is_drawn(flights_archive: Path) -> None:
     """Guards against plots of other figures than the archive's."""
     sys.path.insert(0, str(PLOTS.parent))
     try:
-        import plots
+        plots = importlib.import_module("plots")
     finally:
         sys.path.pop(0)
     archive = open_archive(str(flights_archive))

@@ -1,4 +1,4 @@
-"""The proof: whatever somebody does to a day's file, its manifest or its rows is found, and named.
+"""The proof: every change to a day's file, its manifest or its rows is found, and named.
 
 What is done to the rows is tried on both servers; what is done to the files on one: the proof asks either
 server the same, and `day` has shown on both that the answers to every shape of event are the same.
@@ -179,7 +179,7 @@ def test_a_manifest_that_is_none(
 def test_an_edited_manifest(
     settings: Settings, day: date, verify: Callable[[], tuple[str, ...]], what: str, value: object
 ) -> None:
-    """Guards against figures that somebody has corrected: the database keeps the digest."""
+    """Guards against figures that were edited: the database keeps the digest."""
     edit_manifest(settings, day, **{what: value})
     assert verify() == (EDITED.format(day),)
 
@@ -254,7 +254,7 @@ CHANGES: dict[str, Callable[[Rows], list[int]]] = {
 
 
 def test_a_changed_value(settings: Settings, day: date, verify: Callable[[], tuple[str, ...]]) -> None:
-    """Guards against somebody who changes the file and makes the manifest fit."""
+    """Guards against a changed file with a manifest that was made to match."""
     archived = (file(settings, day), manifest_path(settings, day))
     original = {path: path.read_bytes() for path in archived}
     for what, make in CHANGES.items():
@@ -360,10 +360,10 @@ def test_a_row_that_came_later(
     assert verify()[-1].endswith(f"event {late.id} (seq {late.seq}) is missing in the file")
 
 
-def test_a_day_is_proven_again_once_it_is_mended(
+def test_a_day_is_proven_again_once_it_is_restored(
     database: Database, settings: Settings, day: date, verify: Callable[[], tuple[str, ...]]
 ) -> None:
-    """Guards against a failure that stays, and a file that nobody can mend while its rows are there."""
+    """Guards against a failure that stays, and a file that cannot be restored while its rows are there."""
     file(settings, day).unlink()
     verify()
     days.archive(settings, day, again=True)
@@ -385,7 +385,7 @@ def test_a_dropped_day_is_compared_with_its_manifest(
 
 
 @one_server
-def test_many_differences_are_not_all_told(
+def test_many_differences_are_not_all_listed(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a log of a million lines."""

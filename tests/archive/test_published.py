@@ -190,7 +190,7 @@ def test_without_any_progress(database: Database, settings: Settings) -> None:
     assert file_equals_view(database, settings, day) == {str(event.id): None}
 
 
-# --- against the definition, by itself ------------------------------------------------------------------
+# --- against the definition alone -----------------------------------------------------------------------
 
 
 def covering(progress: Progress, tx: int, seq: int) -> int | None:
@@ -233,7 +233,7 @@ def history(random_: random.Random) -> tuple[Progress, list[tuple[int, int]]]:
 
 
 def test_any_history_of_a_shard() -> None:
-    """Guards against a bisection that is right for the histories somebody thought of."""
+    """Guards against a bisection that is right only for the histories its author thought of."""
     known: Counter[bool] = Counter()
     for seed in range(SEED, SEED + 500):
         progress, events = history(random.Random(seed))

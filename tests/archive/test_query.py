@@ -39,7 +39,7 @@ def ask(root: Path | str, *arguments: str, input: str = "") -> Result:
     return CliRunner().invoke(cli, ["archive", "query", *arguments], env=environment, input=input)
 
 
-def test_a_table_for_people(root: Path) -> None:
+def test_a_table_for_users(root: Path) -> None:
     """Guards against an answer that cannot be read, and a command that wants a database."""
     done = ask(root, COUNTS)
     assert (done.exit_code, done.stderr) == (0, "")
@@ -52,7 +52,7 @@ def test_a_table_for_people(root: Path) -> None:
     ]
 
 
-def test_rows_that_were_cut_are_told_of(root: Path) -> None:
+def test_rows_that_were_cut_are_reported(root: Path) -> None:
     """Guards against a part that is taken for the whole, and a terminal flooded with a million rows."""
     done = ask(root, "SELECT seq FROM events ORDER BY seq", "--limit", "4")
     assert done.stdout.split() == ["seq", "-----", "10", "11", "12", "13"]
@@ -152,7 +152,7 @@ def test_the_archive_is_not_written(root: Path, tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_one_line(root: Path) -> None:
-    """Guards against a stack trace where somebody has removed a day's file."""
+    """Guards against a stack trace after a day's file was removed."""
     next((root / "events" / "event_date=2013-01-02").glob("*.parquet")).unlink()
     done = ask(root, COUNTS)
     assert done.exit_code == 2
@@ -185,7 +185,7 @@ def test_only_one_form(root: Path, tmp_path: Path) -> None:
 
 
 def test_local_files_can_be_joined(root: Path, tmp_path: Path) -> None:
-    """Guards against an archive that cannot be put beside what an analyst has."""
+    """Guards against an archive that cannot be combined with an analyst's own data."""
     put_day(root, ONE, [event(ONE, 1)])
     (tmp_path / "names.csv").write_text("id,name\n1,Ada\n")
     sql = f"SELECT name FROM events JOIN '{tmp_path}/names.csv' n ON n.id::text = aggregate_id AND seq = 1"
@@ -236,7 +236,7 @@ QUERIES = (
 
 @pytest.mark.parametrize("place", ["directory", "bucket"])
 def test_a_query_reads_the_archive_alone(root: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    """Guards against a file of this machine that whoever may ask the archive can read."""
+    """Guards against a local file that every user of the archive can read."""
     secret = root.parent / "secret.csv"
     secret.write_text("canary\nhunter2\n")
     (root / "events" / "event_date=2013-01-01" / "events-superseded.parquet").write_bytes(b"canary")
@@ -276,7 +276,7 @@ WRITING = (
 def test_a_query_writes_no_file_of_the_archive(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: list[str]
 ) -> None:
-    """Guards against a file of the archive that whoever may ask it can replace: it may be opened."""
+    """Guards against a file of the archive that every user of `query` can replace: it may be opened."""
     monkeypatch.chdir(tmp_path)
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     file = next(path for path in before if path.suffix == ".parquet")
@@ -318,7 +318,7 @@ def test_a_pivot(root: Path) -> None:
 
 
 def test_a_plan(root: Path) -> None:
-    """Guards against a slow question that nobody can look into."""
+    """Guards against a slow query that cannot be analyzed."""
     for explain in ("EXPLAIN", "explain analyze", "EXPLAIN (FORMAT json)", "\n EXPLAIN ANALYZE"):
         for sql in (COUNTS, "(SELECT 1)", "PIVOT events ON event_date USING count(*)"):
             done = ask(root, f"{explain} {sql}")

@@ -176,7 +176,7 @@ def test_names_above_the_archive_are_no_columns(tmp_path: Path) -> None:
 
 def test_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against readers that work in a directory alone, and days that are fetched in vain."""
-    made = {}
+    made: dict[str, bytes] = {}
     for day, seq in ((ONE, 10), (TWO, 20), (THREE, 30)):
         made |= objects(day, [event(day, seq + n) for n in range(10)])
     name = next(name for name in made if str(TWO) in name and name.endswith(".parquet"))

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.archive import day as archive
-from outbox_pipelines.archive import drop, restore
+from outbox_pipelines.archive import drop, queries, restore
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.partitions import calendar
 from outbox_pipelines.settings import Settings
@@ -28,7 +28,7 @@ def settings(database: Database, tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def before() -> list[tuple[object, ...]]:
-    """What the day held, filled by the fixture below."""
+    """What the day contained, filled by the fixture below."""
     return []
 
 
@@ -104,7 +104,7 @@ def test_rows_that_differ_from_the_manifest_are_not_kept(
 ) -> None:
     """Guards against a restore that trusts its own copying."""
     # The first row is taken for names.
-    monkeypatch.setattr(restore.queries, "COPY", restore.queries.COPY.replace("csv", "csv, HEADER"))
+    monkeypatch.setattr(queries, "COPY", queries.COPY.replace("csv", "csv, HEADER"))
     with pytest.raises(SetupError, match="differ from the manifest"):
         restore.restore(settings, dropped)
     assert database.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'outbox_restored%%'") == 0

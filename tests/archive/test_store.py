@@ -103,7 +103,7 @@ def test_what_is_written_is_read(store: Store) -> None:
 
 
 def test_one_of_two_writers_is_refused(store: Store) -> None:
-    """Guards against a manifest that is replaced by somebody who has not seen it."""
+    """Guards against a manifest that is replaced by a writer that has not seen it."""
     with store.workplace(DAY):
         pass
     store.write(NAME, b"first", None)
@@ -148,7 +148,7 @@ def test_what_lies_beside_is_found(store: Store) -> None:
 
 
 def test_other_things_in_the_archive(store: Store) -> None:
-    """Guards against a stack trace over a directory that somebody has made."""
+    """Guards against a stack trace because of a directory that a user made."""
     store.write(NAME, b"{}", None)
     if store.root is None:
         pytest.skip("a bucket has no directories")
@@ -223,12 +223,12 @@ def test_a_directory_that_cannot_be_written(database: Database, tmp_path: Path) 
     taken = tmp_path / "file"
     taken.write_text("")
     assert "Not a directory" in refused(database, day, str(taken))
-    # Whoever one is: no directory can be made there.
+    # For every user, including root: no directory can be made there.
     assert "/proc/archive" in refused(database, day, "/proc/archive")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_of_somebody_else(database: Database, tmp_path: Path) -> None:
+def test_a_directory_of_another_user(database: Database, tmp_path: Path) -> None:
     """Guards against a stack trace for a directory without write permission."""
     day = past_day(database)
     tmp_path.chmod(0o500)
@@ -269,7 +269,7 @@ def test_a_url_that_leads_nowhere(database: Database, url: str) -> None:
     refused(database, past_day(database), url)
 
 
-def test_a_scheme_that_nobody_knows(database: Database) -> None:
+def test_an_unknown_scheme(database: Database) -> None:
     """Guards against a directory called ftp:."""
     done = database.outbox("archive", "day", "2026-01-01", OUTBOX_ARCHIVE="ftp://there/archive")
     assert done.exit_code == 2

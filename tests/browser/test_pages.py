@@ -59,7 +59,7 @@ def _see_check(page: Page, name: str, verdict: str) -> None:
 
 
 def test_the_relay_has_plots(page: Page, served: Place) -> None:
-    """The sensor has started sessions by itself, and what they tell is a curve."""
+    """The sensor has started sessions automatically, and their reports are a curve."""
     wait_until(lambda: "SUCCESS" in _runs_of(served, "relay_session"), seconds=90, what="an ended session")
     page.goto("/assets/outbox/relay?view=overview")
     page.get_by_role("button", name="Plots").click()
@@ -126,7 +126,7 @@ def test_a_dead_letter_is_seen_and_replayed(page: Page, served: Place) -> None:
     page.get_by_text("outbox dead-letters list").first.wait_for()
     page.screenshot(path=SCREENSHOTS / "a_failed_check.png")
 
-    # Mended, and tried again.
+    # Corrected, and tried again.
     change_topic(served.outbox, of="invoice", **{"max.message.bytes": "1000000"})
     _launch(
         page,

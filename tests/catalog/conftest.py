@@ -1,4 +1,4 @@
-"""The servers and databases of these tests, and a catalogue to be written."""
+"""The servers and databases of these tests, and an event catalog to be written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ events:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a catalogue; its path."""
+    """Write an event catalog; return its path."""
 
     def at(text: str) -> Path:
         path = tmp_path / "catalog.yaml"

@@ -1,4 +1,4 @@
-"""`outbox catalog check`: the catalogue beside the table."""
+"""`outbox catalog check`: the event catalog compared with the table."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.schema.events import insert
 from tests.schema.servers import Database
 
 
-def test_the_table_is_compared_with_the_catalogue(database: Database, write: Write) -> None:
-    """Guards against types that nobody documented and nobody notices, and counts of one day alone."""
+def test_the_table_is_compared_with_the_event_catalog(database: Database, write: Write) -> None:
+    """Guards against undocumented types that go unnoticed, and counts of one day alone."""
     early = days_ago(3)
     make_days(database, early)
     write_day(database, early, [{}, {"aggregate_type": "invoice"}])
@@ -47,7 +47,7 @@ def test_what_is_never_seen_is_only_said(database: Database, write: Write) -> No
 
 
 def test_a_retired_type_is_not_to_be_written(database: Database, write: Write) -> None:
-    """Guards against a type that is given up on paper alone; and against rows from before that count."""
+    """Guards against a type that is retired only in the catalog, and against older rows that count."""
     before = days_ago(3)
     make_days(database, before)
     write_day(database, before)
@@ -74,7 +74,7 @@ def test_deprecated_and_proposed_types_are_noted(database: Database, write: Writ
         assert found["order.placed"] == (lifecycle, False)
 
 
-def test_without_a_catalogue_it_says_what_to_set(database: Database) -> None:
+def test_without_an_event_catalog_it_says_what_to_set(database: Database) -> None:
     """Guards against a check that passes because nothing was checked."""
     for command in ("check", "render"):
         done = database.outbox("catalog", command)

@@ -1,4 +1,4 @@
-"""docs/catalog.md: its example is a catalogue, and the commands print what it shows."""
+"""docs/catalog.md: its example is an event catalog, and the commands print what it shows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_refusal_says_what_is_shown(write: Write) -> None:
 
 
 def test_the_formats_that_are_promised_are_checked(write: Write) -> None:
-    """Guards against a format that needs a package which nobody installs."""
+    """Guards against a format that needs a package which is not installed."""
     wrong = dict.fromkeys(("date-time", "date", "time", "email", "ipv4", "ipv6", "uuid"), "no such thing(")
     wrong["regex"] = "("
     wrong["email"] = "nobody"

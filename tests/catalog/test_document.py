@@ -1,4 +1,4 @@
-"""What a catalogue may say, and what is said of one that is wrong."""
+"""What an event catalog may contain, and how errors in it are reported."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_is_documented_is_read(write: Write) -> None:
         (ENTRY % "schema: none.json", r"e: schema none.json cannot be read \(.*\): name a JSON file"),
     ],
 )
-def test_a_wrong_catalogue_is_one_line_that_helps(write: Write, text: str, says: str) -> None:
+def test_a_wrong_event_catalog_is_one_line_that_helps(write: Write, text: str, says: str) -> None:
     """Guards against mistakes that surface as a stack of pydantic's, or not at all."""
     path = write(text)
     with pytest.raises(SetupError, match=rf"^OUTBOX_CATALOG_FILE={re.escape(str(path))}: {says}") as refused:
@@ -75,8 +75,8 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         require_catalog(load_settings(catalog_file=tmp_path / "none.yaml"))
 
 
-def test_a_wrong_catalogue_stops_nobody_else(write: Write) -> None:
-    """Guards against a relay that ends because somebody mistyped a description."""
+def test_a_wrong_event_catalog_stops_no_other_command(write: Write) -> None:
+    """Guards against a relay that ends because of a typo in a description."""
     assert load_settings(catalog_file=write("events: [")).catalog_file is not None
 
 
@@ -88,7 +88,7 @@ def test_a_schema_may_lie_in_a_file_beside_it(write: Write, tmp_path: Path) -> N
     assert read_catalog(write(ENTRY % "schema: schemas/order.json")).events["e"].payload == schema
 
 
-def test_yaml_does_not_turn_words_into_something_else(write: Write) -> None:
+def test_yaml_does_not_convert_words(write: Write) -> None:
     """Guards against YAML's dates, and its `on` and `no` that are booleans, within schemas."""
     schema = "schema: {properties: {on: {const: 2026-11-21}, no: {type: string}}}"
     assert read_catalog(write(ENTRY % schema)).events["e"].payload == {

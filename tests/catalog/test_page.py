@@ -55,7 +55,7 @@ def test_what_is_documented_cannot_break_the_page(write: Write) -> None:
 
 
 def test_a_schema_that_contains_itself_has_an_end(write: Write) -> None:
-    """Guards against a tree of categories that renders for ever."""
+    """Guards against a tree of categories that renders without end."""
     tree = """
       properties: {child: {$ref: "#"}}"""
     text = markdown(read_catalog(write(CATALOG.split("    schema:")[0] + f"    schema: {tree}\n")))

@@ -1,4 +1,4 @@
-"""The writer refuses what the catalogue does not allow, whichever way an event is written."""
+"""The writer refuses what the event catalog does not allow, whichever way an event is written."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def recorded(payload: object) -> None:
 
 @pytest.mark.parametrize("way", [one, many, awaited, added, recorded])
 def test_every_way_to_write_is_checked(write: Write, way: object) -> None:
-    """Guards against a way past the catalogue."""
+    """Guards against a way past the event catalog."""
     assert callable(way)
     validate_with(validator(write(CATALOG)))
     with captured() as events:
@@ -82,7 +82,7 @@ def test_every_way_to_write_is_checked(write: Write, way: object) -> None:
 
 
 def test_many_says_which_one(write: Write) -> None:
-    """Guards against a list of a thousand of which one is wrong, nobody knows which."""
+    """Guards against a list of a thousand of which one is wrong, without a report of which one."""
     validate_with(validator(write(CATALOG)))
     with (
         captured(),
@@ -149,7 +149,7 @@ def test_whatever_a_check_raises_is_a_refusal() -> None:
     assert events == []
 
 
-def test_a_wrong_catalogue_stops_the_start(tmp_path: Path) -> None:
+def test_a_wrong_event_catalog_stops_the_start(tmp_path: Path) -> None:
     """Guards against an application that runs without the checks that it asked for."""
     with pytest.raises(SetupError, match=r"^.*none\.yaml: cannot be read"):
         validator(tmp_path / "none.yaml")

@@ -12,7 +12,6 @@ from tests.consumer.test_async import effect
 
 def main(dsn: str, kafka: str, topic: str) -> None:
     consumer = Place(dsn, kafka, topic).bare(kind=AsyncConsumer)
-    assert isinstance(consumer, AsyncConsumer)
     consumer.on("order.placed")(effect)
     print(asyncio.run(consumer.run()))
 

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, overload
 
 import confluent_kafka
 import psycopg
@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from outbox_pipelines.consumer import Consumer, Counts, Event
+from outbox_pipelines.consumer import AsyncConsumer, Consumer, Counts, Event
 from tests.conftest import wait_until
 
 DAY_MS = 86_400_000
@@ -26,7 +26,7 @@ _NO_COORDINATOR = (
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
 )
-# Whoever comes next under this name takes over at once, not when the group misses the one that was killed.
+# The next member under this name takes over at once, not when the group misses the one that was killed.
 STATIC = {"group.instance.id": "one", "session.timeout.ms": 6000}
 
 
@@ -66,7 +66,9 @@ class Place:
     def put(self, value: str | None, *, key: str | bytes = "1", **headers: str) -> None:
         """A message as it is; an underscore in a header's name is a dash."""
         producer = confluent_kafka.Producer({"bootstrap.servers": self.kafka, "linger.ms": 0})
-        named = [(name.replace("_", "-"), text) for name, text in headers.items()]
+        named: list[tuple[str, str | bytes | None]] = [
+            (name.replace("_", "-"), text) for name, text in headers.items()
+        ]
         producer.produce(self.topic, value, key=key, headers=named)
         assert producer.flush(60) == 0
 
@@ -76,17 +78,38 @@ class Place:
         order = {"enable.idempotence": True, "partitioner": "murmur2_random"}
         producer = confluent_kafka.Producer({"bootstrap.servers": self.kafka, **order})
         for n in range(first, first + events):
-            headers = [("id", str(uuid7())), ("event-type", "order.placed"), ("aggregate-type", "order")]
+            headers: list[tuple[str, str | bytes | None]] = [
+                ("id", str(uuid7())),
+                ("event-type", "order.placed"),
+                ("aggregate-type", "order"),
+            ]
             producer.produce(self.topic, f'{{"n": {n}}}', key=str(n % keys), headers=headers)
         assert producer.flush(60) == 0
 
     def consumer(self, source: str = "billing", group: str | None = None, **more: Any) -> Consumer:
         """One whose handler of order.placed writes a row of `effects`, twice if called twice."""
-        consumer = self.bare(source, group, **more)
+        consumer: Consumer = self.bare(source, group, **more)
         consumer.on("order.placed")(effect)
         return consumer
 
-    def bare(self, source: str = "billing", group: str | None = None, **more: Any) -> Consumer:
+    @overload
+    def bare(
+        self, source: str = ..., group: str | None = ..., *, kind: type[AsyncConsumer], **more: Any
+    ) -> AsyncConsumer: ...
+
+    @overload
+    def bare(
+        self, source: str = ..., group: str | None = ..., *, kind: type[Consumer] = ..., **more: Any
+    ) -> Consumer: ...
+
+    def bare(
+        self,
+        source: str = "billing",
+        group: str | None = None,
+        *,
+        kind: type[Consumer | AsyncConsumer] = Consumer,
+        **more: Any,
+    ) -> Consumer | AsyncConsumer:
         """One without handlers; each test has groups of its own, since topics are."""
         kafka = {
             "bootstrap.servers": self.kafka,
@@ -94,16 +117,15 @@ class Place:
             "heartbeat.interval.ms": 100,
             **more.pop("kafka", {}),
         }
-        kind = more.pop("kind", Consumer)
         database = {} if more.keys() & {"connect", "session"} else {"dsn": self.dsn}
         more = {"retry_seconds": 0.2, "topics": [self.topic], **database, **more}
         return kind(source=source, kafka=kafka, **more)
 
     def effects(self) -> int:
-        return self.value("SELECT count(*) FROM effects")
+        return int(self.value("SELECT count(*) FROM effects"))
 
     def processed(self, source: str = "billing") -> int:
-        return self.value("SELECT count(*) FROM processed_events WHERE source = %s", source)
+        return int(self.value("SELECT count(*) FROM processed_events WHERE source = %s", source))
 
     def inbox(self, source: str = "billing") -> dict[str, int]:
         """How many messages are in which state."""

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -59,7 +60,6 @@ async def run_sql(transaction: Any, query: str) -> None:
 
 def consumer(place: Place, driver: str, handler: Any = effect, **more: Any) -> AsyncConsumer:
     made = place.bare(kind=AsyncConsumer, **database(place, driver), **more)
-    assert isinstance(made, AsyncConsumer)
     made.on("order.placed")(handler)
     return made
 
@@ -92,7 +92,7 @@ def test_events_are_handled_once(place: Place, driver: str) -> None:
         place.load(50)
         for group in "billing", "again":
             async with running(consumer(place, driver, group=group).run) as counts:
-                await until(lambda group=group: place.uncommitted(group) == 0, "all offsets")
+                await until(partial(lambda group: place.uncommitted(group) == 0, group), "all offsets")
             assert counts == [Counts(handled=50) if group == "billing" else Counts(duplicates=50)]
 
     asyncio.run(scenario())
@@ -191,7 +191,7 @@ def test_batches(place: Place) -> None:
         place.load(500)
         made = place.bare(kind=AsyncConsumer, **database(place, "connection"))
         made.on("order.placed", batch=50)(many)
-        async with running(made.run) as counts:  # type: ignore[arg-type]
+        async with running(made.run) as counts:
             await until(lambda: place.uncommitted() == 0, "all offsets")
         assert counts == [Counts(handled=500)]
 
@@ -211,7 +211,7 @@ def test_the_loop_goes_on_beside_it(place: Place) -> None:
                 before = time.monotonic()
                 await asyncio.sleep(0.001)
                 waits.append(time.monotonic() - before)
-        # Beside a poll that blocked, each of them would take its 0.2 s; a busy machine delays some.
+        # If a poll blocked, each of them would take its 0.2 s; a busy machine delays some.
         assert statistics.median(waits) < 0.1
 
     asyncio.run(scenario())

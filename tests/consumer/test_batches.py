@@ -81,7 +81,7 @@ def test_one_of_a_batch_fails_and_the_others_are_handled(place: Place) -> None:
     assert out_of_order(place) == {}
 
 
-def test_types_are_told_apart_within_what_is_at_hand(place: Place) -> None:
+def test_types_are_distinguished_within_a_batch(place: Place) -> None:
     for _ in range(20):
         place.send(*(uuid7() for _ in range(5)), keys=1)
         place.send(uuid7(), type="order.seen", keys=1)

@@ -10,6 +10,8 @@ import os
 import time
 import uuid
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 import redis
@@ -53,11 +55,16 @@ def cache(server: RedisServer) -> RedisCache:
     return RedisCache.at(server.url, seconds=60, timeout=0.5, pause=PAUSE)
 
 
+def _recalls(cache: RedisCache, events: list[uuid.UUID]) -> bool:
+    cache.remember(BILLING, events)
+    return bool(cache.known(BILLING, events))
+
+
 def ids(count: int) -> list[uuid.UUID]:
     return [uuid7() for _ in range(count)]
 
 
-def test_it_knows_what_it_was_told_and_nothing_else(cache: RedisCache) -> None:
+def test_it_knows_only_what_it_was_given(cache: RedisCache) -> None:
     events = ids(1000)
     cache.remember(BILLING, events[::2])
     assert cache.known(BILLING, events) == set(events[::2])
@@ -66,7 +73,7 @@ def test_it_knows_what_it_was_told_and_nothing_else(cache: RedisCache) -> None:
     cache.remember(BILLING, [])
 
 
-def test_sources_and_prefixes_are_told_apart(server: RedisServer, cache: RedisCache) -> None:
+def test_sources_and_prefixes_are_distinguished(server: RedisServer, cache: RedisCache) -> None:
     """Guards against a consumer that passes over what another one handled."""
     events = ids(3)
     cache.remember(BILLING, events)
@@ -76,7 +83,7 @@ def test_sources_and_prefixes_are_told_apart(server: RedisServer, cache: RedisCa
 
 
 def test_it_forgets_after_its_seconds(server: RedisServer) -> None:
-    """Guards against a Redis that grows for ever."""
+    """Guards against a Redis that grows without limit."""
     cache = RedisCache.at(server.url, seconds=2, timeout=0.5)
     events = ids(2)
     cache.remember(BILLING, events)
@@ -105,10 +112,10 @@ def test_data_that_is_lost_is_only_forgotten(server: RedisServer, cache: RedisCa
     assert cache.known(BILLING, events) == set(events)
 
 
-def test_one_that_is_killed_is_told_once_and_is_back_by_itself(
+def test_a_killed_server_is_reported_once_and_is_used_again(
     server: RedisServer, cache: RedisCache, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Guards against an outage that ends the consumer, fills its log, or lasts for ever."""
+    """Guards against an outage that ends the consumer, fills its log, or never ends."""
     caplog.set_level(logging.INFO, "outbox_pipelines.consumer.cache")
     events = ids(3)
     cache.remember(BILLING, events)
@@ -119,13 +126,13 @@ def test_one_that_is_killed_is_told_once_and_is_back_by_itself(
         cache.remember(BILLING, events)
     assert [record.message.partition(";")[0] for record in caplog.records] == ["Redis is unavailable"]
     server.start()
-    wait_until(lambda: cache.remember(BILLING, events) or cache.known(BILLING, events), seconds=5, what="it")
+    wait_until(lambda: _recalls(cache, events), seconds=5, what="it")
     assert cache.known(BILLING, events) == set(events)
     assert [record.message for record in caplog.records[1:]] == ["Redis is available again"]
 
 
 @pytest.mark.parametrize("how", ["kill", "freeze"])
-def test_one_that_is_away_costs_next_to_nothing(
+def test_an_unavailable_server_costs_next_to_nothing(
     server: RedisServer, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a consumer as slow as the timeouts of a cache that it does not need."""
@@ -133,8 +140,13 @@ def test_one_that_is_away_costs_next_to_nothing(
     cache.remember(BILLING, ids(1))
     getattr(server, how)()
     tries: list[int] = []
-    connect = redis.Connection.connect
-    monkeypatch.setattr(redis.Connection, "connect", lambda self: tries.append(1) or connect(self))
+    connect: Any = redis.Connection.connect
+
+    def tried(self: redis.Connection) -> Any:
+        tries.append(1)
+        return connect(self)
+
+    monkeypatch.setattr(redis.Connection, "connect", tried)
     for event in ids(1000):
         assert cache.known(BILLING, [event]) == set()
         cache.remember(BILLING, [event])
@@ -161,10 +173,10 @@ def test_one_that_is_full_is_no_error(server: RedisServer, cache: RedisCache) ->
         client.config_set("maxmemory", 1)
         cache.remember(BILLING, events)
         client.config_set("maxmemory", 0)
-    wait_until(lambda: cache.remember(BILLING, events) or cache.known(BILLING, events), seconds=5, what="it")
+    wait_until(lambda: _recalls(cache, events), seconds=5, what="it")
 
 
-def test_an_address_where_nobody_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_address_without_a_server(caplog: pytest.LogCaptureFixture) -> None:
     cache = RedisCache.at("redis://no-such-host.invalid:1", seconds=60)
     cache.remember(BILLING, ids(1))
     assert cache.known(BILLING, ids(1)) == set()
@@ -204,7 +216,7 @@ def test_a_client_of_ones_own_that_decodes(server: RedisServer) -> None:
 
 
 def test_a_lie_costs_no_event(place: Place, cache: RedisCache) -> None:
-    """Guards against a cache that is believed: Redis says of all events that they were handled."""
+    """Guards against a cache that is trusted blindly: Redis reports all events as handled."""
     events = ids(30)
     cache.remember(BILLING, events)
     place.send(*events)
@@ -213,7 +225,7 @@ def test_a_lie_costs_no_event(place: Place, cache: RedisCache) -> None:
         assert run.end().handled == 30
 
 
-def test_a_cache_that_forgets_or_dies_doubles_no_effect(
+def test_a_cache_that_forgets_or_crashes_doubles_no_effect(
     place: Place, server: RedisServer, cache: RedisCache
 ) -> None:
     """Guards against a record that is in Redis alone."""
@@ -226,7 +238,9 @@ def test_a_cache_that_forgets_or_dies_doubles_no_effect(
         client.flushall()
     for group, then in ("again", server.kill), ("once more", lambda: None):
         with running(place.consumer(group=group, cache=cache)) as run:
-            wait_until(lambda group=group: place.uncommitted(group) == 0, what="the end of the topic")
+            wait_until(
+                partial(lambda group: place.uncommitted(group) == 0, group), what="the end of the topic"
+            )
             assert run.end().duplicates == 30
         then()
     assert place.effects() == place.processed() == 30
@@ -235,7 +249,7 @@ def test_a_cache_that_forgets_or_dies_doubles_no_effect(
 def test_what_it_knows_is_not_handled_again_but_looked_up(
     place: Place, cache: RedisCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a cache that nobody asks: a replay begins no transaction for each event."""
+    """Guards against a cache that is not queried: a replay begins no transaction for each event."""
     transactions = 0
     begin = Connections.transaction
 

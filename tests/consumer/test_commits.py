@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -58,7 +59,9 @@ def test_a_connection_cannot_be_committed(place: Place, passes_over: bool) -> No
     place.send(uuid7())
     for sql in RAW:
         consumer = place.bare(sql, retry_seconds=300)
-        consumer.on("order.placed")(spoiling(lambda it, sql=sql: it.execute(sql), passes_over=passes_over))
+        consumer.on("order.placed")(
+            spoiling(partial(lambda sql, it: it.execute(sql), sql), passes_over=passes_over)
+        )
         fails(place, consumer, sql)
         assert place.effects() == 0, sql
 

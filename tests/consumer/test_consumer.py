@@ -55,7 +55,7 @@ def test_a_kill_neither_loses_nor_doubles(place: Place, dies_at: str, known: int
         lambda: place.value("SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^consumer'") == 0
     )
     assert place.effects() == known
-    # The one at hand may have been received before it was handled.
+    # The event in progress may have been received before it was handled.
     assert place.processed() - known == place.inbox().get("waiting", 0)
     with running(place.consumer(kafka=STATIC)) as run:
         wait_until(lambda: place.effects() == 20, what="all effects")
@@ -76,7 +76,7 @@ def test_members_that_come_and_go_hand_over_between_events(place: Place) -> None
         if written - place.effects() < 300:
             place.load(300, first=written)
             written += 300
-        return place.value("SELECT count(DISTINCT by) FROM effects") == len(runs)
+        return bool(place.value("SELECT count(DISTINCT by) FROM effects") == len(runs))
 
     runs: list[Run] = []
     try:
@@ -161,7 +161,7 @@ def test_sigterm_ends_it_in_order(place: Place) -> None:
     assert place.uncommitted() == 2000 - handled
 
 
-def test_the_same_event_at_work_elsewhere_is_waited_for(place: Place) -> None:
+def test_the_same_event_in_progress_elsewhere_is_waited_for(place: Place) -> None:
     """Guards against two that look at once, find nothing, and both handle the event."""
     [event_id] = place.send(uuid7())
     with psycopg.connect(place.dsn) as other:
@@ -183,7 +183,7 @@ def test_the_same_event_at_work_elsewhere_is_waited_for(place: Place) -> None:
 
 
 def test_types_without_a_handler_cost_no_row(place: Place) -> None:
-    """Guards against a topic of many types in which nobody's events fill the table or stop the consumer."""
+    """Guards against a topic of many types in which unhandled events fill the table or stop the consumer."""
     place.send(*ids(3), type="order.seen")
     place.send(*ids(2))
     with running(place.consumer()) as run:
@@ -204,7 +204,7 @@ def test_all_other_types_can_be_asked_for(place: Place) -> None:
     assert seen == ["order.seen"] * 3
 
 
-def test_ids_of_any_kind_are_told_apart(place: Place) -> None:
+def test_ids_of_any_kind_are_distinguished(place: Place) -> None:
     """Guards against other producers' ids, which tell no time or are no UUIDs."""
     various = [*ids(2), "order-1", "order-2", "7b0f2c3e-1f43-4a5e-9d63-52a3f5a1b001"]
     place.send(*various)
@@ -215,7 +215,7 @@ def test_ids_of_any_kind_are_told_apart(place: Place) -> None:
 
 
 def test_an_error_of_the_thread_that_polls_is_not_lost(place: Place) -> None:
-    """Guards against a run that returns although the database is away."""
+    """Guards against a run that returns although the database is unavailable."""
     stop = threading.Event()
     with pytest.raises(psycopg.OperationalError):
         Place("host=127.0.0.1 port=1 connect_timeout=2", place.kafka, place.topic).consumer().run(stop)

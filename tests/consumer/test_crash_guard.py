@@ -1,4 +1,4 @@
-"""Which events go through the inbox one at a time: those of partitions that a process left when it died."""
+"""Which events go through the inbox one at a time: those of partitions that a crashed process left."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -25,7 +26,7 @@ BATCH = 20
 
 
 def leave(place: Place) -> None:
-    """All partitions are left by a process that died."""
+    """All partitions are left by a process that crashed."""
     place.rows(
         "INSERT INTO partition_owners SELECT 'billing', %s, %s, nth, %s FROM generate_series(0, 3) AS nth",
         f"{place.topic}-billing",
@@ -35,7 +36,7 @@ def leave(place: Place) -> None:
 
 
 def owners(place: Place) -> int:
-    return place.value("SELECT count(DISTINCT owner) FROM partition_owners")
+    return int(place.value("SELECT count(DISTINCT owner) FROM partition_owners"))
 
 
 def one_at_a_time(place: Place) -> dict[int, int]:
@@ -67,11 +68,11 @@ def test_nothing_goes_one_at_a_time_after_a_clean_end(place: Place) -> None:
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "dsn"])
-def test_a_batch_of_each_partition_goes_one_at_a_time_after_a_death(place: Place, driver: str) -> None:
+def test_a_batch_of_each_partition_goes_one_at_a_time_after_a_crash(place: Place, driver: str) -> None:
     """Guards against an event that ends the process in a batch of others, and is never found."""
     place.load(800, keys=40)
     leave(place)
-    database = {} if driver == "dsn" else {"session": sessions(place, driver)}
+    database: dict[str, Any] = {} if driver == "dsn" else {"session": sessions(place, driver)}
     if driver == "dsn":
         run_through(place, 800)
     else:
@@ -96,7 +97,7 @@ def _insert(events: list[Any]) -> Any:
 
 
 def test_an_owner_that_was_careful_for_too_few_events_leaves_the_partition_suspect(place: Place) -> None:
-    """Guards against a short run between two deaths that makes the next one careless."""
+    """Guards against a short run between two crashes that makes the next one careless."""
     place.load(PARTITIONS, keys=PARTITIONS)
     leave(place)
     run_through(place, PARTITIONS)
@@ -153,7 +154,7 @@ def test_a_handler_that_exits_leaves_its_partitions_suspect(place: Place) -> Non
     assert place.rows("SELECT state, attempts FROM inbox") == [("waiting", 1)]
 
 
-def test_partitions_that_go_to_another_member_are_given_up(place: Place) -> None:
+def test_partitions_that_go_to_another_member_are_released(place: Place) -> None:
     """Guards against a member that is careful because another one has come or gone."""
     place.load(100)
     consumers = [place.bare() for _ in range(2)]
@@ -166,7 +167,7 @@ def test_partitions_that_go_to_another_member_are_given_up(place: Place) -> None
         with running(consumers[1]) as second:
             wait_until(
                 lambda: 0 < rows_of(place, owner) < PARTITIONS,
-                what="partitions that are given up",
+                what="partitions that are revoked",
                 seconds=60,
             )
             place.load(200, first=100, keys=40)
@@ -180,11 +181,11 @@ def test_partitions_that_go_to_another_member_are_given_up(place: Place) -> None
 
 
 def rows_of(place: Place, owner: uuid.UUID) -> int:
-    return place.value("SELECT count(*) FROM partition_owners WHERE owner = %s", owner)
+    return int(place.value("SELECT count(*) FROM partition_owners WHERE owner = %s", owner))
 
 
-def test_rows_stay_where_the_database_is_away_at_the_end(place: Place) -> None:
-    """Guards against an end that waits for the database, and a partition that counts as given up."""
+def test_rows_stay_where_the_database_is_unavailable_at_the_end(place: Place) -> None:
+    """Guards against an end that waits for the database, and a partition that counts as released."""
     cut = threading.Event()
 
     def connect() -> Connection:
@@ -222,19 +223,19 @@ def test_how_a_process_ends_decides(place: Place, how: str) -> None:
 
 
 def test_an_event_that_ends_the_process_within_a_batch_is_found(place: Place) -> None:
-    """Guards against a service that restarts for ever at one event among others."""
+    """Guards against a service that restarts without end at one event among others."""
     place.load(200)
     deaths = 0
     while place.inbox().get("failed", 0) == 0:
         process = service(place, 117)
         wait_until(
-            lambda process=process: process.poll() is not None or place.inbox().get("failed"), seconds=60
+            partial(lambda it: it.poll() is not None or place.inbox().get("failed"), process), seconds=60
         )
         if process.poll() is None:
             process.terminate()
         deaths += process.wait(120) == -signal.SIGKILL
         assert deaths <= 4
-    # In a batch, and then `attempts` times by itself.
+    # In a batch, and then `attempts` times alone.
     assert 2 <= deaths <= 3
     process = service(place, 117)
     try:

@@ -21,7 +21,7 @@ from tests.conftest import topic_prefix, wait_until
 from tests.consumer.place import Place, at_work, effect, running, uuid7
 
 Connection = psycopg.Connection[Any]
-# Nothing is written out by itself: what is not committed is lost for sure.
+# Nothing is written out in the background: what is not committed is certainly lost.
 LAZY = {"wal_writer_delay": "10s", "bgwriter_lru_maxpages": 0}
 _NUMBER = "SELECT CAST(pg_current_xact_id() AS text)"
 _BECAME = "SELECT pg_xact_status(CAST(%s AS xid8))"
@@ -39,7 +39,7 @@ def own(stack: Stack, tmp_path: Path) -> Iterator[tuple[Place, Postgres]]:
 
 
 class Handler:
-    """Waits in its first call, behind its work, for what happens meanwhile."""
+    """Waits in its first call, after its work, for what happens in the meantime."""
 
     def __init__(self) -> None:
         self.number = ""
@@ -65,7 +65,7 @@ class Handler:
 
 @pytest.mark.parametrize("batch", [None, 10])
 @pytest.mark.parametrize("others", [0, 100])
-def test_an_event_is_handled_whoever_has_its_number_now(
+def test_an_event_is_handled_whichever_transaction_has_its_number_now(
     own: tuple[Place, Postgres], batch: int | None, others: int
 ) -> None:
     """Guards against a dead letter for what another transaction has committed, and against a consumer that

@@ -138,7 +138,7 @@ def test_wrong_input(operator: Database, command: tuple[str, ...], code: int, sa
 
 
 def test_status_tells_the_backlog(place: Place, operator: Database) -> None:
-    """Guards against an inbox that nobody drains, and nobody hears of."""
+    """Guards against an inbox that is not drained, without a report."""
     empty = operator.outbox("consumer", "status")
     assert empty.output == "all inboxes are empty; no dead letters\n"
     place.load(4)

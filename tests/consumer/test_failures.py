@@ -1,4 +1,4 @@
-"""Events that fail: tried again in their order, given up at last, and no other is held up by them."""
+"""Events that fail: retried in their order, finally dead letters, and never a delay for other events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from outbox_pipelines.consumer import Counts, Event
 from outbox_pipelines.consumer.errors import ConsumerError
 from outbox_pipelines.errors import SetupError
-from tests.conftest import clean_environment, topic_prefix, wait_until
+from tests.conftest import clean_environment, headers_of, topic_prefix, wait_until
 from tests.consumer.place import Place, effect, running, uuid7
 
 Connection = psycopg.Connection[Any]
@@ -125,7 +125,7 @@ def test_a_copy_of_a_dead_letter_goes_to_a_topic(place: Place) -> None:
         message = reader.poll(60)
         assert message is not None
         assert (message.key(), message.value()) == (b"0", b'{"n": 0}')
-        headers = {name: value.decode() for name, value in message.headers()}
+        headers = {name: value.decode() for name, value in headers_of(message) if value is not None}
     finally:
         reader.close()
     assert headers["id"] == event_id
@@ -135,7 +135,7 @@ def test_a_copy_of_a_dead_letter_goes_to_a_topic(place: Place) -> None:
 
 
 def test_a_dead_letter_waits_for_its_copy(place: Place) -> None:
-    """Guards against a dead letter that is told nowhere, because its topic was refused."""
+    """Guards against a dead letter that is reported nowhere, because its topic was refused."""
     place.send(uuid7())
     consumer = place.bare(retry_seconds=0, max_attempts=1, dead_letter_topic="no such topic")
     consumer.on("order.placed")(Picky(0))
@@ -153,7 +153,7 @@ def service(place: Place, n: int) -> subprocess.Popen[str]:
 
 
 def test_an_event_that_ends_the_process_is_found(place: Place) -> None:
-    """Guards against a service that restarts for ever at one event."""
+    """Guards against a service that restarts without end at one event."""
     place.load(40, keys=10)
     deaths = 0
     while place.inbox().get("failed", 0) == 0:
@@ -168,7 +168,7 @@ def test_an_event_that_ends_the_process_is_found(place: Place) -> None:
         assert process.returncode in (0, -signal.SIGKILL), errors
         deaths += process.returncode == -signal.SIGKILL
         assert deaths <= 4
-    # At hand for the first time, and then twice as it was looked for.
+    # Once when the event is first received, and then twice when it is looked for.
     assert 2 <= deaths <= 3
     process = service(place, 17)
     wait_until(lambda: place.effects() == 39, what="all others")
@@ -187,7 +187,7 @@ def test_an_event_that_ends_the_process_is_found(place: Place) -> None:
 
 @pytest.mark.parametrize("how", ["python", "database"])
 def test_a_handler_that_hangs_is_interrupted(place: Place, how: str) -> None:
-    """Guards against a handler that waits for ever, and whose group is without its partitions for as long."""
+    """Guards against a handler that never returns, and whose group lacks its partitions for as long."""
     place.load(3, keys=3)
     command = [sys.executable, "-m", "tests.consumer.hanger", place.dsn, place.kafka, place.topic, how]
     process = subprocess.Popen(command, env=clean_environment(), stderr=subprocess.PIPE, text=True)
@@ -203,7 +203,7 @@ def test_a_handler_that_hangs_is_interrupted(place: Place, how: str) -> None:
 
 
 def test_slow_calls_in_a_row_cost_no_partition(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """Guards against a process that is out of its group though none of its calls took too long."""
+    """Guards against a process that has left its group although none of its calls took too long."""
     place.send(uuid7(), uuid7(), keys=1)
     kafka = {"max.poll.interval.ms": 6000, "session.timeout.ms": 6000}
     consumer = place.bare(kafka=kafka)
@@ -224,7 +224,7 @@ def test_slow_calls_in_a_row_cost_no_partition(place: Place, caplog: pytest.LogC
     assert [each.message for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
-def test_the_database_away_is_waited_for(place: Place) -> None:
+def test_an_unavailable_database_is_waited_for(place: Place) -> None:
     """Guards against a consumer that ends, skips or counts an attempt while the database restarts."""
     place.load(2000)
     cut = threading.Event()
@@ -259,7 +259,7 @@ def test_the_database_away_is_waited_for(place: Place) -> None:
         assert numbers == sorted(numbers)
 
 
-def test_a_stop_while_the_database_is_away(place: Place) -> None:
+def test_a_stop_while_the_database_is_unavailable(place: Place) -> None:
     place.send(uuid7())
     connections: list[Connection] = []
 
@@ -280,14 +280,14 @@ def test_a_stop_while_the_database_is_away(place: Place) -> None:
 
 
 def test_tables_that_refuse_end_it(place: Place) -> None:
-    """Guards against a consumer that waits for ever for a right that nobody gives it."""
+    """Guards against a consumer that waits without end for a right that is not granted."""
     place.send(uuid7())
     place.rows("DROP TABLE inbox; CREATE TABLE inbox (seq int)")
     with running(place.consumer()) as run, pytest.raises(ConsumerError, match="tables cannot be used"):
         run.wait()
 
 
-def test_tables_that_are_missing_are_told_before_the_first_event(place: Place) -> None:
+def test_missing_tables_are_reported_before_the_first_event(place: Place) -> None:
     place.rows("DROP TABLE inbox")
     with running(place.consumer()) as run, pytest.raises(SetupError, match="outbox consumer migrate"):
         run.wait()

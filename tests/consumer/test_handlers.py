@@ -1,4 +1,4 @@
-"""Handlers that would never run: refused when the consumer is set up, or told while it works."""
+"""Handlers that would never run: refused when the consumer is set up, or reported while it works."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.consumer.place import Place, running, uuid7
 
 @pytest.mark.parametrize("how", ["run", "receive", "drain"])
 def test_a_consumer_without_a_handler_is_not_started(place: Place, how: str) -> None:
-    """Guards against offsets that are committed for events that nobody handles."""
+    """Guards against offsets that are committed for events without a handler."""
     place.send(uuid7())
     with pytest.raises(SetupError, match="the consumer has no handler"):
         getattr(place.bare(), how)()
@@ -40,16 +40,17 @@ def test_a_handler_with_other_arguments_is_refused(batch: int | None) -> None:
     register = place.bare().on("order.placed", batch=batch)
     for wrong in (lambda event: None, lambda a, b, c: None, lambda event, *, connection: None, Method.handle):
         with pytest.raises(SetupError, match="cannot be called with an event and a connection"):
-            register(wrong)
+            register(wrong)  # type: ignore[type-var]
     with pytest.raises(SetupError, match="cannot be called with an event and a connection"):
-        place.bare().on_other(lambda event: None)  # type: ignore[arg-type,misc]
+        place.bare().on_other(lambda event: None)  # type: ignore[type-var]
     with pytest.raises(SetupError, match=r"def _one\(event, connection\)"):
-        place.bare(kind=AsyncConsumer).on("order.placed")(_one)
-    for n, right in enumerate((lambda a, b, c=1: None, lambda *given: None, Method().handle, max)):
+        place.bare(kind=AsyncConsumer).on("order.placed")(_one)  # type: ignore[type-var]
+    rights: tuple[Any, ...] = (lambda a, b, c=1: None, lambda *given: None, Method().handle, max)
+    for n, right in enumerate(rights):
         place.bare().on(f"type-{n}")(right)
 
 
-def test_a_misspelled_type_is_told(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_misspelled_type_is_reported(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """Guards against events that are passed over for a letter."""
     place.send(*(uuid7() for _ in range(3)))
     place.send(uuid7(), type="order.seen")
@@ -70,7 +71,7 @@ def test_a_misspelled_type_is_told(place: Place, caplog: pytest.LogCaptureFixtur
     ]
 
 
-def test_types_that_are_passed_over_rightly_are_not_told(
+def test_types_that_are_skipped_rightly_are_not_reported(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     place.send(uuid7())

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import confluent_kafka
 import pytest
@@ -26,12 +26,16 @@ from tests.consumer.place import Place, running, uuid7
 DEEP = b'{"a":' * 6_000 + b"1" + b"}" * 6_000
 CLOUDEVENT = ("content-type", b"application/cloudevents+json")
 NOT_UTF8 = b"\xff\xfe\x80"
+Headers: TypeAlias = list[tuple[str, str | bytes | None]]
 
 
-def full(**other: bytes | None) -> list[tuple[str, bytes | None]]:
+def full(**other: bytes | None) -> Headers:
     """The headers of an event, but for those that are given."""
     ours = {"id": str(uuid7()).encode(), "event-type": b"order.placed", "aggregate-type": b"order"}
-    named = {**ours, **{name.replace("_", "-"): value for name, value in other.items()}}
+    named: dict[str, str | bytes | None] = {
+        **ours,
+        **{name.replace("_", "-"): value for name, value in other.items()},
+    }
     return list(named.items())
 
 
@@ -100,7 +104,7 @@ def test_10_000_malformed_messages_are_events_or_unreadable() -> None:
             content = event.content(by_key=False)
             arrival = Arrival.of(event, event.identity("orders", by_key=False), message, content)
             texts = [event.type, str(event)]
-            # Whatever is wrong with the value is the handler's to be told, as the error that is documented.
+            # The handler gets any error in the value, as the error that is documented.
             with suppress(ValueError):
                 _ = event.payload
         # What goes into the inbox, which is PostgreSQL's text.
@@ -115,7 +119,7 @@ def test_10_000_malformed_messages_are_events_or_unreadable() -> None:
 
 
 # Each of them ended a consumer, or what shows its dead letters.
-ENDED = {
+ENDED: dict[str, tuple[bytes, Headers]] = {
     "deep, and said to be a CloudEvent": (DEEP, [*full(), CLOUDEVENT]),
     "deep, without headers": (DEEP, []),
     "the id is not UTF-8": (b"{}", full(id=NOT_UTF8)),

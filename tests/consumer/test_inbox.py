@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -53,16 +54,17 @@ def test_what_comes_again_is_received_once(place: Place) -> None:
 
 
 def test_the_event_is_as_it_was_in_kafka(place: Place) -> None:
-    """Guards against content that changes on its way through the database."""
+    """Guards against content that changes while it is stored in the database."""
     [event_id] = place.send(uuid7(), correlation_id="c-1", tenant="Zoë")
     place.put(None, key="2", id="order-7", event_type="order.placed", traceparent="00-" + "a" * 32)
     place.put('{"id": "x\\u0000"}', key=b"a\nb\x80", id="order-8", event_type="order.placed", odd="\u0000")
-    direct, stored = [], []
+    direct: list[Event] = []
+    stored: list[Event] = []
     for into, group in (direct, "direct"), (stored, "stored"):
         consumer = place.bare(source=group, group=group)
         consumer.on("order.placed")(lambda event, _, into=into: into.append(event))
         with at_work(consumer, "run" if group == "direct" else "receive") as run:
-            wait_until(lambda group=group: place.uncommitted(group) == 0, what="all offsets")
+            wait_until(partial(lambda group: place.uncommitted(group) == 0, group), what="all offsets")
             assert run.end().duplicates == 0
         if group == "stored":
             consumer.drain(until_empty=True)
@@ -142,7 +144,12 @@ def test_what_another_has_is_waited_for_in_peace(place: Place) -> None:
     with at_work(slow, "drain"), pytest.MonkeyPatch.context() as patch:
         wait_until(lambda: place.value("SELECT sum(attempts) FROM inbox") == 1, what="an attempt")
         heads = Inbox.heads
-        patch.setattr(Inbox, "heads", lambda self: looks.append(1) or heads(self))
+
+        def looked(self: Inbox) -> Any:
+            looks.append(1)
+            return heads(self)
+
+        patch.setattr(Inbox, "heads", looked)
         assert place.consumer(retry_seconds=0).drain(until_empty=True) == Counts()
         with at_work(place.consumer(retry_seconds=0), "drain"):
             wait_until(lambda: len(looks) >= 4, what="some looks")
@@ -203,7 +210,7 @@ def _claimed(place: Place) -> tuple[Inbox, Waiting]:
     return ours, Waiting(head.seq, 1, head.event_type)
 
 
-def test_what_a_process_is_handling_is_not_given_up_by_another(place: Place) -> None:
+def test_an_event_being_handled_is_no_dead_letter_of_another_process(place: Place) -> None:
     """Guards against a dead letter, and a wait, where a handler takes longer than the backoff."""
     ours, due = _claimed(place)
     theirs = _inbox(place)
@@ -219,7 +226,7 @@ def test_what_a_process_is_handling_is_not_given_up_by_another(place: Place) -> 
     assert place.inbox() == {"processed": 1}
 
 
-def test_a_late_attempt_of_what_was_given_up_counts(place: Place) -> None:
+def test_a_late_attempt_of_a_dead_letter_counts(place: Place) -> None:
     """Guards against a dead letter of an event whose last attempt was only slow."""
     ours, due = _claimed(place)
     theirs = _inbox(place)
@@ -248,7 +255,7 @@ def test_what_an_operator_did_is_not_undone_by_a_late_failure(place: Place, stat
     assert drive(_inbox(place).read(due)) is None
 
 
-def test_a_failure_that_is_told_twice_counts_once(place: Place) -> None:
+def test_a_failure_that_is_recorded_twice_counts_once(place: Place) -> None:
     """Guards against attempts that are taken back twice, where the first answer was lost."""
     ours, due = _claimed(place)
     for _ in range(2):

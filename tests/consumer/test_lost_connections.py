@@ -15,7 +15,7 @@ from tests.consumer import test_async
 from tests.consumer.place import Place, at_work, effect, running, uuid7
 
 Connection = psycopg.Connection[Any]
-# Statements that wait for a lock: those that begin an attempt, and the one that puts an event aside.
+# Statements that wait for a lock: those that begin an attempt, and the one that parks an event.
 RECORD = "INSERT ON processed_events FOR EACH ROW"
 FINISH = "UPDATE ON inbox FOR EACH ROW WHEN (NEW.state = 'processed')"
 RECEIVE = "INSERT ON inbox FOR EACH ROW"
@@ -42,7 +42,7 @@ class Lock:
         self._holder.execute("SELECT pg_advisory_lock(1)")
 
     def cut(self) -> bool:
-        """Whoever waits loses the connection; whether there was one."""
+        """Terminate the connection of the waiting session; return whether there was one."""
         if not self._place.rows(_END_WHO_WAITS):
             return False
         self._holder.execute("SELECT pg_advisory_unlock(1)")
@@ -107,7 +107,7 @@ def test_the_same_with_each_driver(place: Place, lock: Lock, driver: str) -> Non
 
 
 @pytest.mark.parametrize("driver", test_async.DRIVERS)
-def test_an_event_is_put_aside_all_the_same(place: Place, lock: Lock, driver: str) -> None:
+def test_an_event_is_still_parked(place: Place, lock: Lock, driver: str) -> None:
     """Guards against a consumer that ends when the database is restarted, as if that refused it."""
     place.send(uuid7())
     lock.hold(RECEIVE)
@@ -118,7 +118,7 @@ def test_an_event_is_put_aside_all_the_same(place: Place, lock: Lock, driver: st
     async def scenario() -> None:
         consumer = test_async.consumer(place, driver, refuse, retry_seconds=300)
         async with test_async.running(consumer.run) as counts:
-            await test_async.until(lock.cut, "an event that is put aside")
+            await test_async.until(lock.cut, "an event that is parked")
             await test_async.until(lambda: place.inbox() == {"waiting": 1}, "its row")
         assert counts == [Counts(received=1, failures=1)]
 
@@ -126,7 +126,7 @@ def test_an_event_is_put_aside_all_the_same(place: Place, lock: Lock, driver: st
 
 
 def test_a_consumer_that_waits_for_the_database_ends(place: Place, lock: Lock) -> None:
-    """Guards against an event that is put aside, or waited for, when the service is stopped meanwhile."""
+    """Guards against an event that is parked, or waited for, while the service is being stopped."""
     place.send(uuid7())
     calls: list[int] = []
 
@@ -146,7 +146,7 @@ def test_a_consumer_that_waits_for_the_database_ends(place: Place, lock: Lock) -
 
 
 def test_an_event_whose_handler_ends_its_connection_is_found(place: Place) -> None:
-    """Guards against an event that crashes the database's process again and again, for ever."""
+    """Guards against an event that crashes the database's process again and again."""
     place.send(uuid7(), uuid7(), keys=1)
     consumer = place.bare(max_attempts=2, retry_seconds=0.05)
 

@@ -10,6 +10,7 @@ import confluent_kafka
 from confluent_kafka import TopicPartition
 
 from outbox_pipelines.consumer import membership
+from tests.conftest import headers_of
 from tests.consumer.place import Place
 
 
@@ -44,7 +45,7 @@ def test_a_partition_that_goes_and_comes_back_within_one_poll_skips_no_message(p
     try:
         deadline = time.monotonic() + 30
         while sent[-1] not in seen and time.monotonic() < deadline:
-            seen += [dict(message.headers() or [])["id"].decode() for message in member.poll()]
+            seen += [(dict(headers_of(message))["id"] or b"").decode() for message in member.poll()]
     finally:
         member.close()
     assert client.rebalances == 1

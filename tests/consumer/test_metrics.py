@@ -160,13 +160,14 @@ def test_the_documented_metrics_are_those_that_are_served() -> None:
         for name, kind, labels, meaning in re.findall(r"\| `(\w+)` \| (\w+) \| ([^|]*?) ?\| (.+) \|\n", table)
         if name.startswith("outbox_consumer_")
     }
+    families: Any = ConsumerCollector(bare()).collect()
     served = {
         family.name + ("_total" if family.type == "counter" else ""): (
             family.type,
             ", ".join(family._labelnames),
             family.documentation,
         )
-        for family in ConsumerCollector(bare()).collect()
+        for family in families
         if not isinstance(family, str)
     }
     assert served == documented

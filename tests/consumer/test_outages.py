@@ -1,4 +1,4 @@
-"""What a handler needs is away: no event is to blame, and none becomes a dead letter for it."""
+"""A service that a handler needs is unavailable: no event is blamed or becomes a dead letter for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class UnavailableError(Exception):
 
 
 class Dependent:
-    """A handler whose service is away until it is healed; it refuses some events also then."""
+    """A handler whose service is unavailable until it is healed; even then it refuses some events."""
 
     def __init__(self, *refused: int, error: type[Exception] = UnavailableError) -> None:
         self.healed = False
@@ -109,7 +109,7 @@ def test_events_that_are_to_blame_do_not_hold_the_others(place: Place) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("how", ["said", "by its class"])
-def test_an_outage_that_is_told(place: Place, how: str) -> None:
+def test_an_outage_that_is_reported(place: Place, how: str) -> None:
     place.load(3, keys=3)
     handler = Dependent(error=OutageError if how == "said" else ConnectionResetError)
     consumer = place.bare(max_attempts=1, on_error={ConnectionError: "outage"})

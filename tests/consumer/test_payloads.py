@@ -296,9 +296,9 @@ def test_what_does_not_fit_is_a_dead_letter_at_once(place: Place, how: str) -> N
     consumer = place.bare()
     consumer.on("order.placed", batch=20 if how == "batch" else None)(many if how == "batch" else one)
     if how == "receive":
-        with at_work(consumer, "receive") as run:
+        with at_work(consumer, "receive") as part:
             wait_until(lambda: place.uncommitted() == 0, what="all offsets")
-            assert run.end() == Counts(received=31, failures=1, dead_letters=1)
+            assert part.end() == Counts(received=31, failures=1, dead_letters=1)
         consumer.drain(until_empty=True)
     else:
         with running(consumer) as run:

@@ -81,7 +81,7 @@ def test_every_shape_of_the_relay(place: Place, outbox: Outbox, value: str, name
         "traceparent": TRACEPARENT,
         "version": 3,
     }
-    # What neither headers nor the value have, nobody can tell.
+    # What neither headers nor the value contain is unknown.
     in_value = {
         "payload": {"type": ""},
         "flat": {"type", "idempotency_key"},
@@ -95,7 +95,7 @@ def test_every_shape_of_the_relay(place: Place, outbox: Outbox, value: str, name
 
 
 def test_debeziums_event_router(place: Place) -> None:
-    """Its messages as they are by default: the header `id`, the key, and whatever was placed beside them."""
+    """Its messages as they are by default: the header `id`, the key, and any other headers."""
     place.put('{"total": 5}', key="42", id=str(uuid7()), eventType="order.placed")
     [event] = received(place, 1, header_names={"event-type": "eventType"})
     assert (event.type, event.aggregate_id, event.payload) == ("order.placed", "42", {"total": 5})
@@ -115,7 +115,7 @@ def test_an_envelope_or_cloudevent_without_headers(place: Place) -> None:
 
 
 def test_a_body_that_looks_like_an_envelope_is_not_opened(place: Place) -> None:
-    """Guards against a payload that carries somebody else's event."""
+    """Guards against a payload whose contents are taken for the event's own attributes."""
     body = (
         '{"event_id": "another", "event_type": "a", "aggregate_type": "b", "aggregate_id": "c", '
         '"payload": 1, "timestamp": "d"}'

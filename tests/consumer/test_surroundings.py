@@ -65,7 +65,7 @@ def test_the_span_of_many_is_linked_to_all(place: Place, spans: InMemorySpanExpo
 
 
 def test_what_a_handler_writes_was_caused_by_its_event(place: Place, outbox: Outbox) -> None:
-    """Guards against a chain of services in which nobody knows what led to what."""
+    """Guards against a chain of services in which the cause of an event cannot be traced."""
     first = place.send(uuid7(), correlation_id="request-1")[0]
 
     def handler(event: Event, connection: Connection) -> None:

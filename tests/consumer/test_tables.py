@@ -84,7 +84,7 @@ def test_an_id_of_version_7_lies_in_its_day(database: Database, days_ago: int) -
 
 
 def test_no_id_lacks_a_place_and_none_has_two(database: Database) -> None:
-    """Guards against an insert that fails for want of a partition, or a duplicate in another one."""
+    """Guards against an insert that fails because a partition is missing, or a duplicate in another one."""
     extremes = [uuid.UUID(int=0), uuid.UUID(int=(1 << 128) - 1), uuid7(0), uuid7((1 << 48) - 1)]
     made = [uuid.uuid4(), uuid.uuid1(), uuid.uuid5(uuid.NAMESPACE_URL, "x"), *map(at, range(-70, 70))]
     with database.connect() as connection:
@@ -125,7 +125,7 @@ def test_an_old_event_handled_lately_is_kept(database: Database) -> None:
     assert pruned(database, 1).emptied == ()
 
 
-def test_pruning_waits_for_nobody(database: Database) -> None:
+def test_pruning_does_not_wait_for_locks(database: Database) -> None:
     """Guards against a lock behind which all consumers queue, and against events recorded since the look."""
     straggler = at(20)
     record(database, at(20), handled_days_ago=19)
@@ -150,11 +150,11 @@ def test_an_event_recorded_between_look_and_lock_is_kept(
         looked = threading.Event()
         execute = connection.execute
 
-        def between(query: object, *given: object, **named: object) -> object:
+        def between(query: Any, *given: Any, **named: Any) -> object:
             if query == queries.LOCK_TIMEOUT and not looked.is_set():
                 looked.set()
                 record(database, straggler)
-            return execute(query, *given, **named)  # type: ignore[arg-type]
+            return execute(query, *given, **named)
 
         monkeypatch.setattr(connection, "execute", between)
         assert prune(connection, timedelta(days=14)).emptied == ()

@@ -73,7 +73,7 @@ def test_without_a_database() -> None:
 
 
 def test_a_connection_in_the_tests_own_transaction(place: Place) -> None:
-    """Guards against a test that commits, and one that records otherwise than a consumer does."""
+    """Guards against a test that commits, and one that records differently from a consumer."""
     event = make_event("order.placed", {"n": 1}, aggregate_id=42)
     with psycopg.connect(place.dsn) as connection:
         assert handle(consumer(), event, using=connection) == ["handled"]
@@ -130,7 +130,7 @@ def test_asynchronous_ones(place: Place, driver: str) -> None:
     asyncio.run(with_its_own())
 
 
-def test_the_verdict_on_an_exception(place: Place) -> None:
+def test_the_result_for_an_exception(place: Place) -> None:
     errors: dict[str, BaseException] = {
         "retry": ValueError("x"),
         "dead_letter": RefusedError("x"),

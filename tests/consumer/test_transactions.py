@@ -6,6 +6,7 @@ import contextlib
 import re
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -33,7 +34,7 @@ def sessions(place: Place, driver: str = "psycopg", **more: Any) -> orm.sessionm
 
 
 def of(place: Place, handler: Handle, **more: Any) -> Consumer:
-    consumer = place.bare(**{"retry_seconds": 300, **more})
+    consumer: Consumer = place.bare(**{"retry_seconds": 300, **more})
     consumer.on("order.placed")(handler)
     return consumer
 
@@ -71,7 +72,8 @@ def test_a_session_of_sqlalchemy(place: Place, driver: str) -> None:
         consumer = of(place, handler, session=sessions(place, driver), group=group, retry_seconds=0)
         with running(consumer) as run:
             wait_until(
-                lambda group=group: place.uncommitted(group) == 0 and place.effects() == 5, what="all offsets"
+                partial(lambda group: place.uncommitted(group) == 0 and place.effects() == 5, group),
+                what="all offsets",
             )
             counts = run.end()
         assert (counts.handled, counts.duplicates) == ((5, 0) if group == "billing" else (0, 5))

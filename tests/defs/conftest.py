@@ -60,7 +60,7 @@ def resource_of(outbox: Outbox, **overrides: Any) -> OutboxResource:
 
 @pytest.fixture
 def hold(outbox: Outbox) -> Iterator[Hold]:
-    """Holds the shard, or waits for it where it is held, under a name; until the test ends."""
+    """Own the shard under a name, after a wait if it has an owner, until the test ends."""
     patient = outbox.settings.model_copy(update={"lease_seconds": 300.0})
     with ExitStack() as places:
 
@@ -95,8 +95,26 @@ def metadata_of(event: dg.AssetMaterialization | dg.AssetObservation) -> dict[st
     return {name: value.value for name, value in event.metadata.items()}
 
 
+def failure_of(event: dg.DagsterEvent | None) -> str:
+    """Why a step failed, as Dagster shows it."""
+    assert event is not None
+    failure = event.step_failure_data.user_failure_data
+    assert failure is not None
+    return str(failure.description)
+
+
+def records_of(value: dg.MetadataValue[Any]) -> list[dg.TableRecord]:
+    """The rows of a table among metadata."""
+    assert isinstance(value, dg.TableMetadataValue)
+    return list(value.records)
+
+
 def observed(instance: dg.DagsterInstance, run_id: str, *, topics: bool = False) -> list[dg.AssetObservation]:
     """What a run has observed of the relay, or of topics instead."""
     records = instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION)
-    found = [record.dagster_event.asset_observation_data.asset_observation for record in records]
+    found = [
+        record.dagster_event.asset_observation_data.asset_observation
+        for record in records
+        if record.dagster_event is not None
+    ]
     return [each for each in found if (each.asset_key != RELAY) is topics]

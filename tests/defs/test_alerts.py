@@ -52,7 +52,7 @@ class Ticks:
         self._cursor: str | None = None
 
     def tick(self, resource: OutboxResource) -> list[str]:
-        """The titles that it told."""
+        """Run a tick; return the titles that it reported."""
         before = len(self._hook.bodies)
         with dg.build_sensor_context(
             instance=self._instance,
@@ -102,7 +102,7 @@ def _run(instance: dg.DagsterInstance, *, fails: bool, day: str) -> str:
     return result.run_id
 
 
-def test_a_dead_letter_is_told_until_it_is_dealt_with(
+def test_a_dead_letter_is_reported_until_it_is_resolved(
     ticks: Ticks, resource: OutboxResource, database: Database, hook: Webhook
 ) -> None:
     assert ticks.tick(resource) == []
@@ -117,8 +117,8 @@ def test_a_dead_letter_is_told_until_it_is_dealt_with(
     assert ticks.tick(resource) + ticks.tick(resource) == ["dead_letters resolved"]
 
 
-def test_a_database_that_is_away_is_told(ticks: Ticks, resource: OutboxResource, database: Database) -> None:
-    """Guards against silence when nothing can be measured; and what was told before is not over by that."""
+def test_a_lost_database_is_reported(ticks: Ticks, resource: OutboxResource, database: Database) -> None:
+    """Guards against silence when nothing can be measured; earlier reports are not resolved by that."""
     lose_a_letter(database)
     assert ticks.tick(resource) == ["dead_letters"]
     away = OutboxResource(dsn="postgresql://nobody@127.0.0.1:1/nowhere")
@@ -128,7 +128,7 @@ def test_a_database_that_is_away_is_told(ticks: Ticks, resource: OutboxResource,
     assert ticks.tick(resource) + ticks.tick(resource) == ["dead_letters resolved"]
 
 
-def test_what_is_of_others_is_not_told(
+def test_what_is_of_others_is_not_reported(
     ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against the user's own failures, and another outbox's, in the outbox's messages."""
@@ -141,7 +141,7 @@ def test_what_is_of_others_is_not_told(
     assert ticks.tick(resource) == []
 
 
-def test_a_second_outbox_is_told(
+def test_a_second_outbox_is_reported(
     ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against one outbox's green over another's red."""
@@ -226,7 +226,7 @@ def ticked(instance: dg.DagsterInstance, place: str, *sensors: str, at: float | 
         )
 
 
-def test_a_run_that_fails_is_told_until_one_succeeds(
+def test_a_run_that_fails_is_reported_until_one_succeeds(
     ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, hook: Webhook
 ) -> None:
     ticks.tick(resource)
@@ -259,7 +259,7 @@ def killed(instance: dg.DagsterInstance, shard: int) -> None:
 _PROCESS = "Run execution process for 12345678"
 
 
-def test_a_session_that_was_replaced_is_not_told(
+def test_a_session_that_was_replaced_is_not_reported(
     ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, hook: Webhook, database: Database
 ) -> None:
     """Guards against a message for each killed process, long after the next one relays; and against one that
@@ -283,7 +283,7 @@ def test_a_session_that_was_replaced_is_not_told(
         successor.release()
 
 
-def test_runs_before_the_first_tick_are_not_told(
+def test_runs_before_the_first_tick_are_not_reported(
     ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance
 ) -> None:
     """Guards against a flood when alerts are switched on."""
@@ -291,24 +291,24 @@ def test_runs_before_the_first_tick_are_not_told(
     assert ticks.tick(resource) == []
 
 
-def test_a_failure_that_nobody_mends_is_forgotten(
+def test_a_failure_that_is_never_corrected_is_forgotten(
     ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ticks.tick(resource)
     _run(instance, fails=True, day="2026-01-01")
     assert len(ticks.tick(resource)) == 1
     monkeypatch.setattr(module, "_FORGET_SECONDS", 0.0)
-    # It is not over: so nobody is told that it is.
+    # It is not over: so no message says that it is.
     assert ticks.tick(resource) + ticks.tick(resource) == []
 
 
-def test_a_check_that_fails_is_told_until_it_passes(
+def test_a_check_that_fails_is_reported_until_it_passes(
     ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, hook: Webhook
 ) -> None:
-    """Guards against a file that is not equal to its day, seen by nobody until the table is full."""
+    """Guards against a file that differs from its day, unnoticed until the table is full."""
 
     def judge(day: str, *, passed: bool, severity: dg.AssetCheckSeverity, asset: str = "archive") -> None:
-        # Of a run: without one Dagster takes a single verdict for each day.
+        # Of a run: without one Dagster keeps a single result for each day.
         verdict = dg.AssetCheckEvaluation(
             asset_key=dg.AssetKey(["outbox", asset]),
             check_name="archive_equals_table",
@@ -334,10 +334,10 @@ def test_a_check_that_fails_is_told_until_it_passes(
     assert ticks.tick(resource) + ticks.tick(resource) == ["check archive_equals_table 2026-01-02 resolved"]
 
 
-def test_what_nobody_took_is_told_again(
+def test_what_no_address_accepted_is_sent_again(
     ticks: Ticks, resource: OutboxResource, database: Database, hook: Webhook
 ) -> None:
-    """Guards against an alert that counts as told because somebody tried."""
+    """Guards against an alert that counts as delivered although only a delivery was attempted."""
     lose_a_letter(database)
     hook.status = 500
     with pytest.raises(SetupError, match="no address of OUTBOX_ALERTS accepted: "):

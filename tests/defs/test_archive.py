@@ -17,7 +17,7 @@ from outbox_pipelines.defs.events import DAYS, events
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.partitions import close
 from tests.archive.days import days_ago, file, make_days, manifest, publish, write, write_shapes
-from tests.defs.conftest import metadata_of
+from tests.defs.conftest import failure_of, metadata_of
 from tests.schema.servers import Database
 
 _STEP = "outbox__archive"
@@ -59,7 +59,7 @@ class Dagster:
         )
         record = found.get(CHECK)
         event = record.event.dagster_event if record and record.event else None
-        # Else it was planned, and left out.
+        # Otherwise it was planned, and left out.
         if event is None or event.event_type is not dg.DagsterEventType.ASSET_CHECK_EVALUATION:
             return None
         return event.asset_check_evaluation_data
@@ -67,7 +67,7 @@ class Dagster:
     def reason(self, result: dg.ExecuteInProcessResult) -> str:
         """Why the archive's step failed."""
         failed = next(e for e in result.filter_events(lambda e: e.is_step_failure) if e.step_key == _STEP)
-        return str(failed.step_failure_data.user_failure_data.description)
+        return failure_of(failed)
 
 
 @pytest.fixture
@@ -106,8 +106,8 @@ def test_a_day_is_archived_and_proven(
 def test_the_rows_are_looked_at_before_they_are_archived(
     dagster: Dagster, resource: OutboxResource, database: Database
 ) -> None:
-    """Guards against a verdict that comes when the file is there, one that holds the file up, and one day's
-    verdict that hides another's."""
+    """Guards against a result that comes only once the file exists, one that delays the file, and one day's
+    result that hides another's."""
     result = dagster.run(DAY)
     assert result.success
     steps = [e.step_key for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_START]
@@ -143,7 +143,7 @@ def test_the_rows_are_looked_at_before_they_are_archived(
 def test_a_check_that_fails_holds_no_archive_up(
     dagster: Dagster, resource: OutboxResource, tmp_path: Path
 ) -> None:
-    """Guards against days that stay in the table because somebody mistyped the catalogue."""
+    """Guards against days that stay in the table because of a typo in the event catalog."""
     (tmp_path / "catalog.yaml").write_text("events: [")
     mistyped = OutboxResource(
         dsn=resource.dsn, archive=resource.archive, catalog_file=str(tmp_path / "catalog.yaml")
@@ -174,7 +174,7 @@ def test_a_later_day_hides_no_failure(dagster: Dagster, resource: OutboxResource
     assert verdict is not None
     assert not verdict.passed
     assert verdict.severity is dg.AssetCheckSeverity.ERROR
-    assert verdict.metadata["differences"].value.splitlines()[-1] == f"- {difference}"
+    assert str(verdict.metadata["differences"].value).splitlines()[-1] == f"- {difference}"
 
 
 def test_a_tampered_file_of_a_dropped_day(
@@ -194,7 +194,7 @@ def test_a_tampered_file_of_a_dropped_day(
     verdict = dagster.verdict(DAY)
     assert verdict is not None
     assert not verdict.passed
-    assert f"{path.name} has " in verdict.metadata["differences"].value
+    assert f"{path.name} has " in str(verdict.metadata["differences"].value)
 
 
 @pytest.mark.parametrize("setting", [{}, {"archive": "/proc/archive"}, {"db_schema": "elsewhere"}])
@@ -260,7 +260,7 @@ def tick(
 def test_each_closed_day_is_requested_once(
     dagster: Dagster, database: Database, resource: OutboxResource
 ) -> None:
-    """Guards against days that wait for somebody, and against two runs of one day."""
+    """Guards against days that wait for an operator, and against two runs of one day."""
     assert tick(dagster, resource) == ([], "every closed day is archived")
     close.close(resource.settings(), DAY)
     close.close(resource.settings(), NEXT)
@@ -292,7 +292,7 @@ def test_a_day_at_work_is_left_alone(dagster: Dagster, database: Database, resou
 def test_without_an_archive_nothing_is_requested(
     dagster: Dagster, database: Database, resource: OutboxResource
 ) -> None:
-    """Guards against an hourly failure where nobody wants an archive."""
+    """Guards against an hourly failure where no archive is configured."""
     close.close(resource.settings(), DAY)
     for archive_ in ("", "none"):
         requests, reason = tick(dagster, OutboxResource(dsn=database.dsn, archive=archive_))
@@ -300,8 +300,8 @@ def test_without_an_archive_nothing_is_requested(
         assert "set OUTBOX_ARCHIVE" in str(reason)
 
 
-def test_it_runs_by_itself() -> None:
-    """Guards against a schedule that somebody must find and switch on."""
+def test_it_runs_automatically() -> None:
+    """Guards against a schedule that a user must find and switch on."""
     assert archive_days.default_status is dg.DefaultScheduleStatus.RUNNING
     assert archive_days.job_name == "archive_day"
     # Not with everybody's jobs, at the full hour.

@@ -16,6 +16,7 @@ from outbox_pipelines.defs.catalog import (
 from outbox_pipelines.defs.events import events
 from outbox_pipelines.defs.resources import OutboxResource
 from tests.catalog.conftest import CATALOG
+from tests.defs.conftest import failure_of, records_of
 from tests.schema.events import insert
 from tests.schema.servers import Database
 
@@ -44,7 +45,7 @@ def run(instance: dg.DagsterInstance, resource: OutboxResource) -> dg.ExecuteInP
 
 
 def test_the_job_names_what_is_not_documented(instance: dg.DagsterInstance, resource: OutboxResource) -> None:
-    """Guards against types that nobody documented and nobody sees, and a red run for a missing text."""
+    """Guards against undocumented types that go unnoticed, and a red run for a missing text."""
     result = run(instance, resource)
     assert result.success
     [status] = result.get_asset_check_evaluations()
@@ -54,7 +55,7 @@ def test_the_job_names_what_is_not_documented(instance: dg.DagsterInstance, reso
     metadata: dict[str, Any] = {name: value.value for name, value in status.metadata.items()}
     assert (metadata["offending_types"], metadata["offending_events"]) == (1, 2)
     assert metadata["never_seen"] == ["order.shipped"]
-    [row] = status.metadata["offending"].records  # type: ignore[union-attr]
+    [row] = records_of(status.metadata["offending"])
     assert row.data["event_type"] == "order.lost"
     assert (row.data["events"], row.data["aggregate_types"]) == (2, "order, parcel")
 
@@ -62,7 +63,7 @@ def test_the_job_names_what_is_not_documented(instance: dg.DagsterInstance, reso
 def test_it_passes_when_all_is_documented(
     instance: dg.DagsterInstance, database: Database, tmp_path: Path
 ) -> None:
-    """Guards against a warning that nobody can get rid of: a type that is never seen is none."""
+    """Guards against a warning that cannot be cleared: a type that is never seen is none."""
     (tmp_path / "catalog.yaml").write_text(CATALOG)
     with database.connect() as connection:
         insert(connection)
@@ -72,18 +73,18 @@ def test_it_passes_when_all_is_documented(
     assert status.description == "1 event types, all documented"
 
 
-def test_without_a_catalogue_the_run_says_what_to_set(
+def test_without_an_event_catalog_the_run_says_what_to_set(
     instance: dg.DagsterInstance, database: Database
 ) -> None:
     """Guards against a check that is green because it checked nothing."""
     result = run(instance, OutboxResource(dsn=database.dsn))
     assert not result.success
     [failure] = [event for event in result.all_events if event.is_step_failure]
-    assert "set OUTBOX_CATALOG_FILE" in str(failure.step_failure_data.user_failure_data.description)
+    assert "set OUTBOX_CATALOG_FILE" in failure_of(failure)
 
 
-def test_the_schedule_skips_without_a_catalogue(instance: dg.DagsterInstance, tmp_path: Path) -> None:
-    """Guards against a failure each day where nobody wants a catalogue, and one that must be switched on."""
+def test_the_schedule_skips_without_an_event_catalog(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    """Guards against a failure each day without an event catalog, and one that must be switched on."""
     assert check_catalog_schedule.default_status is dg.DefaultScheduleStatus.RUNNING
 
     def tick(resource: OutboxResource) -> dg.RunRequest | dg.SkipReason:

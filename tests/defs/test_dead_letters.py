@@ -12,7 +12,7 @@ from outbox_pipelines.defs.relay.dead_letters import dead_letters_job
 from outbox_pipelines.relay import service
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox
-from tests.defs.conftest import resource_of
+from tests.defs.conftest import failure_of, records_of, resource_of
 
 
 @pytest.fixture
@@ -41,10 +41,10 @@ def _state(outbox: Outbox) -> str:
 
 def _failure(result: dg.ExecuteInProcessResult) -> str:
     (failed,) = [e for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_FAILURE]
-    return str(failed.step_failure_data.user_failure_data.description)
+    return failure_of(failed)
 
 
-def test_by_itself_it_lists_and_changes_nothing(
+def test_by_default_it_lists_and_changes_nothing(
     outbox: Outbox, instance: dg.DagsterInstance, letter: str
 ) -> None:
     """Guards against a launch without configuration that does something."""
@@ -56,7 +56,7 @@ def test_by_itself_it_lists_and_changes_nothing(
     assert output.is_step_success
     assert metadata["found"].value == 1
     assert metadata["done"].value == 0
-    (row,) = metadata["dead_letters"].value.records
+    (row,) = records_of(metadata["dead_letters"])
     assert (row.data["id"], row.data["aggregate"]) == (letter, "or/der 1")
     assert _state(outbox) == "failed"
 
@@ -64,7 +64,7 @@ def test_by_itself_it_lists_and_changes_nothing(
 def test_it_replays_and_discards_and_leaves_a_trace(
     outbox: Outbox, instance: dg.DagsterInstance, letter: str
 ) -> None:
-    """Guards against an action that nobody can trace to its run."""
+    """Guards against an action that cannot be traced to its run."""
     replayed = _run(outbox, instance, action="replay", ids=[letter], reason="mended", wait_seconds=0)
     assert replayed.success
     assert _state(outbox) == "replaying"
@@ -120,7 +120,7 @@ def test_a_list_says_what_it_lists(outbox: Outbox, instance: dg.DagsterInstance,
     assert said == "dead letters found: 1; shown in the table: 1"
 
 
-def test_a_database_that_is_away_is_one_line(outbox: Outbox, instance: dg.DagsterInstance) -> None:
+def test_an_unavailable_database_is_one_line(outbox: Outbox, instance: dg.DagsterInstance) -> None:
     """Guards against a stack trace where the operator needs a sentence."""
     away = outbox.settings.model_copy(update={"dsn": "host=127.0.0.1 port=1"})
     assert "\n" not in _failure(_run(Outbox(away), instance))
@@ -137,7 +137,7 @@ def test_a_database_that_is_away_is_one_line(outbox: Outbox, instance: dg.Dagste
 def test_wrong_input(
     outbox: Outbox, instance: dg.DagsterInstance, letter: str, config: dict[str, Any], says: str
 ) -> None:
-    """Guards against an action that nobody meant, and a failure that does not help."""
+    """Guards against an action that the operator did not intend, and a failure that does not help."""
     result = _run(outbox, instance, **config)
     assert not result.success
     assert says in _failure(result)

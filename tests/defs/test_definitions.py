@@ -23,7 +23,7 @@ def loaded() -> dg.Definitions:
 
 
 def test_everything_is_there(loaded: dg.Definitions) -> None:
-    """Guards against a module that the loader does not find, or a name that somebody's script relies on."""
+    """Guards against a module that the loader does not find, or a changed name that a user's script needs."""
     assert loaded.get_repository_def().asset_graph.get(EVENTS).parent_keys == {TABLES}
     assert {spec.key.to_user_string() for spec in loaded.resolve_all_asset_specs()} >= {
         "outbox/events",

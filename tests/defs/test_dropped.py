@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import cast
 
 import dagster as dg
 import pytest
@@ -14,7 +15,7 @@ from outbox_pipelines.defs.dropped import drop_day, drop_days, dropped
 from outbox_pipelines.defs.events import events
 from outbox_pipelines.defs.resources import OutboxResource
 from tests.archive.days import days_ago, make_days, publish, write_shapes
-from tests.defs.conftest import metadata_of
+from tests.defs.conftest import failure_of, metadata_of
 from tests.schema.servers import Database
 
 DAY = days_ago(4)
@@ -51,7 +52,7 @@ def _run(
 
 def _reason(result: dg.ExecuteInProcessResult) -> str:
     (failed,) = [e for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_FAILURE]
-    return str(failed.step_failure_data.user_failure_data.description)
+    return failure_of(failed)
 
 
 def _is_there(database: Database) -> bool:
@@ -71,7 +72,7 @@ def test_a_day_is_dropped(instance: dg.DagsterInstance, resource: OutboxResource
 
 
 def test_a_run_without_a_day_is_one_line(instance: dg.DagsterInstance, resource: OutboxResource) -> None:
-    """Guards against a stack trace for a launchpad in which nobody has chosen a day."""
+    """Guards against a stack trace for a launchpad in which no day is selected."""
     result = drop_day.execute_in_process(
         instance=instance, resources={"outbox_pipelines": resource}, raise_on_error=False
     )
@@ -84,7 +85,7 @@ def test_within_the_retention(
     database: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Guards against days that go because somebody has materialized everything."""
+    """Guards against days that are dropped because a user materialized everything."""
     monkeypatch.setenv("OUTBOX_RETENTION_DAYS", "30")
     reason = _reason(_run(instance, resource))
     assert "within the retention of 30 days" in reason
@@ -99,7 +100,7 @@ def test_within_the_retention(
 def test_a_day_that_is_not_proven(
     instance: dg.DagsterInstance, resource: OutboxResource, database: Database
 ) -> None:
-    """Guards against G6 broken: checks that failed before do not stop an asset that is run by itself."""
+    """Guards against G6 broken: checks that failed before do not stop an asset that is run alone."""
     leaf = f"outbox_{DAY:%Y%m%d}"
     database.rows(f"ALTER TABLE {leaf} DISABLE TRIGGER outbox_append_only")
     ((id,),) = database.rows(f"DELETE FROM {leaf} WHERE ctid = '(0,1)' RETURNING id::text")
@@ -113,7 +114,7 @@ def _tick(instance: dg.DagsterInstance, resource: OutboxResource) -> list[dg.Run
     at = datetime(2026, 11, 21, 12, 52, tzinfo=UTC)
     # Left to the garbage collector, it would take the instance of a later test with it.
     with dg.build_schedule_context(instance, at, resources={"outbox_pipelines": resource}) as context:
-        return drop_days(context)
+        return cast("list[dg.RunRequest] | dg.SkipReason", drop_days(context))
 
 
 def test_days_that_are_due_are_requested(

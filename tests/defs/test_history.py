@@ -26,6 +26,7 @@ from outbox_pipelines.defs.history import LOCATION, purge_history, purge_history
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.errors import SetupError
 from tests.conftest import password_of
+from tests.defs.conftest import failure_of
 from tests.schema.servers import Database
 
 pytestmark = pytest.mark.slow
@@ -127,7 +128,7 @@ def run(instance: dg.DagsterInstance, job: str = "idle", day: str | None = None,
 
 
 def report(instance: Any, check: str, passed: bool = True, asset: dg.AssetKey = HEALTH) -> None:
-    """A verdict and an observation, as a sensor's tick leaves them."""
+    """A result and an observation, as a sensor's tick leaves them."""
     instance.report_runless_asset_event(
         dg.AssetCheckEvaluation(asset_key=asset, check_name=check, passed=passed)
     )
@@ -155,7 +156,7 @@ def age(instance: dg.DagsterInstance, days: int) -> None:
 
 
 def purge(instance: dg.DagsterInstance, **tags: str) -> dict[str, Any]:
-    """What the job says of itself, and under "log" its lines."""
+    """What the job reports about itself, and under "log" its lines."""
     result = purge_history.execute_in_process(
         instance=instance,
         resources={"outbox_pipelines": OutboxResource()},
@@ -169,7 +170,7 @@ def purge(instance: dg.DagsterInstance, **tags: str) -> dict[str, Any]:
         if event.event_type is dg.DagsterEventType.STEP_OUTPUT:
             found |= {name: value.value for name, value in event.step_output_data.metadata.items()}
         if event.event_type is dg.DagsterEventType.STEP_FAILURE:
-            found["failed"] = event.step_failure_data.user_failure_data.description
+            found["failed"] = failure_of(event)
     return found
 
 
@@ -186,7 +187,7 @@ def counted(storage: SqlEventLogStorage, table: str, where: str = "true") -> int
 
 
 def test_runs_that_are_long_over_go(instance: dg.DagsterInstance) -> None:
-    """Guards against a storage that grows without end, in its tables or in files beside them."""
+    """Guards against a storage that grows without limit, in its tables or in separate files."""
     old = [run(instance) for _ in range(3)]
     age(instance, 15)
     young = run(instance)
@@ -292,7 +293,7 @@ def test_what_is_the_users_stays(instance: dg.DagsterInstance) -> None:
 def test_a_run_of_chosen_assets_is_ours_where_all_are(
     assets: list[dg.AssetKey], checks: list[dg.AssetCheckKey] | None, expected: bool
 ) -> None:
-    """Guards against runs that stay for ever because they were started on an asset's page; and against the
+    """Guards against runs that stay permanently because they were started on an asset's page; and against the
     loss of those that the user's assets were part of."""
     chosen = {"asset_selection": frozenset(assets), "asset_check_selection": checks and frozenset(checks)}
     assert ours.is_ours(dg.DagsterRun("__ASSET_JOB", **chosen)) is expected  # type: ignore[arg-type]
@@ -329,7 +330,7 @@ def test_an_archived_day_stays_archived(instance: dg.DagsterInstance) -> None:
     assert instance.event_log_storage.get_asset_check_execution_history(CHECK, limit=9)[-1].run_id == newest
 
 
-def test_a_verdict_outlives_what_was_begun_after_it(instance: dg.DagsterInstance) -> None:
+def test_a_result_outlives_what_was_begun_after_it(instance: dg.DagsterInstance) -> None:
     """Guards against a check that says nothing, because a run that should say it was killed."""
     said = run(instance, "archive_day", "2026-11-02")
     materialized = run(instance, "without_check", "2026-11-02")
@@ -343,7 +344,7 @@ def test_a_verdict_outlives_what_was_begun_after_it(instance: dg.DagsterInstance
 
 
 def test_events_without_a_run_go_but_the_newest(instance: dg.DagsterInstance) -> None:
-    """Guards against verdicts of every five minutes that stay for ever, and against none that stays."""
+    """Guards against results of every five minutes that stay permanently, and against none that stays."""
     storage: Any = instance.event_log_storage
     for passed in (True, False):
         report(instance, "lag", passed)
@@ -392,7 +393,7 @@ def test_batches_are_bounded(instance: dg.DagsterInstance, monkeypatch: pytest.M
 
 
 def test_a_storage_that_refuses_is_one_line(instance: dg.DagsterInstance) -> None:
-    """Guards against a stack trace for a disk, or a database, that is out of order."""
+    """Guards against a stack trace for a disk, or a database, that does not work."""
     run(instance)
     age(instance, 15)
     storage: Any = instance.event_log_storage
@@ -420,8 +421,8 @@ def test_a_storage_of_another_kind_is_one_line() -> None:
         assert history_storage.runs_in_view(instance) == set()
 
 
-def test_it_runs_by_itself_at_night() -> None:
-    """Guards against a schedule that somebody must find and switch on."""
+def test_it_runs_automatically_at_night() -> None:
+    """Guards against a schedule that a user must find and switch on."""
     assert purge_history_schedule.default_status is dg.DefaultScheduleStatus.RUNNING
     assert purge_history_schedule.job_name == "purge_history"
     assert purge_history_schedule.cron_schedule == "7 3 * * *"

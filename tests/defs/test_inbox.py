@@ -64,7 +64,7 @@ def look(instance: dg.DagsterInstance, names: str, cursor: str | None = None) ->
 def test_what_is_due_is_handled_by_a_run(
     instance: dg.DagsterInstance, database: Database, named: str
 ) -> None:
-    """Guards against an inbox that nobody drains though Dagster was told to."""
+    """Guards against an inbox that is not drained although Dagster is configured to drain it."""
     told = look(instance, named)
     assert told.run_requests is not None
     [request] = told.run_requests

@@ -1,4 +1,4 @@
-"""The definitions beside those of a project that has nothing to do with an outbox."""
+"""The definitions together with those of a project that has nothing to do with an outbox."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from outbox_pipelines.defs import outbox_definitions
 from outbox_pipelines.defs.resources import OutboxResource
+from tests.defs.conftest import failure_of
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +95,7 @@ def test_each_keeps_its_resource(merged: dg.Definitions, instance: dg.DagsterIns
     job = merged.resolve_job_def("maintain_partitions")
     failed = job.execute_in_process(instance=instance, raise_on_error=False)
     [error, *_] = instance.all_logs(failed.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
-    assert "OUTBOX_DSN" in error.dagster_event.step_failure_data.user_failure_data.description
+    assert "OUTBOX_DSN" in failure_of(error.dagster_event)
 
 
 def test_settings_of_its_own() -> None:

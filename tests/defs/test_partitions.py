@@ -18,7 +18,7 @@ from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.defs.runs import requests
 from tests.archive.days import days_ago, make_days, publish, write
 from tests.conftest import Outbox, clean_environment
-from tests.defs.conftest import resource_of
+from tests.defs.conftest import failure_of, records_of, resource_of
 from tests.partitions.test_partitions import DAYS_GO_BY
 from tests.schema.servers import Database
 
@@ -36,7 +36,7 @@ def _output(result: dg.ExecuteInProcessResult, step: str) -> dict[str, Any]:
 def _reasons(result: dg.ExecuteInProcessResult) -> dict[str, str]:
     """Of the steps that failed."""
     return {
-        str(event.step_key): str(event.step_failure_data.user_failure_data.description)
+        str(event.step_key): failure_of(event)
         for event in result.all_events
         if event.event_type is dg.DagsterEventType.STEP_FAILURE
     }
@@ -89,7 +89,7 @@ def test_a_day_that_is_not_known_stops_no_other(instance: dg.DagsterInstance) ->
 
 
 def test_the_job_makes_days(outbox: Outbox, instance: dg.DagsterInstance) -> None:
-    """Guards against an insert that fails for want of a partition."""
+    """Guards against an insert that fails because a partition is missing."""
     with outbox.connect() as connection:
         connection.execute(DAYS_GO_BY.format(days=10).encode())
     resources = {"outbox_pipelines": resource_of(outbox)}
@@ -103,13 +103,13 @@ def test_the_days_are_shown(outbox: Outbox, instance: dg.DagsterInstance) -> Non
     resources = {"outbox_pipelines": resource_of(outbox)}
     result = maintain_partitions.execute_in_process(instance=instance, resources=resources)
     (observation,) = result.asset_observations_for_node("show_days")
-    days = [record.data for record in observation.metadata["days"].value.records]
+    days: list[Any] = [record.data for record in records_of(observation.metadata["days"])]
     assert len(days) == observation.metadata["attached_days"].value == 16
     assert days[0]["day"] > days[-1]["day"]
     assert days[0]["state"] == "open"
 
 
-def test_a_failure_says_what_to_mend(outbox: Outbox, instance: dg.DagsterInstance) -> None:
+def test_a_failure_says_what_to_correct(outbox: Outbox, instance: dg.DagsterInstance) -> None:
     """Guards against a run whose error is a stack trace."""
     resources = {"outbox_pipelines": resource_of(outbox, db_schema="elsewhere")}
     result = maintain_partitions.execute_in_process(
@@ -125,7 +125,7 @@ def test_a_failure_says_what_to_mend(outbox: Outbox, instance: dg.DagsterInstanc
 def test_the_job_closes_days_and_says_why_others_stay_open(
     database: Database, instance: dg.DagsterInstance
 ) -> None:
-    """Guards against days that nobody closes, a run that fails for one of them, and reasons kept secret."""
+    """Guards against days that are never closed, a run that fails for one of them, and unreported reasons."""
     published, unpublished = days_ago(4), days_ago(3)
     make_days(database, published)
     write(database, published)
@@ -156,8 +156,8 @@ def test_days_are_made_where_none_can_be_closed(outbox: Outbox, instance: dg.Dag
     assert "does not exist" in _output(result, "close_days")["stay_open"].value["2026-01-01"]
 
 
-def test_it_runs_by_itself() -> None:
-    """Guards against a schedule that somebody must find and switch on."""
+def test_it_runs_automatically() -> None:
+    """Guards against a schedule that a user must find and switch on."""
     schedule = defs.resolve_schedule_def("maintain_partitions")
     assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
     assert schedule.job_name == "maintain_partitions"

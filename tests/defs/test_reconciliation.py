@@ -13,7 +13,7 @@ from outbox_pipelines.defs.events import DAYS, events
 from outbox_pipelines.defs.reconciliation import reconcile_day, reconciliation
 from outbox_pipelines.defs.relay.assets import relay
 from tests.conftest import Outbox
-from tests.defs.conftest import metadata_of, resource_of
+from tests.defs.conftest import failure_of, metadata_of, resource_of
 from tests.reconciliation.place import DAY, Place
 from tests.relay.topic import create_topic
 
@@ -40,8 +40,8 @@ def _run(
     return job.execute_in_process(instance=instance, partition_key=str(day), raise_on_error=False)
 
 
-def test_each_day_has_its_counts_and_its_own_verdict(place: Place, instance: dg.DagsterInstance) -> None:
-    """Guards against a later day's success that hides a loss, and a verdict without names."""
+def test_each_day_has_its_counts_and_its_own_result(place: Place, instance: dg.DagsterInstance) -> None:
+    """Guards against a later day's success that hides a loss, and a result without names."""
     place.write(4)
     place.relay()
     (lost,) = place.write(1)
@@ -89,9 +89,7 @@ def test_what_only_lags_is_a_warning(place: Place, instance: dg.DagsterInstance)
 def test_a_failure_is_one_line(place: Place, instance: dg.DagsterInstance) -> None:
     result = _run(place, instance, date(2026, 1, 2))
     (failed,) = result.filter_events(lambda event: event.is_step_failure)
-    assert "2026-01-02 is not a day of the outbox" in str(
-        failed.step_failure_data.user_failure_data.description
-    )
+    assert "2026-01-02 is not a day of the outbox" in failure_of(failed)
 
 
 def test_its_days_are_those_of_the_table() -> None:

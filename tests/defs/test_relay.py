@@ -22,9 +22,9 @@ from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.quality.measured import ShardStatus
 from tests.conftest import Message, Outbox, clean_environment, wait_until
-from tests.defs.conftest import RELAY, Hold, metadata_of, observed, resource_of, run
+from tests.defs.conftest import RELAY, Hold, failure_of, metadata_of, observed, resource_of, run
 
-# Each name is a plot of its own: what a report says of the time since the last one, and a session of itself.
+# Each name is a plot of its own: reports show the time since the last one, and a session shows its totals.
 REPORTED = {"events", "events_per_second", "lag_ms", "greatest_lag_ms"}
 NUMBERS = {
     "session_events",
@@ -42,7 +42,7 @@ def shard(outbox: Outbox) -> ShardStatus:
 def by_key(messages: list[Message]) -> dict[str, list[str]]:
     ids: dict[str, list[str]] = defaultdict(list)
     for message in messages:
-        ids[message.key].append(message.headers["id"])
+        ids[message.key].append(str(message.headers["id"]))
     return ids
 
 
@@ -82,10 +82,10 @@ def test_once_without_events_is_a_materialization_of_none(
     assert "session_greatest_lag_ms" not in numbers
 
 
-def test_once_names_who_holds_the_shard(
+def test_once_names_the_owner_of_the_shard(
     outbox: Outbox, instance: dg.DagsterInstance, resource: OutboxResource, hold: Hold
 ) -> None:
-    """Guards against a job that waits, or turns red, because the relay it stands in for is alive."""
+    """Guards against a job that waits, or turns red, because the relay that it replaces is alive."""
     hold("relay-7 on db-host")
     outbox.fill(10)
     result, numbers = run("relay_once", instance, resource)
@@ -111,7 +111,7 @@ def test_session_ends_where_its_place_is_taken(
 
 def test_sessions_hand_over(outbox: Outbox, instance: dg.DagsterInstance, hold: Hold) -> None:
     """Guards against events lost, published twice or overtaken at the change, and against a session that ends
-    with nobody to follow it."""
+    without a successor."""
     outbox.fill(1_000)
     with ThreadPoolExecutor(2) as threads:
         sessions = []
@@ -164,7 +164,7 @@ def test_session_reports_while_it_runs(
     assert numbers is not None
     # A plot of both would go up and down between totals and parts of them.
     assert not REPORTED & numbers.keys()
-    # The topic was told when it was first seen, and at the end; not with each report.
+    # The topic was reported when it was first seen, and at the end; not with each report.
     told = [metadata_of(each) for each in observed(instance, result.run_id, topics=True)]
     assert told == [{}, {"session_events": 1000}]
 
@@ -172,7 +172,7 @@ def test_session_reports_while_it_runs(
 def test_session_outlives_a_report_that_fails(
     outbox: Outbox, instance: dg.DagsterInstance, hold: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a relay that stops because Dagster's storage was locked, or away for a moment."""
+    """Guards against a relay that stops because Dagster's storage was locked, or unavailable for a moment."""
     monkeypatch.setattr(assets, "_FIRST_REPORTS", 0.05)
     failed = threading.Event()
     store = dg.DagsterInstance.handle_new_event
@@ -195,7 +195,7 @@ def test_session_outlives_a_report_that_fails(
     assert numbers["session_events"] == 500
 
 
-def test_what_a_person_must_mend_is_one_line(
+def test_what_an_operator_must_correct_is_one_line(
     outbox: Outbox, instance: dg.DagsterInstance, resource: OutboxResource
 ) -> None:
     """Guards against a stack trace where the operator needs a sentence."""
@@ -204,7 +204,7 @@ def test_what_a_person_must_mend_is_one_line(
     result, _ = run("relay_once", instance, resource)
     assert not result.success
     [failed] = instance.all_logs(result.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
-    shown = failed.dagster_event.step_failure_data.user_failure_data.description
+    shown = failure_of(failed.dagster_event)
     assert "outbox migrate" in shown
     assert "\n" not in shown
 
@@ -212,7 +212,7 @@ def test_what_a_person_must_mend_is_one_line(
 def test_an_unexpected_error_fails_the_run(
     outbox: Outbox, instance: dg.DagsterInstance, resource: OutboxResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a relay thread whose death nobody hears of."""
+    """Guards against a relay thread whose crash is not reported."""
     from outbox_pipelines.relay import service
 
     def broken(*arguments: object, **options: object) -> None:

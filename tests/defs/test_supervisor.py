@@ -43,7 +43,7 @@ def migrated(stack: Stack) -> Iterator[Outbox]:
 
 @pytest.fixture
 def outbox(migrated: Outbox) -> Outbox:
-    """One database for all of them: they publish nothing, and a shard that was never held is soon made."""
+    """One database for all of them: they publish nothing, and a shard that was never owned is soon made."""
     with migrated.connect() as connection:
         connection.execute("UPDATE outbox_shards SET owner = NULL, owned_since = NULL, heartbeat = NULL")
     return migrated
@@ -124,7 +124,7 @@ def test_queued_session_is_waited_for(tick: Tick, later: Later, instance: dg.Dag
 def test_started_run_without_process_blocks_nothing(
     tick: Tick, later: Later, instance: dg.DagsterInstance
 ) -> None:
-    """Guards against a relay that stands still after a crash of everything: its run stays STARTED for ever,
+    """Guards against a relay that stays stopped after a crash of everything: its run stays STARTED forever,
     and would occupy a place in the queue's limit as well."""
     run = launched(instance, tick())
     later(61)
@@ -230,7 +230,7 @@ def test_standalone_relay_is_left_alone(outbox: Outbox, tick: Tick, hold: Hold) 
 
 
 def test_sessions_that_fail_at_once_grow_rare(tick: Tick, later: Later, instance: dg.DagsterInstance) -> None:
-    """Guards against a failed run every few seconds for as long as a broker is away; one failure alone (a
+    """Guards against a failed run every few seconds for as long as a broker is unavailable; one failure (a
     killed worker) is replaced at the next tick."""
     for pause in (0, 0, 10, 20, 40, 80, 160, 300, 300):
         if pause:
@@ -276,7 +276,7 @@ def test_runs_of_another_outbox_are_not_ours(
     ("overrides", "remedy"),
     [({"dsn": "host=127.0.0.1 port=1"}, "OUTBOX_DSN"), ({"kafka": ""}, "OUTBOX_KAFKA")],
 )
-def test_tick_fails_where_nobody_watches(
+def test_tick_fails_where_the_state_is_unknown(
     outbox: Outbox, instance: dg.DagsterInstance, overrides: dict[str, str], remedy: str
 ) -> None:
     """Guards against a sensor that skips, as if all were well, while it cannot know."""
@@ -286,7 +286,7 @@ def test_tick_fails_where_nobody_watches(
 
 
 def test_every_shard_is_served(outbox: Outbox, tick: Tick, instance: dg.DagsterInstance, hold: Hold) -> None:
-    """Guards against shards beyond the first that nobody relays."""
+    """Guards against shards beyond the first that no relay serves."""
     with outbox.connect() as connection:
         connection.execute(
             "INSERT INTO outbox_shards (shard, shards, done, system_identifier, database) "

@@ -40,7 +40,7 @@ def test_a_documented_topic_says_what_is_in_it(tmp_path: Path, monkeypatch: pyte
 
 
 def test_topics_that_were_seen_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against topics that only a complete catalogue would show, and names that clash as Python's."""
+    """Guards against topics that need a complete event catalog, and names that clash as Python's."""
     monkeypatch.delenv("OUTBOX_CATALOG_FILE", raising=False)
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     names = {"a.order-events", "a_order_events", "a-order_events"}
@@ -74,7 +74,7 @@ def test_definitions_load_whatever_is_wrong(
 def test_a_session_reports_the_topics_it_sends_to(
     outbox: Outbox, instance: dg.DagsterInstance, resource: OutboxResource
 ) -> None:
-    """Guards against topics that nobody would see before they are documented; and wrong counts."""
+    """Guards against topics that are not shown before they are documented; and wrong counts."""
     outbox.write("a", "b")
     result, _ = run("relay_once", instance, resource)
     [observation] = observed(instance, result.run_id, topics=True)

@@ -67,6 +67,8 @@ def put(
     instance: dg.DagsterInstance,
     number: int | None,
     status: dg.DagsterRunStatus = QUEUED,
+    /,
+    *,
     place: str = "outbox",
     **tags: str,
 ) -> dg.DagsterRun:
@@ -106,7 +108,7 @@ def asked(
 
 
 def test_a_session_ends_for_a_run_that_is_queued(of: Of) -> None:
-    """Guards against a relay that keeps the only slot for ever."""
+    """Guards against a relay that keeps the only slot forever."""
     instance = of(1)
     session = put(instance, 0, STARTED)
     successor = put(instance, 0)
@@ -163,7 +165,7 @@ def test_a_session_goes_on(of: Of, why: str) -> None:
     else:
         assert asked(instance, session) is None
     if why == "nothing else is queued":
-        # A run may not last for ever either: the instance ends it after a day, as failed.
+        # A run has a time limit, too: the instance ends it after a day, as failed.
         assert asked(instance, session, overdue=3700.0, now=time.time() + 3700.0) is not None
 
 
@@ -183,7 +185,7 @@ def test_of_several_sessions_the_longest_at_work_ends(of: Of) -> None:
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("slots", [1, 2, 3])
 def test_everything_gets_its_turn(of: Of, slots: int, shards: int) -> None:
-    """Guards against sessions that end each other for ever, and a shard that waits for a whole backfill."""
+    """Guards against sessions that keep ending each other, and a shard that waits for a whole backfill."""
     instance = of(slots)
     backfill = [put(instance, None) for _ in range(3)]
     shown: list[str] = []
@@ -210,9 +212,9 @@ def test_everything_gets_its_turn(of: Of, slots: int, shards: int) -> None:
         while started := next_runs(instance):
             shown += started
             for run_id in started:
-                run = instance.get_run_by_id(run_id)
-                assert run is not None
-                change(instance, run, dg.DagsterEventType.RUN_START)
+                begun = instance.get_run_by_id(run_id)
+                assert begun is not None
+                change(instance, begun, dg.DagsterEventType.RUN_START)
             # A successor takes over at once.
             for number in gaps:
                 for run in of_shard(number, STARTED)[:-1]:

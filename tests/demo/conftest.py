@@ -1,4 +1,4 @@
-"""An airline to test with: its tables beside a fresh outbox, and topics."""
+"""An airline to test with: its tables next to a new outbox, and topics."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def airline(outbox: Outbox) -> Settings:
 
 @pytest.fixture
 def database(stack: Stack) -> Iterator[dict[str, str]]:
-    """The environment of a demo that shares its database with nobody."""
+    """The environment of a demo that does not share its database."""
     with fresh_database(stack.dsn) as dsn:
         yield {"OUTBOX_DSN": dsn, "OUTBOX_KAFKA": stack.kafka}

@@ -1,7 +1,7 @@
 """The demo as a process, and everything that comes of it.
 
 Invariants:
-- It is started with a TMPDIR of its own, which all its descendants inherit: they can be told by it.
+- It is started with a TMPDIR of its own, which all its descendants inherit: this identifies them.
 """
 
 from __future__ import annotations
@@ -64,5 +64,5 @@ def demo(directory: Path, environment: dict[str, str], *arguments: str) -> Itera
 
 
 def _output(directory: Path) -> Path:
-    # Beside it, so that what is left in the directory is left by the demo.
+    # In another directory, so that what is left in this one is left by the demo.
     return directory.with_suffix(".output")

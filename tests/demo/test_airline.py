@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -36,6 +37,7 @@ EVENTS = (
 
 def test_a_flights_life(airline: Settings) -> None:
     with connect(airline, name="test") as connection:
+        step: Callable[[], object]
         for step in (
             lambda: operations_service.schedule(connection, [FLIGHT]),
             lambda: operations_service.depart(connection, FLIGHT),
@@ -64,11 +66,15 @@ def test_without_an_aircraft_the_flight_is_the_aggregate(airline: Settings) -> N
         ]
 
 
+def _roll_back() -> None:
+    raise psycopg.Rollback
+
+
 def test_what_is_rolled_back_leaves_neither_row_nor_event(airline: Settings) -> None:
     with connect(airline, name="test") as connection:
         with connection.transaction():
             operations_service.schedule(connection, [FLIGHT])
-            raise psycopg.Rollback
+            _roll_back()
         assert _contents(connection) == {"flights": 0, "aircraft": 0, "outbox": 0}
 
 

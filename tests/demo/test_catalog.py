@@ -1,4 +1,4 @@
-"""The demo's catalogue: what it says is what the demo writes."""
+"""The demo's event catalog describes what the demo writes."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 
 from examples.airline import run
 from examples.airline.place import prepared
+from examples.airline.verify import verify
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.service import relay
 from outbox_pipelines.settings import Settings, load_settings
@@ -65,6 +66,7 @@ def test_nothing_goes_on_when_it_is_ended(
                 assert process.process.poll() is None, process.output
                 with suppress(psycopg.errors.UndefinedTable):
                     return connection.execute(HOLDER).fetchone()
+                return None
 
             wait_until(owner, seconds=60, what="a relay session")
         assert process.descendants()
@@ -97,11 +99,10 @@ class _RelayInPlace:
 def test_says_what_it_found_and_fails(
     database: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A service that tells of what it does not do: the event is relayed as any other, and is a phantom. And a
-    consumer that counts what nobody told it."""
+    """A service that reports what it did not do: the event is relayed as any other, and is a phantom. And a
+    consumer that counts events it never received."""
     for name, value in database.items():
         monkeypatch.setenv(name, value)
-    verify = run.verify
 
     def verify_with_a_phantom(settings: Settings) -> object:
         with psycopg.connect(settings.dsn, options=f"-c search_path={settings.db_schema}") as connection:
@@ -149,7 +150,7 @@ def test_leaves_nothing_where_it_is_not_to(database: dict[str, str]) -> None:
         assert connection.execute("SELECT FROM pg_namespace WHERE nspname = 'outbox_ui'").fetchone() is None
 
 
-def test_does_not_touch_a_schema_of_somebody_else(database: dict[str, str]) -> None:
+def test_does_not_touch_a_foreign_schema(database: dict[str, str]) -> None:
     servers = load_settings(dsn=database["OUTBOX_DSN"], kafka=database["OUTBOX_KAFKA"])
     with psycopg.connect(servers.dsn) as connection:
         connection.execute("CREATE SCHEMA outbox_demo CREATE TABLE precious (n int)")

@@ -36,7 +36,7 @@ def test_shows_the_relay_live_and_leaves_nothing(database: dict[str, str], tmp_p
             assert past is not None
             assert past[0] >= 5
 
-            # The supervisor's sensor has started a session, by itself.
+            # The supervisor's sensor has started a session automatically.
             before = published()
             wait_until(lambda: published() > before, seconds=90, what="a published event")
         assert len(ui.descendants()) > 3

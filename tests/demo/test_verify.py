@@ -179,7 +179,7 @@ def _with_topics(settings: Settings) -> Settings:
 def _event(message: Message, **changes: object) -> Message:
     """Another event, with the body changed."""
     return message._replace(
-        value=json.dumps(json.loads(message.value) | changes),
+        value=json.dumps(json.loads(message.value or "") | changes),
         headers=message.headers | {"id": str(uuid.uuid4())},
     )
 

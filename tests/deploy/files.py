@@ -67,7 +67,7 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
 
     command: click.Command = {
         "outbox": cli,
-        "dagster": create_dagster_cli(),
+        "dagster": create_dagster_cli(),  # type: ignore[no-untyped-call]
         "dagster-daemon": create_dagster_daemon_cli(),
         "dagster-webserver": dagster_webserver,
     }[words[0].rpartition("/")[2]]

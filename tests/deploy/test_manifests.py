@@ -20,7 +20,8 @@ _APART = ("ServiceAccount", "NetworkPolicy")
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
     (found,) = documents(DEPLOY / "compose.yaml")
-    return found["services"]
+    services: dict[str, Any] = found["services"]
+    return services
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def env_asked_for() -> set[str]:
 
 
 def test_the_instance_is_the_one_of_the_package() -> None:
-    """Guards against a limit that is mended in one of the two files."""
+    """Guards against a limit that is corrected in only one of the two files."""
     (deployed,) = documents(DEPLOY / "dagster" / "dagster.yaml")
     (template,) = documents(ROOT / "outbox_pipelines" / "defs" / "dagster.yaml")
     storage = deployed.pop("storage")
@@ -67,7 +68,7 @@ def test_the_instance_is_the_one_of_the_package() -> None:
 
 
 def test_the_image_is_made_of_locked_packages() -> None:
-    """Guards against an image that differs from one day to the next, or asks a host that nobody chose."""
+    """Guards against an image that differs from one day to the next, or asks a host that was not chosen."""
     text = (DEPLOY / "Dockerfile").read_text()
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     installs = [line for line in lines if "pip install" in line]
@@ -114,7 +115,7 @@ def _pins(path: Any) -> set[tuple[str, str]]:
 
 
 def test_compose_runs_commands_that_exist(compose: dict[str, Any]) -> None:
-    """Guards against an option that was renamed, and a setting that nobody reads."""
+    """Guards against an option that was renamed, and a setting that is never read."""
     of_ours = {name: service for name, service in compose.items() if service["image"] == "outbox-pipelines"}
     assert set(of_ours) == {"migrate", "relay", "code", "webserver", "daemon"}
     for name, service in of_ours.items():
@@ -279,7 +280,7 @@ def test_each_process_has_an_identity_and_a_policy(
 def test_kafkas_credentials_are_a_file(
     objects: list[dict[str, Any]], workloads: dict[str, dict[str, Any]]
 ) -> None:
-    """Guards against a password of Kafka's in a ConfigMap, for want of another place."""
+    """Guards against a password of Kafka in a ConfigMap, because no other place exists."""
     (settings,) = [o for o in objects if o["metadata"]["name"] == "outbox-settings"]
     path = settings["data"]["OUTBOX_KAFKA_CONFIG_FILE"]
     (secret,) = [o for o in objects if o["metadata"]["name"] == "outbox-kafka"]

@@ -53,7 +53,7 @@ def test_rules_ask_for_what_is_served(served: set[str]) -> None:
         asked = metrics_in(rule["expr"])
         assert asked, rule
         assert asked <= served | recorded, rule
-    # Each is used: a rule that nobody reads costs Prometheus all the same.
+    # Each is used: an unused rule costs Prometheus as much as any other.
     alerted = set().union(*(metrics_in(rule["expr"]) for rule in alerts()))
     assert {"job_shard:outbox_lag_seconds:max", "job_shard:outbox_unpublished:max"} <= alerted
 
@@ -101,7 +101,7 @@ def test_the_board_is_in_order() -> None:
 
 
 def test_every_check_has_its_alert() -> None:
-    """Guards against a check that is red in Dagster while nobody is woken; and the other way round."""
+    """Guards against a check that fails in Dagster without an alert, and the other way round."""
     assert {alert["labels"]["check"] for alert in alerts()} == CHECKS
     for alert in alerts():
         assert alert["labels"]["severity"] in ("warning", "critical")
@@ -126,7 +126,7 @@ def test_alerts_have_the_limits_of_the_checks(rule: Rule) -> None:
         (expression,) = found
         sign = "<" if rule.is_least else ">="
         assert f"{sign} {limit:.0f}" in expression
-        # A warning ends where the error begins: nobody is told twice.
+        # A warning ends where the error begins: one problem sends one alert.
         if severity == "warning" and rule.error is not None:
             assert expression.endswith(f">= {limit:.0f} < {rule.error:.0f}")
 
@@ -137,9 +137,9 @@ def test_descriptions_name_what_helps() -> None:
         commands = re.findall(r"`([^`]+)`", alert["annotations"]["description"])
         assert commands, alert["alert"]
     said = " ".join(alert["annotations"]["description"] for alert in alerts())
-    commands = set(re.findall(r"`outbox ([a-z -]+[a-z])", said))
-    assert len(commands) >= 8
-    for command in commands:
+    named = set(re.findall(r"`outbox ([a-z -]+[a-z])", said))
+    assert len(named) >= 8
+    for command in named:
         check_command(["outbox", *command.split()])
 
 

@@ -101,7 +101,7 @@ def test_there_is_a_unit_for_each_process() -> None:
 
 
 def test_systemd_takes_them(tmp_path: Path) -> None:
-    """Guards against a name that systemd passes over with a warning that nobody reads."""
+    """Guards against a name that systemd ignores with a warning that is easy to miss."""
     for path in UNITS:
         text = path.read_text().replace(BIN, f"{Path(sys.executable).parent}/")
         # Neither user nor directory is of this machine.
@@ -118,8 +118,8 @@ def test_systemd_takes_them(tmp_path: Path) -> None:
 
 
 def test_each_unit_has_the_settings_it_needs_and_no_more() -> None:
-    """Guards against a sample with a setting that nobody reads, or is refused, and against a web server that
-    leads whoever breaks into it to the application's database."""
+    """Guards against a sample with a setting that is never read, or is refused, and against a web server that
+    leads an intruder to the application's database."""
     relay, code, daemon, web = (
         _given(DEPLOY / "systemd" / f"outbox-{name}.service")
         for name in ("relay@", "dagster-code", "dagster-daemon", "dagster-webserver")
@@ -257,7 +257,7 @@ def test_the_processes_of_the_units_work_together(tmp_path: Path) -> None:
         wait_until(lambda: status() in ("SUCCESS", "FAILURE"), seconds=60, what="the run to end")
         assert status() == "SUCCESS", said()
         _end(started["daemon"], units["daemon"])
-        # Killed, and started again as systemd does: the web server finds it by itself. The run stays queued.
+        # Killed, and started again as systemd does: the web server reconnects. The run stays queued.
         os.killpg(started["code"].pid, signal.SIGKILL)
         started["code"].wait(30)
         started["code"] = processes.enter_context(_started(units["code"], replaced, environment, tmp_path))

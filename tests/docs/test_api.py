@@ -82,7 +82,7 @@ def test_the_example_of_the_consumer_runs(outbox: Outbox, monkeypatch: pytest.Mo
 
 
 def test_the_example_of_the_archive_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names a bucket that nobody has: what it calls must be there, with these arguments."""
+    """It names a bucket that does not exist: what it calls must be there, with these arguments."""
     from outbox_pipelines.archive import reader
 
     asked: list[dict[str, object]] = []

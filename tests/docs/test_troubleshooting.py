@@ -27,7 +27,7 @@ def texts() -> Iterator[str]:
 
 
 def test_the_messages_are_printed() -> None:
-    """Guards against a symptom that nobody finds, since the message has other words by now."""
+    """Guards against a symptom that cannot be found, because the wording of the message has changed."""
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     first_cells = re.findall(r"^\| (?!You see|---)(.*?) \| ", page, re.MULTILINE)
     messages = {

@@ -13,7 +13,7 @@ from tests.conftest import Outbox, clean_environment
 
 TEXT = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# The servers are there already, and Dagster's pages are for a person.
+# The servers are there already, and Dagster's pages are for the reader.
 _LEFT_OUT = (
     "mkdir ",
     "python3 -m venv",

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import psycopg
@@ -23,7 +23,7 @@ EXAMPLES = ROOT / "examples"
 def environment(database: Database, **more: str) -> dict[str, str]:
     """What `outbox local run` gives to an example, in which this checkout is installed."""
     # Go's driver takes the file of the password from PGPASSFILE, and does not know it in a DSN.
-    at = psycopg.conninfo.conninfo_to_dict(database.dsn)
+    at: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(database.dsn)
     file = str(at.pop("passfile"))
     dsn = psycopg.conninfo.make_conninfo(**at)
     given = {"OUTBOX_DSN": dsn, "PGPASSFILE": file}

@@ -10,12 +10,12 @@ from tests.examples.services import EXAMPLES
 
 
 def test_lint_writes_finds_nothing() -> None:
-    """Examples that our own linter reports, or cannot read."""
+    """Guards against examples that our own linter reports, or cannot read."""
     assert check(python_files([EXAMPLES])) == []
 
 
 def test_the_table_names_them_all() -> None:
-    """An example that nobody finds, or a row of one that is gone."""
+    """Guards against an example that is not listed, or a row of one that no longer exists."""
     linked = re.findall(r"^\| \[`([^`]+?)/?`\]", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
     there = {path.name for path in EXAMPLES.iterdir()} - {"README.md", "__init__.py", "__pycache__"}
     assert sorted(linked) == sorted(there)

@@ -93,7 +93,7 @@ def shop(request: pytest.FixtureRequest, database: Database) -> Shop:
 
 
 def test_what_a_shop_does(shop: Shop) -> None:
-    """An example that people copy, and that loses, doubles or invents events."""
+    """Guards against an example that users copy, and that loses, duplicates or invents events."""
     placed = shop.place("a")
     assert (placed.status_code, placed.json()["duplicate"]) == (201, False)
     [(order, total, state)] = shop.rows()
@@ -121,7 +121,7 @@ def test_what_a_shop_does(shop: Shop) -> None:
 
 
 def test_a_request_without_a_key(shop: Shop) -> None:
-    """A key that all such requests share: every second order a 'duplicate'."""
+    """Guards against a key that all such requests share: every second order a 'duplicate'."""
     for headers in ({}, {"Idempotency-Key": ""}):
         refused = shop.client.post("/orders", json={"total": 5}, headers=headers)
         assert refused.status_code in (400, 422)

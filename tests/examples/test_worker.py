@@ -16,7 +16,8 @@ def work(database: Database, *kilos: str) -> str:
 
 
 def test_orders_are_shipped_or_refused(database: Database) -> None:
-    """An example that people copy, and whose refused order has sent its parcels all the same."""
+    """Guards against an example whose refused order has sent its parcels all the same, and that people
+    copy."""
     assert work(database, "12", "40", "7") == "order 2 is too heavy\n"
     assert [(event.aggregate_id, event.event_type, event.payload) for event in events(database)] == [
         ("1-0", "parcel.sent", {"kilos": 10}),
@@ -36,7 +37,7 @@ def test_orders_are_shipped_or_refused(database: Database) -> None:
 
 
 def test_a_second_run(database: Database) -> None:
-    """Orders that are shipped again; a refusal told twice after a crash between the two transactions."""
+    """Guards against orders shipped again, and a refusal sent twice after a crash between transactions."""
     work(database, "12", "40")
     before = events(database)
     database.rows("UPDATE worker_orders SET state = 'paid' WHERE state = 'refused'")

@@ -34,7 +34,7 @@ _DEFINITIONS = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef
 
 
 class Block(NamedTuple):
-    """A piece of code and the line that it begins at."""
+    """A code block and the line that it begins at."""
 
     line: int
     source: str
@@ -45,7 +45,7 @@ class Block(NamedTuple):
 
     @property
     def tree(self) -> ast.Module:
-        return ast.increment_lineno(ast.parse(self.source), self.line - 1)  # type: ignore[return-value]
+        return ast.increment_lineno(ast.parse(self.source), self.line - 1)
 
 
 def blocks(language: str) -> list[Block]:
@@ -111,7 +111,7 @@ class Order(Base):
 def _django_order() -> type[models.Model]:
     assert django.conf.settings.configured
 
-    class Order(models.Model):
+    class Order(models.Model):  # type: ignore[misc]
         state = models.TextField()
 
         class Meta:

@@ -1,4 +1,4 @@
-"""What the guide says of `synchronous_commit = off`, on a server that is killed."""
+"""What the guide writes about `synchronous_commit = off`, on a server that is killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_an_event_that_was_seen_is_gone(tmp_path: Path) -> None:
-    """A warning of what cannot happen, or a durability that the guide denies."""
+    """Guards against a warning of what cannot happen, or a durability that the guide denies."""
     # The moment within which a crash loses commits, made long enough to hit it.
     with postgres.running(tmp_path, {"wal_writer_delay": "10s"}) as server:
         schema.migrate(load_settings(dsn=server.dsn))

@@ -18,14 +18,14 @@ from tests.schema.servers import Database
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: f"line {example.line}")
 def test_examples(database: Database, example: Block, capsys: pytest.CaptureFixture[str]) -> None:
-    """An example that fails, or a failure that is no longer one."""
+    """Guards against an example that fails, or a failure that is no longer one."""
     with given(database, example) as names:
         run(example, names)
     assert capsys.readouterr().out.splitlines() == example.outcomes
 
 
 def test_sql(database: Database) -> None:
-    """Statements for other languages that no longer fit the tables."""
+    """Guards against statements for other languages that no longer fit the tables."""
     database.rows(SQL.source)
     assert database.rows("SELECT aggregate_id, event_type, idempotency_key FROM outbox ORDER BY seq") == [
         ("42", "order.placed", None),
@@ -57,12 +57,12 @@ TYPES = re.findall(r"^\| `(.*)` \| `(.*?)`", _TABLE, re.MULTILINE)
 
 @pytest.mark.parametrize(("python", "json"), TYPES)
 def test_types(python: str, json: str) -> None:
-    """A table of types that is wished for."""
+    """Guards against a table of types that does not match the code."""
     assert to_json("payload", eval(python, dict(NAMES))) == json
 
 
 def test_nothing_is_left_out() -> None:
-    """Examples, outcomes or rows that the patterns above do not find, and so are not tested."""
+    """Guards against untested examples, outcomes or rows that the patterns above do not find."""
     assert 1 + len(EXAMPLES) == TEXT.count("```python")
     assert sum(len(example.outcomes) for example in EXAMPLES) == TEXT.count("# → ")
     assert len(TYPES) == 10
@@ -70,5 +70,5 @@ def test_nothing_is_left_out() -> None:
 
 @pytest.mark.parametrize("link", re.findall(r"\]\(([^)]+)\)", TEXT))
 def test_links(link: str) -> None:
-    """A page that was moved."""
+    """Guards against a link to a page that was moved."""
     assert (PATH.parent / link.partition("#")[0]).exists()

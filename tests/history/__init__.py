@@ -1,1 +1,1 @@
-"""Judges relays by histories: what was committed under faults, beside what the topics hold afterwards."""
+"""Judges relays by histories: compares what was committed under faults with what the topics contain."""

@@ -135,7 +135,7 @@ def _round(run: Run, chance: random.Random, seconds: float, names: Sequence[str]
 
 
 def _pile_up(run: Run, chance: random.Random) -> None:
-    """A backlog, which is then drained: written while no relay runs, or beside relays that do."""
+    """A backlog, which is then drained: written while no relay runs, or while relays run."""
     events = chance.randint(run.load.backlog // 20, run.load.backlog)
     is_down = chance.random() < 0.5
     print(f"{run.arrived:8}  a backlog of {events} events{', without a relay' * is_down}", flush=True)

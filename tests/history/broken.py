@@ -1,6 +1,6 @@
 """Relays that are wrong in one way each: the judge must find every one of them.
 
-Each is what people write first, on the outbox or on the textbook's table, whose rows are marked. Nothing else
+Each is a common first attempt, on the outbox or on the textbook's table, whose rows are marked. Nothing else
 is wrong with them.
 
 As a program: ``python -m tests.history.broken NAME`` relays until it is killed.

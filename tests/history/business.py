@@ -110,7 +110,7 @@ def count(connection: psycopg.Connection[Any], kind: str, account: int, size: in
 def transact(
     connection: psycopg.Connection[Any], chance: random.Random, name: str = "", sizes: Sizes = SMALL
 ) -> None:
-    """One transaction as applications have them: short or long, with savepoints, given up or committed.
+    """One transaction as applications have them: short or long, with savepoints, rolled back or committed.
 
     Args:
         name: what the caller's transactions are prepared under, where some are to commit in two phases.
@@ -165,7 +165,7 @@ def give_up_prepared(connection: psycopg.Connection[Any]) -> None:
 
 
 def _begin(connection: psycopg.Connection[Any], chance: random.Random) -> None:
-    # Whoever waits long for an account gives up: one late commit would else stop all writers.
+    # A writer that waits long for an account stops: one late commit would otherwise stop all writers.
     connection.execute("SET LOCAL lock_timeout = '200ms'")
     if chance.random() < 0.1:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")

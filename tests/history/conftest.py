@@ -1,4 +1,4 @@
-"""What the tests of histories share: servers for runs, and an outbox with the business beside it."""
+"""What the tests of histories share: servers for runs, and an outbox with the business tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 @pytest.fixture
 def shop(outbox: Outbox) -> Outbox:
-    """An outbox beside the business tables."""
+    """An outbox with the business tables."""
     with outbox.connect() as connection:
         business.prepare(connection)
     return outbox

@@ -35,7 +35,7 @@ def idempotent(settings: Settings, group: str = "history", **kafka: Any) -> Cons
         topics=topics(settings),
         kafka={"bootstrap.servers": settings.kafka, "group.id": _group(settings, group), **kafka},
         dsn=settings.dsn,
-        # Here processes die all the time: nobody's dead letter is to be missed for that.
+        # Processes crash all the time here: that must not cause a dead letter.
         max_attempts=1000,
         retry_seconds=0.5,
     )
@@ -91,7 +91,7 @@ class Broken:
 
 
 class CommitsFirst(Broken):
-    """As clients do that commit offsets by themselves: whoever dies between the steps has lost an effect."""
+    """As clients do that commit offsets automatically: a crash between the steps loses an effect."""
 
     steps = (Broken.commit_offset, Broken.affect)
 

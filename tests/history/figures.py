@@ -1,4 +1,4 @@
-"""What a soak has injected, for people: faults by kind, events and bytes, deaths and lost answers by step."""
+"""What a soak has injected, as text: faults by kind, events and bytes, crashes and lost answers by step."""
 
 from __future__ import annotations
 

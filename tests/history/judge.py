@@ -1,4 +1,4 @@
-"""The judge: what was committed beside what the topics hold, and beside what a consumer did.
+"""The judge: compares what was committed with what the topics contain, and with what a consumer did.
 
 Invariants:
 - Looks at the history alone: the same file gets the same verdict.
@@ -25,7 +25,7 @@ class Verdict:
     duplicates: int = 0
     """All of them, excused or not."""
     exits: int = 0
-    """Of programs that nobody had ended; excused or not."""
+    """Of programs that ended without being stopped; excused or not."""
     lost: list[str] = field(default_factory=list)
     phantom: list[str] = field(default_factory=list)
     reordered: list[str] = field(default_factory=list)

@@ -90,7 +90,7 @@ def _stall(run: Run) -> Order | None:
 
 
 def _die(run: Run, relay: Process) -> None:
-    """Twice in a row, first while released events are on their way: the next relay is careful with all."""
+    """Twice in a row, first while released events are in flight: the next relay is careful with all."""
     before = len(run.steps_of(relay))
     first = Order("commit", "before", released=True)
     if run.mode == "at_least_once":
@@ -111,7 +111,7 @@ def _has(run: Run, relay: Process, before: int, step: str) -> bool:
 
 
 def _outage(run: Run) -> None:
-    """So long that people are told."""
+    """So long that it is reported."""
     relay = run.relays[0]
     before = len(run.steps_of(relay))
     run.servers.kafka_proxy.swallow()

@@ -316,7 +316,7 @@ KINDS: Mapping[str, Kind] = {
     "kill relay": Kind("relay", _kill_one(_relays)),
     "kill all relays": Kind("relay", _kill_all(_relays)),
     "kill relays catching up": Kind("relay", _kill_catching_up),
-    # Ends in good order: nothing is on its way that a successor would send again.
+    # Ends in good order: nothing is in flight that a successor would send again.
     "terminate relay": Kind("relay", _terminate_one(_relays), disturbs=False),
     "freeze relay": Kind("relay", _freeze_one(_relays)),
     "kill writer": Kind("writer", _kill_one(_writers), disturbs=False),

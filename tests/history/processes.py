@@ -27,7 +27,7 @@ class Process:
         self._command = bound(command, signal.SIGKILL)
         self._environment = {**clean_environment(), **environment}
         self.orders: Mapping[str, str] = {}
-        """What its next life has in its environment beside that."""
+        """Additional environment of its next run."""
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
 
@@ -45,7 +45,7 @@ class Process:
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended by itself; None while it runs, or after we have ended it."""
+        """How it ended on its own; None while it runs, or after we have ended it."""
         return self._process.poll() if self._process is not None else None
 
     @property

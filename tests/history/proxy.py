@@ -23,7 +23,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """Passes connections on to a port, until it is told to do worse."""
+    """Passes connections on to a port, until it gets an order to do worse."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -136,7 +136,7 @@ class Proxy:
                     self._closed.wait(len(data) / rate)
                 flows.wait()
                 to.sendall(data)
-            # Last words go on: a server says why it closes, and the other direction ends by itself.
+            # Last words go on: a server says why it closes, and the other direction ends on its own.
             to.shutdown(socket.SHUT_WR)
             pair.half_closed.append(source)
             if len(pair.half_closed) < 2:

@@ -1,7 +1,7 @@
 """Reads the topics of a run: what a `read_committed` consumer sees, with the time of each message.
 
 Invariants:
-- For one thread. A broker that is away is waited for, without an error.
+- For one thread. An unavailable broker is waited for, without an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
+from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,

@@ -66,7 +66,7 @@ class Fault(NamedTuple):
 
 
 class Exit(NamedTuple):
-    """A process that ended though nobody had ended it."""
+    """A process that ended without being stopped."""
 
     name: str
     at: float
@@ -88,13 +88,13 @@ class History:
     stuck: list[str] = field(default_factory=list)
     """What did not go on in time after a fault was over."""
     consumer: str = ""
-    """Whose effects they are; nobody's where nobody consumed."""
+    """The consumer whose effects they are; empty without a consumer."""
     effects: list[Effect] = field(default_factory=list)
     unhandled: list[Unhandled] = field(default_factory=list)
     figures: dict[str, int] = field(default_factory=dict)
     """What was written, and what became of it on the way."""
     steps: dict[str, int] = field(default_factory=dict)
-    """Deaths and lost answers, by when and durable step."""
+    """Crashes and lost answers, by time and durable step."""
 
 
 def save(history: History, path: Path) -> None:

@@ -39,9 +39,9 @@ class Relay:
     environment: Mapping[str, str] = field(default_factory=dict)
     delivery: Delivery = "at_least_once"
     restarts: bool = False
-    """Whether a program that ends by itself is started again, as a supervisor would."""
+    """Whether a program that ends on its own is started again, as a supervisor would."""
     prepare: str = ""
-    """What it needs in the database besides the outbox, as SQL."""
+    """What it needs in the database in addition to the outbox, as SQL."""
     mode: Mode | None = None
     """Which durable steps it has; None for one that is not watched, since it is not ours."""
     has_shards: bool = False
@@ -49,7 +49,7 @@ class Relay:
 
 
 _RELAY = watched.command("relay")
-# As Dagster's sessions: whoever has had the shard for so many seconds gives it to the other one.
+# As Dagster's sessions: the owner of the shard hands it over to the other one after so many seconds.
 _SESSION = watched.command("hand-over", "5")
 
 RELAYS: Mapping[str, Relay] = {

@@ -71,9 +71,9 @@ class Run:
     Args:
         name: of the relay, for the record.
         load: how large events are, how many a backlog has, and in how large batches the relay reads them.
-        consumer: whose members consume, a name in `CONSUMERS`; nobody where it is empty.
+        consumer: whose members consume, a name in `CONSUMERS`; empty for no consumer.
         missing: a kind whose topic is not made before `create_missing`.
-        patience: how long events may stay away, after a fault and at the end, before that is a finding.
+        patience: how long events may be missing, after a fault and at the end, before that is a finding.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Run:
             for n, (program, proxy) in enumerate(zip(relay.programs, self.proxies, strict=True), 1)
         ]
         members = consumers.MEMBERS if consumer else 0
-        self.consumer_proxies = [Proxy(servers.postgres.port) for _ in range(members)]
+        self.consumer_proxies: list[Proxy] = [Proxy(servers.postgres.port) for _ in range(members)]
         self.consumers = [
             self._process(f"consumer {n}", consumers.command(consumer), proxy, {})
             for n, proxy in enumerate(self.consumer_proxies, 1)
@@ -324,7 +324,7 @@ class Run:
     def _has_arrived(self, everything: set[str]) -> bool:
         if everything <= self._reader.tokens:
             return True
-        # An honest event that relays died at three times is a dead letter, and blocks those behind it.
+        # An honest event at which relays crashed three times is a dead letter, and blocks those behind it.
         self.replay_again()
         return False
 
@@ -375,7 +375,7 @@ class Run:
         return any(name.startswith(("before ", "after ")) for name in done)
 
     def _tend(self) -> None:
-        """Takes down which programs have ended by themselves, and starts them again."""
+        """Record which programs have ended on their own, and start them again."""
         for relay in self.relays:
             if self._take_orders_down(relay):
                 self._dying.add(relay)

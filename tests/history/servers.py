@@ -1,7 +1,7 @@
 """A PostgreSQL and a Kafka that may be killed, and a proxy before Kafka that the relays go through.
 
 Invariants:
-- Whoever comes by the proxy is kept on it by the broker; writers and the judge's reader go straight.
+- The broker keeps clients of the proxy on the proxy; writers and the judge's reader connect directly.
 """
 
 from __future__ import annotations

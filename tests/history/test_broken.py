@@ -24,7 +24,7 @@ Connection = psycopg.Connection[Any]
 
 @pytest.fixture
 def connect(shop: Outbox) -> Iterator[Callable[[], Connection]]:
-    """Writers that the test controls: connections in which nothing commits by itself."""
+    """Writers that the test controls: connections in which nothing commits automatically."""
     with ExitStack() as stack:
         yield lambda: stack.enter_context(shop.connect(autocommit=False))
 

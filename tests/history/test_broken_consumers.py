@@ -20,7 +20,7 @@ from tests.history.verify import verdict
 
 @pytest.fixture
 def place(shop: Outbox) -> Place:
-    """Three events of one account in Kafka, and nobody who has consumed them."""
+    """Three events of one account in Kafka, and no consumer of them."""
     with shop.connect() as connection:
         effects.prepare(connection)
     with shop.connect(autocommit=False) as connection:
@@ -48,7 +48,13 @@ def _dies_between_the_steps(shop: Outbox, place: Place, kind: type[Broken]) -> N
 
 def _next(consumer: Broken) -> Any:
     found: list[Any] = []
-    wait_until(lambda: (message := consumer.poll()) and found.append(message) is None, what="a message")
+
+    def has_come() -> bool:
+        if message := consumer.poll():
+            found.append(message)
+        return bool(found)
+
+    wait_until(has_come, what="a message")
     return found[0]
 
 
@@ -69,7 +75,7 @@ class _KilledError(BaseException):
 @pytest.mark.parametrize(
     ("dies_in", "step"), [(effects, "make"), (Member, "done")], ids=["database", "offset"]
 )
-def test_the_real_consumer_dies_before_either_commit(
+def test_the_real_consumer_crashes_before_either_commit(
     shop: Outbox, place: Place, monkeypatch: pytest.MonkeyPatch, dies_in: Any, step: str
 ) -> None:
     """Guards against interleavings that no consumer could get right."""

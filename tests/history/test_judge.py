@@ -1,4 +1,4 @@
-"""The judge must find what it is for, and accuse nobody else."""
+"""The judge must find what it is for, and accuse nothing else."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_one_account_in_two_partitions_is_reordered() -> None:
 
 
 def test_other_accounts_are_not_waited_for() -> None:
-    """Guards against an order over all accounts, which nobody promises."""
+    """Guards against an order over all accounts, which is not guaranteed."""
     history = _history(2, 3)
     history.committed[0] = Committed("order", "2", 1, "token-1")
     history.messages.append(_message(1, 9, key="2"))
@@ -140,7 +140,7 @@ def test_each_kind_of_damage_by_a_consumer_is_found(numbers: tuple[int, ...], wr
     [("failed", "a dead letter after 1 attempts: oh"), ("waiting", "waiting after 1 attempts: oh")],
 )
 def test_what_became_of_an_event_without_effect_is_said(state: str, said: str) -> None:
-    """Guards against a finding that nobody can explain when the database is gone."""
+    """Guards against a finding that cannot be explained once the database is gone."""
     history = _history(1, 2, 3)
     history.consumer = "test"
     history.effects = [Effect("order", "1", n, f"token-{n}") for n in (1, 3)]
@@ -160,7 +160,7 @@ def test_effects_of_other_accounts_may_come_in_any_order() -> None:
 
 
 def test_a_relay_that_ends_for_no_reason() -> None:
-    """Guards against restarts that hide a relay which falls over by itself."""
+    """Guards against restarts that hide a relay which ends on its own."""
     history = _history(1, 2, 3, faults=[Fault("kill database", 10, 20, disturbs=True)])
     history.exits = [Exit("relay 1", 15, 2, "cannot connect"), Exit("relay 2", 99, 1, "oh")]
     assert judge(history).wrong == ["exited (1): relay 2 with 1: oh"]

@@ -1,4 +1,4 @@
-"""The proxy by itself: a network that is not broken as it says would make every fault test a lie."""
+"""The proxy alone: if the network does not break as configured, every fault test is worthless."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_a_calm_run_has_no_duplicate(servers: Servers, seed: int, tmp_path: Path
     assert verdict.committed > 100
 
 
-# In two halves, so that one can fail by itself and both stay short.
+# In two halves, so that each can fail alone and both stay short.
 @pytest.mark.parametrize("half", [0, 1])
 def test_every_kind_of_fault(servers: Servers, seed: int, tmp_path: Path, half: int) -> None:
     """Guards G1, G2 and G5 against what hurts relay, writers, servers and the networks between them."""
@@ -102,7 +102,7 @@ def test_a_broken_relay_is_found_without_any_fault(
 
 
 @pytest.mark.parametrize("restarts", [True, False])
-def test_a_relay_that_ends_by_itself(
+def test_a_relay_that_ends_on_its_own(
     servers: Servers, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
 ) -> None:
     """Guards against a relay that falls over unseen, and a harness that forgives where it should not."""

@@ -45,7 +45,7 @@ def test_a_full_transaction_whose_commit_answers_late(
     assert verdict.committed == 60_000
 
 
-def test_a_death_when_the_next_tick_is_open_and_released_events_are_still_parked(
+def test_a_crash_when_the_next_tick_is_open_and_released_events_are_still_parked(
     servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards G5: Kafka's record of what was released counts until the database has it too."""

@@ -1,4 +1,4 @@
-"""The table of durable steps, beside what relays do: none may be missing in either."""
+"""The table of durable steps compared with what relays do: none may be missing in either."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ As a program: ``python -m tests.history.watched relay|hand-over|command WORDS…
 
 Invariants:
 - It wraps the driver and Kafka's client from outside; the relay's code is the one that users run.
-- A death is SIGKILL to itself: nothing is given back, flushed or closed.
+- A crash is SIGKILL to itself: nothing is given back, flushed or closed.
 - An answer is lost after the work was done: the database's connection is gone then, and Kafka's client says
   once that time is up.
 """
@@ -203,7 +203,10 @@ def watch_database(watch: Watch) -> None:
         watch.before_statement(id(connection) in shard_sessions)
         if statement == queries.TAKE:
             shard_sessions.add(id(connection))
-        work = lambda: execute(self, query, params, **more)  # noqa: E731 - bound to this call's arguments
+
+        def work() -> Any:
+            return execute(self, query, params, **more)
+
         if text == "COMMIT":
             names = steps.of_transaction(pending.pop(id(connection), []))
             return watch.through(names, work, lambda: lose(connection))
@@ -227,7 +230,10 @@ def watch_database(watch: Watch) -> None:
     ) -> Any:
         connection = self.connection
         names = pending.pop(id(connection), [])
-        work = lambda: leave(self, kind, error, trace)  # noqa: E731 - bound to this call's arguments
+
+        def work() -> Any:
+            return leave(self, kind, error, trace)
+
         if kind is not None:
             return work()
         return watch.through(steps.of_transaction(names), work, lambda: lose(connection))
@@ -272,7 +278,7 @@ def watch_kafka(watch: Watch) -> None:
                 name = "acknowledge a probe" if self._probes else "acknowledge"
                 if topic.endswith(".dlq"):
                     name = "copy a dead letter"
-                # In a transaction nobody sees a probe before its abort, nor a copy before its commit.
+                # In a transaction a probe is invisible before its abort, and a copy before its commit.
                 names = [] if self._is_transactional and self._probes else [name]
                 more["on_delivery"] = _reported(watch, names, report)
             self._is_copy = topic.endswith(".dlq")
@@ -310,8 +316,8 @@ def watch_kafka(watch: Watch) -> None:
                 ["create the progress topic"], lambda: super(Admin, self).create_topics(*given, **more)
             )
 
-    client.Producer = Watched  # type: ignore[misc,attr-defined]
-    progress_topic.AdminClient = Admin  # type: ignore[misc,attr-defined]
+    client.Producer = Watched  # type: ignore[attr-defined,assignment]
+    progress_topic.AdminClient = Admin  # type: ignore[attr-defined]
 
 
 def _reported(watch: Watch, names: list[str], report: Callable[..., None]) -> Callable[..., None]:

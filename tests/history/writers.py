@@ -4,7 +4,7 @@ As a program: ``python -m tests.history.writers DSN SEED THREADS [SIZES]`` print
 it is killed; with sizes named, some transactions commit in two phases.
 
 Invariants:
-- Their choices follow the seed. A database that is away is waited for; any other failure ends them.
+- Their choices follow the seed. An unavailable database is waited for; any other failure ends them.
 - Where some commit in two phases, a writer of the same seed ends what a killed one has prepared.
 """
 

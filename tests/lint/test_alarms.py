@@ -18,13 +18,13 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_our_own_code() -> None:
-    """A false alarm, or a true one."""
+    """Guards against false alarms about our own code, and against true ones."""
     assert check(python_files([ROOT / "outbox_pipelines", ROOT / "tests" / "demo"])) == []
 
 
 @pytest.mark.parametrize("package", [asyncio, email, orm], ids=lambda package: package.__name__)
 def test_libraries(package: object) -> None:
-    """A crash on Python that nobody expected; an alarm about any `send` or `execute`; minutes of waiting."""
+    """Guards against crashes on unexpected Python, alarms about any `send` or `execute`, slow linting."""
     paths = python_files([Path(package.__file__).parent])  # type: ignore[attr-defined]
     started = time.process_time()
     # All of it, not only what speaks of an outbox.
@@ -34,7 +34,7 @@ def test_libraries(package: object) -> None:
 
 
 def test_many_constants_and_branches() -> None:
-    """Work that doubles with each class, name or branch."""
+    """Guards against work that doubles with each class, name or branch."""
     classes = "".join(f"class C{n}:\n    A = 'outbox'\n    B = A\n" for n in range(60))
     body = "".join(f"    t = t + t\n    if x:\n        y{n} = 'a'\n" for n in range(60))
     started = time.process_time()

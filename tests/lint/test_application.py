@@ -33,19 +33,19 @@ def codes(options: Options = Options(), **sources: str) -> list[str]:  # noqa: B
         "def f():\n    import outbox_pipelines.writer as w",
     ],
 )
-def test_direct_inserts_where_the_writer_is_at_hand(importing: str) -> None:
-    """An insert past `emit` in a file that does not import it itself."""
+def test_direct_inserts_where_the_writer_is_available(importing: str) -> None:
+    """Guards against an insert past `emit` in a file that does not import it itself."""
     assert codes(orders=INSERT, events=importing) == ["OB007"]
 
 
 def test_direct_inserts_elsewhere() -> None:
-    """An alarm in an application that has its own way to write the table, as the README offers."""
+    """Guards against an alarm in an application with its own way to write the table, as the README offers."""
     assert codes(orders=INSERT) == []
     assert codes(Options(strict_inserts=True), orders=INSERT) == ["OB007"]
 
 
 def test_a_model_of_another_file() -> None:
-    """A model that is known only in the file which defines it; a model that means another table."""
+    """Guards against a model that is known only in the file which defines it, or means another table."""
     use = "import outbox_pipelines.writer\nfrom sqlalchemy.orm import Session\n"
     use += "from shop.models import Event\ndef f(s: Session):\n    s.add(Event())\n"
     for mapped in ('__tablename__ = "outbox"', '__tablename__: str = "outbox"'):
@@ -64,19 +64,19 @@ def test_a_model_of_another_file() -> None:
     ],
 )
 def test_atomic_requests(settings: str, expected: list[str]) -> None:
-    """An alarm for every view of a project whose requests are transactions."""
+    """Guards against an alarm for every view of a project whose requests are transactions."""
     assert codes(views=VIEW, settings=settings) == expected
     assert codes(Options(atomic_requests=True), views=VIEW, settings=settings) == []
 
 
 def test_atomic_requests_are_for_views() -> None:
-    """A command, which no request wraps, excused with the views."""
+    """Guards against a command that is excused with the views, although no request wraps it."""
     command = VIEW.replace("def place(request)", "@app.task\ndef place(order)")
     assert codes(Options(atomic_requests=True), tasks=command) == ["OB001"]
 
 
 def test_directories_that_are_left_out(tmp_path: Path) -> None:
-    """Findings in libraries that somebody else has to mend; or a directory of the application passed over."""
+    """Guards against findings in third-party libraries, or a directory of the application passed over."""
     for name in ("shop/orders.py", "shop/migrations/0001.py", "shop/build/x.py"):
         _write(tmp_path / name)
     for name in (".git/a.py", "env/lib/b.py", "web/node_modules/c.py", "lib/site-packages/d.py", "notes.txt"):
@@ -89,7 +89,7 @@ def test_directories_that_are_left_out(tmp_path: Path) -> None:
 
 
 def test_what_is_named_is_read(tmp_path: Path) -> None:
-    """A file that somebody names and that is passed over because of its name or place; one read twice."""
+    """Guards against a named file that is passed over because of its name or place, or one read twice."""
     hidden, script = tmp_path / ".hidden" / "a.py", tmp_path / "script"
     _write(hidden)
     _write(script)

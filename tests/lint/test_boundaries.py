@@ -32,7 +32,7 @@ def holds(source: str) -> None:
 
 
 def test_a_new_unit_of_work_after_the_commit() -> None:
-    """An alarm about a function whose caller commits the second half."""
+    """Guards against an alarm about a function whose caller commits the second half."""
     holds("""
         def f(session: Session):
             session.commit()
@@ -53,7 +53,7 @@ def test_a_new_unit_of_work_after_the_commit() -> None:
 
 
 def test_a_commit_through_something_unknown() -> None:
-    """An alarm about a session whose owner commits by another name."""
+    """Guards against an alarm about a session whose owner commits by another name."""
     holds("""
         def f(session: Session, work):
             session.commit()
@@ -68,7 +68,8 @@ def test_a_commit_through_something_unknown() -> None:
 
 
 def test_branches_of_one_function() -> None:
-    """Steps of two runs taken for one: a commit in one branch, the event in another; a return between."""
+    """Guards against steps of two runs taken for one: commit and event in two branches, or a return
+    between."""
     holds("""
         def f(session: Session, known):
             if known:
@@ -97,7 +98,7 @@ def test_branches_of_one_function() -> None:
 
 
 def test_what_branches_agree_on() -> None:
-    """A connection that is in autocommit mode on one way only, taken for one that always is."""
+    """Guards against a connection in autocommit mode on one way only, taken for one that always is."""
     holds("""
         def f(known):
             if known:
@@ -116,7 +117,8 @@ def test_what_branches_agree_on() -> None:
 
 
 def test_a_second_connection_with_work_of_its_own() -> None:
-    """An alarm about two transactions that each write rows and their event; or rows written by a helper."""
+    """Guards against an alarm about two transactions that each write rows and event, or about a helper's
+    rows."""
     holds("""
         def f():
             with psycopg.connect("") as one, psycopg.connect("") as other:
@@ -138,7 +140,7 @@ def test_a_second_connection_with_work_of_its_own() -> None:
 
 
 def test_given_things_that_may_be_one_connection() -> None:
-    """An alarm about a session and the connection that it works on."""
+    """Guards against an alarm about a session and the connection that it works on."""
     holds("""
         def f(session: Session, cursor: psycopg.Cursor):
             session.add(1)
@@ -155,7 +157,7 @@ def test_given_things_that_may_be_one_connection() -> None:
 
 
 def test_an_error_that_ends_the_transaction_too() -> None:
-    """An alarm where rows and event are rolled back together, and only the error is logged."""
+    """Guards against an alarm where rows and event are rolled back together, and only the error is logged."""
     holds("""
         def f(order):
             try:
@@ -194,7 +196,7 @@ def test_an_error_that_ends_the_transaction_too() -> None:
     ],
 )
 def test_which_errors_are_any_error(error: str, found: bool) -> None:
-    """An alarm about a handler for one foreseen error; a bare `except:` that passes."""
+    """Guards against an alarm about a handler for one foreseen error; a bare `except:` that passes."""
     holds(f"""
         def f(session: Session):
             try:
@@ -216,7 +218,7 @@ def test_suppress() -> None:
 
 
 def test_a_publish_beside_a_connection_whose_mode_is_not_known() -> None:
-    """An alarm about a message after a statement that was committed by itself, or that the caller commits."""
+    """Guards against an alarm about a message after a statement that is autocommitted or the caller's."""
     holds("""
         def f(connection: psycopg.Connection, producer: Producer):
             with connection:
@@ -235,7 +237,7 @@ def test_a_publish_beside_a_connection_whose_mode_is_not_known() -> None:
 
 
 def test_a_session_that_may_be_committed_by_then() -> None:
-    """An alarm about a message after a commit that happens in a helper, or through a unit of work."""
+    """Guards against an alarm about a message after a commit in a helper, or through a unit of work."""
     holds("""
         class Orders:
             def __init__(self, session: Session, producer: Producer, work):
@@ -271,7 +273,7 @@ def test_a_session_that_may_be_committed_by_then() -> None:
 
 
 def test_a_publish_before_anything_is_opened() -> None:
-    """An alarm about a message that has nothing to do with the transaction after it."""
+    """Guards against an alarm about a message that has nothing to do with the transaction after it."""
     holds("""
         def f(producer: Producer):
             producer.produce("t")
@@ -286,7 +288,7 @@ def test_a_publish_before_anything_is_opened() -> None:
 
 
 def test_a_block_that_only_reads() -> None:
-    """An alarm about a message made of what a transaction has read, and nothing written."""
+    """Guards against an alarm about a message made of what a transaction has read, and nothing written."""
     holds("""
         def f(connection: psycopg.Connection, producer: Producer):
             with connection.transaction():
@@ -302,7 +304,7 @@ def test_a_block_that_only_reads() -> None:
 
 
 def test_a_script() -> None:
-    """Work of a module itself passed over as a relay's, because the module imports the writer."""
+    """Guards against work of a module that is passed over as a relay's, because it imports the writer."""
     holds("""
         producer = Producer({})
         with psycopg.connect("") as connection:
@@ -312,7 +314,8 @@ def test_a_script() -> None:
 
 
 def test_names_that_mean_something_else_inside() -> None:
-    """An alarm about the connections of a list, because one of their name was in autocommit mode."""
+    """Guards against an alarm about a list's connections, because one of their name was in autocommit
+    mode."""
     holds("""
         def f(connections, pairs):
             connection = psycopg.connect("", autocommit=True)
@@ -330,7 +333,7 @@ def test_names_that_mean_something_else_inside() -> None:
 
 
 def test_a_publish_in_another_branch() -> None:
-    """An alarm about a message that is sent instead of the write."""
+    """Guards against an alarm about a message that is sent instead of the write."""
     holds("""
         def f(session: Session, producer: Producer, known):
             if known:
@@ -348,7 +351,7 @@ def test_a_publish_in_another_branch() -> None:
 
 
 def test_our_model_beside_one_of_the_same_name() -> None:
-    """Our own model called a bypass in an application that has had one of its own."""
+    """Guards against our own model called a bypass in an application that has had one of its own."""
     sources = {
         "old.py": "class OutboxEvent:\n    __tablename__ = 'outbox'\n",
         "new.py": HEAD + "def f(session: Session):\n    session.add(OutboxEvent())\n",

@@ -1,4 +1,4 @@
-"""`outbox lint-writes` as a person, a workflow or a pre-commit hook runs it."""
+"""`outbox lint-writes` as a user, a workflow or a pre-commit hook runs it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def lint(*arguments: object) -> Result:
     return CliRunner().invoke(cli, ["lint-writes", *map(str, arguments)])
 
 
-def test_a_line_for_each_finding_and_how_to_mend_it(application: Path) -> None:
-    """A finding that an editor cannot jump to, or that leaves the reader alone with it."""
+def test_a_line_for_each_finding_and_how_to_correct_it(application: Path) -> None:
+    """Guards against a finding that an editor cannot jump to, or that does not say how to correct it."""
     done = lint(application)
     assert done.exit_code == 1
     first, mend, second, _ = done.stdout.splitlines()
@@ -45,13 +45,13 @@ def test_a_line_for_each_finding_and_how_to_mend_it(application: Path) -> None:
 
 
 def test_nothing_found(application: Path) -> None:
-    """A workflow that fails on clean code, or that passes without saying how much it looked at."""
+    """Guards against a workflow that fails on clean code, or passes without saying how much it checked."""
     done = lint(application / "empty.py")
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "no findings in 1 file\n")
 
 
 def test_json(application: Path) -> None:
-    """An output that a program cannot read, for findings and for none."""
+    """Guards against an output that a program cannot read, for findings and for none."""
     done = lint("--json", application)
     assert done.exit_code == 1
     assert [(one["line"], one["code"]) for one in json.loads(done.stdout)] == [(5, "OB001"), (6, "OB008")]
@@ -59,7 +59,7 @@ def test_json(application: Path) -> None:
 
 
 def test_github(application: Path) -> None:
-    """An annotation that the workflow shows at no line."""
+    """Guards against an annotation that the workflow shows at no line."""
     first, _ = lint("--github", application).stdout.splitlines()
     assert first.startswith(f"::error file={application}/orders.py,line=5,col=1,title=OB001 emit-outside-")
 
@@ -74,14 +74,14 @@ def test_github(application: Path) -> None:
     ],
 )
 def test_rules_that_are_asked_for(application: Path, options: list[str], codes: list[str]) -> None:
-    """A rule that somebody turned off and that fails their build all the same."""
+    """Guards against a rule that is turned off and fails the build all the same."""
     done = lint("--json", *options, application)
     assert [one["code"] for one in json.loads(done.stdout)] == codes
     assert done.exit_code == (1 if codes else 0)
 
 
 def test_usage(application: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A typing error in a workflow that looks like clean code."""
+    """Guards against a typing error in a workflow that looks like clean code."""
     elsewhere = tmp_path_factory.mktemp("nothing")
     for arguments, said in (
         ([], "PATH"),
@@ -97,13 +97,13 @@ def test_usage(application: Path, tmp_path_factory: pytest.TempPathFactory) -> N
 
 
 def test_without_settings_and_servers(application: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A linter that wants a relay's settings in somebody's CI."""
+    """Guards against a linter that needs a relay's settings in CI."""
     monkeypatch.setenv("OUTBOX_SETTINGS_FILE", "/nowhere")
     assert lint(application).exit_code == 1
 
 
 def test_a_file_that_cannot_be_parsed(application: Path) -> None:
-    """One broken file that ends the run, hides the others, or passes for clean."""
+    """Guards against one broken file that ends the run, hides the others, or passes for clean."""
     (application / "broken.py").write_text("import outbox_pipelines\n\ndef f(:\n")
     (application / "binary.py").write_bytes(b"outbox = 1\0")
     found = json.loads(lint("--json", application).stdout)
@@ -116,13 +116,13 @@ def test_a_file_that_cannot_be_parsed(application: Path) -> None:
 
 
 def test_nested_too_deeply(tmp_path: Path) -> None:
-    """Generated code that ends the run with a traceback."""
+    """Guards against generated code that ends the run with a traceback."""
     (tmp_path / "generated.py").write_text("outbox = " + " + ".join(["x"] * 5000) + "\n")
     assert "OB000" in lint(tmp_path).stdout
 
 
 def test_after_commit_and_report(tmp_path: Path) -> None:
-    """A report that fails a build, or that leaves out where the message goes."""
+    """Guards against a report that fails a build, or that leaves out where the message goes."""
     (tmp_path / "bus.py").write_text(
         "from kafka import KafkaProducer\n\ndef tell():\n    KafkaProducer().send('t')\n"
     )
@@ -154,6 +154,6 @@ print(json.dumps(sorted(names - set(sys.stdlib_module_names))))
 
 
 def test_only_the_standard_library_is_imported() -> None:
-    """An analysis that needs the drivers of the application which it reads, or the relay's."""
+    """Guards against an analysis that needs the drivers of the application which it reads, or the relay's."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == ["outbox_pipelines"]

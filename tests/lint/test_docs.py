@@ -26,7 +26,7 @@ def examples() -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize(("code", "kind", "source"), examples(), ids=lambda value: value[:5].strip())
 def test_examples(code: str, kind: str, source: str) -> None:
-    """A documentation whose bad example passes, or whose way to mend is reported in its turn."""
+    """Guards against documentation whose bad example passes, or whose correction is reported in its turn."""
     found = [
         finding.code for finding in check_sources({"example.py": source.encode()}, Options(frozenset(RULES)))
     ]
@@ -34,7 +34,7 @@ def test_examples(code: str, kind: str, source: str) -> None:
 
 
 def test_every_rule_has_examples_and_its_name() -> None:
-    """A rule that is reported and explained nowhere."""
+    """Guards against a rule that is reported and explained nowhere."""
     shown = {(code, kind) for code, kind, _ in examples()}
     for rule in RULES.values():
         assert f"{rule.code} {rule.name}" in TEXT

@@ -49,7 +49,7 @@ def run(extra: str | None, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_lint_needs_click_alone(tmp_path: Path) -> None:
-    """A linter that installs a database's driver and Kafka's client into somebody's pipeline."""
+    """Guards against a linter that installs a database's driver and Kafka's client into a user's pipeline."""
     assert [one.partition(">")[0] for one in EXTRAS["lint"]] == ["click"]
     (tmp_path / "a.py").write_text("import outbox_pipelines.writer\n")
     done = run("lint", "lint-writes", str(tmp_path))
@@ -57,7 +57,7 @@ def test_lint_needs_click_alone(tmp_path: Path) -> None:
 
 
 def test_the_consumer_has_its_commands() -> None:
-    """A service that consumes, where `outbox consumer migrate` asks for the relay."""
+    """Guards against a service that only consumes, for which `outbox consumer migrate` requires the relay."""
     done = run("consumer", "consumer", "--help")
     assert done.returncode == 0, done.stderr
     assert "migrate" in done.stdout
@@ -68,7 +68,7 @@ def test_the_consumer_has_its_commands() -> None:
     [("lint-writes", "lint"), ("consumer", "consumer"), ("relay", "relay"), ("", "relay")],
 )
 def test_the_writer_alone(command: str, extra: str) -> None:
-    """A traceback, or advice that leads to more than is needed."""
+    """Guards against a traceback, or advice that leads to more than is needed."""
     done = run(None, *filter(None, [command]))
     assert done.returncode == 1
     assert done.stderr.endswith(f"pip install 'outbox-pipelines[{extra}]'\n")

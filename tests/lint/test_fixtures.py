@@ -1,4 +1,4 @@
-"""Pieces of real applications: exactly the lines marked with `# finds OB…` are found."""
+"""Excerpts of real applications: exactly the lines marked with `# finds OB…` are found."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def marked(source: str) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
 def test_exactly_the_marked_lines(path: Path) -> None:
-    """A mistake that is missed; or an alarm about code that is right, after which nobody reads the others."""
+    """Guards against a missed mistake, and against false alarms, after which the others are not read."""
     assert [(finding.line, finding.code) for finding in check([path])] == marked(path.read_text())
 
 
 def test_the_fixtures_show_every_rule_about_writes() -> None:
-    """A rule without an example in real code, or a marker that the test does not understand."""
+    """Guards against a rule without an example in real code, or a marker that is not understood."""
     codes = {code for path in FIXTURES for _, code in marked(path.read_text())}
     assert codes == {f"OB00{number}" for number in range(1, 9)}

@@ -17,7 +17,7 @@ HOOK = dict(
 
 
 def test_its_entry_runs(tmp_path: Path) -> None:
-    """A hook that fails wherever it is installed; or that takes a file of the application for a library."""
+    """Guards against a hook that fails wherever it is installed, or takes application files for a library."""
     assert HOOK["id"] == "outbox-lint-writes"
     (tmp_path / "click.py").write_text("raise SystemExit('the application is run')\n")
     (tmp_path / "clean.py").write_text("import outbox_pipelines.writer\n")
@@ -34,11 +34,11 @@ def test_its_entry_runs(tmp_path: Path) -> None:
 
 
 def test_it_reads_the_whole_application() -> None:
-    """Only the files of a commit: rules that look across files would know half."""
+    """Guards against a hook that gets only a commit's files: rules that look across files would know half."""
     assert (HOOK["pass_filenames"], HOOK["args"]) == ("false", '["."]')
 
 
 def test_it_installs_what_the_command_needs() -> None:
-    """A version of click that the extra has raised and the hook has not."""
+    """Guards against a version of click that the extra has raised and the hook has not."""
     lint = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["lint"]
     assert HOOK["additional_dependencies"] == f'["{", ".join(lint)}"]'

@@ -1,4 +1,4 @@
-"""Dual writes whose halves stand in several files, as applications are really cut."""
+"""Dual writes whose halves are in several files, as applications are really structured."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ REPOSITORY = """
 
 
 def test_a_repository_and_an_imported_producer() -> None:
-    """A service that commits in one file and publishes through another; or an alarm about one that reads."""
+    """Guards against a service that commits and publishes in two files, or an alarm about one that reads."""
     service = """
         from app.events import tell
         from .repository import Orders
@@ -89,7 +89,7 @@ def test_a_repository_and_an_imported_producer() -> None:
 
 
 def test_nothing_of_it_by_default() -> None:
-    """A build that fails for messages that are sent after the commit, though nobody asked."""
+    """Guards against a build that fails by default for messages that are sent after the commit."""
     service = """
         from events import tell
         from repository import Orders
@@ -342,7 +342,7 @@ def test_faststream(library: str) -> None:
 
 
 def test_tasks_of_celery() -> None:
-    """A task that starts before its rows are there; or a build that fails for one, though nobody asked."""
+    """Guards against a task that starts before its rows are there, and a build that fails by default."""
     files = {
         "tasks.py": "from celery import shared_task\n\n@shared_task\ndef mail(order): ...\n",
         "views.py": """
@@ -367,7 +367,7 @@ def test_tasks_of_celery() -> None:
 
 
 def test_files_that_import_each_other() -> None:
-    """A circle of imports, of functions and of bases that never ends."""
+    """Guards against a circle of imports, of functions and of bases that never ends."""
     holds(
         {
             "a.py": """
@@ -403,7 +403,8 @@ def test_files_that_import_each_other() -> None:
 
 
 def test_a_long_chain_of_imports() -> None:
-    """A file for each of a hundred functions: too deep for the interpreter's stack."""
+    """Guards against a hundred functions, each in its own file, that are too deep for the interpreter's
+    stack."""
     files = {
         f"m{n}.py": f"from m{n + 1} import f{n + 1}\n\nx = f{n + 1}()\n\ndef f{n}():\n    return f{n + 1}()\n"
         for n in range(100)
@@ -413,7 +414,7 @@ def test_a_long_chain_of_imports() -> None:
 
 
 def test_a_service_that_runs_beside() -> None:
-    """An alarm about consumers that are started where tables are made."""
+    """Guards against an alarm about consumers that are started where tables are made."""
     holds(
         {
             "a.py": """

@@ -26,7 +26,8 @@ def found(source: str, **options: frozenset[str]) -> list[tuple[int, str]]:
     ],
 )
 def test_suppressed(source: str) -> None:
-    """A comment that a formatter moves to another line of the call, and that no longer counts."""
+    """Guards against a comment that no longer counts after a formatter moved it to another line of the
+    call."""
     assert found(source) == []
 
 
@@ -41,11 +42,12 @@ def test_suppressed(source: str) -> None:
     ],
 )
 def test_not_suppressed(source: str, left: list[tuple[int, str]]) -> None:
-    """A comment for another line or rule that hides a mistake; one that stays when the mistake is gone."""
+    """Guards against a comment for another line or rule that hides a mistake, and one that stays when the
+    mistake is gone."""
     assert found(source) == left
 
 
 def test_a_rule_that_was_not_asked_for() -> None:
-    """Comments called unused because their rule was left out this time."""
+    """Guards against comments called unused because their rule was left out this time."""
     assert found(f"{CALL}  # outbox: ignore[OB001]", selected=frozenset({"OB008", "OB009"})) == []
     assert found("pass  # outbox: ignore", selected=frozenset({"OB008", "OB009"})) == []

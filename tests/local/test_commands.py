@@ -1,4 +1,4 @@
-"""`outbox local` as a person types it: exit codes, signals, what stays and what goes."""
+"""`outbox local` as a user types it: exit codes, signals, what stays and what is removed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from waiting import eventually
 
 from outbox_pipelines.local import client, lease, postgres, stack
 from outbox_pipelines.settings import Settings
+from tests.local.waiting import eventually
 
 CLI = "from outbox_pipelines.local.commands import local; local()"
 

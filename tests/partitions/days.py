@@ -20,7 +20,7 @@ FROM generate_series(1, %s) i"""
 
 
 def write(connection: Connection, day: date = DAY, events: int = 20) -> None:
-    """Events of a past day, by the owner, in the transaction at hand."""
+    """Write events of a past day, as the owner, in the current transaction."""
     connection.execute("SET LOCAL outbox.backfill = on")
     connection.execute(_FILL, [day, events])
 

@@ -35,7 +35,7 @@ def _counted(execute: Any) -> Any:
 
 def _live(day: date, directory: str) -> None:
     settings = load_settings(archive=directory)
-    # Begin and end of a transaction count too, and so do rows on their way and writes to the archive.
+    # Begin and end of a transaction count too, and so do rows that are being read and writes to the archive.
     for owner, name in (
         (psycopg.Connection, "execute"),
         (psycopg.Transaction, "__enter__"),

@@ -9,7 +9,7 @@ from tests.schema.servers import Database
 
 
 def test_a_backfill_is_no_lag(database: Database) -> None:
-    """Guards against an alarm of days because somebody has written the past."""
+    """Guards against an alarm of days because past events were written."""
     days.fill(database, events=1)
     ctid, epoch, done, newest = database.rows(
         "SELECT s.ctid::text, s.epoch, pg_current_snapshot()::text, max(o.seq) "

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.partitions import ahead, calendar, close
+from outbox_pipelines.partitions import ahead, calendar, close, queries
 from outbox_pipelines.position import Snapshot
 from tests.conftest import wait_until
 from tests.partitions import days
@@ -36,7 +36,7 @@ def _why_not(database: Database) -> str:
 
 
 def test_a_day_that_is_over_and_published_closes(database: Database) -> None:
-    """Guards against days that stay open, which the relay reads for ever."""
+    """Guards against days that stay open, which the relay reads without end."""
     days.fill(database)
     days.relayed(database)
     shown = database.outbox("partitions", "close", OUTBOX_CLOSE_AFTER_MINUTES="0")
@@ -99,7 +99,7 @@ def test_a_transaction_that_began_before_midnight_is_waited_for(database: Databa
     days.relayed(database)
     with database.connect(autocommit=False) as old:
         ((pid,),) = old.execute("SELECT pg_backend_pid()")
-        # What is old is told by the day's end: it began before the end of today.
+        # What is old is determined by the day's end: it began before the end of today.
         tomorrow = database.settings.model_copy(update={"close_after_minutes": 0.0})
         with database.connect() as connection:
             found = close._still_running(connection, TODAY)
@@ -110,11 +110,11 @@ def test_a_transaction_that_began_before_midnight_is_waited_for(database: Databa
 
 
 def test_an_old_transaction_holds_the_day_open(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a look at running transactions that nobody heeds."""
+    """Guards against a look at running transactions whose result is ignored."""
     days.fill(database)
     days.relayed(database)
     # The one below then began before the day's end.
-    monkeypatch.setattr(close.queries, "RUNNING", close.queries.RUNNING.replace("::date + 1", "::date + 9"))
+    monkeypatch.setattr(queries, "RUNNING", queries.RUNNING.replace("::date + 1", "::date + 9"))
     with database.connect(autocommit=False) as old:
         old.execute("SELECT 1")
         assert "can still write into it" in _why_not(database)
@@ -123,7 +123,7 @@ def test_an_old_transaction_holds_the_day_open(database: Database, monkeypatch: 
 
 
 def test_a_transaction_whose_age_is_hidden_is_waited_for(database: Database) -> None:
-    """Guards against an owner that may not see when others began, and takes that for nobody."""
+    """Guards against an owner that may not see when others began, and takes that for no transactions."""
     owner, app = database.role(), database.role()
     database.rows(f"ALTER SCHEMA public OWNER TO {owner}")
     days.fill(database)
@@ -170,7 +170,7 @@ def test_a_prepared_transaction_holds_it_open(database: Database) -> None:
 
 
 def test_a_shard_that_lags_holds_it_open(database: Database) -> None:
-    """Guards against a day that closes while a part of it is not published: nobody would read it any more."""
+    """Guards against a day that closes while a part of it is not published: it would never be read again."""
     days.fill(database)
     days.relayed(database)
     database.rows(
@@ -240,7 +240,7 @@ def test_sealing_makes_writers_wait_50_ms_at_most(
 def test_a_clock_that_is_ahead_closes_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against today being closed because the database's clock has jumped to tomorrow."""
     ahead_of_us = "SELECT clock_timestamp() + interval '1 day'"
-    monkeypatch.setattr(close.queries, "CLOCK", ahead_of_us)
+    monkeypatch.setattr(queries, "CLOCK", ahead_of_us)
     with pytest.raises(UnavailableError, match="differ by 1440 minutes"):
         close.close(database.settings)
 

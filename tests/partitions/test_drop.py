@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import psycopg
 import pytest
 
 from outbox_pipelines.archive import day as archive
-from outbox_pipelines.archive import drop
+from outbox_pipelines.archive import drop, proof
+from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.partitions import attach, calendar, queries
 from outbox_pipelines.quality import measurements
@@ -88,7 +90,7 @@ def test_a_day_that_differs_stays(database: Database, archived: Settings) -> Non
 
 
 def test_nothing_half_written_stays(database: Database, archived: Settings) -> None:
-    """Guards against files of a run that died, which nobody removes once the day is dropped."""
+    """Guards against files of a crashed run, which are never removed once the day is dropped."""
     writing = Path(archived.archive) / "_outbox" / "writing"
     for name in (f"{DAY}-dead", f"{DAY}.json-dead", "2020-01-01-alive"):
         (writing / name).mkdir(parents=True)
@@ -147,7 +149,7 @@ def test_retention(database: Database, archived: Settings) -> None:
 
 
 def test_without_an_archive(database: Database) -> None:
-    """Guards against rows that go unarchived because nobody has named an archive."""
+    """Guards against rows that go unarchived because no archive is configured."""
     days.closed(database)
     settings = database.settings.model_copy(update={"retention_days": 0})
     assert drop.due(settings) == []
@@ -175,7 +177,7 @@ def test_dead_letters_outlive_their_day(database: Database, tmp_path: Path) -> N
 
 @contextmanager
 def half_detached(database: Database) -> Iterator[None]:
-    """Somebody has begun to detach DAY, and a report that reads the outbox keeps it from being finished."""
+    """A session has begun to detach DAY, and a report that reads the outbox keeps it from being finished."""
     with database.connect(autocommit=False) as reader:
         reader.execute("SELECT count(*) FROM outbox")
         with database.connect() as owner:
@@ -188,7 +190,7 @@ def half_detached(database: Database) -> Iterator[None]:
 
 
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for long."""
+    """Shorten all waits."""
     monkeypatch.setattr(queries, "DETACH_LOCK", "SET lock_timeout = '50ms'")
     monkeypatch.setattr(attach, "SECONDS", 0.2)
     monkeypatch.setattr(attach, "PAUSE_SECONDS", 0.05)
@@ -197,7 +199,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_report_keeps_the_day_as_it_is(
     database: Database, archived: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against events that are not seen for as long as somebody's report runs."""
+    """Guards against events that are not seen for as long as a report runs."""
     short(monkeypatch)
     with database.connect(autocommit=False) as reader:
         reader.execute("SELECT count(*) FROM outbox")
@@ -221,7 +223,7 @@ def test_an_interrupted_detach_is_finished(
             drop.drop(archived, DAY)
         with pytest.raises(NotReadyError, match="is not attached, a long transaction"):
             attach.attach(archived, DAY)
-        # Writers go on meanwhile.
+        # Writers go on during that time.
         with database.connect(autocommit=False) as connection:
             connection.execute("SET LOCAL lock_timeout = '1s'")
             connection.execute(
@@ -240,7 +242,7 @@ def detached_days(settings: Settings) -> int:
 def test_what_is_left_detached_is_seen_and_attached(
     database: Database, archived: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against events that nobody sees and no check tells of, and no command brings back."""
+    """Guards against events that are invisible, that no check reports, and that no command brings back."""
     short(monkeypatch)
     assert detached_days(archived) == 0
     assert database.outbox("partitions", "attach", str(DAY)).output == f"{DAY}  was already attached\n"
@@ -256,7 +258,7 @@ def test_what_is_left_detached_is_seen_and_attached(
     assert f"{DAY}  archived, detached" in database.outbox("partitions", "list").output
     assert detached_days(archived) == 1
     with calendar.working_at(archived, DAY):
-        # Somebody is at work.
+        # A process is at work.
         assert detached_days(archived) == 0
     shown = database.outbox("partitions", "attach", str(DAY))
     assert (shown.exit_code, shown.output) == (0, f"{DAY}  attached\n")
@@ -279,7 +281,7 @@ def test_a_view_on_the_partition_keeps_the_day(database: Database, archived: Set
     assert _is_attached(database)
 
 
-def test_the_archive_goes_away_before(database: Database, archived: Settings) -> None:
+def test_the_archive_is_unavailable_before(database: Database, archived: Settings) -> None:
     """Guards against a day that is detached although its archive cannot be read."""
     gone = archived.model_copy(update={"archive": "/proc/none"})
     with pytest.raises(SetupError, match="has no archive"):
@@ -294,13 +296,11 @@ def test_whatever_fails_the_day_is_attached_again(
     """Guards against a day whose events vanish because something failed behind the detaching."""
     detach = drop._detach
 
-    def detached_then(connection: calendar.Connection, day: date) -> None:
+    def detached_then(connection: Connection, day: date) -> None:
         detach(connection, day)
         assert not _is_attached(database)
         if trouble == "archive":
-            monkeypatch.setattr(
-                drop.proof, "prove", Mock(side_effect=UnavailableError("the archive refuses"))
-            )
+            monkeypatch.setattr(proof, "prove", Mock(side_effect=UnavailableError("the archive refuses")))
         elif trouble == "statement_timeout":
             connection.execute("SET statement_timeout = '1ms'")
             monkeypatch.setattr(queries, "LOCK_DETACHED", "LOCK TABLE {leaf}; SELECT pg_sleep(1)")
@@ -309,7 +309,7 @@ def test_whatever_fails_the_day_is_attached_again(
         elif trouble == "session":
             database.rows(f"SELECT pg_terminate_backend({connection.info.backend_pid})")
         else:
-            monkeypatch.setattr(drop.proof, "prove", Mock(side_effect=KeyboardInterrupt))
+            monkeypatch.setattr(proof, "prove", Mock(side_effect=KeyboardInterrupt))
 
     monkeypatch.setattr(drop, "_detach", detached_then)
     with pytest.raises((SetupError, KeyboardInterrupt)):
@@ -320,7 +320,7 @@ def test_whatever_fails_the_day_is_attached_again(
 
 
 def test_settings_of_the_role_do_not_end_the_work(database: Database, archived: Settings) -> None:
-    """Guards against a timeout that somebody has set for all of a database's sessions."""
+    """Guards against a timeout that is set for all of a database's sessions."""
     for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
         database.rows(
             f"DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET {name} = 600000', current_database()); END $$"
@@ -370,7 +370,7 @@ def test_one_day_that_stays_holds_up_no_other(database: Database, archived: Sett
 
 
 def test_a_partition_that_was_dropped_by_hand(database: Database, archived: Settings) -> None:
-    """Guards against a schedule that fails for ever on what somebody has done by hand."""
+    """Guards against a schedule that fails permanently because of a change by hand."""
     database.rows(f"DROP TABLE {LEAF}")
     assert drop.drop(archived, DAY) == drop.Dropped(DAY, None, True)
     assert days.state(database) == "dropped"
@@ -389,7 +389,7 @@ def test_a_partition_that_was_dropped_by_hand_without_a_good_file(
 
 
 def test_two_at_once(database: Database, archived: Settings) -> None:
-    """Guards against a proof and a drop beside each other."""
+    """Guards against a proof and a drop that run at the same time."""
     with (
         calendar.working_at(archived, DAY),
         pytest.raises(NotReadyError, match="by another process: wait until it ends"),
@@ -403,17 +403,17 @@ def test_nothing_changes_between_proof_and_drop(
 ) -> None:
     """Guards against an owner who inserts into the detached table after its rows were summed."""
     summed, tried = threading.Event(), threading.Event()
-    prove = drop.proof.prove
+    prove = proof.prove
 
-    def proving(*given: object) -> object:
-        found = prove(*given)  # type: ignore[arg-type]
+    def proving(*given: Any) -> object:
+        found = prove(*given)
         # The first proof is of the partition that is attached.
         if not _is_attached(database):
             summed.set()
             assert tried.wait(60)
         return found
 
-    monkeypatch.setattr(drop.proof, "prove", proving)
+    monkeypatch.setattr(proof, "prove", proving)
     dropper = threading.Thread(target=drop.drop, args=(archived, DAY))
     dropper.start()
     assert summed.wait(60)
@@ -445,7 +445,7 @@ def test_a_role_that_is_not_the_owner(database: Database, archived: Settings) ->
 def test_a_session_that_is_going_is_waited_for(database: Database, archived: Settings) -> None:
     """Guards against a refusal by the lock of a session that was closed, or killed, a moment ago."""
     with database.connect() as going:
-        going.execute(calendar.queries.TRY_DAY, {"day": DAY})
+        going.execute(queries.TRY_DAY, {"day": DAY})
         closer = threading.Timer(0.5, going.close)
         closer.start()
         assert drop.drop(archived, DAY).now

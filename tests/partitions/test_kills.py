@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines.archive import day as archive
-from outbox_pipelines.archive import drop
+from outbox_pipelines.partitions.calendar import leaf_of
 from tests.conftest import clean_environment, wait_until
 from tests.partitions import days
 from tests.partitions.days import DAY
@@ -38,7 +38,7 @@ class _Lives:
         self._process.stdin.flush()
         status = int(self._process.stdout.readline())
         assert status in (0, signal.SIGKILL)
-        # The server notices the death in its own time.
+        # The server notices the crash in its own time.
         wait_until(lambda: not self._database.value(_SESSIONS))
         return status
 
@@ -57,8 +57,8 @@ def lives(database: Database) -> Iterator[_Lives]:
 
 def _rows_somewhere(database: Database, directory: Path) -> int:
     """Of the day: in the table, attached or not, or in a proven file."""
-    if database.value("SELECT to_regclass(%s) IS NOT NULL", drop.leaf_of(DAY)):
-        return int(database.value(f"SELECT count(*) FROM {drop.leaf_of(DAY)}"))
+    if database.value("SELECT to_regclass(%s) IS NOT NULL", leaf_of(DAY)):
+        return int(database.value(f"SELECT count(*) FROM {leaf_of(DAY)}"))
     found = archive.verify(days.archiving(database, directory), DAY)
     assert found.equal
     return found.rows
@@ -67,13 +67,13 @@ def _rows_somewhere(database: Database, directory: Path) -> int:
 # Half a minute; what the statements do on an older server, other tests show.
 @pytest.mark.parametrize("server", ["wheel"], indirect=True)
 def test_every_statement(database: Database, lives: _Lives, tmp_path: Path) -> None:
-    """Guards against a state from which nobody goes on, and against rows that are nowhere."""
+    """Guards against a state from which no run continues, and against rows that are nowhere."""
     statement = 0
     status: int = signal.SIGKILL
     while status:
         statement += 1
         # As if the day had never been.
-        database.rows(f"DROP TABLE IF EXISTS {drop.leaf_of(DAY)}")
+        database.rows(f"DROP TABLE IF EXISTS {leaf_of(DAY)}")
         database.rows("DELETE FROM outbox_days WHERE day = %s", DAY)
         days.fill(database)
         days.relayed(database)

@@ -76,7 +76,7 @@ def test_what_lies_ahead_is_made_up_after_days_without_maintenance(database: Dat
 
 
 def test_a_day_that_lost_its_partition_counts_as_missing(database: Database) -> None:
-    """Guards against a count of the days that somebody has written down, where inserts find none."""
+    """Guards against a count of the recorded days, where inserts find no partition."""
     tomorrow = datetime.now(UTC).date() + timedelta(1)
     database.rows(f"ALTER TABLE outbox DETACH PARTITION outbox_{tomorrow:%Y%m%d}")
     assert _ahead(database) == 13
@@ -144,7 +144,7 @@ def test_wrong_numbers(database: Database, days: str) -> None:
 
 
 def test_without_an_outbox(database: Database) -> None:
-    """Guards against a stack trace where somebody forgot OUTBOX_SCHEMA."""
+    """Guards against a stack trace if OUTBOX_SCHEMA is not set."""
     done = database.outbox("partitions", "ensure", OUTBOX_SCHEMA="elsewhere")
     assert done.exit_code == 2
     assert "run `outbox migrate`" in done.output
@@ -154,7 +154,7 @@ def test_without_an_outbox(database: Database) -> None:
 
 
 def test_status_says_which_days_are_late(database: Database, tmp_path: Path) -> None:
-    """Guards against maintenance that has failed for days, seen by nobody."""
+    """Guards against maintenance that has failed for days, unnoticed."""
     settings = days.archiving(database, tmp_path).model_copy(update={"retention_days": 0})
     days.fill(database)
     assert measurements.read(settings).days_late == Late(2, 0, 0)

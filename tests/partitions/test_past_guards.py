@@ -43,7 +43,7 @@ def _states(database: Database) -> list[tuple[object, ...]]:
 
 
 def test_it_is_not_shown_as_published(database: Database, tmp_path: Path) -> None:
-    """Guards against PROCESSED of an event that nobody has published, nor ever will."""
+    """Guards against PROCESSED of an event that was not published, and never will be."""
     days.closed(database)
     _past_guards(database)
     assert _states(database) == [LATE]

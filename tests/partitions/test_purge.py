@@ -1,4 +1,4 @@
-"""Purging: what has served goes by age, in batches; what somebody still needs stays."""
+"""Purging: what has served is deleted by age, in batches; what is still needed stays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FROM generate_series(1, %s) i, generate_series(0, 1) shard"""
 
 
 def test_old_keys_go(database: Database) -> None:
-    """Guards against a table of keys that grows for ever, and against a key that is forgotten too early."""
+    """Guards against a table of keys that grows without limit, and a key that is forgotten too early."""
     for _ in range(3):
         database.rows(_KEYS, 31, 4000)
         database.rows(_KEYS, 29, 100)
@@ -40,7 +40,7 @@ def test_old_keys_go(database: Database) -> None:
 
 
 def test_keys_are_remembered_as_long_as_is_said(database: Database) -> None:
-    """Guards against a setting that nobody reads."""
+    """Guards against a setting that is never read."""
     database.rows(_KEYS, 5, 10)
     shown = database.outbox("partitions", "purge", "--json", OUTBOX_KEY_RETENTION_DAYS="6")
     assert json.loads(shown.output)["keys"] == 0
@@ -77,7 +77,7 @@ def test_progress_stays_until_its_day_is_archived(database: Database, tmp_path: 
 
 
 def test_what_became_of_parked_events(database: Database, tmp_path: Path) -> None:
-    """Guards against dead letters that go, and against discarded ones that stay for ever."""
+    """Guards against dead letters that are purged, and against discarded ones that are never purged."""
     settings = days.archiving(database, tmp_path)
     days.closed(database)
     leaf = f"outbox_{DAY:%Y%m%d}"
@@ -109,7 +109,7 @@ class _Slow(datetime):
 def test_nothing_is_removed_while_the_clocks_differ(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys and days that are removed too early because the clock of the database is ahead."""
+    """Guards against keys and days that are removed too early because the clock of the database is ahead."""
     database.rows(_KEYS, 100, 10)
     monkeypatch.setattr(close, "datetime", _Slow)
     for remove in (purge.purge, drop.due):

@@ -20,7 +20,7 @@ LAG = Problem("lag", "the oldest event is 5 min old", "`outbox status`")
 
 
 class Pager:
-    """A person's view: what was told, tick by tick."""
+    """The recipient's view: what was reported, tick by tick."""
 
     def __init__(self) -> None:
         self.known: dict[str, Known] = {}
@@ -43,12 +43,12 @@ def test_one_message_when_it_begins_and_one_when_it_is_over() -> None:
     assert pager.known == {}
 
 
-def test_what_lasts_for_a_moment_is_not_told() -> None:
+def test_what_lasts_for_a_moment_is_not_reported() -> None:
     pager = Pager()
     assert [pager.tick(0, LAG), pager.tick(20), pager.tick(40, LAG), pager.tick(60)] == [[], [], [], []]
 
 
-def test_what_comes_and_goes_is_told_once() -> None:
+def test_what_comes_and_goes_is_reported_once() -> None:
     """Guards against a pager that rings all night over a relay that comes and goes."""
     pager = Pager()
     told = [pager.tick(10.0 * tick, *([LAG] if tick % 3 else [])) for tick in range(1, 60)]
@@ -58,7 +58,7 @@ def test_what_comes_and_goes_is_told_once() -> None:
     assert not any(pager.tick(40.0 + 20 * tick, *([LAG] if tick % 2 else [])) for tick in range(20))
 
 
-def test_problems_are_told_apart() -> None:
+def test_problems_are_distinguished() -> None:
     pager = Pager()
     keys = Problem("keys", "many", "fewer")
     pager.tick(0, LAG)

@@ -43,7 +43,7 @@ def past_the_guards(database: Database, statement: str, *values: object) -> None
     """As an owner who switches them off, or a restore of odd rows, can do."""
     with database.connect() as connection:
         connection.execute("SET session_replication_role = replica")
-        connection.execute(sql.SQL(statement).format(leaf=sql.Identifier(LEAF)), values or None)  # type: ignore[arg-type]
+        connection.execute(sql.SQL(statement).format(leaf=sql.Identifier(LEAF)), values or None)
 
 
 def test_a_sound_day_has_nothing_to_be_said_of(database: Database) -> None:
@@ -81,7 +81,7 @@ def test_an_empty_day_is_sound(database: Database) -> None:
 
 
 def test_what_breaks_order_or_days_is_an_error(database: Database) -> None:
-    """Guards against rows that nobody could find or put in order, archived without a word."""
+    """Guards against rows that cannot be found or put in order, archived without a word."""
     make_days(database, DAY)
     write(database, DAY, [{}, {}])
     past_the_guards(database, "UPDATE {leaf} SET seq = (SELECT min(seq) FROM {leaf})")
@@ -97,7 +97,7 @@ def test_what_breaks_order_or_days_is_an_error(database: Database) -> None:
 
 
 def test_what_a_consumer_stumbles_over_is_a_warning(database: Database) -> None:
-    """Guards against odd content that nobody hears of; each kind is counted by itself."""
+    """Guards against odd content that is not reported; each kind is counted separately."""
     make_days(database, DAY)
     write(database, DAY, [{"idempotency_key": "a"}, {"payload": Jsonb([1])}, {"payload": Jsonb(None)}])
     past_the_guards(database, "UPDATE {leaf} SET idempotency_key = 'a' WHERE payload = 'null'")
@@ -123,11 +123,11 @@ def test_empty_names_are_counted(database: Database) -> None:
     assert day_rules.judge(found)["nameless"] is Status.WARN
 
 
-def test_the_catalogue_is_asked(database: Database, tmp_path: Path) -> None:
-    """Guards against types and members that the catalogue knows and nobody compares; and against a schema of
-    one type that is asked of another."""
+def test_the_event_catalog_is_compared(database: Database, tmp_path: Path) -> None:
+    """Guards against types and members that the event catalog has but no check compares; and against a schema
+    of one type that is applied to another."""
     make_days(database, DAY)
-    rows = [
+    rows: list[dict[str, object]] = [
         {},
         {"payload": Jsonb({"totals": 5})},
         {"payload": Jsonb(["a list"])},
@@ -145,7 +145,7 @@ def test_the_catalogue_is_asked(database: Database, tmp_path: Path) -> None:
 
 
 def test_of_many_unknown_types_a_few_are_named(database: Database, tmp_path: Path) -> None:
-    """Guards against metadata as large as a day, where somebody has written ids into the type."""
+    """Guards against metadata as large as a day, if an application writes ids into the type."""
     make_days(database, DAY)
     write(database, DAY, [{"event_type": f"order {n}"} for n in range(50)])
     found = facts(database, catalog_file=catalog(tmp_path))

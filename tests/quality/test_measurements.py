@@ -1,10 +1,11 @@
-"""What is measured is so: each number is made to be something, by the means by which it comes about."""
+"""What is measured is true: each number is produced by the means by which it comes about."""
 
 from __future__ import annotations
 
 import json
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from typing import Any
 
 import psycopg
 import pytest
@@ -63,7 +64,7 @@ def test_a_new_outbox(database: Database) -> None:
     assert found.days_ahead == 14
     assert found.table_bytes > 0
     assert (shard.owner, shard.heartbeat_seconds, shard.lag_seconds) == (None, None, None)
-    # Nobody ever relayed it: since the tables were made.
+    # No relay ever ran: since the tables were made.
     assert least <= found.unowned_seconds <= database.value(f"SELECT {since_migrated}")
     assert found.oldest_transaction is None
 
@@ -73,9 +74,9 @@ def test_one_round_trip(database: Database) -> None:
     seen: list[str] = []
     execute = psycopg.Cursor.execute
 
-    def counted(self: psycopg.Cursor[object], query: object, *rest: object, **more: object) -> object:
+    def counted(self: psycopg.Cursor[object], query: Any, *rest: Any, **more: Any) -> object:
         seen.append(str(query))
-        return execute(self, query, *rest, **more)  # type: ignore[arg-type]
+        return execute(self, query, *rest, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(psycopg.Cursor, "execute", counted)
@@ -143,7 +144,7 @@ def test_counts_end_at_the_cap(database: Database) -> None:
     assert _wrong(database)["backlog"] is Status.WARN
 
 
-def test_who_holds_a_shard(database: Database) -> None:
+def test_the_owner_of_a_shard(database: Database) -> None:
     # The template's copy is another database than the position's.
     database.rows(
         "UPDATE outbox_shards SET database = d.oid FROM pg_database d WHERE datname = current_database()"
@@ -182,7 +183,7 @@ def test_parked_and_dead(database: Database) -> None:
 
 
 def test_an_old_transaction_is_named(database: Database) -> None:
-    """Guards against an age of which nobody knows whose it is; prepared ones have no session."""
+    """Guards against the age of a transaction without its session; prepared ones have no session."""
     with database.connect(autocommit=False) as open_one:
         open_one.execute("SELECT 1")
         ((pid,),) = open_one.execute("SELECT pg_backend_pid()")
@@ -218,7 +219,7 @@ def test_keys_are_counted_by_the_server(database: Database) -> None:
 
 
 def test_the_command_says_it_and_exits_by_it(database: Database) -> None:
-    """Guards against a monitoring that asks for the exit code and is told that all is well."""
+    """Guards against monitoring that relies on the exit code and gets a success for a failure."""
     database.rows("UPDATE outbox_shards SET heartbeat = now()")
     done = database.outbox("status", "--check")
     assert done.exit_code == 0, done.output

@@ -58,7 +58,7 @@ def test_the_table_has_the_limits_of_the_code(rule: Rule) -> None:
 
 
 def test_what_is_shown_of_a_check_is_what_is_printed() -> None:
-    """Guards against words that nobody finds on his screen."""
+    """Guards against words that no command prints."""
     by_name = {rule.name: rule for rule in RULES}
     shown = re.findall(r"^(?:ERROR|WARN) +(\w+): (.*)\n +→ (.*)$", TEXT, re.MULTILINE)
     assert len(shown) > len(RULES) / 2
@@ -68,7 +68,7 @@ def test_what_is_shown_of_a_check_is_what_is_printed() -> None:
 
 
 def test_the_messages_that_are_shown_are_sent() -> None:
-    """Guards against a sample that people set their filters by, and that never comes."""
+    """Guards against a sample that users set their filters by, and that never comes."""
     settings = load_settings(dsn="postgresql://127.0.0.1/shop", ui_url="https://dagster.example.com")
     found = replace(WELL, shards=[replace(SHARD, unowned_seconds=33.1)])
     problems = alerts.of_results(settings, judge(settings, found))

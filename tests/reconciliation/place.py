@@ -30,7 +30,7 @@ START_MS, END_MS = bounds(DAY)
 
 @dataclass(frozen=True)
 class Place:
-    """One test's outbox, beside the tables of consumers."""
+    """One test's outbox, together with the tables of consumers."""
 
     outbox: Outbox
     directory: Path

@@ -1,4 +1,4 @@
-"""The messages of a day beside what a consumer has handled."""
+"""The messages of a day compared with what a consumer has handled."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_consumer_that_has_handled_all_is_equal(place: Place) -> None:
 
 
 def test_an_event_that_it_passed_over_is_missing(place: Place) -> None:
-    """Guards against offsets that somebody set forward."""
+    """Guards against offsets that were set forward by hand."""
     ids = place.write(5)
     place.relay()
     place.consumer(ids[1:])
@@ -68,7 +68,7 @@ def test_what_its_group_has_not_reached_lags(place: Place) -> None:
     assert report.status is Status.WARN
 
 
-def test_each_consumer_is_judged_by_itself(place: Place) -> None:
+def test_each_consumer_is_judged_separately(place: Place) -> None:
     """Guards against what one has handled, or is behind, that counts for the next."""
     ids = place.write(3)
     place.relay()
@@ -96,7 +96,7 @@ def test_without_offsets_the_time_decides(place: Place, monkeypatch: pytest.Monk
     assert found(place.reconcile().sides[1]) == {"missing": 1}
 
 
-def test_what_its_inbox_holds_is_told_apart(place: Place) -> None:
+def test_what_its_inbox_contains_is_distinguished(place: Place) -> None:
     """Guards against events that were received, and count as handled."""
     ids = place.write(5)
     place.relay()
@@ -198,7 +198,7 @@ def test_one_that_is_not_named_is_an_error(tmp_path: Path) -> None:
         ("[billing]\nkeep_days = true", "keep_days cannot be True: write for example keep_days = 14"),
     ],
 )
-def test_a_file_with_a_mistake_says_how_to_mend_it(tmp_path: Path, text: str, said: str) -> None:
+def test_an_error_in_a_file_says_how_to_correct_it(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "consumers.toml").write_text(text)
     with pytest.raises(SetupError, match=f"OUTBOX_CONSUMERS_FILE=.*{said}"):
         load_settings(consumers_file=tmp_path / "consumers.toml")

@@ -10,6 +10,7 @@ import pytest
 from outbox_pipelines.parsers.consumers_file import _ENTRIES, read_consumers
 from outbox_pipelines.quality.rules import Status
 from outbox_pipelines.reconciliation import findings
+from outbox_pipelines.reconciliation.report import Kind
 
 DOC = (Path(__file__).parents[2] / "docs" / "reconciliation.md").read_text()
 WORDS = {Status.OK: "", Status.WARN: "warning", Status.ERROR: "error"}
@@ -31,7 +32,7 @@ def test_the_file_that_it_shows_can_be_read(tmp_path: Path) -> None:
         ("## What it finds at a consumer", [kind for _, kind in findings._OF_CONSUMER]),
     ],
 )
-def test_each_finding_is_in_its_table(chapter: str, kinds: list[findings.Kind]) -> None:
+def test_each_finding_is_in_its_table(chapter: str, kinds: list[Kind]) -> None:
     table = DOC.partition(chapter)[2].partition("\n## ")[0]
     said = {
         name: status.strip()

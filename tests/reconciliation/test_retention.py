@@ -1,4 +1,4 @@
-"""What cannot be told, because topics and tables do not keep all for ever."""
+"""What cannot be determined, because topics and tables do not keep everything permanently."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _drop(place: Place) -> None:
     assert drop.drop(place.settings, DAY, early=True).now
 
 
-def test_what_the_topic_has_deleted_cannot_be_told(place: Place) -> None:
+def test_what_the_topic_has_deleted_is_unknown(place: Place) -> None:
     """Guards against a day that is reported lost when its messages have only grown old."""
     ids = place.write(4, keys=1)
     place.pass_over()
@@ -69,7 +69,7 @@ def test_a_compacted_topic_is_no_proof(place: Place) -> None:
 
 
 def test_what_a_transaction_holds_back_is_not_missing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a producer that died in a transaction, and events behind it that count as lost."""
+    """Guards against a producer that crashed in a transaction, and events behind it that count as lost."""
     monkeypatch.setattr(topics, "_HELD_SECONDS", -10.0)
     held = place.settings.model_copy(update={"transaction_seconds": 1.0})
     ids = place.write(2, keys=1)
@@ -108,7 +108,7 @@ def test_a_topic_that_is_gone_has_lost_all(place: Place) -> None:
 
 def test_a_dropped_day_is_read_in_the_archive(place: Place) -> None:
     """Guards against days that can be asked about for a month only; and against dead letters of the file that
-    somebody has dealt with since."""
+    were resolved since."""
     ids = place.write(6, keys=1)
     place.rows("INSERT INTO outbox_parked SELECT *, 'failed' FROM outbox WHERE seq % 2 = 0")
     place.pass_over()

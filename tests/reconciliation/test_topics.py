@@ -1,4 +1,4 @@
-"""A day's events beside the messages of the topics."""
+"""A day's events compared with the messages of the topics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_clean_day_is_equal(place: Place) -> None:
 
 
 def test_an_event_that_is_in_no_topic_is_missing(place: Place) -> None:
-    """Guards against a loss that nobody sees."""
+    """Guards against a loss that goes unnoticed."""
     place.write(5)
     place.relay()
     lost = place.write(2, event_type="order.lost")
@@ -126,7 +126,7 @@ def test_an_event_behind_a_later_one_of_its_aggregate_is_out_of_order(place: Pla
 
 
 def test_a_dead_letter_is_not_missing_and_comes_late_when_replayed(place: Place) -> None:
-    """Guards against alarms about what somebody has done on purpose."""
+    """Guards against alarms about what an operator did on purpose."""
     dead, given_up, *_ = place.write(6, keys=1)
     place.rows(
         "INSERT INTO outbox_parked SELECT *, 'failed' FROM outbox WHERE id = ANY (%s::uuid[])",
@@ -199,8 +199,8 @@ def test_the_rights_of_an_operator_suffice(place: Place) -> None:
         place.rows(f"DROP ROLE {role}")
 
 
-def test_what_is_published_meanwhile_is_no_phantom(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against alarms beside a relay at work: messages whose events were written after the reading."""
+def test_what_is_published_while_reading_is_no_phantom(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against alarms while a relay runs: messages whose events were written after the reading."""
     place.write(2)
     place.relay()
     find = topics.find

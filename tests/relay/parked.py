@@ -1,4 +1,4 @@
-"""What the tests of parked events share: events written, what is aside, what arrived."""
+"""What the tests of parked events share: events written, events parked, events that arrived."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator gets wrong: one line that says what it is and how to mend it, exit 2, nothing lost."""
+"""Operator mistakes: one line that names the mistake and how to correct it, exit code 2, nothing lost."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -28,7 +29,7 @@ def _refuses(outbox: Outbox, *arguments: str, says: str, code: int = 2, **enviro
 
 @pytest.fixture
 def nowhere() -> Iterator[str]:
-    """An address at which nobody answers."""
+    """An address at which no server answers."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{taken.getsockname()[1]}"
@@ -36,7 +37,7 @@ def nowhere() -> Iterator[str]:
 
 @pytest.mark.parametrize("command", ["relay", "status", "migrate"])
 def test_no_database(outbox: Outbox, nowhere: str, command: str) -> None:
-    """Guards against a traceback where the database is away."""
+    """Guards against a traceback when the database is unavailable."""
     dsn = f"postgresql://postgres@{nowhere}/postgres"
     _refuses(outbox, command, OUTBOX_DSN=dsn, says="cannot connect to the database (OUTBOX_DSN)")
 
@@ -109,7 +110,7 @@ def test_a_database_in_another_encoding(outbox: Outbox, encoding: str) -> None:
 
 
 def test_no_broker(outbox: Outbox, nowhere: str) -> None:
-    """Guards against a relay that hangs, or dies with a traceback, where Kafka is away."""
+    """Guards against a relay that hangs, or ends with a traceback, when Kafka is unavailable."""
     outbox.write(1)
     _refuses(outbox, "relay", OUTBOX_KAFKA=nowhere, says=f"no broker answers at {nowhere} (OUTBOX_KAFKA)")
     assert outbox.outbox("relay", "--until-empty").returncode == 0
@@ -163,7 +164,7 @@ def test_a_missing_topic(outbox: Outbox, tmp_path: Path) -> None:
 
 
 def test_a_table_where_a_partition_is_to_be(outbox: Outbox) -> None:
-    """Guards against a relay that ends because it cannot create partitions for days that are far away."""
+    """Guards against a relay that ends because it cannot create partitions for days in the distant future."""
     create_topic(outbox)
     outbox.write(1)
     with outbox.connect() as connection:
@@ -214,7 +215,7 @@ def test_wrong_credentials_for_kafka(outbox: Outbox, tmp_path: Path) -> None:
     text = "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.username=relay\nsasl.password="
     with running_kafka(tmp_path / "kafka", settings) as broker:
         config.write_text(text + "wrong\n")
-        given = {"OUTBOX_KAFKA": broker.bootstrap, "OUTBOX_KAFKA_CONFIG_FILE": str(config)}
+        given: dict[str, Any] = {"OUTBOX_KAFKA": broker.bootstrap, "OUTBOX_KAFKA_CONFIG_FILE": str(config)}
         _refuses(outbox, "relay", says="uthentication", **given)
         config.write_text(text + "right\n")
         outbox.write(1)
@@ -243,7 +244,7 @@ def test_settings_that_do_not_fit(outbox: Outbox, tmp_path: Path) -> None:
     )
     file = tmp_path / "settings"
     file.write_text("OUTBOX_LEASE_SECONDS=never\n")
-    given = {"OUTBOX_LEASE_SECONDS": "", "OUTBOX_SETTINGS_FILE": str(file)}
+    given: dict[str, Any] = {"OUTBOX_LEASE_SECONDS": "", "OUTBOX_SETTINGS_FILE": str(file)}
     _refuses(outbox, "status", says="OUTBOX_LEASE_SECONDS=never", **given)
 
 
@@ -251,12 +252,12 @@ def test_a_file_of_settings(outbox: Outbox, tmp_path: Path) -> None:
     """Guards against a file that is read for some settings only."""
     file = tmp_path / "settings"
     file.write_text(f"OUTBOX_DSN={outbox.settings.require_dsn()}\nOUTBOX_SCHEMA=elsewhere\n")
-    given = {"OUTBOX_DSN": "", "OUTBOX_SETTINGS_FILE": str(file)}
+    given: dict[str, Any] = {"OUTBOX_DSN": "", "OUTBOX_SETTINGS_FILE": str(file)}
     _refuses(outbox, "status", says="no outbox in schema 'elsewhere'", **given)
 
 
-def test_a_held_shard_is_named(outbox: Outbox) -> None:
-    """Guards against a second relay that publishes beside the first."""
+def test_an_owned_shard_is_named(outbox: Outbox) -> None:
+    """Guards against a second relay that publishes at the same time as the first."""
     from outbox_pipelines.relay.shard import Shard
 
     place = Shard(outbox.settings, 0, "the-other-host:1")

@@ -36,7 +36,7 @@ def test_small_ticks_that_wait_become_one_in_order_of_seq() -> None:
 
 
 def test_what_is_not_wanted_yet_stays_and_takes_others_in() -> None:
-    """Guards against a batch put aside for the next transaction, and another for the one after it."""
+    """Guards against a batch kept for the next transaction, and another for the one after it."""
     batches = SharedBatchQueue()
     batches.put(_tick(0, 1), 0)
     with pytest.raises(LookupError):

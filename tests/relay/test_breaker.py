@@ -1,4 +1,4 @@
-"""The circuit breaker, told the time."""
+"""The circuit breaker, with the time as an argument."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_it_opens_only_when_nothing_comes_back_for_its_patience() -> None:
 
 
 def test_it_closes_at_the_first_acknowledgement() -> None:
-    """Guards against a relay that stays away from a broker that works."""
+    """Guards against a relay that does not return to a broker that works."""
     breaker = Breaker(5)
     _open(breaker)
     breaker.acknowledged()
@@ -37,7 +37,7 @@ def test_it_closes_at_the_first_acknowledgement() -> None:
 
 
 def test_probes_come_seldom_and_ever_more_so() -> None:
-    """Guards against a busy loop around a broker that is away."""
+    """Guards against a busy loop around a broker that is unavailable."""
     breaker = Breaker(5)
     _open(breaker)
     now, probes = 105.0, []
@@ -52,7 +52,7 @@ def test_probes_come_seldom_and_ever_more_so() -> None:
     assert len(probes) < 12
 
 
-def test_an_answered_probe_lets_what_is_on_its_way_try() -> None:
+def test_an_answered_probe_lets_events_in_flight_try() -> None:
     """Guards against a broker that answers, but takes nothing: flapping, or without a leader."""
     breaker = Breaker(5)
     _open(breaker)

@@ -1,4 +1,4 @@
-"""Events that kill the process: found, and given up, without a commit for each event (G3)."""
+"""Events that crash the process: detected and made dead letters, without a commit for each event (G3)."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def _run(outbox: Outbox, program: str = RELAY, **environment: str) -> int:
 
 
 def _run_until_it_lives(outbox: Outbox, program: str = RELAY, **environment: str) -> int:
-    """Until nothing waits because of a death either; the number of crashes."""
+    """Run the relay until no event waits because of a crash either; return the number of crashes."""
     quick = {"OUTBOX_RETRY_SECONDS": "0.1", **environment}
     crashes = 0
     while True:
         code = _run(outbox, program, **quick)
         assert code in (0, 1, -signal.SIGKILL)
         crashes += code == -signal.SIGKILL
-        assert crashes < 12, "the relay dies for ever"
+        assert crashes < 12, "the relay crashes without end"
         if code == -signal.SIGKILL:
             continue
         if not _paused(outbox):
@@ -80,7 +80,7 @@ def _run_until_it_lives(outbox: Outbox, program: str = RELAY, **environment: str
 
 
 def _paused(outbox: Outbox) -> list[tuple[int, bool]]:
-    """Events that wait after a death: how many each has, and whether it is due."""
+    """Events that wait after a crash: the number of crashes of each, and whether it is due."""
     with outbox.connect() as connection:
         return connection.execute(
             "SELECT crashes, coalesce(next_attempt_at <= clock_timestamp(), true) FROM outbox_parked "
@@ -89,8 +89,8 @@ def _paused(outbox: Outbox) -> list[tuple[int, bool]]:
 
 
 @pytest.mark.parametrize(("events", "at"), [(1, 0), (3000, 1234)])
-def test_an_event_that_kills_is_found_and_given_up(outbox: Outbox, events: int, at: int) -> None:
-    """Guards against a crash loop for ever, and against blaming an innocent."""
+def test_an_event_that_crashes_the_relay_becomes_a_dead_letter(outbox: Outbox, events: int, at: int) -> None:
+    """Guards against an endless crash loop, and against blaming an event that is not the cause."""
     payloads: list[tuple[str, Any]] = [(str(n % 50), {"n": n}) for n in range(events)]
     payloads[at] = ("guilty", {"n": at, "deadly": True})
     ids = write(outbox, *payloads, ("guilty", {"n": events}))
@@ -108,7 +108,7 @@ def test_an_event_that_kills_is_found_and_given_up(outbox: Outbox, events: int, 
     assert "crashed 3 times" in row[3]
 
 
-def test_an_event_that_kills_when_it_is_read_is_given_up(outbox: Outbox) -> None:
+def test_an_event_that_crashes_the_reader_becomes_a_dead_letter(outbox: Outbox) -> None:
     """Guards against a crash loop at a row that is marked only after its content was read."""
     payloads: list[tuple[str, Any]] = [(str(n % 50), {"n": n}) for n in range(1000)]
     payloads[434] = ("guilty", {"n": 434, "deadly": True})
@@ -133,7 +133,7 @@ def test_crashes_count_in_a_container_restarted_in_place(outbox: Outbox) -> None
         assert connection.execute("SELECT crashes FROM outbox_shards").fetchone() == (1,)
 
 
-def test_a_replayed_event_that_kills_is_given_up_again(outbox: Outbox) -> None:
+def test_a_replayed_event_that_crashes_the_relay_is_a_dead_letter_again(outbox: Outbox) -> None:
     """Guards against an operator's replay that brings the crash loop back."""
     ids = write(outbox, ("guilty", {"n": 0, "deadly": True}), ("other", {"n": 0}))
     _run_until_it_lives(outbox)
@@ -163,13 +163,13 @@ def test_a_run_of_released_events_with_a_killer_in_it(outbox: Outbox) -> None:
     with outbox.connect() as connection:
         ((error,),) = connection.execute("SELECT last_error FROM outbox_parked")
     assert error == "the relay crashed 3 times while this event was being published"
-    # Once by the first drain, once as a parked event; of a run that was on its way at the death, again.
+    # Once by the first drain, once as a parked event; again for a run that was in flight at the crash.
     again = numbers(outbox, "a")[20:]
     first = list(dict.fromkeys(again))
     assert first == [n for n in range(20) if n != 12]
 
 
-def test_kills_from_outside_blame_nobody(outbox: Outbox) -> None:
+def test_kills_from_outside_blame_no_event(outbox: Outbox) -> None:
     """Guards against dead letters made by an operator's kill -9, or by an orchestrator in an outage."""
     outbox.fill(20_000)
     for n in range(12):
@@ -193,8 +193,8 @@ def test_kills_from_outside_blame_nobody(outbox: Outbox) -> None:
     assert len({message.headers["id"] for message in outbox.messages()}) == 20_000
 
 
-def test_kills_while_single_events_are_published_blame_nobody(outbox: Outbox) -> None:
-    """Guards against the same in the flow of all events: where relays have died each is marked (G1)."""
+def test_kills_while_single_events_are_published_blame_no_event(outbox: Outbox) -> None:
+    """Guards against the same in the flow of all events: where relays have crashed, each is marked (G1)."""
     write(outbox, *[(str(n % 30), {"n": n}) for n in range(300)])
     with outbox.connect() as connection:
         connection.execute("UPDATE outbox_shards SET owner = 'died', crashes = 2")
@@ -221,7 +221,7 @@ def test_kills_while_single_events_are_published_blame_nobody(outbox: Outbox) ->
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
-def test_kills_while_parked_events_are_tried_blame_nobody(outbox: Outbox, delivery: str) -> None:
+def test_kills_while_parked_events_are_tried_blame_no_event(outbox: Outbox, delivery: str) -> None:
     """Guards against a supervisor that kills each relay after its start, and so makes dead letters (G1)."""
     write(outbox, *[(str(n % 30), {"n": n}) for n in range(300)])
     with outbox.connect(autocommit=False) as connection:
@@ -252,7 +252,7 @@ def test_kills_while_parked_events_are_tried_blame_nobody(outbox: Outbox, delive
         assert list(dict.fromkeys(found)) == list(range(int(key), 300, 30))
 
 
-def test_an_event_that_waits_after_a_death_ends_a_run_until_empty(outbox: Outbox) -> None:
+def test_an_event_that_waits_after_a_crash_ends_a_run_until_empty(outbox: Outbox) -> None:
     """Guards against a run that waits for minutes, or that says that all is published."""
     write(outbox, ("guilty", {"n": 0, "deadly": True}), ("guilty", {"n": 1}), ("other", {"n": 0}))
     with outbox.connect() as connection:
@@ -275,8 +275,8 @@ def test_an_event_that_waits_after_a_death_ends_a_run_until_empty(outbox: Outbox
     assert _paused(outbox) == [(2, False)]
 
 
-def test_a_lost_session_is_no_death_and_forgets_none(outbox: Outbox) -> None:
-    """Guards against a process that starts over on a busy machine, and forgets what others have died of."""
+def test_a_lost_session_is_no_crash_and_forgets_none(outbox: Outbox) -> None:
+    """Guards against a process that starts over on a busy machine, and forgets what others crashed at."""
     with outbox.connect() as connection:
 
         def take(owner: str) -> tuple[int, int | None, int, bool]:

@@ -74,7 +74,7 @@ def test_the_command_gets_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert runs.wait(20)
     seen = dict(line.partition("=")[::2] for line in (tmp_path / "seen").read_text().splitlines())
     assert "canary" not in str(seen)
-    # What the shell adds by itself.
+    # What the shell adds automatically.
     names = {name for name in seen if not name.startswith("LC_")} - {"PWD", "OLDPWD", "SHLVL", "_"}
     assert names <= notify._INHERITED
     assert (seen["TZ"], seen["PATH"]) == ("Europe/Oslo", os.environ["PATH"])
@@ -122,6 +122,11 @@ def test_a_command_that_hangs_is_ended_with_what_it_started(
     for n in range(6):
         runs.submit(n, "{}")
     done: list[Any] = []
-    wait_until(lambda: done.extend(runs.done()) or len(done) == 6, what="all to be ended")
+
+    def are_ended() -> bool:
+        done.extend(runs.done())
+        return len(done) == 6
+
+    wait_until(are_ended, what="all to be ended")
     assert caplog.text.count("took more than") == 6
     assert runs.close() == 0

@@ -97,14 +97,14 @@ def test_a_deep_payload_is_shown(outbox: Outbox) -> None:
 
 
 def test_a_dry_run_changes_nothing(outbox: Outbox, letters: list[str]) -> None:
-    """Guards against a rehearsal that is none."""
+    """Guards against a dry run that changes something."""
     done = outbox.outbox("dead-letters", "replay", "--all", "--reason", "topic mended", "--dry-run")
     assert done.stdout == "3 dead letters would be replayed\n"
     assert [row[2] for row in parked_rows(outbox)] == ["failed"] * 3
     assert _audit(outbox) == []
 
 
-def test_replay_after_the_topic_was_mended(outbox: Outbox, letters: list[str]) -> None:
+def test_replay_after_the_topic_was_corrected(outbox: Outbox, letters: list[str]) -> None:
     """Guards against a replay that the running relay does not hear of."""
     with running(quick(outbox, max_attempts=1)):
         change_topic(outbox, **{"max.message.bytes": "2000000"})
@@ -123,7 +123,7 @@ def test_replay_after_the_topic_was_mended(outbox: Outbox, letters: list[str]) -
 
 
 def test_a_replay_that_is_refused_is_a_dead_letter_again(outbox: Outbox, letters: list[str]) -> None:
-    """Guards against a replay that blocks the aggregate, or is tried for ever."""
+    """Guards against a replay that blocks the aggregate, or is tried without end."""
     with running(quick(outbox, max_attempts=5)):
         outbox.outbox("dead-letters", "replay", letters[2], "--reason", "let us see", "--yes")
         wait_until(lambda: parked_rows(outbox)[2][2:] == ("failed", 2))
@@ -135,7 +135,7 @@ def test_a_replay_that_is_refused_is_a_dead_letter_again(outbox: Outbox, letters
 
 
 def test_discard_lets_a_blocked_aggregate_go(outbox: Outbox, letters: list[str]) -> None:
-    """Guards against an aggregate that stays blocked by what was given up."""
+    """Guards against an aggregate that stays blocked by dead letters."""
     with running(quick(outbox, max_attempts=1, on_dead_letter="block")):
         with outbox.connect(autocommit=False) as connection:
             emit(connection, "order", "a", "order.paid", {"n": 5})
@@ -177,7 +177,7 @@ def test_discard_lets_a_blocked_aggregate_go(outbox: Outbox, letters: list[str])
     ],
 )
 def test_wrong_input(outbox: Outbox, letters: list[str], arguments: tuple[str, ...], says: str) -> None:
-    """Guards against an action that nobody meant, and a message that does not help."""
+    """Guards against an action that the operator did not intend, and a message that does not help."""
     done = outbox.outbox("dead-letters", *arguments)
     assert done.returncode == 2
     assert says in done.stderr

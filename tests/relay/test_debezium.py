@@ -21,7 +21,7 @@ from tests.conftest import Message, fresh_database, read_topic, topic_prefix, wa
 ROUTER = "transforms.outbox."
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 PLAIN = ('{"total": 5, "note": "größer <&>", "ok": true, "nested": {"b": 1, "a": [1, 2]}}', "{}")
-# What loses something wherever JSON is parsed and printed anew.
+# What loses something if JSON is parsed and serialized again.
 EXACT = (
     '{"price": 1.10, "large": 1e400, "i": 1234567890123456789012, "none": null, "mixed": [1, "x", {"z": 1}]}',
     *("[1, 2]", "0.1000", '"text \\u0001 \\" \\\\"', "null", "true", "[]"),
@@ -58,7 +58,7 @@ EXPANDED = Case(
         "value.converter": "org.apache.kafka.connect.json.JsonConverter",
         "value.converter.schemas.enable": "false",
     },
-    # It parses the others and prints something else, or ends: docs/from-debezium.md.
+    # It parses the others and prints something different, or ends: docs/from-debezium.md.
     payloads=PLAIN,
     read=json.loads,
 )

@@ -62,7 +62,7 @@ def _codes() -> list[int]:
 
 
 def test_every_code_of_the_client_is_decided() -> None:
-    """Guards against a code that nobody has thought about, or that blames the event by accident."""
+    """Guards against a code that has no decision, or that blames the event by accident."""
     assert [
         KafkaError(code).name() for code in _codes() if code not in errors._TABLE.keys() | OF_OTHERS
     ] == []
@@ -78,7 +78,7 @@ def test_a_code_that_no_client_knows_is_an_outage() -> None:
 
 @pytest.fixture
 def broker(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[mock.Mock, Outbox]]:
-    """A broker that answers as it is told to, and an outbox with a topic there."""
+    """A broker that gives the answers a test sets, and an outbox with a topic there."""
     # It has no controller, and a topic that refuses messages is tried again at once.
     monkeypatch.setattr(brokers, "_DESCRIBE_SECONDS", 0.3)
     monkeypatch.setattr(topics, "_TRIAL_SECONDS", 0.2)

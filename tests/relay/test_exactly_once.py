@@ -52,7 +52,7 @@ def _assert_once(outbox: Outbox, events: int) -> None:
 
 
 def test_small_and_big_ticks(outbox: Outbox) -> None:
-    """Guards against transactions that leave something out, or that nobody ever sees."""
+    """Guards against transactions that leave something out, or that no reader ever sees."""
     outbox.write(1, 2, 3)
     assert _drain(outbox).events == 3
     outbox.fill(120_000)
@@ -75,7 +75,7 @@ def test_a_running_relay_takes_what_waits_into_one_transaction(outbox: Outbox) -
 
 
 @pytest.mark.parametrize("when", ["before the commit", "after the commit", "after the settle"])
-def test_a_death_around_the_commit(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+def test_a_crash_around_the_commit(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     """Guards against a successor that does not ask Kafka how far its predecessor was."""
     outbox.fill(9_000, aggregates=10)
     commit = TransactionalPublisher._commit
@@ -115,7 +115,7 @@ def test_a_death_around_the_commit(outbox: Outbox, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_rejected_event_is_parked_and_its_batch_is_not(outbox: Outbox) -> None:
-    """Guards against a refusal that aborts for ever, or loses what was in the transaction."""
+    """Guards against a refusal that aborts without end, or loses what was in the transaction."""
     create_topic(outbox, **{"max.message.bytes": "2000"})
     events: list[tuple[str, Any]] = [(str(n % 7), {"n": n}) for n in range(300)]
     events.insert(150, ("guilty", {"n": -1, "noise": NOISE}))
@@ -128,7 +128,7 @@ def test_a_rejected_event_is_parked_and_its_batch_is_not(outbox: Outbox) -> None
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_a_mended_topic_lets_parked_events_through_once(
+def test_a_corrected_topic_accepts_parked_events_once(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch, asked: bool
 ) -> None:
     """Guards against a retry outside of the transactions: a crash would double it."""
@@ -192,7 +192,7 @@ def test_shards_change_without_a_duplicate(outbox: Outbox) -> None:
 
 
 def test_kill_9_fifty_times_under_load(outbox: Outbox) -> None:
-    """Guards G5: at no instant does a death lose, double or reorder what a consumer sees."""
+    """Guards G5: at no instant does a crash lose, duplicate or reorder what a consumer sees."""
     seed = faults.seed()
     chance = random.Random(seed)
     with outbox.connect() as connection:
@@ -215,7 +215,7 @@ def test_kill_9_fifty_times_under_load(outbox: Outbox) -> None:
 
 
 def test_a_frozen_relay_is_fenced(outbox: Outbox) -> None:
-    """Guards against a relay that wakes up and publishes beside its successor."""
+    """Guards against a relay that resumes and publishes at the same time as its successor."""
     seed = faults.seed()
     with outbox.connect() as connection:
         business.prepare(connection)
@@ -254,7 +254,7 @@ def test_the_database_restarts_between_kafkas_commit_and_the_settle(
 
 
 def test_all_relays_ask_for_the_same_partitions(outbox: Outbox) -> None:
-    """Guards against a change of the number of shards that is given up since another relay was first."""
+    """Guards against a change of the number of shards that is abandoned because another relay was first."""
     for _ in range(3):
         name = outbox.topic(uuid4().hex)
         progress_topic.create_topic(outbox.settings, name, 1)
@@ -286,8 +286,8 @@ def test_a_broker_that_stands_still_at_the_start(
 def test_records_that_no_relay_wrote_are_passed_over(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Guards against a relay that whoever may write to the progress topic keeps from starting, and against
-    events that are published again since the relay's own record is not looked for behind theirs."""
+    """Guards against a relay that cannot start because another writer wrote to the progress topic; against
+    events published again because the relay does not look for its own record behind the foreign ones."""
     outbox.fill(2_000, aggregates=10)
     commit, settle = TransactionalPublisher._commit, Shard.settle
     topics: set[str] = set()
@@ -348,7 +348,7 @@ def test_a_restored_position_doubles_and_never_loses(outbox: Outbox, within_a_ti
     assert len(messages) == 3_500
 
 
-def test_a_death_between_parking_and_the_commit(outbox: Outbox) -> None:
+def test_a_crash_between_parking_and_the_commit(outbox: Outbox) -> None:
     """Guards against an event that is parked ahead of the position, read again, and published both ways."""
     write(outbox, ("a", {"n": 0}), ("a", {"n": 1}), ("b", {"n": 0}))
     with outbox.connect() as connection:

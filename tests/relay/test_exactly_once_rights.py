@@ -101,7 +101,7 @@ def test_a_topic_that_may_not_be_written_to_stops_no_other(on_strict: Outbox, st
         assert {row[2] for row in parked_rows(outbox)} <= {"retrying", "waiting"}
 
 
-def test_a_right_that_is_taken_away_while_the_relay_runs(on_strict: Outbox, strict: Kafka) -> None:
+def test_a_right_that_is_revoked_while_the_relay_runs(on_strict: Outbox, strict: Kafka) -> None:
     """Guards the same for a topic that was written to before."""
     outbox = on_strict
     for kind in ("open", "closed"):
@@ -119,7 +119,7 @@ def test_a_right_that_is_taken_away_while_the_relay_runs(on_strict: Outbox, stri
 
 
 def test_a_transaction_that_is_longer_than_the_broker_allows(on_strict: Outbox) -> None:
-    """Guards against a relay that tries for ever what only a person can change."""
+    """Guards against a relay that tries without end what only an operator can change."""
     settings = quick(on_strict, delivery="exactly_once", transaction_seconds=30.0)
     with pytest.raises(SetupError, match=r"OUTBOX_TRANSACTION_SECONDS=30 is more.*transaction\.max\.timeout"):
         service.relay(settings)

@@ -101,7 +101,7 @@ def test_a_frozen_relay_is_succeeded_and_harms_nothing_when_it_wakes(outbox: Out
 
 
 def test_kill_9_of_kafka(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
-    """Guards against a relay that loses, reorders or gives up when its broker dies: it waits and goes on."""
+    """Guards against a relay that loses, reorders or abandons events when its broker crashes: it waits."""
     _, kafka, outbox = own_servers
     seed = faults.seed()
     with outbox.connect() as connection:
@@ -121,7 +121,7 @@ def test_kill_9_of_kafka(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
 
 def test_kill_9_of_postgres(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
     """Guards against a position that survives in memory only: ids are given out again after a crash; and
-    against a relay that does not come back by itself (G4)."""
+    against a relay that does not recover automatically (G4)."""
     postgres, _, outbox = own_servers
     seed = faults.seed()
     with outbox.connect() as connection:

@@ -24,7 +24,7 @@ DELIVERIES: Final = ["at_least_once", "exactly_once"]
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_a_limit_that_is_lowered_and_raised_under_the_relay(outbox: Outbox, delivery: str) -> None:
     """Guards against a limit that is known and wrong: all of a batch parked, or events that stay parked."""
-    create_topic(outbox, partitions=2)
+    create_topic(outbox, 2)
     events = [(str(n % 40), {"n": n, "noise": NOISE[n : n + 20]}) for n in range(1_201)]
     with running(quick(outbox, delivery=delivery, max_attempts=1_000)):
         write(outbox, events[0])
@@ -62,7 +62,7 @@ TOPICS: Final = {"plain": "producer", "bare": "uncompressed", "packed": "gzip"}
 def test_each_compression_around_the_limit(
     outbox: Outbox, tmp_path: Path, delivery: str, compression: str
 ) -> None:
-    """Guards against an event that fits and is given up, or one that does not and is lost or stops others."""
+    """Guards against a dead letter for an event that fits, and a loss or delay for one that does not."""
     config = tmp_path / "kafka"
     config.write_text(f"compression.type={compression}\n")
     random.seed(1)

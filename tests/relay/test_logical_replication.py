@@ -34,7 +34,7 @@ def test_a_replicated_outbox_is_not_relayed(tmp_path: Path, outbox: Outbox) -> N
         with publisher.connect() as connection:
             connection.execute("CREATE PUBLICATION events FOR TABLE outbox")
             connection.execute("SELECT pg_create_logical_replication_slot('events', 'pgoutput')")
-        # The server connects by itself, and may run as a user who cannot read the password file.
+        # The server connects on its own, and may run as a user who cannot read the password file.
         source = psycopg.conninfo.make_conninfo(
             postgres.dsn, password=password_of(postgres.dsn), passfile=None
         )

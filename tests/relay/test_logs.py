@@ -1,4 +1,4 @@
-"""What the commands write on stderr: for people, for machines, and for those who look for one event."""
+"""What the commands write on stderr: for operators, for programs, and for a search for one event."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _refusing_topic(outbox: Outbox) -> None:
 
 
 def test_a_relay_says_little(outbox: Outbox) -> None:
-    """Guards against a log that nobody can read for what does not matter."""
+    """Guards against a log that is unreadable because of unimportant lines."""
     outbox.write(1, 2)
     taken, published = _drain(outbox)
     assert taken == "shard 0 taken"
@@ -85,7 +85,7 @@ def test_machines_get_an_object_a_line(outbox: Outbox) -> None:
     assert letter["aggregate_id"] == "1"
     assert "MSG_SIZE_TOO_LARGE" in letter["error"]
     assert published["events"] == 1
-    # How a command ends is for people, whatever the format.
+    # How a command ends is a text for operators, whatever the format.
     assert last.startswith("outbox: 1 events could not be published")
 
 
@@ -140,7 +140,7 @@ def test_kafkas_client_speaks_at_debug_only(outbox: Outbox) -> None:
     [("OUTBOX_LOG_LEVEL", "loud", "'debug', 'info'"), ("OUTBOX_LOG_FORMAT", "xml", "'text' or 'json'")],
 )
 def test_wrong_settings_of_the_log_are_one_line(outbox: Outbox, name: str, value: str, says: str) -> None:
-    """Guards against a relay that logs otherwise than its operator thinks."""
+    """Guards against a relay that logs differently from what its operator configured."""
     done = outbox.outbox("status", **{name: value})
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
@@ -173,8 +173,8 @@ def test_an_exception_stays_in_its_object(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.usefixtures("unconfigured")
-def test_nobody_watches_single_events_unasked() -> None:
-    """Guards against a call per event, 200,000 times a second, for nobody."""
+def test_single_events_are_not_watched_by_default() -> None:
+    """Guards against a call per event, 200,000 times a second, whose result is not used."""
     for level in ("info", "warning"):
         settings = load_settings(log_level=level)
         log.configure(settings)

@@ -21,7 +21,7 @@ from outbox_pipelines.quality import measurements
 from outbox_pipelines.quality.measured import Measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.breaker import State
-from outbox_pipelines.relay.shard import Shard
+from outbox_pipelines.relay.shard import Settled, Shard
 from outbox_pipelines.relay.telemetry import prometheus, serving
 from outbox_pipelines.relay.telemetry.metrics import Metrics
 from outbox_pipelines.settings import Settings
@@ -153,7 +153,7 @@ def test_rejections_are_counted_by_their_reason(outbox: Outbox) -> None:
         assert found["outbox_rejected_total MSG_SIZE_TOO_LARGE 0"] == 1
 
 
-def test_a_database_that_is_away_fails_no_scrape(outbox: Outbox) -> None:
+def test_an_unavailable_database_fails_no_scrape(outbox: Outbox) -> None:
     """Guards against blindness, or yesterday's backlog, just when something is wrong."""
     name = psycopg.conninfo.conninfo_to_dict(outbox.settings.dsn)["dbname"]
     outbox.write(1)
@@ -172,7 +172,7 @@ def test_a_database_that_is_away_fails_no_scrape(outbox: Outbox) -> None:
 
 
 def test_a_database_that_hangs_holds_no_scrape_up(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against scrapes that time out behind somebody's lock."""
+    """Guards against scrapes that time out behind a lock of another session."""
     monkeypatch.setattr(prometheus, "PATIENCE", 0.2)
     with prometheus.serving(outbox.settings, 0) as (_, url), outbox.connect(autocommit=False) as locking:
         locking.execute("LOCK TABLE outbox_shards")
@@ -224,7 +224,7 @@ def test_the_documented_metrics_are_those_that_are_served(outbox: Outbox) -> Non
     with prometheus.serving(outbox.settings, 0) as (counting, url):
         counting.took(0)
         counting.rejected(["CODE: for some reason"])
-        counting.settled(1, 0.1, service.Settled(1, 0.5))
+        counting.settled(1, 0.1, Settled(1, 0.5))
         served = {}
         for family in text_string_to_metric_families(_get(url)):
             name = family.name + ("_total" if family.type == "counter" else "")
@@ -257,8 +257,8 @@ def test_each_state_of_the_breaker_has_its_number(outbox: Outbox, state: str, nu
         assert _scrape(url)["outbox_breaker_state 3"] == number
 
 
-def test_nobody_who_does_not_ask_is_served(outbox: Outbox) -> None:
-    """Guards against a cost, and a port, that nobody wanted."""
+def test_metrics_are_served_only_on_request(outbox: Outbox) -> None:
+    """Guards against a cost, and a port, that were not asked for."""
     with serving.metrics(outbox.settings, pytest.fail) as counting:
         assert type(counting) is Metrics
 

@@ -1,4 +1,4 @@
-"""Servers that go away and come back: nothing is lost, nothing is counted against an event (G1, G4)."""
+"""Servers that become unavailable and come back: no event is lost, none gets an attempt counted (G1, G4)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def _breaker(outbox: Outbox) -> str:
 
 
 def _wait_until_relayed(outbox: Outbox) -> int:
-    """Until Kafka has all; how many events were parked for a while.
+    """Wait until Kafka has all events; return how many of them were parked for a while.
 
     A broker that is busy may not know a topic for a moment: its events are parked, and with
-    them those that follow, so that nothing is on its way to Kafka that would open the breaker.
+    them those that follow, so that nothing is in flight to Kafka that would open the breaker.
     """
     wait_until(
         lambda: measurements.read(outbox.settings).shards[0].backlog == 0, seconds=60, what="no backlog"
@@ -45,8 +45,8 @@ def _assert_all_arrived(outbox: Outbox, events: int) -> None:
     assert found == events, f"{found} of {events}, {again} when read again; {parked} were parked"
 
 
-def test_kafka_goes_away_and_comes_back(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
-    """Guards against attempts burnt by an outage, a relay that spins or grows, a transaction held open."""
+def test_kafka_becomes_unavailable_and_comes_back(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
+    """Guards against attempts wasted by an outage, a relay that spins or grows, a transaction left open."""
     _, kafka, outbox = own_servers
     outbox.write(*range(20))
     with faults.relay(outbox, OUTBOX_BREAKER_SECONDS="1") as relay:
@@ -96,7 +96,7 @@ def test_the_database_restarts(own_servers: tuple[Postgres, Kafka, Outbox]) -> N
         assert relay.wait(20) == 0
 
 
-def test_both_go_away(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
+def test_both_become_unavailable(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
     """Guards against a relay that waits for one while the other one comes back."""
     postgres, kafka, outbox = own_servers
     with faults.relay(outbox, OUTBOX_BREAKER_SECONDS="1") as relay:

@@ -1,4 +1,4 @@
-"""Rejections: the guilty event is found and held with its aggregate alone, everything else flows (G3, G4)."""
+"""Refusals: the refused event is found and parked with its aggregate alone; all others flow (G3, G4)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.blocked import MOMENT_SECONDS, BlockedAggregates
 from outbox_pipelines.relay.parking.prober import Prober
+from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, read_topic, wait_until
 from tests.relay.parked import keys, numbers, numbers_by_key, parked_rows, write
@@ -20,7 +21,7 @@ from tests.relay.threads import quick, running
 from tests.relay.topic import NOISE, change_topic, create_topic
 
 
-def _drain(outbox: Outbox, **more: object) -> service.Totals:
+def _drain(outbox: Outbox, **more: object) -> Totals:
     return service.relay(quick(outbox, **more), until_empty=True)
 
 
@@ -65,8 +66,8 @@ def test_innocents_of_a_refused_batch_are_neither_counted_nor_lost(outbox: Outbo
 
 @pytest.mark.usefixtures("unasked")
 def test_several_guilty_events_among_many(outbox: Outbox) -> None:
-    """Guards against an isolation that loses, doubles or reorders what was on its way beside it."""
-    create_topic(outbox, partitions=4, **{"max.message.bytes": "2000"})
+    """Guards against an isolation that loses, duplicates or reorders the other events in flight."""
+    create_topic(outbox, 4, **{"max.message.bytes": "2000"})
     guilty = {100, 1500, 1501, 2800}
     events = [(str(n % 50), {"n": n, "noise": NOISE} if n in guilty else {"n": n}) for n in range(3_000)]
     write(outbox, *events)
@@ -80,7 +81,7 @@ def test_several_guilty_events_among_many(outbox: Outbox) -> None:
 
 
 def test_a_dead_letter_lets_its_aggregate_go_on(outbox: Outbox) -> None:
-    """Guards against an aggregate that waits for ever, and an attempt more or less than asked for."""
+    """Guards against an aggregate that is blocked forever, and an attempt more or less than configured."""
     create_topic(outbox, **{"max.message.bytes": "2000"})
     ids = write(outbox, ("a", {"n": 0, "noise": NOISE}), *[("a", {"n": n}) for n in range(1, 5)])
     with running(quick(outbox, max_attempts=3)):
@@ -112,7 +113,7 @@ def test_a_dead_letter_may_block_its_aggregate(outbox: Outbox) -> None:
     assert [row[2] for row in parked_rows(outbox)] == ["failed", "waiting", "waiting", "waiting"]
 
 
-def test_a_mended_topic_lets_the_event_through(outbox: Outbox) -> None:
+def test_a_corrected_topic_accepts_the_event(outbox: Outbox) -> None:
     """Guards against a retry that never comes, or lets later events of the aggregate go first (G2)."""
     create_topic(outbox, **{"max.message.bytes": "2000"})
     write(outbox, ("a", {"n": 0}), ("a", {"n": 1, "noise": NOISE}), ("a", {"n": 2}), ("b", {"n": 0}))
@@ -197,15 +198,16 @@ def test_a_dead_letter_is_copied_to_itscreate_topic(outbox: Outbox) -> None:
     _drain(outbox, max_attempts=1, dead_letter_topics=True)
     (copy,) = read_topic(outbox.settings.kafka, f"{outbox.topic()}.dlq")
     assert copy.key == "a"
+    assert copy.value is not None
     assert json.loads(copy.value)["n"] == 0
     assert copy.headers["id"] == ids[0]
     assert copy.headers["dead-letter-topic"] == outbox.topic()
     assert copy.headers["dead-letter-attempts"] == "1"
-    assert "MSG_SIZE_TOO_LARGE" in copy.headers["dead-letter-reason"]
+    assert "MSG_SIZE_TOO_LARGE" in str(copy.headers["dead-letter-reason"])
 
 
 def test_the_operators_command_hears_of_a_dead_letter(outbox: Outbox, tmp_path: Any) -> None:
-    """Guards against a dead letter that nobody notices."""
+    """Guards against a dead letter that is not reported."""
     create_topic(outbox, **{"max.message.bytes": "2000"})
     ids = write(outbox, ("a", {"n": 0, "noise": NOISE}))
     heard = tmp_path / "heard"
@@ -234,7 +236,7 @@ def test_a_long_queue_behind_a_poisoned_event_comes_in_order(outbox: Outbox) -> 
 
 
 def test_a_defect_in_the_prober_ends_the_relay(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against parked events that nobody tries any more, and nobody hears of it."""
+    """Guards against parked events that are no longer tried, without a report."""
     create_topic(outbox, **{"max.message.bytes": "10000"})
     write(outbox, ("large", NOISE))
 
@@ -253,7 +255,7 @@ def test_a_defect_in_the_prober_ends_the_relay(outbox: Outbox, monkeypatch: pyte
 def test_a_stop_while_a_parked_event_is_published(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch, delivery: str
 ) -> None:
-    """Guards against a successor that publishes again what was published while the relay was told to stop."""
+    """Guards against a successor that publishes again what was published while the relay was stopping."""
     create_topic(outbox, **{"max.message.bytes": "2000"})
     write(outbox, ("a", {"n": 0, "noise": NOISE}), ("a", {"n": 1}))
     _drain(outbox, delivery=delivery)

@@ -1,4 +1,4 @@
-"""The publisher by itself: what it hands to Kafka, in which order."""
+"""The publisher alone: what it sends to Kafka, and in which order."""
 
 from __future__ import annotations
 
@@ -38,8 +38,13 @@ def test_a_batch_does_not_overtake_the_rest_of_the_one_before(outbox: Outbox) ->
     create_topic(outbox, **{"max.message.bytes": "2000"})
     producer = IdempotentProducer(outbox.settings)
     publisher = _publisher(producer)
-    # What the client says at its start is served; else it counts as something on its way.
-    wait_until(lambda: publisher.poll(0.01) or not producer.in_flight)
+    # The client's messages at its start are served first; otherwise they count as in flight.
+
+    def is_quiet() -> bool:
+        publisher.poll(0.01)
+        return not producer.in_flight
+
+    wait_until(is_quiet)
     publisher.publish(_batch(1, 2))
     publisher.publish(_batch(3, 4))
 
@@ -119,7 +124,12 @@ def test_a_refusal_is_no_outage(outbox: Outbox, monkeypatch: pytest.MonkeyPatch)
     publisher = _publisher(producer)
     publisher.publish(_unrelated({0: NOISE, 1: NOISE[:20]}))
     (delivery,) = publisher._deliveries
-    wait_until(lambda: producer.serve(0.01, linger=True) or delivery.failed, what="the refusal")
+
+    def is_refused() -> bool:
+        producer.serve(0.01, linger=True)
+        return bool(delivery.failed)
+
+    wait_until(is_refused, what="the refusal")
     # A machine under load: the refusal comes after the breaker's patience.
     publisher.breaker.quiet(time.monotonic() - 60, "nothing yet")
     publisher.poll(0)
@@ -181,7 +191,7 @@ def test_an_old_producer_is_replaced_between_two_batches(
     assert [json.loads(message.value or "")["n"] for message in outbox.messages()] == [1, 2, 3, 4]
 
 
-def test_a_refusal_is_met_while_nothing_else_is_published(
+def test_a_refusal_is_met_while_no_other_event_is_published(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a relay that crashes at an event that is refused at a quiet moment."""
@@ -229,7 +239,7 @@ def _complete(publisher: Publisher) -> list[int]:
 def test_what_the_clients_report_to_a_standby_does_not_pile_up(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a standby whose memory grows for as long as Kafka is away."""
+    """Guards against a standby whose memory grows for as long as Kafka is unavailable."""
     nowhere = outbox.settings.model_copy(update={"kafka": "127.0.0.1:1"})
     producer = IdempotentProducer(nowhere)
     wait_until(lambda: producer.in_flight > 1, what="reports of a broker that does not exist")

@@ -89,7 +89,7 @@ def test_a_shard_that_went_past_the_barrier_does_not_go_back(outbox: Outbox, del
         wait_until(lambda: shard() == (True, False), what="the relay to stand still")
     ask(started=True)
     assert shard() == (True, True)
-    # Events whose topic a busy broker is slow to create are parked, and published beside the position.
+    # Events whose topic a busy broker is slow to create are parked, and published outside the position.
     create_topic(outbox)
     outbox.fill(100, aggregates=10)
     service.relay(settings, until_empty=True)
@@ -145,8 +145,8 @@ def test_relays_that_are_killed_while_the_number_changes(outbox: Outbox) -> None
     faults.verify(outbox)
 
 
-def test_a_shard_without_a_relay_stops_the_change_and_nothing_else(outbox: Outbox) -> None:
-    """Guards against a change that waits for ever, or leaves the relays waiting."""
+def test_a_shard_without_a_relay_stops_only_the_change(outbox: Outbox) -> None:
+    """Guards against a change that waits without end, or leaves the relays waiting."""
     with relays(outbox, 1):
         wait_for_holders(outbox, 1)
         waited: list[str] = []
@@ -166,8 +166,8 @@ def test_a_shard_without_a_relay_stops_the_change_and_nothing_else(outbox: Outbo
 
 
 @pytest.mark.parametrize("heard", ["- interval '9 seconds'", "+ interval '1 hour'"])
-def test_a_change_whose_author_died_is_given_up(outbox: Outbox, heard: str) -> None:
-    """Guards against a relay that waits for an author who has died, or for a clock that went back."""
+def test_a_change_whose_author_crashed_is_abandoned(outbox: Outbox, heard: str) -> None:
+    """Guards against a relay that waits for an author that has crashed, or for a clock that went back."""
     with relays(outbox, 1):
         wait_for_holders(outbox, 1)
         with outbox.connect() as connection:
@@ -177,13 +177,13 @@ def test_a_change_whose_author_died_is_given_up(outbox: Outbox, heard: str) -> N
             outbox.write(1, 2, 3)
             wait_until(
                 lambda: connection.execute("SELECT wanted FROM outbox_shards").fetchone() == (None,),
-                what="the relay to give the change up",
+                what="the relay to abandon the change",
             )
             wait_until_relayed(outbox)
 
 
 def test_parked_events_go_to_their_new_shard(outbox: Outbox) -> None:
-    """Guards against parked events that nobody looks after once the number has changed."""
+    """Guards against parked events that have no owner once the number of shards has changed."""
     create_topic(outbox, **{"max.message.bytes": "2000"})
     write(outbox, *[(str(n), {"n": 0, "noise": NOISE}) for n in range(6)])
     write(outbox, *[(str(n), {"n": 1}) for n in range(6)])

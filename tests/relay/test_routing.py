@@ -22,7 +22,7 @@ from outbox_pipelines.settings import load_settings
     ],
 )
 def test_a_template_names_the_topic(template: str, topic: str) -> None:
-    """Guards against events in a topic that nobody reads."""
+    """Guards against events in a topic that has no readers."""
     assert TopicTemplate(template).topic("Order", "OrderPlaced") == topic
 
 
@@ -60,7 +60,7 @@ def test_the_setting_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("aggregate_type", ["order/eu", "größe", "x" * 250, ".", ""])
 def test_a_type_that_makes_no_topic_name_is_refused(aggregate_type: str) -> None:
-    """Guards against librdkafka retrying for ever a name that cannot exist."""
+    """Guards against librdkafka retrying without end a name that cannot exist."""
     with pytest.raises(IllegalTopicError, match=f"'{aggregate_type}' is not a topic name"):
         TopicTemplate("{aggregate_type}").topic(aggregate_type, "x")
 

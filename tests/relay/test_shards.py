@@ -107,7 +107,7 @@ def test_measurements_after_the_clock_went_back(outbox: Outbox) -> None:
 
 
 def test_a_stranger_with_the_lock_is_named(outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
-    """Guards against a login that keeps every relay out while the status says that nobody holds the shard."""
+    """Guards against a login that keeps every relay out while the status says that the shard has no owner."""
     with outbox.connect() as stranger, running(outbox.settings):
         wait_until(lambda: measurements.read(outbox.settings).shards[0].owner is not None)
         assert measurements.read(outbox.settings).shards[0].intruder is None
@@ -166,7 +166,7 @@ def test_a_silent_owner_loses_the_shard(outbox: Outbox) -> None:
 
 
 def test_a_silent_successor_loses_its_place(outbox: Outbox) -> None:
-    """Guards against a stopped process that waits for ever: the owner could never hand over."""
+    """Guards against a stopped process that waits without end: the owner could never hand over."""
     quick = outbox.settings.model_copy(update={"lease_seconds": 1.0})
     owner, successor, third = (
         Shard(outbox.settings, 0, "a"),

@@ -1,4 +1,4 @@
-"""Rows that are too large to be read, or cannot be: found, set aside, and nobody else waits (G3, G9)."""
+"""Rows that are too large or cannot be read: detected and parked, without a delay for others (G3, G9)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_pipelines.relay import service
 from tests.conftest import Outbox

@@ -65,7 +65,7 @@ def test_a_takeover_that_is_slower_than_the_lease(distant: Outbox, network: Prox
     create_topic(distant)
     network.delay(0.2)
     distant.write(1, 2, 3)
-    # In a process: one that starts over for ever is ended there.
+    # In a process: a relay that starts over again and again is ended there.
     done = distant.outbox("relay", "--until-empty", OUTBOX_DELIVERY="exactly_once")
     assert "published 3 events" in done.stderr
     assert done.returncode == 0
@@ -77,7 +77,7 @@ def test_a_takeover_that_is_slower_than_the_lease(distant: Outbox, network: Prox
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_sigterm_ends_a_relay_whose_breaker_is_open(distant: Outbox, network: Proxy, delivery: str) -> None:
-    """Guards against a stop that waits for Kafka: the manager kills the relay, which counts as a death."""
+    """Guards against a stop that waits for Kafka: the manager kills the relay, which counts as a crash."""
     create_topic(distant)
     environment = {"OUTBOX_DELIVERY": delivery, "OUTBOX_BREAKER_SECONDS": "0.5"}
     with faults.relay(distant, **environment) as relay:

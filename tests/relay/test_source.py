@@ -86,7 +86,7 @@ def test_a_rolled_back_event_is_never_read(outbox: Outbox, connection: psycopg.C
 def test_a_late_commit_with_a_low_seq_is_read_when_it_commits(
     outbox: Outbox, connection: psycopg.Connection[Any]
 ) -> None:
-    """Guards against `seq > last`, which loses it for ever (G1)."""
+    """Guards against `seq > last`, which loses it permanently (G1)."""
     source = _source(connection)
     with outbox.connect(autocommit=False) as slow, outbox.connect() as quick:
         late = _write(slow, 2)

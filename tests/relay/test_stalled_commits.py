@@ -69,9 +69,9 @@ def test_kafka_stands_still_during_a_drain(own_servers: tuple[Postgres, Kafka, O
 
 
 def test_a_refusal_among_released_events(outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
-    """Guards against a commit that waits for what stands behind a refused batch, and is never left.
+    """Guards against a commit that waits without end for what follows a refused batch.
 
-    Kafka's client sends nothing of that partition any more, and takes no other call meanwhile.
+    Kafka's client sends nothing more of that partition, and takes no other call while it waits.
     """
     create_topic(outbox, **{"max.message.bytes": "60000"})
     large, larger, small = NOISE[:5_000], NOISE, NOISE[:1]
@@ -98,7 +98,7 @@ def _settled(outbox: Outbox) -> int:
     return int(row[0])
 
 
-def test_a_death_while_released_events_are_removed(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_while_released_events_are_removed(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a tick that is opened before the events released in the last one are removed.
 
     Kafka's record of them is not believed from then on, and they would be released again.
@@ -171,7 +171,7 @@ def test_a_refusal_after_events_of_its_batch_were_parked(
             )
 
 
-def test_a_death_after_the_first_event_of_a_tick_was_parked(
+def test_a_crash_after_the_first_event_of_a_tick_was_parked(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a record of the tick before, which is believed of a tick that was not opened."""

@@ -72,8 +72,8 @@ def pair(tmp_path: Path, stack: Stack) -> Iterator[Pair]:
 
 
 def test_every_connection_finds_the_primary(pair: Pair) -> None:
-    """Guards against a reader on the standby, which takes open transactions for finished ones and passes over
-    what they commit; and against commands that show nobody's locks."""
+    """Guards against a reader on the standby, which takes open transactions for finished ones and skips
+    what they commit; and against commands that do not see the lock of the owner."""
     with psycopg.connect(pair.primary.dsn) as late, running(pair.outbox.settings):
         late.execute("SELECT pg_current_xact_id()")
         with psycopg.connect(pair.primary.dsn) as early:
@@ -102,7 +102,7 @@ def test_a_reader_on_another_server_is_refused(pair: Pair) -> None:
         with pytest.raises(UnavailableError, match="leads to a standby"):
             shard.connect("reader")
         pair.promote()
-        # By now the standby takes everything that a primary does. It has nobody's lock.
+        # By now the standby accepts everything that a primary does. No session has a lock there.
         wait_until(lambda: _is_primary(pair.standby))
         with pytest.raises(ShardLostError, match="does not see the lock of shard 0"):
             shard.connect("reader")
@@ -129,7 +129,7 @@ def test_a_failover_is_an_outage(pair: Pair) -> None:
                 lambda: standby.execute("SELECT pg_last_wal_replay_lsn() >= %s", [lsn]).fetchone() == (True,)
             )
             pair.primary.kill()
-            # It has looked for a primary while there was none, and found out that it was to wait.
+            # It has looked for a primary while there was none, and has to wait.
             wait_until(lambda: _visits(standby) > 2, what="the relay to come by")
         pair.promote()
         wait_until(lambda: _is_primary(pair.standby))

@@ -1,4 +1,4 @@
-"""The first start of a relay beside another one: what is out already is not published again, all else is."""
+"""First start of a relay next to another one: skip what is already published, publish everything later."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def _snapshot(outbox: Outbox) -> str:
 
 
 def test_now(outbox: Outbox) -> None:
-    """All rows published again beside Debezium; or an event lost that commits while the relay starts."""
+    """Guards against all rows published again next to Debezium, and an event lost that commits while the
+    relay starts."""
     outbox.write("old-1", "old-2")
     with outbox.connect(autocommit=False) as slow:
         emit(slow, "order", "slow", "order.placed", {})
@@ -38,7 +39,7 @@ def test_now(outbox: Outbox) -> None:
 
 
 def test_a_snapshot(outbox: Outbox) -> None:
-    """A hand-over that loses what committed between the snapshot and the start."""
+    """Guards against a handover that loses what committed between the snapshot and the start."""
     outbox.write("old")
     with outbox.connect(autocommit=False) as slow:
         emit(slow, "order", "slow", "order.placed", {})
@@ -51,7 +52,7 @@ def test_a_snapshot(outbox: Outbox) -> None:
 
 
 def test_a_time(outbox: Outbox) -> None:
-    """Events created since then that are lost; or old ones published because somebody is slow elsewhere."""
+    """Guards against newer events that are lost; old ones published because of a slow session elsewhere."""
     with psycopg.connect(outbox.settings.dsn) as elsewhere:
         elsewhere.execute("SELECT pg_current_xact_id()")
         _since_a_time(outbox)
@@ -70,7 +71,7 @@ def _since_a_time(outbox: Outbox) -> None:
 
 
 def test_a_time_after_all_events(outbox: Outbox) -> None:
-    """A start in the future that loses a transaction which is open now."""
+    """Guards against a start in the future that loses a transaction which is open now."""
     outbox.write("old")
     with outbox.connect(autocommit=False) as slow:
         emit(slow, "order", "slow", "order.placed", {})
@@ -79,14 +80,14 @@ def test_a_time_after_all_events(outbox: Outbox) -> None:
 
 
 def test_the_beginning(outbox: Outbox) -> None:
-    """The default, said aloud, that skips something."""
+    """Guards against a default that skips something when it is given explicitly."""
     outbox.write("old")
     assert start_at(outbox.settings, "beginning") is None
     assert _keys(outbox) == ["old"]
 
 
 def test_refused_once_it_was_relayed(outbox: Outbox) -> None:
-    """A unit file with --start-at now, which loses the backlog at every restart."""
+    """Guards against a unit file with --start-at now, which loses the backlog at every restart."""
     outbox.write("old")
     first = outbox.outbox("relay", "--start-at", "now", "--until-empty")
     assert first.returncode == 0
@@ -110,7 +111,7 @@ def test_refused_once_it_was_relayed(outbox: Outbox) -> None:
     ],
 )
 def test_other_starts(outbox: Outbox, start: str, said: str) -> None:
-    """A typing error that skips the backlog, or all events for a long time."""
+    """Guards against a typing error that skips the backlog, or all events for a long time."""
     outbox.write("old")
     with pytest.raises(SetupError, match=said):
         start_at(outbox.settings, start)
@@ -118,7 +119,7 @@ def test_other_starts(outbox: Outbox, start: str, said: str) -> None:
 
 
 def test_a_table_with_marks(outbox: Outbox) -> None:
-    """An option that is silently without effect."""
+    """Guards against an option that is silently without effect."""
     settings = outbox.settings.model_copy(update={"table_file": "events"})
     with pytest.raises(SetupError, match="OUTBOX_TABLE_FILE"):
         start_at(settings, "now")

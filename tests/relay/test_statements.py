@@ -57,12 +57,12 @@ def test_a_batch_is_one_read_and_at_most_one_settle(outbox: Outbox, delivery: st
     few, many = _drain(outbox, 10, delivery=delivery), _drain(outbox, 50, delivery=delivery)
     more = many - few
     assert more["SELECT seq, id::text,"] == 40
-    # Reads, settles, and less than one of anything else: some come with the time, not with a batch.
+    # Reads, settles, and less than one of any other statement: some depend on the time, not on a batch.
     assert more.total() < 3 * 40, more
 
 
 def test_a_batch_with_a_blocked_aggregate_is_two_more(outbox: Outbox) -> None:
-    """Guards against a statement for each event that is put aside."""
+    """Guards against a statement for each event that is parked."""
     create_topic(outbox, **{"max.message.bytes": "10000"})
     with outbox.connect(autocommit=False) as connection:
         emit(connection, "order", 1, "order.placed", NOISE)

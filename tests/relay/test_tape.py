@@ -1,4 +1,4 @@
-"""The core does again what it did in a real relay, if it is told again what it was told."""
+"""The core repeats what it did in a real relay if it is given the same input again."""
 
 from __future__ import annotations
 

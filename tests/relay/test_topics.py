@@ -30,7 +30,7 @@ from outbox_pipelines.settings import load_settings
 from tests.conftest import _RUN, Outbox, topic_prefix, wait_until
 from tests.relay.topic import deny
 
-# What a broker takes where nobody said otherwise.
+# What a broker accepts if its configuration does not say otherwise.
 USUAL = 1_048_588
 
 
@@ -82,7 +82,7 @@ def test_a_topic_is_found_with_its_partitions_and_its_limit(strict: Kafka, name:
 
 
 def test_a_missing_topic_is_unavailable(strict: Kafka, name: str) -> None:
-    """Guards against a relay that waits for ever, or says no more than 'unknown'."""
+    """Guards against a relay that waits without end, or reports no more than 'unknown'."""
     known = _topics(strict)
     with pytest.raises(TopicUnavailableError) as refused:
         known.find(name)
@@ -92,7 +92,7 @@ def test_a_missing_topic_is_unavailable(strict: Kafka, name: str) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_a_missing_topic_is_found_when_somebody_has_made_it(strict: Kafka, name: str) -> None:
+def test_a_missing_topic_is_found_once_it_is_created(strict: Kafka, name: str) -> None:
     """Guards against a relay that must be restarted for a new topic."""
     known = _topics(strict)
     with pytest.raises(TopicUnavailableError):
@@ -191,7 +191,7 @@ def test_a_topic_that_is_deleted_is_noticed(strict: Kafka, name: str) -> None:
     assert known.changed == []
 
 
-def test_nothing_waits_for_a_broker_that_is_away(
+def test_nothing_waits_for_an_unavailable_broker(
     strict: Kafka, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a publisher that stands still in an outage because it asks about its topics."""

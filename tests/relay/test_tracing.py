@@ -49,7 +49,7 @@ def _traced(outbox: Outbox, **more: object) -> Settings:
 
 
 def _write(outbox: Outbox, *traceparents: str | None, payload: Any = None, headers: Any = None) -> list[str]:
-    """An event of aggregate 0, 1 … with each of these, which nobody has checked; their ids."""
+    """Write an event for aggregate 0, 1 … with each of these unchecked values; return the ids."""
     with outbox.connect(autocommit=False) as connection:
         return [
             str(drawn)
@@ -88,6 +88,8 @@ def test_a_span_joins_the_producers_trace_and_is_passed_on(
     assert message.headers["tenant"] == "eu"
     assert (span.name, span.kind) == (f"{outbox.topic()} publish", SpanKind.PRODUCER)
     assert span.status.status_code is StatusCode.UNSET
+    assert span.start_time is not None
+    assert span.end_time is not None
     assert before < span.start_time < span.end_time < time.time_ns()
     assert span.attributes == {
         "messaging.system": "kafka",
@@ -115,7 +117,7 @@ def test_in_a_transaction_the_span_is_passed_on_too(outbox: Outbox, spans: InMem
 
 
 def test_only_sampled_traces_have_spans(outbox: Outbox, spans: InMemorySpanExporter) -> None:
-    """Guards against spans that nobody sampled, and events that fail for a header that is none."""
+    """Guards against spans that were not sampled, and events that fail because of an invalid header."""
     given = [None, UNSAMPLED, "nonsense", SAMPLED, f"00-{'0' * 32}-{PARENT}-01"]
     _write(outbox, *given)
     _drain(outbox)
@@ -234,14 +236,14 @@ def test_the_command_sends_its_spans_before_it_ends(
     _write(outbox, SAMPLED)
     named = {"OTEL_SERVICE_NAME": "shop", "OUTBOX_LOG_LEVEL": "debug"}
     done = outbox.outbox("relay", "--until-empty", **given, **named)
-    # Beside its line in the log.
+    # In addition to its line in the log.
     assert f" is in {outbox.topic()} [" in done.stderr
     names = {a.key: a.value.string_value for a in got[1][1].resource_spans[0].resource.attributes}
     assert names["service.name"] == "shop"
 
 
-def test_a_collector_that_is_away_costs_no_event(outbox: Outbox) -> None:
-    """Guards against a relay that hangs, or fails, because nobody takes its spans."""
+def test_an_unavailable_collector_costs_no_event(outbox: Outbox) -> None:
+    """Guards against a relay that hangs, or fails, because its spans cannot be delivered."""
     _write(outbox, SAMPLED)
     given = {"OUTBOX_TRACING": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
     begun = time.monotonic()

@@ -45,7 +45,8 @@ def _write(outbox: Outbox) -> tuple[str, str, datetime]:
             [BODY, '{"tenant": "eu", "tracestate": "a=1", "ce_id": "x"}', TRACEPARENT],
         ).fetchone()
     assert row is not None
-    return row
+    event_id, payload, created_at = row
+    return event_id, payload, created_at
 
 
 def _relayed(outbox: Outbox, **settings: object) -> Message:
@@ -126,7 +127,7 @@ def test_an_event_too_large_in_its_shape_is_named(outbox: Outbox, value: str) ->
     with outbox.connect(autocommit=False) as connection:
         guilty = emit(connection, "order", 1, "order.placed", {"noise": NOISE})
     with pytest.MonkeyPatch.context() as unasked:
-        # Else it would be held back before the broker sees it.
+        # Otherwise it would be parked before the broker sees it.
         unasked.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
         service.relay(_shaped(outbox, value_format=value).settings, until_empty=True)
     with outbox.connect() as connection:
@@ -174,7 +175,7 @@ def test_a_cloudevent_is_read_by_the_cloudevents_project(outbox: Outbox) -> None
     assert message.headers["content-type"] == "application/cloudevents+json"
     assert message.headers["tenant"] == "eu"
     assert f'"data": {payload}}}' in message.value
-    headers = {name: value.encode() for name, value in message.headers.items()}
+    headers = {name: value.encode() for name, value in message.headers.items() if value is not None}
     received = from_kafka(KafkaMessage(headers, message.key, message.value.encode()), JSONFormat())
     assert received.get_data() == json.loads(payload)
     assert received.get_attributes() == {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka.admin import (
     AclBinding,
@@ -25,7 +25,7 @@ from tests.conftest import Outbox
 NOISE: Final = [f"{n * 7919 % 100_003:05d}" for n in range(20_000)]
 
 
-def create_topic(outbox: Outbox, partitions: int = 1, *, of: str = "order", **config: str) -> None:
+def create_topic(outbox: Outbox, partitions: int = 1, /, *, of: str = "order", **config: str) -> None:
     """The topic of an aggregate type, with these settings."""
     admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
     topic = NewTopic(outbox.topic(of), partitions, 1, config=config)
@@ -70,12 +70,14 @@ def deny(broker: Kafka, name: str, operation: AclOperation) -> None:
 
 def allow(broker: Kafka, name: str) -> None:
     """Takes every rule of a topic back."""
+    # The client takes None for any, and its types say text.
+    anybody: Any = None
     rules = AclBindingFilter(
         ResourceType.TOPIC,
         name,
         ResourcePatternType.LITERAL,
-        None,
-        None,
+        anybody,
+        anybody,
         AclOperation.ANY,
         AclPermissionType.ANY,
     )

@@ -34,7 +34,7 @@ _LINK: Final = re.compile(r"\]\((?!https?://)([^)]*)\)")
 _WRITER_ALONE: Final = """
 import sys
 import outbox_pipelines.writer, outbox_pipelines.writer.testing
-# Each environment of Python 3.11 loads the last one by itself.
+# Each environment of Python 3.11 loads the last one automatically.
 known = {*sys.stdlib_module_names, "outbox_pipelines", "__main__", "__mp_main__", "_distutils_hack"}
 print(" ".join(sorted({name.partition(".")[0] for name in sys.modules} - known)))
 """
@@ -93,7 +93,15 @@ def check_installed(wheel: Path, into: Path) -> str:
     """
     venv.create(into, with_pip=True)
     python = into / "bin" / "python"
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    pip: list[str | Path] = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+    ]
     _run(*pip, "--no-index", wheel)
     if others := _run(python, "-P", "-c", _WRITER_ALONE).strip():
         raise ReleaseError(f"the writer imports {others}")

@@ -33,7 +33,7 @@ def test_a_wheel_with_tests_is_refused(release: tuple[Path, Path], tmp_path: Pat
 
 
 def test_what_is_installed_beside_it_is_locked() -> None:
-    """Guards against a check in an environment that nobody gets."""
+    """Guards against a check in an environment that no user gets."""
     lines = [line for line in locked("relay").splitlines() if line[0] != " "]
     names = {line.partition("=")[0].partition("[")[0] for line in lines}
     assert {"click", "confluent-kafka", "psycopg", "psycopg-binary", "prometheus-client"} <= names

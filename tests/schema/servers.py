@@ -62,7 +62,7 @@ class Database:
         return value
 
     def role(self) -> str:
-        """A new role that may log in and nothing else; it lives as long as the server."""
+        """A new role that may only log in; it exists as long as the server."""
         name = f"role_{uuid.uuid4().hex[:12]}"
         self.rows(f"CREATE ROLE {name} {may_log_in(self.dsn)}")
         return name

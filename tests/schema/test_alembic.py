@@ -102,7 +102,8 @@ def is_as_migrate_makes_it(database: Database) -> bool:
 def test_upgrade_is_migrate(
     config: alembic.config.Config, tmp_path: Path, empty: Database, driver: str
 ) -> None:
-    """A second description of the schema, which drifts from the first; half of it, with some drivers."""
+    """Guards against a second description of the schema that drifts from the first, and half of it with some
+    drivers."""
     migration(tmp_path)
     alembic.command.upgrade(_config(tmp_path, empty, driver), "head")
     assert is_as_migrate_makes_it(empty)
@@ -113,7 +114,8 @@ def test_upgrade_is_migrate(
 
 
 def test_another_schema(config: alembic.config.Config, tmp_path: Path, empty: Database) -> None:
-    """A search_path that stays, and sends the application's own tables into the outbox's schema."""
+    """Guards against a search_path that stays, and sends the application's tables into the outbox's
+    schema."""
     schema = "My 'Out\"box' %s :x"
     migration(tmp_path, schema=schema)
     alembic.command.upgrade(config, "head")
@@ -123,7 +125,7 @@ def test_another_schema(config: alembic.config.Config, tmp_path: Path, empty: Da
 
 
 def test_where_the_outbox_is_already(config: alembic.config.Config, tmp_path: Path, empty: Database) -> None:
-    """An application that began with `outbox migrate`, and cannot move to its own migrations."""
+    """Guards against an application that began with `outbox migrate` and cannot use its own migrations."""
     assert empty.outbox("migrate").exit_code == 0
     before = empty.rows("SELECT oid, xmin FROM pg_class WHERE relname LIKE 'outbox%' ORDER BY oid")
     migration(tmp_path)
@@ -132,7 +134,7 @@ def test_where_the_outbox_is_already(config: alembic.config.Config, tmp_path: Pa
 
 
 def test_a_failure_leaves_nothing(config: alembic.config.Config, tmp_path: Path, empty: Database) -> None:
-    """Half an outbox, committed apart from the migration that failed."""
+    """Guards against half an outbox, committed apart from the migration that failed."""
     migration(tmp_path)
     empty.rows("CREATE TABLE orders (id int)")
     with pytest.raises(sqlalchemy.exc.ProgrammingError, match="orders"):
@@ -142,7 +144,7 @@ def test_a_failure_leaves_nothing(config: alembic.config.Config, tmp_path: Path,
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_script(config: alembic.config.Config, tmp_path: Path, empty: Database, times: int) -> None:
-    """A script with doubled percent signs, or one that cannot be run where a part is there already."""
+    """Guards against a script with doubled percent signs, or one that fails where a part is already there."""
     migration(tmp_path)
     alembic.command.upgrade(config, "head", sql=True)
     script = config.output_buffer.getvalue()  # type: ignore[union-attr]
@@ -153,7 +155,7 @@ def test_a_script(config: alembic.config.Config, tmp_path: Path, empty: Database
 
 
 def test_downgrade(config: alembic.config.Config, tmp_path: Path, empty: Database) -> None:
-    """Objects that are left behind, and stop the next upgrade."""
+    """Guards against objects that are left behind, and stop the next upgrade."""
     migration(tmp_path)
     before = empty.rows(OBJECTS)
     alembic.command.upgrade(config, "head")
@@ -173,7 +175,7 @@ UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespac
 def test_downgrade_refuses_to_lose_events(
     config: alembic.config.Config, tmp_path: Path, empty: Database
 ) -> None:
-    """Events that nobody has published, dropped with their table."""
+    """Guards against unpublished events, dropped with their table."""
     migration(tmp_path)
     alembic.command.upgrade(config, "head")
     with empty.connect() as connection:
@@ -192,7 +194,7 @@ def test_downgrade_refuses_to_lose_events(
 def test_downgrade_when_all_is_published(
     config: alembic.config.Config, tmp_path: Path, empty: Database
 ) -> None:
-    """A guard that no outbox in use ever passes."""
+    """Guards against a guard that no outbox in use ever passes."""
     migration(tmp_path)
     alembic.command.upgrade(config, "head")
     with empty.connect() as connection:
@@ -205,7 +207,7 @@ def test_downgrade_when_all_is_published(
 def test_downgrade_refuses_to_lose_dead_letters(
     config: alembic.config.Config, tmp_path: Path, empty: Database
 ) -> None:
-    """An event that waits for a person's decision, and whose day is gone already, dropped."""
+    """Guards against the drop of a dead letter that awaits a decision and whose day is already gone."""
     migration(tmp_path)
     alembic.command.upgrade(config, "head")
     with empty.connect() as connection, connection.transaction(force_rollback=True):
@@ -223,7 +225,7 @@ def test_downgrade_refuses_to_lose_dead_letters(
 
 
 def test_downgrade_waits_for_writers(config: alembic.config.Config, tmp_path: Path, empty: Database) -> None:
-    """An event that is committed between the look for unpublished ones and the drop."""
+    """Guards against an event that is committed between the look for unpublished ones and the drop."""
     migration(tmp_path)
     alembic.command.upgrade(config, "head")
     waiting = (
@@ -240,7 +242,7 @@ def test_downgrade_waits_for_writers(config: alembic.config.Config, tmp_path: Pa
 
 
 def test_autogenerate_sees_none_of_it(config: alembic.config.Config, tmp_path: Path, empty: Database) -> None:
-    """A migration that proposes to drop the outbox, or the partition of each day."""
+    """Guards against a migration that proposes to drop the outbox, or the partition of each day."""
     migration(tmp_path)
     alembic.command.upgrade(config, "head")
     alembic.command.check(config)

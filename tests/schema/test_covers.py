@@ -60,7 +60,8 @@ def case(chance: random.Random) -> Case:
 
 
 def test_it_says_what_the_model_says(connection: Connection) -> None:
-    """A position that covers what was not published (loss in the drop of a day), or NULL for an answer."""
+    """Guards against a position that covers what was not published (loss when a day is dropped), and NULL for
+    an answer."""
     chance = random.Random(20_240_229)
     cases = [case(chance) for _ in range(5_000)]
     columns = [

@@ -57,7 +57,7 @@ def is_as_migrate_makes_it(database: Database) -> bool:
 
 
 def test_migrate_there_and_back(manage: Manage, empty: Database) -> None:
-    """A second description of the schema; objects that are left behind, and stop the next migrate."""
+    """Guards against a second description of the schema; leftover objects that stop the next migrate."""
     manage("migrate", "outbox_pipelines")
     assert is_as_migrate_makes_it(empty)
     assert empty.outbox("migrate").output == "nothing to do\n"
@@ -69,7 +69,7 @@ def test_migrate_there_and_back(manage: Manage, empty: Database) -> None:
 
 
 def test_where_the_outbox_is_already(manage: Manage, empty: Database) -> None:
-    """A project that began with `outbox migrate`, and cannot move to the app."""
+    """Guards against a project that began with `outbox migrate`, and cannot move to the app."""
     assert empty.outbox("migrate").exit_code == 0
     before = empty.rows("SELECT oid, xmin FROM pg_class WHERE relname LIKE 'outbox%'")
     manage("migrate")
@@ -77,7 +77,7 @@ def test_where_the_outbox_is_already(manage: Manage, empty: Database) -> None:
 
 
 def test_the_way_back_loses_no_events(manage: Manage, empty: Database, tmp_path: Path) -> None:
-    """Events that nobody has published, dropped with their table."""
+    """Guards against unpublished events, dropped with their table."""
     manage("migrate")
     with empty.connect() as connection:
         insert(connection)
@@ -91,20 +91,20 @@ def test_the_way_back_loses_no_events(manage: Manage, empty: Database, tmp_path:
 
 
 def test_the_app_is_up_to_date(manage: Manage) -> None:
-    """A new file of `sql/` that databases which have the app's migrations never get."""
+    """Guards against a new file of `sql/` that databases which have the app's migrations never get."""
     assert manage("makemigrations", "--check").stdout == "No changes detected\n"
     planned = manage("migrate", "--plan").stdout
     assert planned.splitlines()[-1].endswith(f"up to {files()[-1].stem}")
 
 
 def test_a_script(manage: Manage, empty: Database) -> None:
-    """`sqlmigrate` for a person who runs it: with nothing in it, or with doubled percent signs."""
+    """Guards against `sqlmigrate` output that is empty, or that has doubled percent signs."""
     empty.rows(manage("sqlmigrate", "outbox_pipelines", "0001").stdout)
     assert is_as_migrate_makes_it(empty)
 
 
 def test_several_databases(manage: Manage, empty: Database, tmp_path: Path) -> None:
-    """A syntax error on SQLite; an outbox where the project's router wants none."""
+    """Guards against a syntax error on SQLite; an outbox where the project's router allows none."""
     (tmp_path / "settings.py").write_text(f"""{SETTINGS}
 DATABASES["lite"] = {{"ENGINE": "django.db.backends.sqlite3", "NAME": "lite"}}
 DATABASES["other"] = POSTGRES
@@ -125,7 +125,7 @@ DATABASE_ROUTERS = [Router()]
 
 
 def test_the_test_runner(manage: Manage, tmp_path: Path) -> None:
-    """A flush between tests that truncates what refuses it; a test database without an outbox."""
+    """Guards against a flush between tests that truncates what refuses it; a test database without outbox."""
     (tmp_path / "tests.py").write_text("""
 from django.db import connection, transaction
 from django.test import TestCase, TransactionTestCase

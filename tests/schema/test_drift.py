@@ -110,13 +110,13 @@ def differences(server: Postgres, template: str) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("drift", DRIFTS.values(), ids=list(DRIFTS))
 def test_every_kind_of_difference_is_found(differences: list[str], drift: Drift) -> None:
-    """A change by hand that takes a guarantee away without anyone seeing it."""
+    """Guards against a change by hand that removes a guarantee unnoticed."""
     assert any(line.startswith(drift.line) for line in differences)
 
 
 @pytest.mark.parametrize("kind", ["missing index", "disabled trigger"])
 def test_a_relay_refuses_what_has_changed(database: Database, kind: str) -> None:
-    """A relay that starts on a schema which no longer keeps its promises."""
+    """Guards against a relay that starts on a schema which no longer keeps its promises."""
     apply(database, DRIFTS[kind])
     with pytest.raises(SetupError, match="run `outbox migrate --check`") as refused:
         schema.require_schema(database.settings)
@@ -124,15 +124,15 @@ def test_a_relay_refuses_what_has_changed(database: Database, kind: str) -> None
     assert "\n" not in str(refused.value)
 
 
-def test_a_relay_tolerates_an_index_of_somebody(database: Database) -> None:
-    """A relay that is down because a person added an index for a query of theirs."""
+def test_a_relay_tolerates_an_added_index(database: Database) -> None:
+    """Guards against a relay that is down because an operator added an index for a query."""
     apply(database, DRIFTS["extra index"])
     schema.require_schema(database.settings)
 
 
 @pytest.mark.parametrize("kind", ["missing index", "extra index", "dropped function"])
 def test_migrate_refuses_a_changed_schema(database: Database, kind: str) -> None:
-    """A migrate that builds on something unknown, or an operator who is not told what is wrong."""
+    """Guards against a migrate that builds on something unknown, or does not report what is wrong."""
     apply(database, DRIFTS[kind])
     before = database.catalog()
 
@@ -149,7 +149,7 @@ def test_migrate_refuses_a_changed_schema(database: Database, kind: str) -> None
 
 
 def test_a_disabled_trigger_on_one_day_is_found(database: Database) -> None:
-    """One partition that can be updated in silence, while the table itself looks guarded."""
+    """Guards against one partition that can be updated silently, while the table itself looks guarded."""
     [(leaf,)] = database.rows("SELECT 'outbox_' || to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')")
     database.rows(f"ALTER TABLE {leaf} DISABLE TRIGGER outbox_append_only")
     [line] = schema.drift(database.settings)
@@ -157,14 +157,14 @@ def test_a_disabled_trigger_on_one_day_is_found(database: Database) -> None:
 
 
 def test_a_relay_names_the_file_that_was_not_applied(database: Database) -> None:
-    """A relay of a newer version on an older schema, failing later and somewhere else."""
+    """Guards against a relay of a newer version on an older schema, failing later and somewhere else."""
     database.rows("DELETE FROM outbox_migrations WHERE name = '0006_events_view'")
     with pytest.raises(SetupError, match="lacks 0006_events_view: run `outbox migrate`"):
         schema.require_schema(database.settings)
 
 
 def test_a_detached_day_is_no_drift(database: Database) -> None:
-    """Retention that was interrupted between detach and drop would stop every later migrate."""
+    """Guards against retention that stops later migrates after an interruption between detach and drop."""
     leaf = database.value(
         "SELECT min(inhrelid::regclass::text) FROM pg_inherits WHERE inhparent = 'outbox'::regclass"
     )
@@ -173,7 +173,8 @@ def test_a_detached_day_is_no_drift(database: Database) -> None:
 
 
 def test_an_upgraded_server_is_no_drift(database: Database) -> None:
-    """A relay that refuses to start after pg_upgrade, because the new server prints a view differently."""
+    """Guards against a relay that refuses to start after pg_upgrade, because views are printed
+    differently."""
     database.rows(
         "UPDATE outbox_migrations SET description = "
         "array_append(array_remove(description, 'server ' || %s), 'view outbox_events 0')",

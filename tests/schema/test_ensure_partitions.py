@@ -28,14 +28,15 @@ def bounds(connection: Connection) -> list[tuple[str]]:
 
 
 def test_a_fresh_schema_has_yesterday_to_two_weeks_ahead(connection: Connection) -> None:
-    """A first insert that finds no partition: of a transaction from before midnight, or in two weeks."""
+    """Guards against a first insert that finds no partition: of a transaction from before midnight, or in two
+    weeks."""
     assert connection.execute(DAYS).fetchall() == connection.execute(EXPECTED, [14]).fetchall()
     connection.execute("SET LOCAL TimeZone = 'UTC'")
     assert connection.execute(BOUNDS).fetchall() == bounds(connection)
 
 
 def test_it_makes_what_is_missing_and_nothing_twice(connection: Connection) -> None:
-    """A second call that fails on the tables of the first."""
+    """Guards against a second call that fails on the tables of the first."""
     assert one(connection, ENSURE, 14) == (0,)
     assert one(connection, ENSURE, 17) == (3,)
     assert one(connection, ENSURE, 17) == (0,)
@@ -53,7 +54,7 @@ def test_it_makes_what_is_missing_and_nothing_twice(connection: Connection) -> N
     ],
 )
 def test_days_are_utc_whatever_the_session_speaks(connection: Connection, setting: str, value: str) -> None:
-    """Days of the operator's time zone, or 5 March taken for 3 May."""
+    """Guards against days of the operator's time zone, or 5 March taken for 3 May."""
     connection.execute("SELECT set_config(%s, %s, true)", [setting, value])
     assert one(connection, ENSURE, 20) == (6,)
     connection.execute("SET LOCAL TimeZone = 'UTC'; SET LOCAL DateStyle = 'ISO'")
@@ -62,7 +63,8 @@ def test_days_are_utc_whatever_the_session_speaks(connection: Connection, settin
 
 
 def test_a_day_that_was_dropped_is_not_made_again(connection: Connection) -> None:
-    """An empty partition for a day of the archive, which retention would then compare with its file."""
+    """Guards against an empty partition for a day of the archive, which retention would then compare with its
+    file."""
     for state in ("closed", "archived", "dropped"):
         [day] = one(
             connection,
@@ -77,7 +79,7 @@ def test_a_day_that_was_dropped_is_not_made_again(connection: Connection) -> Non
 
 
 def test_days_belong_to_the_owner_of_the_table(database: Database) -> None:
-    """Days that a superuser made, and that the owner then cannot drop."""
+    """Guards against days that a superuser made, and that the owner then cannot drop."""
     owner = database.role()
     database.rows(f"GRANT CREATE, USAGE ON SCHEMA public TO {owner}")
     database.rows(f"ALTER TABLE outbox OWNER TO {owner}")
@@ -92,13 +94,13 @@ def test_days_belong_to_the_owner_of_the_table(database: Database) -> None:
 
 
 def test_two_at_once_make_each_day_once(database: Database) -> None:
-    """Two schedulers, or a person beside one: one of them would fail on a table that exists."""
+    """Guards against two schedulers, or a command next to one, of which one fails on a table that exists."""
     with (
         database.connect(autocommit=False) as gate,
         database.connect() as first,
         database.connect() as second,
     ):
-        # Both are held at the door, so that they really meet.
+        # Both are stopped by a lock, so that they really meet.
         assert one(gate, ENSURE, 14) == (0,)
         with ThreadPoolExecutor(2) as pool:
             answers = [pool.submit(one, connection, ENSURE, 17) for connection in (first, second)]
@@ -109,7 +111,7 @@ def test_two_at_once_make_each_day_once(database: Database) -> None:
 
 
 def test_writers_do_not_wait_for_it(database: Database) -> None:
-    """A lock on the table that inserts wait for: all business transactions would stand still.
+    """Guards against a lock on the table that inserts wait for: all business transactions would stop.
 
     Locks are held until the end of the transaction, so an insert at its end meets every lock it ever took.
     """
@@ -123,7 +125,7 @@ def test_writers_do_not_wait_for_it(database: Database) -> None:
 
 
 def test_it_does_not_wait_for_writers(database: Database) -> None:
-    """Maintenance that waits for a long transaction, and a queue of inserts behind it."""
+    """Guards against maintenance that waits for a long transaction, and a queue of inserts behind it."""
     with database.connect(autocommit=False) as writer, database.connect() as maintenance:
         insert(writer)
         assert one(maintenance, ENSURE, 17) == (3,)
@@ -132,7 +134,7 @@ def test_it_does_not_wait_for_writers(database: Database) -> None:
 
 
 def test_a_schema_that_needs_quoting(empty: Database) -> None:
-    """A lock or a table name that is built from an unquoted schema."""
+    """Guards against a lock or a table name that is built from an unquoted schema."""
     there = replace(empty, schema="My Outbox")
     schema.migrate(there.settings)
     assert empty.value('SELECT "My Outbox".outbox_ensure_partitions(15)') == 1

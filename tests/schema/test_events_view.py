@@ -53,7 +53,7 @@ def session(kept: Database) -> Iterator[Connection]:
 
 
 def test_status_follows_the_position(session: Connection) -> None:
-    """An event shown as processed before it was, or pending for ever after."""
+    """Guards against an event shown as processed before it was, or pending permanently afterwards."""
     relay = Relay(session)
     first, second = insert(session), insert(session)
     assert status(session, first.id) == ("PENDING", None, 0, None)
@@ -74,7 +74,8 @@ def test_status_follows_the_position(session: Connection) -> None:
 
 
 def test_an_open_transaction_is_not_covered(session: Connection, kept: Database) -> None:
-    """An event that committed behind the position, shown as processed: the last place to notice a loss."""
+    """Guards against an event that committed behind the position, shown as processed: the last place to
+    notice a loss."""
     relay = Relay(session)
     with kept.connect(autocommit=False) as late:
         written = insert(late)
@@ -91,7 +92,7 @@ def test_an_open_transaction_is_not_covered(session: Connection, kept: Database)
     [("waiting", "PENDING"), ("retrying", "PENDING"), ("failed", "FAILED"), ("discarded", "DISCARDED")],
 )
 def test_parked_events_are_not_processed(session: Connection, state: str, shown: str) -> None:
-    """The position has passed over a dead letter: it must not look published."""
+    """Guards against a dead letter that looks published because the position has passed it."""
     parked, published = insert(session), insert(session)
     session.execute(PARK, [state, parked.id])
     then = Relay(session).settle()
@@ -103,7 +104,7 @@ def test_parked_events_are_not_processed(session: Connection, state: str, shown:
 
 
 def test_columns_are_those_of_the_event(connection: Connection) -> None:
-    """Columns swapped between table and view, or events shown twice."""
+    """Guards against columns swapped between table and view, or events shown twice."""
     written = insert(
         connection, idempotency_key="k", correlation_id="c", causation_id="a", traceparent="t", version=2
     )
@@ -118,7 +119,7 @@ def test_columns_are_those_of_the_event(connection: Connection) -> None:
     "change", ["DELETE FROM outbox_events", "UPDATE outbox_events SET status = 'PENDING'"]
 )
 def test_it_is_read_only(connection: Connection, change: str) -> None:
-    """A status that a person can set by hand, as in the textbook's table."""
+    """Guards against a status that can be set by hand, as in the textbook's table."""
     insert(connection)
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
         connection.execute(change.encode())

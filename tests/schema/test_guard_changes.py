@@ -19,7 +19,8 @@ CHANGES = [
 @pytest.mark.parametrize("where", ["table", "day"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_are_refused(connection: Connection, change: str, where: str) -> None:
-    """An event that changes after it was relayed or archived: through the table, or through one day of it."""
+    """Guards against an event that changes after it was relayed or archived: through the table, or through
+    one day of it."""
     insert(connection)
     [day] = one(connection, "SELECT tableoid::regclass::text FROM outbox")
     with pytest.raises(psycopg.errors.FeatureNotSupported, match="the table is append-only") as refused:
@@ -28,7 +29,7 @@ def test_changes_are_refused(connection: Connection, change: str, where: str) ->
 
 
 def test_an_upsert_is_refused(connection: Connection) -> None:
-    """ON CONFLICT DO UPDATE as a way around the guard."""
+    """Guards against ON CONFLICT DO UPDATE as a way around the guard."""
     written = insert(connection)
     with pytest.raises(psycopg.errors.FeatureNotSupported):
         connection.execute(
@@ -39,15 +40,15 @@ def test_an_upsert_is_refused(connection: Connection) -> None:
 
 
 def test_a_day_made_later_is_guarded_too(connection: Connection) -> None:
-    """A guard that only the days made by the first migration have."""
+    """Guards against a guard that only the days made by the first migration have."""
     connection.execute("SELECT outbox_ensure_partitions(20)")
     [day] = one(connection, "SELECT 'outbox_' || to_char(max(day), 'YYYYMMDD') FROM outbox_days")
     with pytest.raises(psycopg.errors.FeatureNotSupported):
         connection.execute(f"TRUNCATE {day}".encode())
 
 
-def test_a_declared_rebase_may_update_and_nothing_else(connection: Connection) -> None:
-    """A declaration for one purpose that opens DELETE and TRUNCATE as well."""
+def test_a_declared_rebase_may_only_update(connection: Connection) -> None:
+    """Guards against a declaration for one purpose that opens DELETE and TRUNCATE as well."""
     insert(connection)
     connection.execute("SET LOCAL outbox.rebase = on")
     connection.execute("UPDATE outbox SET tx = pg_current_xact_id()")

@@ -14,26 +14,26 @@ LIMIT = 1_000_000
 
 @pytest.mark.parametrize("column", ["aggregate_type", "aggregate_id", "event_type", "idempotency_key"])
 def test_empty_names_are_refused(connection: Connection, column: str) -> None:
-    """Topics and keys without a name; with '' as idempotency key all events but one would be duplicates."""
+    """Guards against empty topics and keys; with '' as idempotency key all events but one are duplicates."""
     with pytest.raises(psycopg.errors.CheckViolation, match="outbox_names_not_empty"):
         insert(connection, **{column: ""})
 
 
 @pytest.mark.parametrize("headers", [["a"], "a", 1, None])
 def test_headers_are_an_object(connection: Connection, headers: object) -> None:
-    """Headers without names, on which the relay would stop."""
+    """Guards against headers without names, on which the relay would stop."""
     with pytest.raises(psycopg.errors.CheckViolation, match="outbox_headers_are_an_object"):
         insert(connection, headers=Jsonb(headers))
 
 
 def test_no_headers_and_no_fields_are_fine(connection: Connection) -> None:
-    """A guard that refuses NULL or {}."""
+    """Guards against a guard that refuses NULL or {}."""
     insert(connection, headers=None)
     insert(connection, headers=Jsonb({}))
 
 
 def test_a_payload_of_the_limit_passes(connection: Connection) -> None:
-    """A limit that counts PostgreSQL's own overhead."""
+    """Guards against a limit that counts PostgreSQL's own overhead."""
     insert(connection, payload=Jsonb("x" * (LIMIT - 2)))
     assert one(connection, "SELECT octet_length(payload::text) FROM outbox") == (LIMIT,)
 
@@ -50,7 +50,8 @@ def test_a_payload_of_the_limit_passes(connection: Connection) -> None:
     ids=["letters", "control characters", "accents", "numbers", "booleans"],
 )
 def test_a_larger_payload_is_refused(connection: Connection, payload: object) -> None:
-    """An event that no broker takes, found out only by the relay, where it would hold its aggregate."""
+    """Guards against an event that no broker accepts: only the relay would detect it and block its
+    aggregate."""
     with pytest.raises(psycopg.errors.ProgramLimitExceeded, match="more than 1000000") as refused:
         insert(connection, payload=Jsonb(payload))
     assert "send the reference" in (refused.value.diag.message_hint or "")
@@ -62,7 +63,7 @@ HUGE = "1e131071"  # twelve bytes stored, 131,072 as text
 @pytest.mark.parametrize("numbers", [8, 1_500])
 @pytest.mark.parametrize("column", ["payload", "headers"])
 def test_a_short_form_of_a_long_text_is_refused(connection: Connection, column: str, numbers: int) -> None:
-    """A row of some hundred bytes that takes the relay hundreds of megabytes to read."""
+    """Guards against a row of some hundred bytes that takes the relay hundreds of megabytes to read."""
     content = f'{{"a": [{", ".join([HUGE] * numbers)}]}}'
     with pytest.raises(
         psycopg.errors.ProgramLimitExceeded, match=rf"{column} of order.placed ha.*, more than"
@@ -71,7 +72,7 @@ def test_a_short_form_of_a_long_text_is_refused(connection: Connection, column: 
 
 
 def test_the_same_from_a_compressed_column_is_refused(connection: Connection) -> None:
-    """A stored size that says nothing, because it is that of the compressed value."""
+    """Guards against a stored size that is meaningless, because it is that of the compressed value."""
     connection.execute("CREATE TEMP TABLE source (body jsonb)")
     connection.execute(f"INSERT INTO source SELECT jsonb_agg({HUGE}::numeric) FROM generate_series(1, 1500)")
     with pytest.raises(psycopg.errors.ProgramLimitExceeded):
@@ -82,7 +83,7 @@ def test_the_same_from_a_compressed_column_is_refused(connection: Connection) ->
 
 
 def test_a_payload_that_is_not_measured_is_below_the_limit(connection: Connection) -> None:
-    """A size from which the text is measured that lets a text above the limit through."""
+    """Guards against a size from which the text is measured that lets a text above the limit through."""
     longest = f"1{'0' * 131_071}.{'0' * 16_383}"
     insert(connection, payload=f"[{', '.join([longest] * 6)}]")
     assert one(connection, "SELECT octet_length(payload::text) FROM outbox") < (LIMIT,)
@@ -103,7 +104,7 @@ def test_a_payload_that_is_not_measured_is_below_the_limit(connection: Connectio
     ],
 )
 def test_long_names_and_ids_are_refused(connection: Connection, column: str) -> None:
-    """A column that nobody measures: 270 MB of it ended every read."""
+    """Guards against a column that is not measured: 270 MB of it ended every read."""
     insert(connection, **{column: "x" * 10_000})
     with pytest.raises(
         psycopg.errors.ProgramLimitExceeded, match=f"{column} has 10001 bytes, more than 10000"
@@ -128,7 +129,7 @@ def test_long_names_and_ids_are_refused(connection: Connection, column: str) -> 
     ],
 )
 def test_harmless_headers_excuse_nothing(connection: Connection, column: str) -> None:
-    """A short way for rows with headers on which another column is not checked."""
+    """Guards against a short way for rows with headers on which another column is not checked."""
     insert(connection)
     insert(connection)
     # Today's partition takes it, so that only the guard can refuse.
@@ -141,14 +142,14 @@ def test_harmless_headers_excuse_nothing(connection: Connection, column: str) ->
 
 
 def test_long_headers_are_refused(connection: Connection) -> None:
-    """Headers that count for nobody: 600 events with 900 kB of them filled the relay's memory."""
+    """Guards against uncounted headers: 600 events with 900 kB of them filled the relay's memory."""
     insert(connection, headers=Jsonb({"a": "x" * 99_990}))
     with pytest.raises(psycopg.errors.ProgramLimitExceeded, match=r"headers of .* have .* more than 100000"):
         insert(connection, headers=Jsonb({"a": "x" * 100_000}))
 
 
 def test_a_payload_from_a_compressed_column_is_refused(connection: Connection) -> None:
-    """A payload copied from a table comes compressed: its stored size says nothing."""
+    """Guards against a payload copied from a table: it is compressed, and its stored size is meaningless."""
     connection.execute("CREATE TEMP TABLE source (body jsonb)")
     connection.execute("INSERT INTO source VALUES (to_jsonb(repeat('x', 3000000)))")
     assert one(connection, "SELECT pg_column_size(body) < 100000 FROM source") == (True,)

@@ -29,7 +29,7 @@ YESTERDAY = "SELECT transaction_timestamp() - interval '1 day'"
     ],
 )
 def test_own_values_are_refused(connection: Connection, column: str, value: object) -> None:
-    """An event that no tick reads, or that stands in another order than its transaction."""
+    """Guards against an event that no tick reads, or whose order differs from that of its transaction."""
     with pytest.raises(REFUSED), connection.transaction():
         insert(connection, **{column: value})
     # Beyond 1, which in a new database could be the number just drawn.
@@ -44,7 +44,7 @@ def test_own_values_are_refused(connection: Connection, column: str, value: obje
 
 
 def test_own_values_are_refused_in_any_row(connection: Connection) -> None:
-    """A guard that looks at the first row of a statement only."""
+    """Guards against a guard that looks at the first row of a statement only."""
     with pytest.raises(psycopg.errors.CheckViolation, match="seq and tx are drawn by the database"):
         connection.execute(
             "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, seq) "
@@ -55,7 +55,7 @@ def test_own_values_are_refused_in_any_row(connection: Connection) -> None:
 
 @pytest.mark.parametrize("column", ["seq", "tx", "created_at"])
 def test_own_values_are_refused_in_copy(connection: Connection, column: str) -> None:
-    """COPY, which skips rules and takes every column it is given."""
+    """Guards against COPY, which skips rules and takes every column it is given."""
     insert(connection)
     insert(connection)
     value = one(connection, YESTERDAY)[0] if column == "created_at" else 1
@@ -67,7 +67,7 @@ def test_own_values_are_refused_in_copy(connection: Connection, column: str) -> 
 
 
 def test_many_rows_and_copy_pass_without_them(connection: Connection) -> None:
-    """A guard that compares with the last number drawn and so refuses honest batches."""
+    """Guards against a guard that compares with the last number drawn and so refuses honest batches."""
     first = insert(connection).seq
     connection.execute(
         "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
@@ -85,7 +85,7 @@ def test_many_rows_and_copy_pass_without_them(connection: Connection) -> None:
 
 
 def test_explicit_defaults_pass(connection: Connection) -> None:
-    """An ORM that writes DEFAULT or now() for every column it knows."""
+    """Guards against an error for an ORM that writes DEFAULT or now() for every column it knows."""
     connection.execute(
         "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, seq, tx, created_at) "
         "VALUES ('order', '1', 'e', '{}', DEFAULT, DEFAULT, now())"
@@ -93,7 +93,7 @@ def test_explicit_defaults_pass(connection: Connection) -> None:
 
 
 def test_the_owner_may_declare_a_backfill_of_the_past(connection: Connection) -> None:
-    """History that cannot be imported, or an import that writes into the future."""
+    """Guards against history that cannot be imported, or an import that writes into the future."""
     connection.execute("SET LOCAL outbox.backfill = on")
     [yesterday] = one(connection, YESTERDAY)
     [tomorrow] = one(connection, "SELECT transaction_timestamp() + interval '1 day'")
@@ -104,15 +104,15 @@ def test_the_owner_may_declare_a_backfill_of_the_past(connection: Connection) ->
 
 @pytest.mark.parametrize("column", ["seq", "tx"])
 def test_a_backfill_does_not_bring_its_own_order(connection: Connection, column: str) -> None:
-    """Imported rows with transaction ids of the past, which every position covers already: lost."""
+    """Guards against lost imported rows, whose old transaction ids every position covers already."""
     connection.execute("SET LOCAL outbox.backfill = on")
     insert(connection)
     with pytest.raises(psycopg.errors.CheckViolation, match="seq and tx are drawn by the database"):
         insert(connection, created_at=one(connection, YESTERDAY)[0], **{column: "1"})
 
 
-def test_nobody_but_the_owner_may_declare_a_backfill(database: Database) -> None:
-    """A setting that any client can set as the only guard."""
+def test_only_the_owner_may_declare_a_backfill(database: Database) -> None:
+    """Guards against a setting that any client can set as the only guard."""
     writer = database.role()
     database.rows(f"GRANT INSERT, SELECT ON outbox TO {writer}")
     database.rows(f"GRANT USAGE ON SEQUENCE outbox_seq TO {writer}")

@@ -61,7 +61,7 @@ def test_ids_cannot_be_copied(database: Database, victim: str, mallory: str) -> 
 
 
 def test_ids_are_chosen_by_those_who_may(database: Database) -> None:
-    """Guards against an option that gives nothing, or cannot be taken away."""
+    """Guards against an option that gives nothing, or cannot be revoked."""
     role = _writer(database, ", own_ids => true")
     chosen = "00000000-0000-7000-8000-000000000001"
     with database.connect(user=role) as ours:
@@ -173,7 +173,7 @@ def test_a_limit_holds_through_members_and_accomplices(database: Database, mallo
 
 
 def test_a_function_of_an_application_may_emit_for_its_callers(database: Database, victim: str) -> None:
-    """Guards against a limit that nobody asked for: an application's function with rights of its own."""
+    """Guards against an unintended limit: an application's function with rights of its own."""
     caller = database.role()
     database.rows(f"CREATE SCHEMA app AUTHORIZATION {victim}")
     with database.connect(user=victim) as theirs:
@@ -205,7 +205,7 @@ def test_reserved_headers_are_refused_by_the_writer(connection: Connection) -> N
 @pytest.mark.parametrize("value", ["payload", "flat", "envelope", "cloudevents"])
 @pytest.mark.parametrize("names", ["", "id=event-key,aggregate-id=Aggregate"])
 def test_reserved_headers_that_are_there_do_not_count(value: str, names: str) -> None:
-    """Guards against rows of before, or of a marked table, whose headers stand in for the relay's."""
+    """Guards against rows of before, or of a marked table, whose headers replace the relay's."""
     settings = load_settings(dsn="postgresql://", value_format=value, header_names=names)
     renamed = ["event-key", "EVENT-KEY", "aggregate"] if names else []
     forged = dict.fromkeys([*NAMES, *renamed], "forged") | {"mine": "1"}

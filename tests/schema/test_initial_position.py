@@ -12,7 +12,8 @@ WHERE NOT outbox_covers(s.done, s.target, s.last_seq, o.tx, o.seq)"""
 
 
 def test_a_transaction_older_than_the_schema_is_not_passed_over(empty: Database) -> None:
-    """A position at the newest transaction id: an older transaction that writes later would be lost."""
+    """Guards against a position at the newest transaction id: an older transaction that writes later would be
+    lost."""
     with empty.connect(autocommit=False) as older, empty.connect() as younger:
         one(older, "SELECT pg_current_xact_id()")
         # Ended before the migration, this one moves the snapshot's end past the older one.
@@ -25,7 +26,7 @@ def test_a_transaction_older_than_the_schema_is_not_passed_over(empty: Database)
 
 
 def test_it_is_that_of_this_database(empty: Database) -> None:
-    """A position without the identity of the database whose transactions it counts."""
+    """Guards against a position without the identity of the database whose transactions it counts."""
     schema.migrate(empty.settings)
     [identity] = empty.rows(
         "SELECT c.system_identifier, d.oid FROM pg_control_system() c, pg_database d "
@@ -37,7 +38,7 @@ def test_it_is_that_of_this_database(empty: Database) -> None:
 
 
 def test_migrating_again_does_not_move_it(database: Database) -> None:
-    """A position that is set anew at each deployment: what is not published yet would be lost."""
+    """Guards against a position that each deployment sets again: what is not published yet would be lost."""
     with database.connect() as connection:
         insert(connection)
     before = database.rows("SELECT * FROM outbox_shards")

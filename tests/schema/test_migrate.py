@@ -17,7 +17,7 @@ RECORDS = "SELECT xmin::text, * FROM outbox_migrations ORDER BY name"
 
 
 def test_second_time_changes_nothing(empty: Database) -> None:
-    """A migrate that rewrites objects would lock a busy table at every deployment."""
+    """Guards against a migrate that rewrites objects, and so locks a busy table at every deployment."""
     assert empty.outbox("migrate").output.startswith("applied 0001_outbox, ")
     before = empty.catalog(), empty.rows(RECORDS)
     again = empty.outbox("migrate")
@@ -26,7 +26,7 @@ def test_second_time_changes_nothing(empty: Database) -> None:
 
 
 def test_check_is_clean_and_changes_nothing(database: Database) -> None:
-    """A check that leaves its scratch schema behind, or sees differences where there are none."""
+    """Guards against a check that leaves its scratch schema behind, or sees differences that do not exist."""
     before = database.catalog()
     checked = database.outbox("migrate", "--check")
     assert (checked.exit_code, checked.output) == (0, "the schema is up to date\n")
@@ -35,7 +35,7 @@ def test_check_is_clean_and_changes_nothing(database: Database) -> None:
 
 
 def test_check_of_an_empty_database_names_what_is_missing(empty: Database) -> None:
-    """A check that applies what it finds missing, or calls an empty database clean."""
+    """Guards against a check that applies what it finds missing, or calls an empty database clean."""
     checked = empty.outbox("migrate", "--check")
     assert checked.exit_code == 1
     assert checked.output.startswith("not applied: 0001_outbox\n")
@@ -43,7 +43,8 @@ def test_check_of_an_empty_database_names_what_is_missing(empty: Database) -> No
 
 
 def test_any_name_of_a_schema(empty: Database) -> None:
-    """Names that are quoted wrongly, or taken out of our own names when catalogs are compared."""
+    """Guards against names that are quoted wrongly, or removed from our own names when catalogs are
+    compared."""
     for schema in SCHEMAS:
         there = replace(empty, schema=schema)
         assert there.outbox("migrate").output.startswith("applied"), schema
@@ -54,7 +55,7 @@ def test_any_name_of_a_schema(empty: Database) -> None:
 
 
 def test_an_owner_without_further_rights_can_migrate(empty: Database) -> None:
-    """A migration that only a superuser can run."""
+    """Guards against a migration that only a superuser can run."""
     owner = empty.role()
     empty.rows(f"ALTER DATABASE {empty.value('SELECT current_database()')} OWNER TO {owner}")
     theirs = replace(empty, dsn=f"{empty.dsn} user={owner}", schema="app")
@@ -64,8 +65,8 @@ def test_an_owner_without_further_rights_can_migrate(empty: Database) -> None:
         assert done.output.startswith(output)
 
 
-def test_a_role_that_may_not_create_is_told_so(empty: Database) -> None:
-    """A stack trace instead of the one line that says which right is missing."""
+def test_a_role_that_may_not_create_gets_one_line(empty: Database) -> None:
+    """Guards against a stack trace instead of the one line that says which right is missing."""
     refused = replace(empty, dsn=f"{empty.dsn} user={empty.role()}").outbox("migrate")
     assert refused.exit_code == 2
     assert refused.output.startswith("outbox: permission denied")
@@ -73,8 +74,8 @@ def test_a_role_that_may_not_create_is_told_so(empty: Database) -> None:
     assert refused.output.count("\n") == 1
 
 
-def test_somebody_elses_outbox_table_is_left_alone(empty: Database) -> None:
-    """A stack trace, or half a schema, where an application already has a table named outbox."""
+def test_an_existing_outbox_table_is_left_alone(empty: Database) -> None:
+    """Guards against a stack trace, or half a schema, if an application already has a table named outbox."""
     empty.rows("CREATE TABLE outbox (id int)")
     before = empty.catalog()
     refused = empty.outbox("migrate")
@@ -87,7 +88,7 @@ def test_somebody_elses_outbox_table_is_left_alone(empty: Database) -> None:
 
 @pytest.mark.parametrize("command", ["status", "relay"])
 def test_commands_without_a_schema_say_what_to_run(empty: Database, command: str) -> None:
-    """UndefinedTable with a stack trace as an operator's first impression."""
+    """Guards against UndefinedTable with a stack trace as an operator's first impression."""
     refused = empty.outbox(command)
     assert refused.exit_code == 2
     assert "'public'" in refused.output

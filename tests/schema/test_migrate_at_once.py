@@ -25,9 +25,9 @@ def start_migrate(database: Database) -> subprocess.Popen[str]:
 
 
 def test_two_at_once_both_succeed_and_one_applies(empty: Database) -> None:
-    """Two replicas of a deployment that race: one of them would fail with a duplicate table."""
+    """Guards against two replicas of a deployment that race until one fails with a duplicate table."""
     with empty.connect(autocommit=False) as gate:
-        # Both are held at the door, so that they really meet.
+        # Both are stopped by a lock, so that they really meet.
         gate.execute("SELECT pg_advisory_xact_lock(hashtext('outbox migrate'))")
         both = [start_migrate(empty) for _ in range(2)]
         wait_until(lambda: empty.value(BLOCKED, "outbox migrate") == 2, what="two waiting migrations")
@@ -38,7 +38,7 @@ def test_two_at_once_both_succeed_and_one_applies(empty: Database) -> None:
 
 
 def test_a_killed_migrate_leaves_nothing(empty: Database) -> None:
-    """Half a schema after kill -9, on which the next migrate fails."""
+    """Guards against half a schema after kill -9, on which the next migrate fails."""
     with empty.connect(autocommit=False) as gate:
         # An uncommitted table of the same name stops the migration in its second file.
         gate.execute("CREATE TABLE outbox_days ()")
@@ -53,7 +53,7 @@ def test_a_killed_migrate_leaves_nothing(empty: Database) -> None:
 
 
 def test_an_exception_half_way_leaves_nothing(empty: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that fails after others were applied and committed on their own."""
+    """Guards against a file that fails after others were applied and committed on their own."""
 
     def stop(*_: object) -> list[str]:
         raise KeyboardInterrupt

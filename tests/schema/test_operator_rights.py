@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from uuid import UUID
-
 import psycopg
 import pytest
 
@@ -91,7 +89,7 @@ def test_an_action_is_on_dead_letters_alone(database: Database, dead: int) -> No
 
 
 def test_an_operator_changes_the_number_of_shards(database: Database) -> None:
-    """Guards against a change that is stuck for want of a right, and one that leaves no trace."""
+    """Guards against a change that is stuck because a right is missing, and one that leaves no trace."""
     with database.connect(user=_granted(database, "operator")) as ours:
         step = "SELECT step FROM outbox_change_shards(%s, %s, 'alice@desk')"
         assert one(ours, step, 2, False) == ("wait",)
@@ -152,7 +150,7 @@ def test_a_relay_parks_what_was_written_and_releases_no_dead_letter(database: Da
         )
         ours.execute("UPDATE outbox_parked SET state = state, attempts = attempts + 1, trying = true")
         ours.execute("SELECT outbox_release(%s)", [[dead, written.seq]])
-    found: list[tuple[UUID, str]] = database.rows("SELECT seq, state FROM outbox_parked")
+    found: list[tuple[int, str]] = database.rows("SELECT seq, state FROM outbox_parked")
     assert found == [(dead, "failed")]
     assert database.rows("SELECT seq, attempts FROM outbox_released") == [(written.seq, 1)]
 

@@ -16,7 +16,7 @@ FILES = sorted((Path(__file__).parents[2] / "sql").glob("*.sql"))
 
 @pytest.mark.parametrize("search_path", ['"$user", public', '"My Outbox", public'])
 def test_files_in_order_are_all_there_is(empty: Database, search_path: str) -> None:
-    """Files that work only through `outbox migrate`, or whose outcome it takes for drift."""
+    """Guards against files that work only through `outbox migrate`, or whose outcome it takes for drift."""
     psql = empty.bin_dir / "psql"
     if not psql.exists():
         pytest.skip(f"no psql in {empty.bin_dir}")

@@ -27,7 +27,7 @@ def writer(shared: Database) -> Iterator[Connection]:
 
 
 def test_a_writer_inserts(writer: Connection) -> None:
-    """A plain INSERT that fails for want of a right on the sequence, the id or the keys."""
+    """Guards against a plain INSERT that fails without a right on the sequence, the id or the keys."""
     insert(writer)
     written = insert(writer, idempotency_key="k", headers="{}", version=1)
     with pytest.raises(psycopg.errors.UniqueViolation), writer.transaction():
@@ -36,7 +36,8 @@ def test_a_writer_inserts(writer: Connection) -> None:
 
 
 def test_a_writer_emits(writer: Connection) -> None:
-    """The function needs other rights than the INSERT, with a key others again."""
+    """Guards against missing rights: the function needs other rights than the INSERT, and different ones with
+    a key."""
     one(writer, "SELECT outbox_emit('order', '1', 'e', '{}')")
     call = "SELECT duplicate FROM outbox_emit('order', '1', 'e', '{}', idempotency_key => 'k')"
     assert [one(writer, call), one(writer, call)] == [(False,), (True,)]
@@ -67,21 +68,21 @@ def test_a_writer_emits(writer: Connection) -> None:
         "SELECT outbox_ensure_partitions(100)",
     ],
 )
-def test_a_writer_can_do_nothing_else(writer: Connection, statement: str) -> None:
-    """An application that reads other people's events, or disturbs order, positions and keys."""
+def test_a_writer_can_do_no_more(writer: Connection, statement: str) -> None:
+    """Guards against an application that reads events of others, or disturbs order, positions and keys."""
     with pytest.raises(REFUSED):
         writer.execute(statement.encode())
 
 
 def test_a_writer_cannot_reach_a_day_directly(writer: Connection) -> None:
-    """Rights that the partitions have and the table has not."""
+    """Guards against rights that the partitions have and the table does not."""
     [day] = one(writer, "SELECT 'outbox_' || to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')")
     with pytest.raises(REFUSED):
         insert(writer, day)
 
 
 def test_functions_are_granted_where_public_has_none(shared: Database) -> None:
-    """A hardened database, in which PUBLIC may not call functions."""
+    """Guards against missing grants in a hardened database, in which PUBLIC may not call functions."""
     role = shared.role()
     with shared.connect(autocommit=False) as connection:
         connection.execute("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA public FROM PUBLIC")
@@ -95,7 +96,7 @@ def test_functions_are_granted_where_public_has_none(shared: Database) -> None:
 
 
 def test_a_role_that_needs_quoting(connection: Connection) -> None:
-    """A grant that is built from an unquoted name."""
+    """Guards against a grant that is built from an unquoted name."""
     connection.execute('CREATE ROLE "App Writer"')
     connection.execute("""SELECT outbox_grant_writer('"App Writer"')""")
     connection.execute('SET LOCAL ROLE "App Writer"')

@@ -62,7 +62,7 @@ def waiting(
 
 
 def test_after_a_commit_it_is_a_duplicate(kept: Database, sessions: Sessions, key: str) -> None:
-    """Two requests at once that both find the key free."""
+    """Guards against two requests at once that both find the key free."""
     first, second = sessions
     written = one(first, EMIT, key)
     with waiting(kept, second, EMIT, key) as answer:
@@ -73,7 +73,7 @@ def test_after_a_commit_it_is_a_duplicate(kept: Database, sessions: Sessions, ke
 
 
 def test_after_a_rollback_it_is_written(kept: Database, sessions: Sessions, key: str) -> None:
-    """A duplicate of an event that never came to be: nobody would have written it."""
+    """Guards against a duplicate of an event that was rolled back: neither would have been written."""
     first, second = sessions
     lost = one(first, EMIT, key)
     with waiting(kept, second, EMIT, key) as answer:
@@ -91,7 +91,8 @@ def test_after_a_rollback_it_is_written(kept: Database, sessions: Sessions, key:
 def test_a_snapshot_that_cannot_see_the_first_fails(
     kept: Database, sessions: Sessions, key: str, level: str, query: str, is_first_statement: bool
 ) -> None:
-    """'duplicate' without the id of the first event, which this snapshot does not see; or a second event."""
+    """Guards against 'duplicate' without the id of the first event, which this snapshot does not see; or a
+    second event."""
     first, second = sessions
     second.isolation_level = psycopg.IsolationLevel[level]
     if not is_first_statement:
@@ -107,7 +108,7 @@ def test_a_snapshot_that_cannot_see_the_first_fails(
 
 @pytest.mark.parametrize("level", ["REPEATABLE_READ", "SERIALIZABLE"])
 def test_a_snapshot_after_a_rollback_writes(kept: Database, sessions: Sessions, key: str, level: str) -> None:
-    """A serialization failure for the sake of a transaction that never was."""
+    """Guards against a serialization failure because of a transaction that was rolled back."""
     first, second = sessions
     second.isolation_level = psycopg.IsolationLevel[level]
     one(first, EMIT, key)
@@ -136,7 +137,7 @@ def _outcome(ask: Callable[[], tuple[Any, ...]]) -> str:
 
 
 def test_lists_in_opposite_orders_wait(kept: Database, sessions: Sessions, key: str) -> None:
-    """Keys claimed in the order of the list: each call has, while it waits, what the other wants."""
+    """Guards against keys claimed in the order of the list: each call waits for what the other one has."""
     first, second = sessions
     a, b, middle = sorted([f"{key} a", f"{key} b", f"{key} c"], key=lambda k: kept.value(KEY, k))
     with kept.connect(autocommit=False) as third:
@@ -154,7 +155,7 @@ def test_lists_in_opposite_orders_wait(kept: Database, sessions: Sessions, key: 
 
 
 def test_a_plain_insert_waits_too(kept: Database, sessions: Sessions, key: str) -> None:
-    """A check that cannot see what is not committed yet."""
+    """Guards against a check that cannot see what is not committed yet."""
     first, second = sessions
     written = insert(first, idempotency_key=key)
     with waiting(kept, second, INSERT, key) as answer:

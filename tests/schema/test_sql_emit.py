@@ -14,7 +14,7 @@ EMIT = (
 
 
 def test_it_returns_what_it_wrote(connection: Connection) -> None:
-    """An answer that belongs to another row, or a column that ends up in another one."""
+    """Guards against an answer that belongs to another row, or a column that ends up in another one."""
     written = one(
         connection,
         "SELECT * FROM outbox_emit('order', '42', 'order.placed', '{\"total\": 5}', '{\"h\": \"1\"}', "
@@ -33,7 +33,7 @@ def test_it_returns_what_it_wrote(connection: Connection) -> None:
 
 
 def test_four_arguments_are_enough(connection: Connection) -> None:
-    """Optional arguments that a client must give, or that are stored as something else than NULL."""
+    """Guards against optional arguments that are required, or that are stored as another value than NULL."""
     drawn, seq, duplicate = one(connection, "SELECT * FROM outbox_emit('order', '42', 'e', '{}')")
     assert (drawn, seq) == one(
         connection,
@@ -44,7 +44,7 @@ def test_four_arguments_are_enough(connection: Connection) -> None:
 
 
 def test_a_known_key_inserts_nothing(connection: Connection) -> None:
-    """A retried request that publishes its event twice."""
+    """Guards against a retried request that publishes its event twice."""
     first = one(connection, EMIT, "k")
     assert one(connection, EMIT, "k") == (first[0], None, True)
     assert one(connection, EMIT, "K")[2] is False
@@ -52,14 +52,14 @@ def test_a_known_key_inserts_nothing(connection: Connection) -> None:
 
 
 def test_a_key_of_a_plain_insert_is_known(connection: Connection) -> None:
-    """Two ways to write that do not know of each other's keys."""
+    """Guards against two ways to write that do not know of each other's keys."""
     written = insert(connection, idempotency_key="k")
     assert one(connection, EMIT, "k") == (written.id, None, True)
 
 
 @pytest.mark.parametrize("first", ["insert", "emit"])
 def test_a_plain_insert_with_a_known_key_fails(connection: Connection, first: str) -> None:
-    """An event that silently is not there, or is there twice."""
+    """Guards against an event that is silently missing, or is there twice."""
     if first == "insert":
         insert(connection, idempotency_key="k")
     else:
@@ -69,7 +69,7 @@ def test_a_plain_insert_with_a_known_key_fails(connection: Connection, first: st
 
 
 def test_repeating_the_id_does_not_excuse_a_known_key(connection: Connection) -> None:
-    """A client that draws its ids itself and retries with both: the event would be published twice."""
+    """Guards against an event published twice by a client that draws its ids itself and retries with both."""
     written = insert(connection, idempotency_key="k")
     with pytest.raises(psycopg.errors.UniqueViolation), connection.transaction():
         insert(connection, id=written.id, idempotency_key="k")
@@ -80,7 +80,7 @@ def test_repeating_the_id_does_not_excuse_a_known_key(connection: Connection) ->
 
 
 def test_many_rows_of_one_insert_share_no_key(connection: Connection) -> None:
-    """A check that sees only what earlier statements wrote."""
+    """Guards against a check that sees only what earlier statements wrote."""
     with pytest.raises(psycopg.errors.UniqueViolation, match="outbox_keys_pkey"):
         connection.execute(
             "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, idempotency_key) "
@@ -89,21 +89,22 @@ def test_many_rows_of_one_insert_share_no_key(connection: Connection) -> None:
 
 
 def test_a_rolled_back_key_is_free_again(connection: Connection) -> None:
-    """A key that outlives the event it stood for: the retry would be taken for a duplicate."""
+    """Guards against a key that outlives the event it stood for: the retry would be taken for a duplicate."""
     with connection.transaction(force_rollback=True):
         one(connection, EMIT, "k")
     assert one(connection, EMIT, "k")[2] is False
 
 
 def test_a_refused_event_does_not_keep_its_key(connection: Connection) -> None:
-    """The key is claimed before the event is checked."""
+    """Guards against a key that stays claimed after its event is refused, since the claim comes first."""
     with pytest.raises(psycopg.errors.CheckViolation), connection.transaction():
         one(connection, "SELECT outbox_emit('order', '', 'e', '{}', idempotency_key => 'k')")
     assert one(connection, EMIT, "k")[2] is False
 
 
 def test_a_key_within_a_savepoint_counts_after_it(connection: Connection) -> None:
-    """Emit in a subtransaction, where the claim has another transaction id than the event."""
+    """Guards against a claim in a subtransaction that does not count: its transaction id differs from the
+    event's."""
     with connection.transaction():
         first = one(connection, EMIT, "k")
     assert one(connection, EMIT, "k") == (first[0], None, True)
@@ -111,14 +112,14 @@ def test_a_key_within_a_savepoint_counts_after_it(connection: Connection) -> Non
 
 @pytest.mark.parametrize("key", ["ключ", "x" * 9_900, "'; --", " "])
 def test_any_text_is_a_key(connection: Connection, key: str) -> None:
-    """Keys too long for an index, or in another alphabet."""
+    """Guards against an error for keys that are too long for an index, or in another alphabet."""
     first = one(connection, EMIT, key)
     assert one(connection, EMIT, key) == (first[0], None, True)
     assert one(connection, EMIT, key + "x")[2] is False
 
 
-def test_a_key_that_is_purged_meanwhile_is_free(connection: Connection) -> None:
-    """A duplicate of an event that nobody can name any more: `id` NULL, and the event not written."""
+def test_a_key_that_is_purged_concurrently_is_free(connection: Connection) -> None:
+    """Guards against a duplicate of an event without an id (`id` NULL), and the event not written."""
     insert(connection, idempotency_key="k")
     purge_after_claims(connection)
     drawn, seq, duplicate = one(connection, EMIT, "k")

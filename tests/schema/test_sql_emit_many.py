@@ -27,7 +27,7 @@ def written(connection: Connection) -> list[tuple[Any, ...]]:
 
 
 def test_it_returns_what_it_wrote(connection: Connection) -> None:
-    """An answer that belongs to another row, or a member that ends up in another column."""
+    """Guards against an answer that belongs to another row, or a member that ends up in another column."""
     [answer] = connection.execute(
         "SELECT * FROM outbox_emit_many($$[{"
         '"aggregate_type": "order", "aggregate_id": "42", "event_type": "order.placed", '
@@ -47,7 +47,8 @@ def test_it_returns_what_it_wrote(connection: Connection) -> None:
 
 
 def test_members_that_are_null_or_missing(connection: Connection) -> None:
-    """A serialiser that writes null for what is not there; null as a payload, which is one."""
+    """Guards against a serializer that writes null for what is not there, and against null as a payload,
+    which is one."""
     optional = ["headers", "idempotency_key", "correlation_id", "causation_id", "traceparent", "version"]
     emit_many(connection, event(**dict.fromkeys(optional)), event(payload=None))
     assert one(
@@ -58,7 +59,7 @@ def test_members_that_are_null_or_missing(connection: Connection) -> None:
 
 
 def test_the_order_of_the_array_is_that_of_seq(connection: Connection) -> None:
-    """Events sorted by their keys, or by a hash: consumers would see an order that nobody meant."""
+    """Guards against events sorted by their keys, or by a hash: consumers would see an unintended order."""
     events = [event(n, idempotency_key=f"key {n % 40}" if n % 3 else None) for n in range(100)]
     answers = emit_many(connection, *events)
     assert len(answers) == 100
@@ -68,7 +69,7 @@ def test_the_order_of_the_array_is_that_of_seq(connection: Connection) -> None:
 
 
 def test_known_keys_insert_nothing(connection: Connection) -> None:
-    """A retried request that publishes its events twice, or leaves out those without a key."""
+    """Guards against a retried request that publishes its events twice, or leaves out those without a key."""
     plain = insert(connection, idempotency_key="a")
     [first] = emit_many(connection, event(idempotency_key="b"))
     answers = emit_many(
@@ -82,8 +83,8 @@ def test_known_keys_insert_nothing(connection: Connection) -> None:
     assert one(connection, "SELECT count(*) FROM outbox") == (5,)
 
 
-def test_a_key_that_is_purged_meanwhile_is_free(connection: Connection) -> None:
-    """A duplicate of an event that nobody can name any more, or a loop without an end."""
+def test_a_key_that_is_purged_concurrently_is_free(connection: Connection) -> None:
+    """Guards against a duplicate of an event without an id, or a loop without an end."""
     insert(connection, idempotency_key="k")
     purge_after_claims(connection)
     [other, answer] = emit_many(connection, event(idempotency_key="other"), event(idempotency_key="k"))
@@ -92,7 +93,8 @@ def test_a_key_that_is_purged_meanwhile_is_free(connection: Connection) -> None:
 
 
 def test_keys_are_found_by_their_index(connection: Connection) -> None:
-    """A plan of the day when there were no keys: its session would read all of them at every call."""
+    """Guards against a plan made when there were no keys: its session would read all of them at every
+    call."""
     for n in range(10):
         emit_many(connection, *(event(idempotency_key=f"{n} {m % 5}") for m in range(10)))
     scans = "SELECT seq_scan, idx_scan > 0 FROM pg_stat_xact_user_tables WHERE relname = 'outbox_keys'"
@@ -100,7 +102,7 @@ def test_keys_are_found_by_their_index(connection: Connection) -> None:
 
 
 def test_nothing_is_an_answer(connection: Connection) -> None:
-    """An error, or a row of NULLs, for an empty array."""
+    """Guards against an error, or a row of NULLs, for an empty array."""
     assert emit_many(connection) == []
 
 
@@ -131,7 +133,7 @@ def test_nothing_is_an_answer(connection: Connection) -> None:
     ],
 )
 def test_what_is_no_event(connection: Connection, events: object, error: str) -> None:
-    """A misspelt key that is ignored: every retry would be written again."""
+    """Guards against a misspelled key that is ignored: every retry would be written again."""
     with pytest.raises(psycopg.Error, match=error), connection.transaction():
         connection.execute(CALL, [json.dumps(events)])
     assert one(connection, "SELECT count(*) FROM outbox_keys") == (0,)

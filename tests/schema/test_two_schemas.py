@@ -22,7 +22,7 @@ def pair(empty: Database) -> Pair:
 
 
 def test_they_do_not_see_each_others_events(pair: Pair) -> None:
-    """A function or a view that finds the tables of whichever schema comes first."""
+    """Guards against a function or a view that finds the tables of whichever schema comes first."""
     for one in pair:
         with one.connect() as connection:
             # The same key in both, through the trigger and through the function.
@@ -36,7 +36,8 @@ def test_they_do_not_see_each_others_events(pair: Pair) -> None:
 
 
 def test_they_work_for_a_client_with_another_search_path(pair: Pair) -> None:
-    """Triggers that fail, or write elsewhere, when a client names the schema instead of a search_path."""
+    """Guards against triggers that fail, or write elsewhere, when a client names the schema instead of a
+    search_path."""
     ours, other = pair
     with replace(ours, schema="billing").connect() as connection:
         connection.execute(

@@ -16,7 +16,7 @@ def milliseconds(drawn: UUID) -> int:
 
 
 def test_default_is_version_7_and_carries_the_time(connection: Connection) -> None:
-    """Random ids, which scatter over the index; or bits in the wrong place."""
+    """Guards against random ids, which scatter over the index; or bits in the wrong place."""
     clock = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
     [before] = one(connection, clock)
     drawn = [insert(connection).id for _ in range(50)]
@@ -35,7 +35,7 @@ def test_default_is_version_7_and_carries_the_time(connection: Connection) -> No
 
 @pytest.mark.parametrize("function", ["outbox_uuidv7()", "id"])
 def test_ids_differ(connection: Connection, function: str) -> None:
-    """Too few random bits: events of one millisecond that share an id."""
+    """Guards against too few random bits: events of one millisecond that share an id."""
     connection.execute(
         "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
         "SELECT 'order', i::text, 'e', '{}' FROM generate_series(1, 2000) i"
@@ -50,7 +50,7 @@ def test_ids_differ(connection: Connection, function: str) -> None:
 
 
 def test_ids_of_a_list_follow_the_first(connection: Connection) -> None:
-    """A list that leaves version 7 or wraps into another list's ids; one id for two events."""
+    """Guards against a list that leaves version 7 or wraps into another list's ids; one id for two events."""
     first = UUID("0190a5d4-7c2b-7abc-8def-0123fffffffe")
     ids = connection.execute("SELECT outbox_id_after(%s, n) FROM generate_series(1, 4) n", [first]).fetchall()
     assert [str(each) for (each,) in ids] == [
@@ -63,7 +63,7 @@ def test_ids_of_a_list_follow_the_first(connection: Connection) -> None:
 
 @pytest.mark.parametrize("key", ["null", "n"])
 def test_ids_of_lists_are_version_7_too(connection: Connection, key: str) -> None:
-    """Ids drawn once for all lists of a session, or without the time."""
+    """Guards against ids drawn once for all lists of a session, or without the time."""
     call = (
         "SELECT array_agg(id) FROM outbox_emit_many((SELECT jsonb_agg(jsonb_build_object("
         "'aggregate_type', 'o', 'aggregate_id', 1, 'event_type', 'e', 'payload', 1, "
@@ -78,7 +78,7 @@ def test_ids_of_lists_are_version_7_too(connection: Connection, key: str) -> Non
 
 
 def test_the_server_draws_its_own_where_it_can(connection: Connection) -> None:
-    """The SQL function on PostgreSQL 18, which costs more than the server's own."""
+    """Guards against the SQL function on PostgreSQL 18, which costs more than the server's own."""
     [version, default] = one(
         connection,
         "SELECT current_setting('server_version_num')::int, pg_get_expr(adbin, adrelid) "

@@ -1,4 +1,4 @@
-"""Every kind of thing that events are written through, on one database; and how each may commit by itself.
+"""Every kind of object that events are written through, on one database, and each kind with autocommit.
 
 Invariants:
 - A target is a context manager: its transaction commits at the end, and is rolled back where the block fails.
@@ -30,13 +30,14 @@ from psycopg.rows import dict_row
 from sqlalchemy import orm
 from sqlalchemy.ext import asyncio as sqlalchemy_asyncio
 
+from outbox_pipelines.settings import Settings
 from outbox_pipelines.writer import Emitted, NewEvent, emit, emit_many
 from outbox_pipelines.writer.testing import WrittenEvent, events_of
 from tests.schema.servers import Database
 
 
 class Through:
-    """A target, and the calls on it; `target` is what an application has in hands."""
+    """A target, and the calls on it; `target` is the object that an application has."""
 
     def __init__(self, target: Any, runner: asyncio.Runner | None = None) -> None:
         self.target = target
@@ -246,7 +247,7 @@ async def async_pipeline_in_transaction_block(database: Database) -> AsyncIterat
 # SQLAlchemy
 
 
-def engine(database: Database, **options: Any) -> sqlalchemy.Engine:
+def engine(database: Database | Settings, **options: Any) -> sqlalchemy.Engine:
     return sqlalchemy.create_engine(url("psycopg", database), poolclass=sqlalchemy.NullPool, **options)
 
 
@@ -256,7 +257,7 @@ def async_engine(driver: str, database: Database, **options: Any) -> sqlalchemy_
     )
 
 
-def url(driver: str, database: Database) -> sqlalchemy.URL:
+def url(driver: str, database: Database | Settings) -> sqlalchemy.URL:
     at = psycopg.conninfo.conninfo_to_dict(database.dsn)
     return sqlalchemy.URL.create(
         f"postgresql+{driver}",
@@ -457,7 +458,7 @@ TARGETS: list[Target] = [
 ]
 
 
-# What commits each statement by itself.
+# What commits each statement automatically.
 
 
 @_at_once

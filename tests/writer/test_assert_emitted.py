@@ -1,4 +1,4 @@
-"""`assert_emitted`: what it takes for the event, and what it says of others."""
+"""`assert_emitted`: what it accepts as the event, and what it reports about others."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def events() -> Iterator[list[WrittenEvent]]:
     ],
 )
 def test_what_matches(events: list[WrittenEvent], expected: dict[str, Any]) -> None:
-    """Expectations that must be written as JSON, or in full."""
+    """Guards against expectations that must be written as JSON, or in full."""
     assert assert_emitted(events, "order.placed", **expected) is events[0]
 
 
@@ -95,7 +95,7 @@ def test_what_matches(events: list[WrittenEvent], expected: dict[str, Any]) -> N
     ],
 )  # fmt: skip
 def test_what_does_not(events: list[WrittenEvent], expected: dict[str, Any], difference: str) -> None:
-    """An expectation that is not looked at; a message that leaves one to guess."""
+    """Guards against an expectation that is ignored, and a message that does not explain the failure."""
     with pytest.raises(AssertionError) as raised:
         assert_emitted(events, "order.placed", **expected)
     assert [line for line in str(raised.value).splitlines() if line.startswith("    ")] == [
@@ -104,7 +104,7 @@ def test_what_does_not(events: list[WrittenEvent], expected: dict[str, Any], dif
 
 
 def test_the_message(events: list[WrittenEvent]) -> None:
-    """A message that does not say what was wanted, or what there was."""
+    """Guards against a message that does not say what was expected, or what there was."""
     with pytest.raises(AssertionError) as raised:
         assert_emitted(events, "order.shipped", aggregate_id=42, payload={"parcel": 9})
     assert str(raised.value).splitlines()[:1] + str(raised.value).splitlines()[2:] == [
@@ -119,7 +119,7 @@ def test_the_message(events: list[WrittenEvent]) -> None:
 
 
 def test_two_are_too_many(events: list[WrittenEvent]) -> None:
-    """An event that is emitted twice, in a test that asks whether it was emitted."""
+    """Guards against an event that is emitted twice, in a test that asks whether it was emitted."""
     with pytest.raises(AssertionError) as raised:
         assert_emitted(events, "order.shipped")
     assert str(raised.value).splitlines() == [
@@ -130,20 +130,20 @@ def test_two_are_too_many(events: list[WrittenEvent]) -> None:
 
 
 def test_nothing_at_all() -> None:
-    """An empty list of events below 'emitted:'."""
+    """Guards against an empty list of events below 'emitted:'."""
     with pytest.raises(AssertionError, match=r"emitted:\n  nothing$"):
         assert_emitted([], "order.placed")
 
 
 def test_nothing_emitted(events: list[WrittenEvent]) -> None:
-    """An assertion that holds for anything."""
+    """Guards against an assertion that holds for anything."""
     assert_nothing_emitted([])
     with pytest.raises(AssertionError, match=r"should be emitted; emitted:\n  order.placed of order 42"):
         assert_nothing_emitted(events)
 
 
 def test_long_lists_are_cut() -> None:
-    """A message of megabytes."""
+    """Guards against a message of megabytes."""
     with captured() as events:
         for n in range(25):
             emit(NOBODY, "order", n, "e", "x" * 10_000)

@@ -43,7 +43,7 @@ def events() -> Iterator[list[WrittenEvent]]:
 
 
 def test_every_member_is_recorded(events: list[WrittenEvent]) -> None:
-    """Members that change places, or ids of the surroundings that are missing."""
+    """Guards against members that change places, or ids of the surroundings that are missing."""
     with correlated(correlation_id="request"):
         emitted = emit(
             NOBODY, "type", 7, "event", {"a": [1]}, headers={"h": 1}, idempotency_key="k", version=3,
@@ -57,7 +57,8 @@ def test_every_member_is_recorded(events: list[WrittenEvent]) -> None:
 
 
 def test_the_same_as_a_database_gives(connection: Connection) -> None:
-    """Tests that pass without a database and fail with one, for the shape of what they compare."""
+    """Guards against tests that pass without a database and fail with one, because of the shape of what they
+    compare."""
     batch = [
         NewEvent("order", 1, "e", {"total": decimal.Decimal("1.10"), "at": uuid.UUID(int=1), "t": (1, 2.5)}),
         NewEvent("order", "1", "e", None, {"h": None}, "k", uuid.UUID(int=2), "c", TRACE, 5),
@@ -86,7 +87,7 @@ def test_the_same_as_a_database_gives(connection: Connection) -> None:
 def test_what_production_refuses_is_refused(
     events: list[WrittenEvent], payload: object, error: type[Exception], message: str
 ) -> None:
-    """A payload that no database takes, found out in production."""
+    """Guards against a payload that no database accepts, detected only in production."""
     with pytest.raises(error, match=message):
         emit(NOBODY, "order", 1, "e", payload)
     with pytest.raises(error, match=f"^event 1: .*{message}"):
@@ -95,7 +96,8 @@ def test_what_production_refuses_is_refused(
 
 
 def test_on_sqlite(events: list[WrittenEvent]) -> None:
-    """Tests on SQLite, as many applications have them, in which `session.add` of an event fails."""
+    """Guards against a failing `session.add` of an event in tests on SQLite, as many applications have
+    them."""
     with orm.Session(sqlalchemy.create_engine("sqlite://")) as session:
         emit(session, "order", 1, "order.placed", {})
         session.add(OutboxEvent("order", 1, "order.paid", {}))
@@ -104,7 +106,8 @@ def test_on_sqlite(events: list[WrittenEvent]) -> None:
 
 
 def test_a_payload_that_changes_later(events: list[WrittenEvent]) -> None:
-    """The caller's own object in the list: the event would say what it became, not what was written."""
+    """Guards against the caller's own object in the list: the event would show later changes, not what was
+    written."""
     payload = {"total": 5}
     emit(NOBODY, "order", 1, "e", payload)
     payload["total"] = 7
@@ -112,7 +115,8 @@ def test_a_payload_that_changes_later(events: list[WrittenEvent]) -> None:
 
 
 def test_ids_and_order(events: list[WrittenEvent]) -> None:
-    """One id for all, or a seq that goes back; code under test puts them into maps and sorts by them."""
+    """Guards against one id for all, or a seq that goes back; code under test uses them as keys and sorts by
+    them."""
     answers = [emit(NOBODY, "order", 1, "e", {}), *emit_many(NOBODY, [NewEvent("order", 1, "e", {})] * 50)]
     assert [(event.id, event.seq) for event in events] == [(answer.id, answer.seq) for answer in answers]
     assert [answer.seq for answer in answers] == list(range(1, 52))
@@ -121,7 +125,7 @@ def test_ids_and_order(events: list[WrittenEvent]) -> None:
 
 
 def test_a_known_key_is_a_duplicate(events: list[WrittenEvent]) -> None:
-    """A second event of a key, which production does not write."""
+    """Guards against a second event of a key, which production does not write."""
     first = emit(NOBODY, "order", 1, "e", 1, idempotency_key="a")
     assert not first.duplicate
     assert emit(NOBODY, "order", 1, "e", 2, idempotency_key="a") == Emitted(first.id, None, duplicate=True)
@@ -142,7 +146,7 @@ def test_a_known_key_is_a_duplicate(events: list[WrittenEvent]) -> None:
     ids=lambda target: target.__class__.__name__,
 )
 def test_mocks_of_asynchronous_targets_are_awaited(events: list[WrittenEvent], target: Any) -> None:
-    """A forgotten `await`, with which production writes nothing, in a test that passes."""
+    """Guards against a forgotten `await`, with which production writes nothing, in a test that passes."""
     answer: Any = emit(target, "order", 1, "e", {})
     assert events == []
     assert isinstance(asyncio.run(answer), Emitted)
@@ -158,7 +162,7 @@ def test_mocks_of_asynchronous_targets_are_awaited(events: list[WrittenEvent], t
     "target", [None, 5, mock.Mock(), object], ids=["None", "a number", "a mock", "a class"]
 )
 def test_other_targets_are_as_the_block_says(target: Any, asynchronous: bool) -> None:
-    """A guess from a mock that answers to every name."""
+    """Guards against a guess from a mock that answers to every name."""
     with captured(asynchronous=asynchronous) as events:
         answer: Any = emit(target, "order", 1, "e", {})
         assert len(events) == (not asynchronous)
@@ -169,7 +173,8 @@ def test_other_targets_are_as_the_block_says(target: Any, asynchronous: bool) ->
 
 @pytest.mark.parametrize("target", [mock.Mock(spec=orm.Session), mock.Mock(spec=psycopg.Connection)])
 def test_mocks_of_synchronous_targets_are_not_awaited(target: Any) -> None:
-    """A block for asynchronous code in which a synchronous helper gets a coroutine for its answer."""
+    """Guards against a block for asynchronous code in which a synchronous helper gets a coroutine for its
+    answer."""
     with captured(asynchronous=True) as events:
         assert emit(target, "order", 1, "e", {}).seq == 1
     assert len(events) == 1
@@ -177,7 +182,7 @@ def test_mocks_of_synchronous_targets_are_not_awaited(target: Any) -> None:
 
 
 def test_after_the_block_all_is_as_before(connection: Connection) -> None:
-    """A test whose capture swallows the events of all later ones, where it failed above all."""
+    """Guards against a capture that swallows the events of all later tests, especially after a failure."""
     with contextlib.suppress(ZeroDivisionError), captured() as events:
         emit(connection, "order", 1, "e", {})
         raise ZeroDivisionError
@@ -189,14 +194,14 @@ def test_after_the_block_all_is_as_before(connection: Connection) -> None:
 
 
 def test_the_database_is_asked_all_the_same(connection: Connection) -> None:
-    """A capture that also answers for what the transaction has written."""
+    """Guards against a capture that also answers for what the transaction has written."""
     emit(connection, "order", 1, "e", {})
     with captured():
         assert [event.aggregate_id for event in events_of(connection)] == ["1"]
 
 
 def test_the_innermost_collects() -> None:
-    """Events that are listed twice, or with the keys of another block."""
+    """Guards against events that are listed twice, or with the keys of another block."""
     with captured() as outer:
         emit(NOBODY, "order", 1, "e", {}, idempotency_key="k")
         with captured() as inner:
@@ -208,7 +213,7 @@ def test_the_innermost_collects() -> None:
 
 
 def test_blocks_that_end_in_another_order() -> None:
-    """Fixtures of several threads: the end of one block that takes away another one's."""
+    """Guards against fixtures of several threads in which the end of one block removes another one's."""
     first, second = captured(), captured()
     ours, theirs = first.__enter__(), second.__enter__()
     first.__exit__(None, None, None)
@@ -228,7 +233,7 @@ def hurried_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("hurried_threads")
 def test_threads(events: list[WrittenEvent]) -> None:
-    """Code under test that emits in threads of its own: events lost, or one seq drawn twice."""
+    """Guards against events lost, or one seq drawn twice, by code that emits in threads of its own."""
     together = threading.Barrier(8)
 
     def write(n: int) -> None:
@@ -246,7 +251,7 @@ def test_threads(events: list[WrittenEvent]) -> None:
 
 
 def test_tasks() -> None:
-    """Tasks whose events are somebody else's."""
+    """Guards against tasks that get the events of other tasks."""
 
     async def write() -> None:
         await asyncio.gather(*(emit(NOBODY, "order", n, "e", {}) for n in range(50)))

@@ -32,7 +32,7 @@ def ids(connection: Connection) -> tuple[object, ...]:
 
 
 def test_it_reaches_every_event_within(connection: Connection) -> None:
-    """Events of one request that cannot be found together; ids that outlive their request."""
+    """Guards against events of one request that cannot be found together; ids that outlive their request."""
     with correlated(correlation_id="request", causation_id=uuid.UUID(int=1)):
         assert ids(connection) == ("request", str(uuid.UUID(int=1)))
         emit_many(connection, [NewEvent("many", 1, "e", {})])
@@ -42,7 +42,7 @@ def test_it_reaches_every_event_within(connection: Connection) -> None:
 
 
 def test_what_an_event_says_wins(connection: Connection) -> None:
-    """An id that was given and is lost."""
+    """Guards against an id that was given and is lost."""
     with correlated(correlation_id="request", causation_id="cause"):
         emit(connection, "order", 1, "e", {}, correlation_id="own")
         [_] = emit_many(connection, [NewEvent("order", 1, "e", {}, causation_id="")])
@@ -53,7 +53,7 @@ def test_what_an_event_says_wins(connection: Connection) -> None:
 
 
 def test_nesting_restores(connection: Connection) -> None:
-    """A handler of a handler whose ids leak into the rest of the request, after an error too."""
+    """Guards against a nested handler whose ids leak into the rest of the request, even after an error."""
     with correlated(correlation_id="request", causation_id="a"):
         with contextlib.suppress(ZeroDivisionError), correlated(causation_id="b"):
             assert ids(connection) == ("request", "b")
@@ -66,7 +66,7 @@ def test_nesting_restores(connection: Connection) -> None:
 
 
 def test_tasks_inherit_and_keep_apart(shared: Database) -> None:
-    """Two requests in one event loop that exchange their ids."""
+    """Guards against two requests in one event loop that exchange their ids."""
     with targets.psycopg_connection(shared) as through:
         connection = through.target
 
@@ -78,20 +78,20 @@ def test_tasks_inherit_and_keep_apart(shared: Database) -> None:
 
         async def both() -> list[list[object]]:
             one, two = asyncio.Event(), asyncio.Event()
-            return await asyncio.gather(request("one", one, two), request("two", two, one))
+            return list(await asyncio.gather(request("one", one, two), request("two", two, one)))
 
         assert asyncio.run(both()) == [["one", "one"], ["two", "two"]]
         connection.rollback()
 
 
 def test_a_thread_of_a_pool_has_none(connection: Connection) -> None:
-    """The ids of whoever used the thread before, which would be worse than none."""
+    """Guards against the ids of the previous user of the thread, which would be worse than none."""
     with ThreadPoolExecutor(1) as pool, correlated(correlation_id="request"):
         assert pool.submit(ids, connection).result() == (None, None)
 
 
 def test_an_id_that_is_no_text(connection: Connection) -> None:
-    """A refusal that names something the caller never gave."""
+    """Guards against a refusal that names something the caller never gave."""
     wrong: object = b"x"
     with correlated(correlation_id=wrong), pytest.raises(OutboxError, match="correlation_id"):  # type: ignore[arg-type]
         emit(connection, "order", 1, "e", {})
@@ -102,7 +102,7 @@ def traced(connection: Connection) -> tuple[object, ...]:
 
 
 def test_the_current_span_is_taken(connection: Connection) -> None:
-    """A trace that ends at the outbox."""
+    """Guards against a trace that ends at the outbox."""
     with use_span(NonRecordingSpan(SPAN)):
         emit(connection, "order", 1, "e", {}, headers={"tenant": "t"})
         assert traced(connection) == (TRACED, {"tracestate": "v=1", "tenant": "t"})
@@ -111,7 +111,7 @@ def test_the_current_span_is_taken(connection: Connection) -> None:
 
 
 def test_a_trace_that_is_given_wins(connection: Connection) -> None:
-    """The state of one trace beside the id of another."""
+    """Guards against the state of one trace next to the id of another."""
     with use_span(NonRecordingSpan(SPAN)):
         emit(connection, "order", 1, "e", {}, traceparent=GIVEN)
         assert traced(connection) == (GIVEN, None)
@@ -123,21 +123,21 @@ def test_a_trace_that_is_given_wins(connection: Connection) -> None:
     "span", [trace.INVALID_SPAN, NonRecordingSpan(SpanContext(0xABC, 0, is_remote=False))]
 )
 def test_a_span_that_is_none(connection: Connection, span: trace.Span) -> None:
-    """Ids of zeros, which consumers refuse, where OpenTelemetry is loaded and not set up."""
+    """Guards against ids of zeros, which consumers refuse, where OpenTelemetry is loaded and not set up."""
     with use_span(span):
         emit(connection, "order", 1, "e", {})
     assert traced(connection) == (None, None)
 
 
 def test_a_span_without_a_state(connection: Connection) -> None:
-    """A header that says nothing."""
+    """Guards against a header without content."""
     with use_span(NonRecordingSpan(SpanContext(0xABC, 0xDEF, is_remote=False))):
         emit(connection, "order", 1, "e", {})
     assert traced(connection) == (TRACED[:-2] + "00", None)
 
 
 def test_opentelemetry_is_not_imported() -> None:
-    """An application that has it installed, does not use it, and pays for its import."""
+    """Guards against an import that costs applications which have it installed and do not use it."""
     program = (
         "import sys; from outbox_pipelines.writer.context import surroundings; "
         "assert surroundings() == (None, None, None, None); "

@@ -25,7 +25,8 @@ KEY = derive_key("7", "order.placed", {"a": 1, "b": [True, None, "é"]})
 
 
 def test_it_never_changes() -> None:
-    """Another release that derives other keys: every retry across the deployment is written twice."""
+    """Guards against a release that derives other keys: every retry across the deployment is written
+    twice."""
     assert KEY == "9b78dee83ee3a75a0c82d482d32d3d6112ac642977282f22e97586549e4ea80c"
 
 
@@ -38,31 +39,29 @@ def test_it_never_changes() -> None:
     ],
 )
 def test_the_same_content_has_the_same_key(arguments: tuple[Any, ...]) -> None:
-    """A retry whose members come in another order, or whose id is a number this time."""
+    """Guards against another key for a retry with another order of members, or with a number as id."""
     assert derive_key(*arguments) == KEY
 
 
 def test_other_content_has_another_key() -> None:
-    """Two events merged into one: the parts joined without a border, or one of them left out."""
-    keys = {
-        derive_key(*arguments)
-        for arguments in [
-            ("7", "order.placed", {}),
-            ("7o", "rder.placed", {}),
-            ("7", "order.placed", []),
-            ("7", "order.placed", None),
-            ("7", "order.placed", {"a": 1}),
-            ("7", "order.placed", {"a": "1"}),
-            ("7", "order.placed", {"a": 1.0}),
-            ("8", "order.placed", {}),
-            ('7","order.placed', "e", {}),
-        ]
-    }
+    """Guards against two events merged into one: parts joined without a separator, or one left out."""
+    others: list[tuple[Any, ...]] = [
+        ("7", "order.placed", {}),
+        ("7o", "rder.placed", {}),
+        ("7", "order.placed", []),
+        ("7", "order.placed", None),
+        ("7", "order.placed", {"a": 1}),
+        ("7", "order.placed", {"a": "1"}),
+        ("7", "order.placed", {"a": 1.0}),
+        ("8", "order.placed", {}),
+        ('7","order.placed', "e", {}),
+    ]
+    keys = {derive_key(*arguments) for arguments in others}
     assert len(keys) == 9
 
 
 def test_values_count_as_in_a_payload() -> None:
-    """A payload that can be written, and has no key."""
+    """Guards against a payload that can be written, and has no key."""
     values = {"at": datetime.date(2026, 1, 2), "id": uuid.UUID(int=1), "sum": decimal.Decimal("1.10")}
     texts = {name: str(value) for name, value in values.items()}
     assert derive_key(1, "e", values) == derive_key(1, "e", texts)
@@ -71,6 +70,6 @@ def test_values_count_as_in_a_payload() -> None:
 
 @pytest.mark.parametrize("payload", [{1: "a", "b": 2}, float("nan"), b"x", object(), "\0"])
 def test_what_has_no_key(payload: object) -> None:
-    """A TypeError from the depth; a key of a text that no other process writes."""
+    """Guards against a TypeError from library code, and a key of a text that no other process writes."""
     with pytest.raises(OutboxError, match="payload"):
         derive_key(1, "e", payload)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 
 import pytest
+import sqlalchemy
+from sqlalchemy import orm
 
 from outbox_pipelines.writer import AutocommitError, NewEvent, emit
 from tests.schema.servers import Database
@@ -16,7 +18,7 @@ COUNT = "SELECT count(*) FROM outbox WHERE aggregate_id = %s"
 
 @pytest.mark.parametrize("target", AUTOCOMMIT, ids=lambda target: target.__name__)
 def test_it_is_refused(kept: Database, target: Target) -> None:
-    """Event and order in two transactions: a crash between them loses one."""
+    """Guards against event and order in two transactions: a crash between them loses one."""
     order = uuid.uuid4().hex
     with target(kept) as through:
         with pytest.raises(AutocommitError, match=AUTOCOMMIT[target]):
@@ -27,11 +29,11 @@ def test_it_is_refused(kept: Database, target: Target) -> None:
 
 
 def test_a_session_flushes_nothing_before_it_is_refused(kept: Database) -> None:
-    """Business rows committed by the very call that refuses to commit."""
+    """Guards against business rows committed by the very call that refuses to commit."""
     order = uuid.uuid4().hex
     with targets.session_autocommit(kept) as through:
         flushed: list[object] = []
-        targets.sqlalchemy.event.listen(through.target, "before_flush", lambda *a: flushed.append(a))
+        sqlalchemy.event.listen(through.target, "before_flush", lambda *a: flushed.append(a))
         through.target.add(Thing())
         with pytest.raises(AutocommitError):
             through.emit("order", order, "e", {})
@@ -40,7 +42,7 @@ def test_a_session_flushes_nothing_before_it_is_refused(kept: Database) -> None:
 
 
 def test_sqlalchemys_autobegin_is_no_autocommit(kept: Database) -> None:
-    """A connection that commits later, taken for one that commits at once."""
+    """Guards against a connection that commits later, taken for one that commits at once."""
     order = uuid.uuid4().hex
     with targets.engine(kept).connect() as connection:
         emit(connection, "order", order, "e", {})
@@ -49,11 +51,11 @@ def test_sqlalchemys_autobegin_is_no_autocommit(kept: Database) -> None:
     assert kept.value(COUNT, order) == 1
 
 
-class Base(targets.orm.DeclarativeBase):
+class Base(orm.DeclarativeBase):
     pass
 
 
 class Thing(Base):
     __tablename__ = "things"
 
-    id: targets.orm.Mapped[int] = targets.orm.mapped_column(primary_key=True)
+    id: orm.Mapped[int] = orm.mapped_column(primary_key=True)

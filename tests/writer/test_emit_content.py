@@ -1,4 +1,4 @@
-"""What is given to `emit` is what stands in the row."""
+"""The row contains what is passed to `emit`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Number(enum.Enum):
 
 @pytest.mark.parametrize("key", [None, "k"])
 def test_every_argument_has_its_column(connection: Connection, key: str | None) -> None:
-    """Two texts that change places, in one of the two statements."""
+    """Guards against two texts that change places, in one of the two statements."""
     emit(
         connection,
         *("type", "id", "event", {"a": [1, None, True, 1.5, "x"]}),
@@ -52,7 +52,7 @@ def test_every_argument_has_its_column(connection: Connection, key: str | None) 
 
 @pytest.mark.parametrize("key", [None, "k"])
 def test_what_is_not_given_is_null(connection: Connection, key: str | None) -> None:
-    """'None' or 'null' as text, or as JSON, in the columns that were left out."""
+    """Guards against 'None' or 'null' as text, or as JSON, in the columns that were left out."""
     emit(connection, "order", 1, "e", {}, idempotency_key=key)
     assert one(connection, f"SELECT headers, {METADATA} FROM outbox") == (None, key, None, None, None, None)
 
@@ -61,7 +61,7 @@ def test_what_is_not_given_is_null(connection: Connection, key: str | None) -> N
     "payload", [{}, [], [1, 2], "text", 0, 1.5, True, None, {"a": {"b": [{}]}}], ids=repr
 )
 def test_any_json_is_a_payload(connection: Connection, payload: object) -> None:
-    """A body that is not an object, taken for none."""
+    """Guards against a body that is not an object, taken for none."""
     emit(connection, "order", 1, "e", payload)
     assert one(connection, "SELECT payload, payload IS NULL FROM outbox") == (payload, False)
 
@@ -78,7 +78,7 @@ def test_any_json_is_a_payload(connection: Connection, payload: object) -> None:
     ],
 )
 def test_ids_of_any_kind(connection: Connection, given: object, stored: str) -> None:
-    """0 taken for no id; numbers whose text depends on the driver."""
+    """Guards against 0 taken for no id; numbers whose text depends on the driver."""
     emit(connection, "order", given, "e", {})
     assert one(connection, "SELECT aggregate_id FROM outbox") == (stored,)
 
@@ -88,7 +88,7 @@ def test_ids_of_any_kind(connection: Connection, given: object, stored: str) -> 
 )
 @pytest.mark.parametrize("key", [True, False])
 def test_any_text_anywhere(connection: Connection, text: str, key: bool) -> None:
-    """Placeholders found inside of values; letters of another encoding."""
+    """Guards against placeholders found inside values, and letters of another encoding."""
     emit(
         connection,
         *(text, text, text, {text: text}),
@@ -102,7 +102,7 @@ def test_any_text_anywhere(connection: Connection, text: str, key: bool) -> None
 
 @pytest.mark.parametrize("key", [None, Kind.PLACED])
 def test_enumerations_of_strings_are_their_values(connection: Connection, key: str | None) -> None:
-    """psycopg writes the *name* of a member: the topic and the event type would be PLACED."""
+    """Guards against the *name* of a member, which psycopg writes: topic and event type would be PLACED."""
     emit(connection, Kind.ORDER, Kind.ORDER, Kind.PLACED, {}, idempotency_key=key)
     assert one(
         connection, "SELECT aggregate_type, aggregate_id, event_type, idempotency_key FROM outbox"
@@ -113,7 +113,7 @@ def test_enumerations_of_strings_are_their_values(connection: Connection, key: s
 
 
 def test_order_of_calls_is_order_of_seq(connection: Connection) -> None:
-    """Events of one transaction that are drawn out of order."""
+    """Guards against events of one transaction that are drawn out of order."""
     seqs = [emit(connection, "order", 1, "e", {}, idempotency_key=k).seq or 0 for k in ("b", None, "a", None)]
     assert seqs == sorted(seqs)
     assert len(set(seqs)) == 4
@@ -121,7 +121,7 @@ def test_order_of_calls_is_order_of_seq(connection: Connection) -> None:
 
 @pytest.mark.parametrize("version", [Release.TWO, True])
 def test_versions_that_are_more_than_numbers(connection: Connection, version: int) -> None:
-    """Names of members, or truth values, which drivers send as such."""
+    """Guards against names of members, or truth values, which drivers send as such."""
     emit(connection, "order", 1, "e", {}, version=version)
     emit_many(connection, [NewEvent("order", 1, "e", {}, version=version)])
     found = one(connection, "SELECT array_agg(version) FROM outbox")
@@ -129,7 +129,7 @@ def test_versions_that_are_more_than_numbers(connection: Connection, version: in
 
 
 def test_ids_of_requests_may_be_uuids(connection: Connection) -> None:
-    """A UUID that the driver sends as such: no function takes it, and the transaction is aborted."""
+    """Guards against a UUID that the driver sends as such: no function takes it, the transaction aborts."""
     ids: list[Any] = [uuid.UUID(int=n) for n in range(3)]
     emit(connection, "order", 1, "e", {}, idempotency_key=ids[0], correlation_id=ids[1], causation_id=ids[2])
     found = one(connection, "SELECT idempotency_key, correlation_id, causation_id FROM outbox")

@@ -20,7 +20,7 @@ HEAVY = {"asyncio", "inspect", "dataclasses", "logging", "pathlib", "importlib.m
 
 
 def test_only_the_standard_library_is_imported() -> None:
-    """A writer that brings the relay's drivers, or pydantic, into every application."""
+    """Guards against a writer that brings the relay's drivers, or pydantic, into every application."""
     printed = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     ).stdout
@@ -35,7 +35,7 @@ def test_only_the_standard_library_is_imported() -> None:
 
 
 def test_no_driver_is_needed_to_be_refused() -> None:
-    """An ImportError of SQLAlchemy in an application that has psycopg only, or the other way round."""
+    """Guards against an ImportError of SQLAlchemy in an application with psycopg only, and vice versa."""
     program = """
 import sys
 for name in ("psycopg", "sqlalchemy", "sqlalchemy.orm", "asyncpg", "django", "django.db"):
@@ -59,7 +59,8 @@ except OutboxError as error:
     ],
 )
 def test_an_integration_needs_its_framework_alone(module: str, frameworks: set[str]) -> None:
-    """An ImportError of the relay's packages, or of another framework, where only the writer is installed."""
+    """Guards against an ImportError of the relay's packages, or of another framework, with only the
+    writer."""
     others = {"psycopg", "asyncpg", "pydantic", "click", "confluent_kafka", "dagster"}
     others |= {"sqlalchemy", "alembic", "django"} - frameworks
     program = f"import sys; sys.modules |= dict.fromkeys({others}); import {module}"

@@ -1,6 +1,8 @@
-"""`emit_many` beyond what every target has in common: its rows, its pieces, its keys."""
+"""`emit_many` beyond what every target has in common: its rows, its statements, its keys."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -26,7 +28,8 @@ KEYS = pytest.mark.parametrize("key", [None, "key"], ids=["columns", "array"])
 
 @KEYS
 def test_every_member_has_its_column(connection: Connection, key: str | None) -> None:
-    """Two texts that change places; 'null' in what was left out; a payload of null taken for none."""
+    """Guards against two texts that change places, 'null' in what was left out, and a payload of null taken
+    for none."""
     full = NewEvent("type", 7, "event", {"a": [1, None, "x"]}, {"h": 1}, key, "co", "ca", TRACE, 3)
     emit_many(connection, [full, NewEvent("order", 1, "e", None)])
     assert rows(connection) == [
@@ -52,7 +55,7 @@ def test_every_member_has_its_column(connection: Connection, key: str | None) ->
 )
 @KEYS
 def test_any_text_anywhere(connection: Connection, text: str, key: str | None) -> None:
-    """Quotes of two layers, of JSON and of SQL; texts that look like what stands between texts."""
+    """Guards against quotes of two layers, of JSON and of SQL, and texts that look like separators."""
     event = NewEvent(text, text, text, {text: text}, {text: text}, key and text, text, text)
     emit_many(connection, [event, NewEvent("order", 1, "e", text)])
     assert rows(connection) == [(*event[:8], None, None), ("order", "1", "e", text, *[None] * 6)]
@@ -61,9 +64,10 @@ def test_any_text_anywhere(connection: Connection, text: str, key: str | None) -
 @pytest.mark.parametrize("column", ["aggregate_id", "correlation_id", "causation_id"])
 @pytest.mark.parametrize("text", ["\x1e", "\x1f", "", "NULL", "null"])
 def test_texts_of_one_column(connection: Connection, column: str, text: str) -> None:
-    """Text taken for NULL, or NULL for text; two values made of one."""
+    """Guards against text taken for NULL, or NULL for text; two values made of one."""
     event = NewEvent("order", 1, "e", {})
-    odd = event._replace(**{column: text or ("" if column != "aggregate_id" else "x")})
+    other: dict[str, Any] = {column: text or ("" if column != "aggregate_id" else "x")}
+    odd = event._replace(**other)
     emit_many(connection, [event, odd, event])
     emit_many(connection, [odd])
     found = connection.execute(f"SELECT {column} FROM outbox ORDER BY seq".encode()).fetchall()
@@ -76,7 +80,7 @@ def test_texts_of_one_column(connection: Connection, column: str, text: str) -> 
 )
 @KEYS
 def test_numbers_keep_their_digits(connection: Connection, number: str, key: str | None) -> None:
-    """A number that becomes a float where the events are taken apart."""
+    """Guards against a number that becomes a float where the events are taken apart."""
     value = float(number) if "." in number else int(number)
     event = NewEvent("order", 1, "e", [value])
     emit_many(connection, [event, event._replace(idempotency_key=key)])
@@ -84,14 +88,14 @@ def test_numbers_keep_their_digits(connection: Connection, number: str, key: str
 
 
 def test_a_generator_of_events(connection: Connection) -> None:
-    """Events that are used up by their being checked."""
+    """Guards against events that are consumed by their check."""
     emitted = emit_many(connection, (NewEvent("order", n, "e", {}) for n in range(3)))
     assert [row[1] for row in rows(connection)] == ["0", "1", "2"]
     assert len(emitted) == 3
 
 
 def test_a_long_list(connection: Connection) -> None:
-    """Order that holds for a few rows only, with and without keys; time that grows with the square."""
+    """Guards against order that holds for a few rows only, with or without keys; quadratic time."""
     number = 20_000
     events = [
         NewEvent("order", n, "e", {"n": n}, idempotency_key=f"key {n % 15_000}" if n % 2 else None)
@@ -107,7 +111,7 @@ def test_a_long_list(connection: Connection) -> None:
 
 
 def test_a_long_list_without_keys(connection: Connection) -> None:
-    """The same, where all of it is one INSERT; answers that belong to other events."""
+    """Guards against the same in one INSERT, and against answers that belong to other events."""
     number = 20_000
     events = [NewEvent("order", n, "e", {"n": n}, version=n % 3 or None) for n in range(number)]
     emitted = emit_many(connection, events)
@@ -119,8 +123,9 @@ def test_a_long_list_without_keys(connection: Connection) -> None:
     ]
 
 
-def test_a_list_of_several_pieces(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event that is lost or doubled where one statement ends; a duplicate across that place."""
+def test_a_list_of_several_statements(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an event that is lost or duplicated where one statement ends, and a duplicate across
+    that place."""
     monkeypatch.setattr(statements, "_PIECE", 300)
     events = [
         NewEvent("order", n, "e", "x" * (n * 20), idempotency_key="k" if n in (2, 17) else None)
@@ -137,7 +142,7 @@ def test_a_list_of_several_pieces(connection: Connection, monkeypatch: pytest.Mo
 
 
 def test_one_emit_and_a_list_share_keys(connection: Connection) -> None:
-    """Two ways to write that do not know of each other's keys."""
+    """Guards against two ways to write that do not know of each other's keys."""
     first = emit(connection, "order", 1, "e", {}, idempotency_key="a")
     [again, second] = emit_many(
         connection, [NewEvent("order", 1, "e", {}, idempotency_key=key) for key in ("a", "b")]

@@ -11,6 +11,7 @@ import django.core.cache
 import psycopg
 import pytest
 import sqlalchemy
+from django.db import connections
 from django.utils.connection import ConnectionProxy
 from sqlalchemy import orm
 
@@ -32,7 +33,7 @@ write: Any = emit
 @pytest.mark.parametrize("name", ["aggregate_type", "aggregate_id", "event_type"])
 @pytest.mark.parametrize("value", ["", None])
 def test_names_that_are_missing(connection: Connection, name: str, value: object) -> None:
-    """Events without a topic or a key; an event of the order 'None'."""
+    """Guards against events without a topic or a key; an event of the order 'None'."""
     names = {"aggregate_type": "order", "aggregate_id": "1", "event_type": "e"} | {name: value}
     with pytest.raises(OutboxError, match=f"{name} is {'None' if value is None else 'empty'}") as refused:
         write(connection, *names.values(), {})
@@ -41,13 +42,13 @@ def test_names_that_are_missing(connection: Connection, name: str, value: object
 
 
 def test_an_empty_key(connection: Connection) -> None:
-    """'' from a form or a header: the second event of the whole system would be a 'duplicate'."""
+    """Guards against '' from a form or a header: the system's second event would be a 'duplicate'."""
     with pytest.raises(OutboxError, match="idempotency_key is empty"):
         emit(connection, "order", 1, "e", {}, idempotency_key="")
 
 
 def test_long_headers(connection: Connection) -> None:
-    """The refusal by the database, which aborts the transaction."""
+    """Guards against a refusal by the database, which aborts the transaction."""
     emit(connection, "order", 1, "e", {}, headers={"a": "x" * 99_980})
     with pytest.raises(OutboxError, match=r"headers have 100,009 bytes as JSON, more than 100,000"):
         emit(connection, "order", 1, "e", {}, headers={"a": "x" * 100_000})
@@ -68,23 +69,26 @@ TEXTS = ["aggregate_type", "aggregate_id", "event_type", "idempotency_key", "cor
     ids=["NUL", "surrogate", "bytes", "long"],
 )
 def test_what_is_no_text(connection: Connection, column: str, text: object, why: str) -> None:
-    """An error of the driver's depth, or of the database, which aborts the transaction; a key "b'a'"."""
-    event = NewEvent("order", 1, "e", {})._replace(**{column: text})
+    """Guards against an error of the driver's internals, or of the database, which aborts the transaction; a
+    key "b'a'"."""
+    wrong: dict[str, Any] = {column: text}
+    event = NewEvent("order", 1, "e", {})._replace(**wrong)
     with pytest.raises(OutboxError, match=f"{column} .*{why}"):
         write(connection, **event._asdict())
 
 
 @pytest.mark.parametrize("column", ["aggregate_type", "event_type", "idempotency_key", "correlation_id"])
 def test_numbers_where_text_belongs(connection: Connection, column: str) -> None:
-    """Arguments that changed places: a topic called 42-events."""
-    event = NewEvent("order", 1, "e", {})._replace(**{column: 42})
+    """Guards against arguments that changed places: a topic called 42-events."""
+    wrong: dict[str, Any] = {column: 42}
+    event = NewEvent("order", 1, "e", {})._replace(**wrong)
     with pytest.raises(OutboxError, match=f"{column} is of type int: give text"):
         write(connection, **event._asdict())
 
 
 @pytest.mark.parametrize("version", [2**31, -(2**31) - 1, "1", 1.0])
 def test_versions_that_do_not_fit(connection: Connection, version: object) -> None:
-    """An error of the database, which aborts the transaction."""
+    """Guards against an error of the database, which aborts the transaction."""
     with pytest.raises(OutboxError, match=r"version is .*32 bits"):
         write(connection, "order", 1, "e", {}, version=version)
 
@@ -103,20 +107,21 @@ def test_versions_that_do_not_fit(connection: Connection, version: object) -> No
     ],
 )
 def test_traceparents_that_are_none(connection: Connection, traceparent: str) -> None:
-    """A trace that ends at the outbox, and nobody knows why."""
+    """Guards against a trace that ends at the outbox without an explanation."""
     with pytest.raises(OutboxError, match=r"traceparent .*W3C"):
         emit(connection, "order", 1, "e", {}, traceparent=traceparent)
 
 
 @pytest.mark.parametrize("headers", ["a", ["a"], [("a", "b", "c")], 1])
 def test_headers_that_are_no_mapping(connection: Connection, headers: object) -> None:
-    """A ValueError about 'dictionary update sequence element #0'."""
+    """Guards against a ValueError about 'dictionary update sequence element #0'."""
     with pytest.raises(OutboxError, match=r"headers are a .*: give a mapping"):
         write(connection, "order", 1, "e", {}, headers=headers)
 
 
 def test_targets_of_another_kind(shared: Database) -> None:
-    """An AttributeError from the depth, or an event written to a file that happens to have a cursor."""
+    """Guards against an AttributeError from library code, or an event written to a file that happens to have
+    a cursor."""
     engine = targets.engine(shared)
     pool = psycopg.Connection  # the class, as given by a mistaken dependency
     for target in (None, "dsn", sqlite3.connect(":memory:"), engine, orm.sessionmaker(engine), pool):
@@ -126,7 +131,7 @@ def test_targets_of_another_kind(shared: Database) -> None:
 
 
 def test_a_session_on_another_database() -> None:
-    """SQLite in a unit test: a syntax error, or a complaint about autocommit."""
+    """Guards against a syntax error, or a complaint about autocommit, for SQLite in a unit test."""
     with (
         orm.Session(sqlalchemy.create_engine("sqlite://")) as session,
         pytest.raises(OutboxError, match=r"sqlite.*PostgreSQL"),
@@ -135,21 +140,22 @@ def test_a_session_on_another_database() -> None:
 
 
 def test_djangos_other_connections(shared: Database) -> None:
-    """SQLite in Django's tests; its caches, whose proxies are of the same class."""
+    """Guards against an event for SQLite in Django's tests, or for a cache, whose proxies are of the same
+    class."""
     with targets.django_wrapper(shared):
-        targets.connections.settings["lite"] = {
-            **targets.connections.settings["default"],
+        connections.settings["lite"] = {
+            **connections.settings["default"],
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": ":memory:",
         }
         cache = ConnectionProxy(django.core.cache.caches, "default")
-        for target in (targets.connections["lite"], cache):
+        for target in (connections["lite"], cache):
             with pytest.raises(OutboxError, match=r"leads to .*: the outbox needs PostgreSQL"):
                 write(target, "order", 1, "e", {})
 
 
 def test_a_pool(shared: Database) -> None:
-    """A pool of asyncpg would take any connection: not the one of the business rows."""
+    """Guards against a pool of asyncpg, which would use any connection: not the one of the business rows."""
 
     async def through_pool() -> None:
         with pytest.raises(OutboxError, match=r"asyncpg\.pool\.Pool: pass a connection"):
@@ -159,7 +165,7 @@ def test_a_pool(shared: Database) -> None:
 
 
 def test_it_is_refused_before_anything_is_sent(connection: Connection) -> None:
-    """A refusal that aborts the caller's transaction: they could not go on without the event."""
+    """Guards against a refusal that aborts the caller's transaction: it could not go on without the event."""
     with pytest.raises(OutboxError):
         emit(connection, "order", "", "e", {})
     assert connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
@@ -167,7 +173,8 @@ def test_it_is_refused_before_anything_is_sent(connection: Connection) -> None:
 
 
 def test_a_session_is_not_flushed_for_what_is_refused(shared: Database) -> None:
-    """Business rows that are sent, and constraints that fail, ahead of a mistake in the event."""
+    """Guards against business rows that are sent, and constraints that fail, before a mistake in the
+    event."""
     with targets.session(shared) as through:
         flushed: list[object] = []
         sqlalchemy.event.listen(through.target, "before_flush", lambda *arguments: flushed.append(arguments))
@@ -178,7 +185,7 @@ def test_a_session_is_not_flushed_for_what_is_refused(shared: Database) -> None:
 
 @pytest.mark.parametrize("kind", [targets.async_connection, targets.async_session_asyncpg])
 def test_content_is_refused_without_awaiting(shared: Database, kind: targets.Target) -> None:
-    """A task that fails later, far from the call that made the mistake."""
+    """Guards against a task that fails later, far from the call that made the mistake."""
     with kind(shared) as through, pytest.raises(OutboxError):
         write(through.target, "order", "", "e", {})
 
@@ -186,8 +193,8 @@ def test_content_is_refused_without_awaiting(shared: Database, kind: targets.Tar
 def test_no_event_is_sent_where_one_is_refused(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half a list, and a message that does not say which event of a thousand it is about."""
-    # Each event by itself, as those of a list of 64 MB.
+    """Guards against half a list, and a message that does not say which event of a thousand it is about."""
+    # Each event alone, as those of a list of 64 MB.
     monkeypatch.setattr(statements, "_PIECE", 1)
     events = [NewEvent("order", 1, "e", {})] * 2
     for wrong, error in [
@@ -201,13 +208,13 @@ def test_no_event_is_sent_where_one_is_refused(
 
 
 def test_one_event_where_many_belong(connection: Connection) -> None:
-    """An event is a tuple: each of its members taken for an event."""
+    """Guards against an event, which is a tuple, taken for a list of events."""
     write_many: Any = emit_many
     with pytest.raises(OutboxError, match="event 0 is a str: give a NewEvent"):
         write_many(connection, NewEvent("order", 1, "e", {}))
 
 
 def test_the_kinds_of_refusal() -> None:
-    """An application that catches OutboxError and misses one."""
+    """Guards against an application that catches OutboxError and misses one."""
     assert issubclass(AutocommitError, OutboxError)
     assert issubclass(PayloadTooLargeError, OutboxError)

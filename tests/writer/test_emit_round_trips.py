@@ -60,7 +60,7 @@ def ways(options: dict[str, Any]) -> list[Callable[[Through], object]]:
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "key"])
 @pytest.mark.parametrize("target", [targets.psycopg_connection, targets.async_connection])
 def test_one_round_trip(shared: Database, target: Target, options: dict[str, Any]) -> None:
-    """A savepoint, a SELECT for the key, an event a statement: each would cost every business transaction."""
+    """Guards against a savepoint, a SELECT for the key, an event a statement: a cost of every transaction."""
     for write in ways(options):
         with contextlib.suppress(Undone), target(shared) as through:
             # The transaction has begun: its BEGIN is not what is counted.
@@ -74,7 +74,7 @@ def test_one_round_trip(shared: Database, target: Target, options: dict[str, Any
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "key"])
 @pytest.mark.parametrize("target", [targets.sqlalchemy_connection, targets.session])
 def test_one_round_trip_through_sqlalchemy(shared: Database, target: Target, options: dict[str, Any]) -> None:
-    """A flush that asks the database, a savepoint."""
+    """Guards against a flush that queries the database, and a savepoint."""
     for write in ways(options):
         with contextlib.suppress(Undone), target(shared) as through:
             through.emit("order", 1, "e", {})
@@ -89,7 +89,7 @@ def test_one_round_trip_through_sqlalchemy(shared: Database, target: Target, opt
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "key"])
 def test_one_query_of_asyncpg(shared: Database, options: dict[str, Any]) -> None:
-    """The same; asyncpg tells of each query that it sends."""
+    """Guards against the same; asyncpg reports each query that it sends."""
     with contextlib.suppress(Undone), targets.asyncpg_connection(shared) as through:
         sent: list[object] = []
         through.target.add_query_logger(sent.append)
@@ -101,7 +101,7 @@ def test_one_query_of_asyncpg(shared: Database, options: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("target", [targets.psycopg_connection, targets.async_connection, targets.pipeline])
 def test_no_events_cost_nothing(shared: Database, target: Target) -> None:
-    """A round trip, or even a BEGIN, for a list that happens to be empty."""
+    """Guards against a round trip, or even a BEGIN, for a list that happens to be empty."""
     with target(shared) as through:
         with Trips(through.target) as trips:
             assert through.emit_many([]) == []
@@ -110,7 +110,7 @@ def test_no_events_cost_nothing(shared: Database, target: Target) -> None:
 
 
 def test_the_counter_counts(shared: Database) -> None:
-    """A test of round trips that would not notice a second one."""
+    """Guards against a test of round trips that would not notice a second one."""
     with psycopg.connect(shared.dsn) as connection:
         connection.execute("SELECT 1")
         with Trips(connection) as trips:

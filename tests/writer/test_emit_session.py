@@ -56,7 +56,7 @@ def statements(engine: sqlalchemy.Engine) -> list[str]:
 def test_the_business_rows_come_first(
     engine: sqlalchemy.Engine, old: int, statements: list[str], autoflush: bool, with_key: bool
 ) -> None:
-    """The row's lock taken after the event: then transactions commit in another order than their events."""
+    """Guards against a row lock taken after the event: transactions and events would differ in order."""
     key = f"key {old}" if with_key else None
     with orm.Session(engine, autoflush=autoflush) as session, session.begin():
         order = session.get_one(Order, old)
@@ -69,7 +69,7 @@ def test_the_business_rows_come_first(
 
 
 def test_an_id_that_the_database_has_not_drawn_yet(engine: sqlalchemy.Engine) -> None:
-    """`order.id` is None before the flush: an event of the order 'None'."""
+    """Guards against an event of the order 'None': `order.id` is None before the flush."""
     with orm.Session(engine) as session, session.begin():
         order = Order(state="new")
         session.add(order)
@@ -80,7 +80,7 @@ def test_an_id_that_the_database_has_not_drawn_yet(engine: sqlalchemy.Engine) ->
 
 
 def test_a_failed_flush_writes_no_event(engine: sqlalchemy.Engine, old: int, kept: Database) -> None:
-    """An event of a row that the database has refused."""
+    """Guards against an event of a row that the database has refused."""
     with orm.Session(engine) as session:
         session.add(Order(id=old, state="again"))
         with pytest.raises(sqlalchemy.exc.IntegrityError):

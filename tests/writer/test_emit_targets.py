@@ -1,4 +1,4 @@
-"""Events are written through everything that an application has in its hands, in the open transaction."""
+"""Events are written through every object that an application has, in the open transaction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def order() -> str:
 
 @ALL
 def test_it_is_written_as_the_very_first_statement(kept: Database, target: Target, order: str) -> None:
-    """An event that is refused, or committed by itself, where no transaction has begun yet."""
+    """Guards against an event that is refused, or autocommitted, if no transaction has begun yet."""
     with target(kept) as through:
         emitted = through.emit("order", order, "order.placed", {"total": 5})
         assert kept.rows(FIND, order) == []
@@ -37,7 +37,8 @@ def test_it_is_written_as_the_very_first_statement(kept: Database, target: Targe
 
 @ALL
 def test_a_known_key_is_reported(kept: Database, target: Target, order: str) -> None:
-    """Placeholders or casts that fit the plain statement only; a duplicate that raises, or writes."""
+    """Guards against placeholders or casts that fit the plain statement only; duplicates that raise or
+    write."""
     with target(kept) as through:
         first = through.emit("order", order, "e", {"n": 1}, idempotency_key=order, headers={}, version=1)
     with target(kept) as through:
@@ -48,7 +49,7 @@ def test_a_known_key_is_reported(kept: Database, target: Target, order: str) -> 
 
 @ALL
 def test_many_are_written_in_order(kept: Database, target: Target, order: str) -> None:
-    """Events, or their answers, in another order; a duplicate that is written."""
+    """Guards against events, or their answers, in another order; a duplicate that is written."""
     with target(kept) as through:
         [first] = through.emit_many([NewEvent("order", order, "e", 0, idempotency_key=order)])
         assert kept.rows(FIND, order) == []
@@ -70,7 +71,7 @@ def test_many_are_written_in_order(kept: Database, target: Target, order: str) -
 
 @ALL
 def test_it_goes_with_its_transaction(kept: Database, target: Target, order: str) -> None:
-    """An event of an order that does not exist: its transaction was rolled back."""
+    """Guards against an event of an order that does not exist: its transaction was rolled back."""
     with contextlib.suppress(ZeroDivisionError), target(kept) as through:
         through.emit("order", order, "e", {})
         through.emit("order", order, "e", {}, idempotency_key=order)
@@ -80,7 +81,7 @@ def test_it_goes_with_its_transaction(kept: Database, target: Target, order: str
 
 
 def test_it_goes_with_its_savepoint(kept: Database, order: str) -> None:
-    """Events that outlive a part of the transaction that was undone."""
+    """Guards against events that outlive a part of the transaction that was undone."""
     with targets.psycopg_connection(kept) as through:
         kept_event = through.emit("order", order, "e", {"n": 1})
         with through.target.transaction(force_rollback=True):
@@ -94,7 +95,7 @@ def test_it_goes_with_its_savepoint(kept: Database, order: str) -> None:
 
 
 def test_the_callers_own_statements_are_untouched(kept: Database, order: str) -> None:
-    """A cursor whose result is gone, or a row factory that has changed, because an event was written."""
+    """Guards against a cursor that has lost its result, or its row factory, because an event was written."""
     with targets.dict_cursor(kept) as through:
         cursor = through.target
         cursor.execute("SELECT n FROM generate_series(1, 3) n")
@@ -104,7 +105,7 @@ def test_the_callers_own_statements_are_untouched(kept: Database, order: str) ->
 
 
 def test_an_aborted_transaction_says_so(kept: Database, order: str) -> None:
-    """A helper that hides the driver's own error, or opens another transaction instead."""
+    """Guards against a helper that hides the driver's own error, or opens another transaction instead."""
     with targets.psycopg_connection(kept) as through:
         with pytest.raises(psycopg.errors.DivisionByZero):
             through.target.execute("SELECT 1/0")

@@ -185,20 +185,21 @@ def printed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
 
 
 def test_every_target_is_accepted(printed: list[str]) -> None:
-    """An annotation that makes an application cast what works."""
+    """Guards against an annotation that makes an application cast what works."""
     assert [line for line in printed if not line.startswith(("wrong.py:", "Found "))] == []
 
 
 @pytest.mark.parametrize("call", WRONG)
 def test_a_wrong_call_is_found(printed: list[str], call: str) -> None:
-    """`Any` as the type of the target: an engine, or a missing `await`, would be found out in production."""
+    """Guards against `Any` as the type of the target: an engine, or a missing `await`, would be detected only
+    in production."""
     line = len(HEAD.splitlines()) + 1 + list(WRONG).index(call)
     errors = [each for each in printed if each.startswith(f"wrong.py:{line}: error:")]
     assert any(f"[{WRONG[call]}]" in error for error in errors), errors
 
 
 def test_the_wrong_file_has_no_other_mistakes(printed: list[str]) -> None:
-    """Errors that come from somewhere else, an import say."""
+    """Guards against errors with another cause, an import for example."""
     wrong = {line.split(": error:")[0] for line in printed if ": error:" in line}
     first = len(HEAD.splitlines()) + 1
     assert wrong == {f"wrong.py:{line}" for line in range(first, first + len(WRONG))}

@@ -22,7 +22,7 @@ class Undone(Exception):  # noqa: N818
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_target(shared: Database, target: Target) -> None:
-    """A target that can be written through and not asked, or whose codecs are in the way."""
+    """Guards against a target that can be written through but not queried, or whose codecs interfere."""
     full = NewEvent("order", "2", "e", None, None, "k", "request", "cause", TRACE, None)
     with contextlib.suppress(Undone), target(shared) as through:
         assert through.events_of() == []
@@ -36,7 +36,7 @@ def test_every_target(shared: Database, target: Target) -> None:
 
 
 def test_others_are_not_seen(kept: Database) -> None:
-    """Events that another test, or the data of a developer's database, has committed."""
+    """Guards against events that another test, or the data of a developer's database, has committed."""
     with kept.connect(autocommit=False) as other, kept.connect(autocommit=False) as ours:
         emit(other, "order", "theirs", "e", {})
         emit(ours, "order", "ours", "e", {})
@@ -46,37 +46,42 @@ def test_others_are_not_seen(kept: Database) -> None:
         assert events_of(ours) == []
 
 
+def _roll_back() -> None:
+    raise psycopg.Rollback
+
+
 def test_savepoints(connection: Connection) -> None:
-    """Code under test with savepoints of its own: subtransactions have ids that are not in the rows."""
+    """Guards against a wrong answer for code with savepoints: ids of subtransactions are not in the rows."""
     with connection.transaction():
         emit(connection, "order", "kept", "e", {})
     with connection.transaction():
         emit(connection, "order", "undone", "e", {})
-        raise psycopg.Rollback
+        _roll_back()
     assert [event.aggregate_id for event in events_of(connection)] == ["kept"]
 
 
 def test_it_writes_nothing(connection: Connection) -> None:
-    """A question that draws a transaction id, or aborts the transaction."""
+    """Guards against a query that draws a transaction id, or aborts the transaction."""
     assert events_of(connection) == []
     assert connection.execute("SELECT pg_current_xact_id_if_assigned()").fetchall() == [(None,)]
 
 
 @pytest.mark.parametrize("target", AUTOCOMMIT)
 def test_without_a_transaction(shared: Database, target: Target) -> None:
-    """No events, of code that has written some: each in a transaction of its own that is over."""
+    """Guards against an empty answer for code that has written events, each in a transaction of its own that
+    is over."""
     with target(shared) as through, pytest.raises(AutocommitError, match="no transaction is open"):
         through.events_of()
 
 
 def test_other_kinds() -> None:
-    """An AttributeError from inside."""
+    """Guards against an AttributeError from library code."""
     nobody: Any = object()
     with pytest.raises(OutboxError, match="cannot write through"):
         events_of(nobody)
 
 
 def test_order(connection: Connection) -> None:
-    """Rows as the plan happens to bring them."""
+    """Guards against rows in the order in which the plan happens to return them."""
     emit_many(connection, [NewEvent("order", n % 7, "e", n) for n in range(500)])
     assert [event.payload for event in events_of(connection)] == list(range(500))

@@ -82,7 +82,8 @@ def types(database: Database, order: str) -> list[str]:
 
 
 def test_it_is_there_after_the_flush(session: orm.Session, kept: Database, order: str) -> None:
-    """An application that needs seq or id in its answer, and has neither, or loses both at the commit."""
+    """Guards against an application that needs seq or id in its answer, and has neither, or loses both at the
+    commit."""
     event = OutboxEvent("order", order, "order.placed", {"total": 5})
     session.add(event)
     session.flush()
@@ -95,7 +96,7 @@ def test_it_is_there_after_the_flush(session: orm.Session, kept: Database, order
 
 
 def test_the_order_is_that_of_add(session: orm.Session, kept: Database, order: str) -> None:
-    """Events sorted by which columns they have, by key, or by when they were made."""
+    """Guards against events sorted by which columns they have, by key, or by when they were made."""
     events = [
         OutboxEvent("order", order, str(n), {}, idempotency_key=f"{order} {9 - n}" if n % 2 else None)
         for n in range(10)
@@ -108,7 +109,8 @@ def test_the_order_is_that_of_add(session: orm.Session, kept: Database, order: s
 
 
 def test_business_rows_come_first(session: orm.Session, statements: list[str], order: str) -> None:
-    """A row's lock taken after its event: transactions then commit in another order than their events."""
+    """Guards against a row lock that is taken after its event: transactions then commit in another order than
+    their events."""
     session.add(OutboxEvent("order", order, "order.placed", {}))
     session.add(Purchase(customer=Customer()))
     session.commit()
@@ -122,14 +124,14 @@ def test_business_rows_come_first(session: orm.Session, statements: list[str], o
 
 
 def test_many_go_in_one_round_trip(session: orm.Session, statements: list[str], order: str) -> None:
-    """A round trip for each event, where the flush knows all of them."""
+    """Guards against a round trip for each event, where the flush knows all of them."""
     session.add_all(OutboxEvent("order", order, str(n), {}) for n in range(100))
     session.commit()
     assert statements == ["SELECT id, seq,"]
 
 
 def test_what_is_emitted_keeps_its_place(session: orm.Session, kept: Database, order: str) -> None:
-    """An event that was added first and comes second."""
+    """Guards against an event that was added first and comes second."""
     session.add(OutboxEvent("order", order, "added", {}))
     emit(session, "order", order, "emitted", {})
     session.add(OutboxEvent("order", order, "added again", {}))
@@ -138,7 +140,7 @@ def test_what_is_emitted_keeps_its_place(session: orm.Session, kept: Database, o
 
 
 def test_nothing_is_written_twice(session: orm.Session, kept: Database, order: str) -> None:
-    """An event that every further flush or commit of a long session writes again."""
+    """Guards against an event that every further flush or commit of a long session writes again."""
     session.add(OutboxEvent("order", order, "e", {}))
     session.flush()
     session.flush()
@@ -149,7 +151,7 @@ def test_nothing_is_written_twice(session: orm.Session, kept: Database, order: s
 
 
 def test_a_rollback_takes_it_along(session: orm.Session, kept: Database, order: str) -> None:
-    """An event of what was rolled back; written, or still waiting when the flush failed."""
+    """Guards against an event of what was rolled back; written, or still waiting when the flush failed."""
     session.add(OutboxEvent("order", order, "flushed", {}))
     session.flush()
     session.add(OutboxEvent("order", order, "added", {}))
@@ -165,7 +167,7 @@ def test_a_rollback_takes_it_along(session: orm.Session, kept: Database, order: 
 
 
 def test_savepoints(session: orm.Session, kept: Database, order: str) -> None:
-    """An event that survives its savepoint, or is lost with another one's."""
+    """Guards against an event that survives its savepoint, or is lost with another one's."""
     session.add(OutboxEvent("order", order, "before", {}))
     with session.begin_nested():
         session.add(OutboxEvent("order", order, "released", {}))
@@ -179,7 +181,7 @@ def test_savepoints(session: orm.Session, kept: Database, order: str) -> None:
 
 
 def test_a_failed_savepoint(session: orm.Session, kept: Database, order: str) -> None:
-    """An event of rows that the database refused, written by the next flush of the outer transaction."""
+    """Guards against an event of refused rows, written by the next flush of the outer transaction."""
     savepoint = session.begin_nested()
     session.add(OutboxEvent("order", order, "e", {}))
     session.add(Purchase(customer_id=-1))
@@ -192,7 +194,7 @@ def test_a_failed_savepoint(session: orm.Session, kept: Database, order: str) ->
 
 
 def test_after_a_rollback_it_can_be_added_again(session: orm.Session, kept: Database, order: str) -> None:
-    """A second attempt with the same objects that writes the rows and no event."""
+    """Guards against a second attempt with the same objects that writes the rows and no event."""
     event = OutboxEvent("order", order, "e", {})
     session.add(event)
     session.flush()
@@ -205,7 +207,7 @@ def test_after_a_rollback_it_can_be_added_again(session: orm.Session, kept: Data
 
 
 def test_a_listener_that_fails_loses_nothing(session: orm.Session, kept: Database, order: str) -> None:
-    """Rows that are committed without their event, because another listener refused the first flush."""
+    """Guards against rows committed without their event, because another listener refused the first flush."""
     refuse_first_flush(session)
     session.add(Customer())
     session.add(OutboxEvent("order", order, "e", {}))
@@ -216,7 +218,7 @@ def test_a_listener_that_fails_loses_nothing(session: orm.Session, kept: Databas
 
 
 def test_a_session_that_is_closed_forgets(session: orm.Session, kept: Database, order: str) -> None:
-    """An event of a request that failed, written by the next one that has the session."""
+    """Guards against an event of a request that failed, written by the next one that has the session."""
     refuse_first_flush(session)
     session.add(OutboxEvent("order", order, "e", {}))
     with pytest.raises(LookupError):
@@ -237,7 +239,7 @@ def refuse_first_flush(session: orm.Session) -> None:
 
 
 def test_only_an_orphan_beside_it(session: orm.Session, kept: Database, order: str) -> None:
-    """A flush that has no work for SQLAlchemy, and so never comes to its end."""
+    """Guards against a flush that has no work for SQLAlchemy, and so never comes to its end."""
 
     @sqlalchemy.event.listens_for(session, "before_flush")
     def drop(session: orm.Session, *rest: object) -> None:
@@ -251,7 +253,7 @@ def test_only_an_orphan_beside_it(session: orm.Session, kept: Database, order: s
 
 
 def test_known_keys_are_reported(session: orm.Session, kept: Database, order: str) -> None:
-    """An IntegrityError that aborts the transaction of a request that was only sent again."""
+    """Guards against an IntegrityError that aborts the transaction of a request that was only sent again."""
     events = [OutboxEvent("order", order, str(n), {}, idempotency_key=order) for n in range(2)]
     session.add_all(events)
     session.commit()
@@ -277,14 +279,21 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("arguments", "why"), WRONG.values(), ids=list(WRONG))
 def test_content_is_checked_where_it_is_made(arguments: dict[str, Any], why: str) -> None:
-    """An error of the database at a commit, far from the line that made the mistake."""
-    given = {"aggregate_type": "order", "aggregate_id": 1, "event_type": "e", "payload": {}} | arguments
+    """Guards against an error of the database at a commit, far from the line that made the mistake."""
+    given: dict[str, Any] = {
+        "aggregate_type": "order",
+        "aggregate_id": 1,
+        "event_type": "e",
+        "payload": {},
+        **arguments,
+    }
     with pytest.raises(OutboxError, match=why):
         OutboxEvent(**given)
 
 
 def test_merged_or_in_bulk(session: orm.Session, kept: Database, order: str) -> None:
-    """A copy without content, and rows past all checks: an AttributeError, or an event before its rows."""
+    """Guards against a copy without content, and rows past all checks: an AttributeError, or an event before
+    its rows."""
     session.merge(OutboxEvent("order", order, "e", {}))
     with pytest.raises(OutboxError, match=r"session\.merge.*session\.add"):
         session.flush()
@@ -302,7 +311,7 @@ def test_merged_or_in_bulk(session: orm.Session, kept: Database, order: str) -> 
 
 
 def test_what_only_the_database_counts(session: orm.Session) -> None:
-    """A refusal of the size that is an error of the driver here, and ours in `emit`."""
+    """Guards against a refusal of the size that is an error of the driver here, and ours in `emit`."""
     session.add(Customer())
     session.add(OutboxEvent("order", 1, "e", [1e300] * 50_000))
     with pytest.raises(PayloadTooLargeError):
@@ -310,7 +319,7 @@ def test_what_only_the_database_counts(session: orm.Session) -> None:
 
 
 def test_what_surrounds_its_making(session: orm.Session, kept: Database, order: str) -> None:
-    """The ids of whoever commits, or none."""
+    """Guards against the ids of the code that commits, and against no ids."""
     with correlated(correlation_id="request"):
         event = OutboxEvent("order", order, "e", {})
     with correlated(correlation_id="another"):
@@ -321,7 +330,7 @@ def test_what_surrounds_its_making(session: orm.Session, kept: Database, order: 
 
 
 def test_the_content_is_that_of_its_making(session: orm.Session, kept: Database, order: str) -> None:
-    """A change that is not checked, or seems to be made and is not sent."""
+    """Guards against a change that is not checked, or seems to be made and is not sent."""
     body: dict[str, object] = {"total": 5}
     event = OutboxEvent("order", order, "e", body, headers={"a": uuid.UUID(int=0)})
     body["total"] = object()
@@ -334,7 +343,7 @@ def test_the_content_is_that_of_its_making(session: orm.Session, kept: Database,
 
 
 def test_autocommit_is_refused(kept: Database, order: str) -> None:
-    """Rows committed by the very flush that refuses the event."""
+    """Guards against rows committed by the very flush that refuses the event."""
     engine = targets.engine(kept, isolation_level="AUTOCOMMIT")
     before = kept.value("SELECT count(*) FROM customers") if _has_customers(kept) else None
     with orm.Session(engine) as session:
@@ -352,7 +361,7 @@ def _has_customers(database: Database) -> bool:
 
 
 def test_another_database_is_refused() -> None:
-    """A table `outbox` of SQLite in somebody's unit tests."""
+    """Guards against a table `outbox` of SQLite in the unit tests of an application."""
     with orm.Session(sqlalchemy.create_engine("sqlite://")) as session:
         session.add(OutboxEvent("order", 1, "e", {}))
         with pytest.raises(OutboxError, match=r"sqlite.*PostgreSQL"):
@@ -360,7 +369,7 @@ def test_another_database_is_refused() -> None:
 
 
 def test_too_late_in_the_flush(session: orm.Session) -> None:
-    """An event that a listener adds, and that SQLAlchemy's own INSERT puts before the rows."""
+    """Guards against an event that a listener adds, and that SQLAlchemy's own INSERT puts before the rows."""
 
     @sqlalchemy.event.listens_for(session, "before_flush")
     def audit(session: orm.Session, *rest: object) -> None:
@@ -372,7 +381,7 @@ def test_too_late_in_the_flush(session: orm.Session) -> None:
 
 
 def test_a_listener_in_time(session: orm.Session, kept: Database, order: str) -> None:
-    """An advice that does not help."""
+    """Guards against advice that does not help."""
 
     @sqlalchemy.event.listens_for(orm.Session, "before_flush", insert=True)
     def audit(flushed: orm.Session, *rest: object) -> None:
@@ -388,7 +397,7 @@ def test_a_listener_in_time(session: orm.Session, kept: Database, order: str) ->
 
 
 def test_it_can_be_selected(session: orm.Session, order: str) -> None:
-    """A model that writes rows it cannot read."""
+    """Guards against a model that writes rows it cannot read."""
     session.add(OutboxEvent("order", order, "e", {"total": 5}, headers={"a": 1}, version=3))
     session.flush()
     found = session.scalars(sqlalchemy.select(OutboxEvent).where(OutboxEvent.aggregate_id == order)).one()
@@ -400,7 +409,7 @@ def test_it_can_be_selected(session: orm.Session, order: str) -> None:
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
 def test_asynchronous_sessions(kept: Database, engine: sqlalchemy.Engine, driver: str, order: str) -> None:
-    """Attributes that would have to be loaded, and cannot outside of an `await`."""
+    """Guards against attributes that would have to be loaded, and cannot outside of an `await`."""
 
     async def write() -> OutboxEvent:
         async with sqlalchemy_asyncio.AsyncSession(targets.async_engine(driver, kept)) as session:
@@ -415,7 +424,7 @@ def test_asynchronous_sessions(kept: Database, engine: sqlalchemy.Engine, driver
 
 
 def test_a_model_of_ones_own_in_another_schema(empty: Database) -> None:
-    """A schema that is quoted wrongly, or passed over; two outboxes whose connections differ."""
+    """Guards against a schema that is quoted wrongly, or ignored; two outboxes whose connections differ."""
     there = empty.settings.model_copy(update={"db_schema": 'Bill"ing %s'})
     schema.migrate(there)
     for driver in ("psycopg", "asyncpg"):
@@ -432,8 +441,8 @@ def test_a_model_of_ones_own_in_another_schema(empty: Database) -> None:
     assert found == [({"%s": "$1"},)] * 2
 
 
-def test_it_is_in_nobodys_metadata(empty: Database) -> None:
-    """`create_all` that makes a plain table without guards; `drop_all` that drops the outbox."""
+def test_it_is_in_no_metadata(empty: Database) -> None:
+    """Guards against `create_all` that makes a table without guards; `drop_all` that drops the outbox."""
     assert "outbox" not in Base.metadata.tables
     Base.metadata.create_all(targets.engine(empty))
     assert empty.value("SELECT to_regclass('outbox') IS NULL")
@@ -441,7 +450,7 @@ def test_it_is_in_nobodys_metadata(empty: Database) -> None:
 
 
 def test_the_rights_of_a_writer_suffice(kept: Database, order: str) -> None:
-    """A RETURNING, or a refresh, that needs to read what an application may not."""
+    """Guards against a RETURNING, or a refresh, that needs to read what an application may not."""
     role = kept.role()
     kept.rows("SELECT outbox_grant_writer(%s)", role)
     dsn = psycopg.conninfo.make_conninfo(kept.dsn, user=role)

@@ -107,7 +107,7 @@ CASES: dict[str, tuple[object, object]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_becomes(connection: Connection, case: str) -> None:
-    """Values that every application has, refused; or written so that a reader gets them wrong."""
+    """Guards against common values that are refused, or written so that a reader gets them wrong."""
     value, becomes = CASES[case]
     emit(connection, "order", 1, "e", {"deep": [value]}, headers={"h": value})
     assert one(connection, "SELECT payload, headers FROM outbox") == ({"deep": [becomes]}, {"h": becomes})
@@ -128,7 +128,7 @@ def test_it_becomes(connection: Connection, case: str) -> None:
     ],
 )
 def test_numbers_keep_their_digits(connection: Connection, value: float, stored: str) -> None:
-    """A number that goes through a float, or another one, on its way."""
+    """Guards against a number that is converted to a float, or to another one, before it is stored."""
     emit(connection, "order", 1, "e", [value])
     assert one(connection, "SELECT payload #>> '{0}' FROM outbox") == (stored,)
 
@@ -167,7 +167,7 @@ REFUSED: dict[str, tuple[object, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("where", ["payload", "headers"])
 def test_it_is_refused(connection: Connection, case: str, where: str) -> None:
-    """NaN, which Python writes and no consumer reads; a TypeError that does not say where it comes from."""
+    """Guards against NaN, which Python writes and no consumer reads; a TypeError without a place."""
     value, why = REFUSED[case]
     content: dict[str, Any] = {"payload": {}, where: {"x": value}}
     with pytest.raises(OutboxError, match=rf"{where}\.x[^ ]* does not serialize to JSON: .*{why}"):
@@ -175,11 +175,11 @@ def test_it_is_refused(connection: Connection, case: str, where: str) -> None:
     assert one(connection, "SELECT count(*) FROM outbox") == (0,)
 
 
-class Line(pydantic.BaseModel):
+class Priced(pydantic.BaseModel):
     unit_price: int = pydantic.Field(alias="unitPrice", default=1)
 
 
-class Aliased(Line):
+class Aliased(Priced):
     model_config = pydantic.ConfigDict(serialize_by_alias=True)
 
 
@@ -188,7 +188,7 @@ class Aliased(Line):
     [
         ({"lines": [{"price": 1}, {"price": object()}]}, r"payload\.lines\[1\]\.price"),
         ([{"a-b": {1: (0, b"")}}], r"payload\[0\]\['a-b'\]\[1\]\[1\]"),
-        ({"order": Order("x", [object()])}, r"payload\.order\.\w+\[0\]"),
+        ({"order": Order("x", [object()])}, r"payload\.order\.\w+\[0\]"),  # type: ignore[arg-type]
         ({"a": {"b": {(1, 2): 3}}}, r"payload\.a\.b"),
         ({"s": {object()}}, r"payload\.s"),
         (object(), "payload"),
@@ -196,14 +196,14 @@ class Aliased(Line):
     ids=["list", "names", "dataclass", "key", "set", "itself"],
 )
 def test_the_message_names_the_part(payload: object, where: str) -> None:
-    """A message about "a object" in a payload of a thousand lines."""
+    """Guards against a message about "a object" in a payload of a thousand lines."""
     with pytest.raises(OutboxError, match=rf"^{where} does not serialize to JSON: "):
         to_json("payload", payload)
 
 
 def test_aliases_of_pydantic() -> None:
-    """Names that are neither pydantic's own choice nor the model's."""
-    assert to_json("payload", Line()) == '{"unit_price": 1}'
+    """Guards against names that are neither pydantic's own choice nor the model's."""
+    assert to_json("payload", Priced()) == '{"unit_price": 1}'
     assert to_json("payload", [Aliased()]) == '[{"unitPrice": 1}]'
 
 
@@ -215,7 +215,7 @@ def test_aliases_of_pydantic() -> None:
 def test_what_jsonb_does_not_store(
     connection: Connection, where: str, text: str, why: str, in_name: bool
 ) -> None:
-    """An error of the database, which aborts the transaction: on some customer's input, years later."""
+    """Guards against an error of the database, which aborts the transaction, on unusual input years later."""
     content: dict[str, Any] = {"payload": {}, where: {text: 1} if in_name else {"x": [text]}}
     with pytest.raises(OutboxError, match=f"{where} has .*{why}"):
         emit(connection, "order", 1, "e", **content)
@@ -224,13 +224,14 @@ def test_what_jsonb_does_not_store(
 
 @pytest.mark.parametrize("text", ["\\u0000", "\\\\u0000", "\\", "u0000", "\x01", "\x7f", "\ufffe", "😀"])
 def test_what_only_looks_like_it(connection: Connection, text: str) -> None:
-    """A backslash before 'u0000', taken for the character."""
+    """Guards against a backslash before 'u0000', taken for the character."""
     emit(connection, "order", 1, "e", {text: text})
     assert one(connection, "SELECT payload FROM outbox") == ({text: text},)
 
 
 def test_sets_have_one_order() -> None:
-    """The order of a set's texts differs from process to process: one event, and two keys derived from it."""
+    """Guards against two keys derived from one event: the order of a set's texts differs from process to
+    process."""
     program = (
         "from outbox_pipelines.writer.encoding import to_json; print(to_json('it', set('abcdefghijkl')))"
     )

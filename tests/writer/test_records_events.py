@@ -70,7 +70,7 @@ def types(database: Database) -> list[str]:
 
 
 def test_an_id_that_the_flush_draws(session: orm.Session, database: Database) -> None:
-    """An event of the order 'None', or a flush by hand in every method that records."""
+    """Guards against an event of the order 'None', or a flush by hand in every method that records."""
     order = Order()
     order.become("placed")
     session.add(order)
@@ -81,7 +81,7 @@ def test_an_id_that_the_flush_draws(session: orm.Session, database: Database) ->
 
 
 def test_nothing_is_written_twice(session: orm.Session, order: Order, database: Database) -> None:
-    """An event that every further flush or commit of a long session writes again."""
+    """Guards against an event that every further flush or commit of a long session writes again."""
     order.become("placed")
     session.flush()
     session.flush()
@@ -92,14 +92,14 @@ def test_nothing_is_written_twice(session: orm.Session, order: Order, database: 
 
 
 def test_a_long_session_keeps_nothing(session: orm.Session, order: Order) -> None:
-    """Every aggregate of a worker that lives for weeks, kept for rollbacks that cannot come any more."""
+    """Guards against aggregates that a worker keeps for weeks, for rollbacks that can no longer come."""
     order.become("placed")
     session.commit()
     assert session.info == {}
 
 
 def test_without_a_changed_column(session: orm.Session, order: Order, database: Database) -> None:
-    """An event of an object that the session does not flush, and of which it lets go."""
+    """Guards against an event of an object that the session does not flush and no longer references."""
     order.record("viewed", {})
     del order
     gc.collect()
@@ -108,7 +108,7 @@ def test_without_a_changed_column(session: orm.Session, order: Order, database: 
 
 
 def test_of_a_row_that_is_deleted(session: orm.Session, order: Order, database: Database) -> None:
-    """The last event of an aggregate, lost."""
+    """Guards against the last event of an aggregate, lost."""
     order.record("deleted", {})
     session.delete(order)
     session.commit()
@@ -116,7 +116,7 @@ def test_of_a_row_that_is_deleted(session: orm.Session, order: Order, database: 
 
 
 def test_the_order_is_that_of_record(session: orm.Session, database: Database) -> None:
-    """Events sorted by object, or by the session's sets."""
+    """Guards against events sorted by object, or by the session's sets."""
     orders = [Order() for _ in range(5)]
     session.add_all(orders)
     session.commit()
@@ -129,7 +129,8 @@ def test_the_order_is_that_of_record(session: orm.Session, database: Database) -
 
 
 def test_rows_come_first(session: orm.Session, order: Order, engine: sqlalchemy.Engine) -> None:
-    """A row's lock taken after its event: transactions then commit in another order than their events."""
+    """Guards against a row lock that is taken after its event: transactions then commit in another order than
+    their events."""
     order.become("placed")
     sent: list[str] = []
     sqlalchemy.event.listen(
@@ -143,7 +144,7 @@ def test_rows_come_first(session: orm.Session, order: Order, engine: sqlalchemy.
 
 @pytest.mark.parametrize("flushed", [False, True])
 def test_a_rollback_forgets_it(session: orm.Session, order: Order, database: Database, flushed: bool) -> None:
-    """A change that was rolled back, told by the next commit that touches the object."""
+    """Guards against a change that was rolled back, emitted by the next commit that touches the object."""
     order.become("placed")
     if flushed:
         session.flush()
@@ -154,7 +155,7 @@ def test_a_rollback_forgets_it(session: orm.Session, order: Order, database: Dat
 
 
 def test_a_failed_flush_forgets_it(session: orm.Session, order: Order, database: Database) -> None:
-    """The same where the database refused another row of the flush."""
+    """Guards against the same if the database refused another row of the flush."""
     order.become("placed")
     # Past the identity map, so that the database refuses it.
     session.add(Leg(order_id=1, number=1))
@@ -169,7 +170,7 @@ def test_a_failed_flush_forgets_it(session: orm.Session, order: Order, database:
 
 
 def test_savepoints(session: orm.Session, order: Order, database: Database) -> None:
-    """An event that survives its savepoint, or is lost with another one's."""
+    """Guards against an event that survives its savepoint, or is lost with another one's."""
     order.become("before")
     with session.begin_nested():
         order.become("released")
@@ -185,7 +186,7 @@ def test_savepoints(session: orm.Session, order: Order, database: Database) -> N
 
 @pytest.mark.parametrize("flushed", [False, True])
 def test_a_new_object_keeps_its_events(session: orm.Session, database: Database, flushed: bool) -> None:
-    """A second attempt with the same object that inserts the row and writes no event."""
+    """Guards against a second attempt with the same object that inserts the row and writes no event."""
     order = Order()
     order.become("placed")
     session.add(order)
@@ -199,7 +200,7 @@ def test_a_new_object_keeps_its_events(session: orm.Session, database: Database,
 
 
 def test_a_new_object_without_its_savepoints_events(session: orm.Session, database: Database) -> None:
-    """A second attempt that tells of a change which a savepoint took back."""
+    """Guards against a second attempt that emits a change which a savepoint took back."""
     order = Order()
     order.become("placed")
     session.add(order)
@@ -216,7 +217,7 @@ def test_a_new_object_without_its_savepoints_events(session: orm.Session, databa
 
 
 def test_known_keys_are_passed_over(session: orm.Session, order: Order, database: Database) -> None:
-    """An IntegrityError that aborts the transaction."""
+    """Guards against an IntegrityError that aborts the transaction."""
     for _ in range(2):
         order.record("placed", {}, idempotency_key="k")
     session.commit()
@@ -227,15 +228,17 @@ def test_known_keys_are_passed_over(session: orm.Session, order: Order, database
 
 
 def test_content_is_checked_where_it_is_recorded(order: Order) -> None:
-    """An error at a commit, far from the line that made the mistake."""
+    """Guards against an error at a commit, far from the line that made the mistake."""
     for payload, name in [(float("nan"), "e"), ("a\0b", "e"), ({}, "")]:
         with pytest.raises(OutboxError):
             order.record(name, payload)
-    assert order not in sqlalchemy.inspect(order).session.dirty
+    held = sqlalchemy.inspect(order).session
+    assert held is not None
+    assert order not in held.dirty
 
 
 def test_what_surrounds_the_recording(session: orm.Session, order: Order, database: Database) -> None:
-    """The ids of whoever commits, or none."""
+    """Guards against the ids of the code that commits, and against no ids."""
     with correlated(correlation_id="request"):
         order.become("placed")
     session.commit()
@@ -243,7 +246,7 @@ def test_what_surrounds_the_recording(session: orm.Session, order: Order, databa
 
 
 def test_a_class_without_an_aggregate_type() -> None:
-    """A topic called '-events'."""
+    """Guards against a topic called '-events'."""
 
     class Nameless(RecordsEvents, Base):
         __tablename__ = "nameless"
@@ -254,7 +257,7 @@ def test_a_class_without_an_aggregate_type() -> None:
 
 
 def test_a_key_of_two_columns(session: orm.Session) -> None:
-    """Half of a key, or the text of a tuple, as a key in Kafka."""
+    """Guards against half of a key, or the text of a tuple, as a key in Kafka."""
     leg = Leg(order_id=uuid.uuid4().int % 2**31, number=1)
     leg.record("e", {})
     session.add(leg)
@@ -263,7 +266,7 @@ def test_a_key_of_two_columns(session: orm.Session) -> None:
 
 
 def test_autocommit_is_refused(database: Database, engine: sqlalchemy.Engine) -> None:
-    """Rows committed by the very flush that refuses their events."""
+    """Guards against rows committed by the very flush that refuses their events."""
     with orm.Session(targets.engine(database, isolation_level="AUTOCOMMIT")) as session:
         order = Order()
         order.become("placed")
@@ -275,7 +278,7 @@ def test_autocommit_is_refused(database: Database, engine: sqlalchemy.Engine) ->
 
 
 def test_asynchronous_sessions(database: Database, engine: sqlalchemy.Engine) -> None:
-    """A hook that blocks the event loop, or that is only there for `Session`."""
+    """Guards against a hook that blocks the event loop, or that is only there for `Session`."""
 
     async def write() -> None:
         async with sqlalchemy_asyncio.AsyncSession(targets.async_engine("asyncpg", database)) as session:

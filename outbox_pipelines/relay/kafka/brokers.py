@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
+from confluent_kafka.admin import (
     AclOperation,
     AdminClient,
     ConfigResource,

@@ -355,7 +355,7 @@ class Client:
         self.stored[message.partition()] = message.offset() + 1
 
     def commit(self, *, asynchronous: bool) -> list[Any]:
-        # With the next question: before that nobody can tell.
+        # With the next question: before that, no process can know.
         self._commits.update(self.stored)
         self.stored.clear()
         return []
@@ -496,9 +496,10 @@ def _surroundings(run: Run) -> Iterator[None]:
     """The clock and Kafka's client are the model's, and nothing is logged."""
     clock = SimpleNamespace(monotonic=run.monotonic, sleep=None)
     kafka = SimpleNamespace(Consumer=lambda settings, logger: run.client)
-    before = attempts.time, processor.time, membership.time, membership.confluent_kafka
-    attempts.time = processor.time = membership.time = clock  # type: ignore[assignment]
-    membership.confluent_kafka = kafka  # type: ignore[assignment]
+    places = [(attempts, "time"), (processor, "time"), (membership, "time"), (membership, "confluent_kafka")]
+    before = [getattr(module, name) for module, name in places]
+    for module, name in places:
+        setattr(module, name, clock if name == "time" else kafka)
     for each in _LOGGERS:
         each.disabled = True
     _current.append(run)
@@ -506,7 +507,8 @@ def _surroundings(run: Run) -> Iterator[None]:
         yield
     finally:
         _current.pop()
-        attempts.time, processor.time, membership.time, membership.confluent_kafka = before
+        for (module, name), value in zip(places, before, strict=True):
+            setattr(module, name, value)
         for each in _LOGGERS:
             each.disabled = False
 

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from outbox_pipelines.consumer import crash_guard, membership, processor, queries
+from outbox_pipelines.consumer import attempts, crash_guard, inbox, membership, processor, queries
 from tests.model.consumer import process
 from tests.model.consumer.breaks import BREAKS, broken
 from tests.model.consumer.process import ENDED, TOP, Program, Setting, Top
@@ -134,8 +134,8 @@ def test_every_statement_of_the_work_is_known() -> None:
         for module in (
             processor,
             crash_guard,
-            inspect.getmodule(processor.Attempts),
-            inspect.getmodule(processor.Arrival),
+            inspect.getmodule(attempts.Attempts),
+            inspect.getmodule(inbox.Arrival),
         )
         for name in vars(queries)
         if name.isupper() and f"queries.{name}" in inspect.getsource(module)  # type: ignore[arg-type]

@@ -111,7 +111,7 @@ class Real:
 
     def _next(self, seq: int) -> tuple[int, int] | None:
         found = drive(self.inbox.next(seq))
-        return found and (found.seq, found.attempts)
+        return None if found is None else (found.seq, found.attempts)
 
     def _claim(self, seq: int, begun: int) -> bool:
         return drive(self.inbox.claim(Waiting(seq, begun, "works"))) is not None

@@ -161,7 +161,7 @@ class Consumers:
         # Kafka: offsets, and whom the group counts as owner of each partition.
         self.offsets = [0] * len(plan.log)
         self.group: list[int | None] = [None] * len(plan.log)
-        # Where a partition is to go that is being given up.
+        # Where a revoked partition is to go.
         self.moving: dict[int, int] = {}
         self.is_service_up = True
         self.effects: list[int] = []
@@ -701,7 +701,7 @@ class Consumers:
             tuple(sorted((place, new[owner]) for place, owner in self.database.owners.items())),
         )
 
-    # For people.
+    # For readers.
 
     def actor(self, action: Action) -> Action:
         """Who does it: a process takes one way after the other."""

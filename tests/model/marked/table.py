@@ -1,10 +1,9 @@
-"""A marked table as its relay meets it: rows, their locks, the sessions that claim and the one that holds it.
+"""A marked table as its relay sees it: rows, their locks, the sessions that claim and the one that owns it.
 
 Invariants:
 - What the statements of `claims.queries` say, is said here again; tests with PostgreSQL show that they do.
-- A claim, or a mark without its locks, begins only for the ownership of the table; nobody becomes that while
-a
-  claim of another one is open.
+- A claim, or a mark without its locks, begins only for the owner of the table. No session becomes owner
+  while a claim of another one is open.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ OTHER = (-1, 0)
 
 @dataclass
 class Row:
-    """What a row says beside its event."""
+    """What a row contains in addition to its event."""
 
     state: str = "pending"
     attempts: int = 0
@@ -62,7 +61,7 @@ class Table(Database):
         self.content: dict[int, Row] = {}
         self.deleted: set[int] = set()
         self.told: set[int] = set()
-        """Dead letters that somebody was told of."""
+        """Dead letters that were reported."""
 
     def insert(self, writer: int) -> None:
         super().insert(writer)
@@ -111,7 +110,7 @@ class Table(Database):
         self.unmarkable.discard(seq)
 
     def fail(self, seq: int) -> None:
-        """An event is given up."""
+        """An event becomes a dead letter."""
         self.ever_dead.add(seq)
         if self.remembers:
             self.content[seq].state = "failed"
@@ -228,7 +227,8 @@ class ModelRefusals(_Part):
     def tried(self) -> Iterable[Pending]:
         with self._process.call("tried"):
             self._require()
-            now, found = self._process.clock(), {}
+            now = self._process.clock()
+            found: dict[Name, Pending] = {}
             for seq, row in self._table.there("pending"):
                 if row.attempts:
                     pending = Pending(self._name(seq), seq, row.attempts, row.due - now)

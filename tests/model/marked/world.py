@@ -34,7 +34,7 @@ class Marked(Relays):
         unmarkable: seqs of rows that a trigger does not let be marked.
         remembers: whether there are columns for attempts and failures.
         blocks: OUTBOX_ON_DEAD_LETTER=block.
-        repairs: how often somebody repairs what is refused, or unreadable, or cannot be marked.
+        repairs: how often the operator repairs what is refused, or unreadable, or cannot be marked.
         commands: how many dead letters are made pending again, or rows deleted that cannot be published.
         locks: how often another session locks a row.
     """

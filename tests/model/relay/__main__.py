@@ -16,9 +16,9 @@ def main(breaks: Mapping[str, Break] = BREAKS, find: Callable[[Break, Patch], Re
     for one in breaks.values():
         replaced: list[tuple[Any, str, Any]] = []
 
-        def patch(target: Any, attribute: str, value: Any, replaced: list[Any] = replaced) -> None:
-            replaced.append((target, attribute, target.__dict__[attribute]))
-            setattr(target, attribute, value)
+        def patch(target: Any, name: str, value: Any, replaced: list[Any] = replaced) -> None:
+            replaced.append((target, name, target.__dict__[name]))
+            setattr(target, name, value)
 
         began = time.monotonic()
         try:

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay.core import record
-from outbox_pipelines.relay.core.attempts import Verdict
+from outbox_pipelines.relay.core.attempts import Tried, Verdict
 from outbox_pipelines.relay.core.barrier import Barrier, Step
 from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
 from outbox_pipelines.relay.core.blocked import BlockedAggregates
@@ -26,6 +26,7 @@ from outbox_pipelines.relay.core.settler import Settler
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
 from tests.model.explore import Result, explore
 from tests.model.relay import kafka, parked, process
+from tests.model.relay.database import Database
 from tests.model.relay.world import Relays
 
 
@@ -374,7 +375,7 @@ def joins_ticks(patch: Patch) -> None:
 
 @_break("parked events are tried before the position covers them", "aa", refuses=[1], mends=1, **_ONCE)
 def tries_uncovered(patch: Patch) -> None:
-    patch(parked.Database, "covers", lambda self, position, seq: True)
+    patch(Database, "covers", lambda self, position, seq: True)
 
 
 @_break("two runs of one aggregate are in progress at once", "aa", refuses=[1], mends=1, faults=0)
@@ -416,8 +417,7 @@ def outage_counts(patch: Patch) -> None:
 
     def counted(self: parked.ModelTable, tried: Any, pauses: Any, *, most: int) -> Any:
         tried = [
-            parked.Tried(one.attempt, Verdict.REFUSED) if one.verdict is Verdict.UNKNOWN else one
-            for one in tried
+            Tried(one.attempt, Verdict.REFUSED) if one.verdict is Verdict.UNKNOWN else one for one in tried
         ]
         return recorded(self, tried, pauses, most=most)
 

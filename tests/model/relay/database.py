@@ -1,8 +1,8 @@
 """PostgreSQL as the relay meets it: transactions that commit late or never, the shard, what is parked.
 
 Invariants:
-- A snapshot sees what committed before it, and nothing else.
-- Whoever has not the shard's lock and epoch changes nothing.
+- A snapshot sees only what committed before it.
+- A session without the shard's lock and epoch changes nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Database:
         """The shard's position and tick id."""
         self.epoch = 0
         self.owner = -1
-        """Who has the lock; -1 for nobody."""
+        """The session that has the lock; -1 for none."""
         self.identity = -1
         """The process that had it last and did not give it back; -1 if it was given back."""
         self.ever_dead: set[int] = set()
@@ -147,7 +147,7 @@ class Database:
         self.barrier, self.barrier_reached = None, False
 
     def begin_anew(self) -> None:
-        """The new shards begin: whoever has an old one can write nothing any more."""
+        """The new shards begin: the owner of an old one cannot write any more."""
         self.give_up()
         self.epoch += 1
         self.identity = -1

@@ -224,7 +224,7 @@ class Producer:
         connection = self.connection
         for event, delivery in connection.in_flight:
             connection.reports.append((delivery, event, _PURGED))
-        # They may have left already: the broker takes them, and nobody is told.
+        # They may have left already: the broker accepts them, and the client gets no answer.
         connection.in_flight = deque((event, None) for event, _ in connection.in_flight)
         self.serve(0, linger=True)
 

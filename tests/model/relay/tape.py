@@ -229,17 +229,15 @@ class Recording:
         )
         if isinstance(publisher, TransactionalPublisher):
             publisher._new_id = Recorded(tape, "new_id", publisher._new_id)
-        ports = {name: Recorded(tape, name, each) for name, each in real.items()}
+        ports: dict[str, Any] = {name: Recorded(tape, name, each) for name, each in real.items()}
         return Flow(publisher, **ports, **flags)
 
     def play(self) -> None:
         """Have the core do it again."""
         tape = self.tape
-        producer, blocked, clock = (
-            PlayedProducer(tape, "producer"),
-            Played(tape, "blocked"),
-            Played(tape, "clock"),
-        )
+        producer: Any = PlayedProducer(tape, "producer")
+        blocked: Any = Played(tape, "blocked")
+        clock = Played(tape, "clock")
         publisher: Any
         if self.begins_at is None:
             publisher = Publisher(producer, blocked, patience=self.patience, clock=clock)
@@ -248,9 +246,10 @@ class Recording:
             publisher = TransactionalPublisher(producer, blocked, *self.begins_at, **ports)
         producer.__dict__["publisher"] = publisher
         names = ("batches", "ledger", "blocked", "retries", "crash_guard", "clock", "is_stopped")
+        played: dict[str, Any] = {name: Played(tape, name) for name in names}
         flow = Flow(
             publisher,
-            **{name: Played(tape, name) for name in names},
+            **played,
             until_empty=self.until_empty,
             on_complete=lambda batches: None,
         )

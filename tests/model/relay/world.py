@@ -56,7 +56,7 @@ class Watched(TransactionalPublisher):
 
 
 class Clock:
-    """Stands still, until somebody moves it."""
+    """Blocks until the scheduler moves it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -75,8 +75,8 @@ class Relays:
         faults: how many things may go wrong.
         switches: how often a thread's round may come in between another's.
         rollbacks: how many transactions may fail.
-        stops: how many relays are told to stop.
-        mends: whether somebody makes Kafka take what it refuses.
+        stops: how many relays are asked to stop.
+        mends: whether the operator makes Kafka accept what it refuses.
         commands: how many dead letters are replayed or discarded.
         changes: how often the number of shards is changed.
         parked: states of the first events, which an earlier relay has parked.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from outbox_pipelines.relay.marked_table import status
-from tests.conftest import wait_until
+from tests.conftest import command, wait_until
 from tests.history import business
 from tests.history.verify import verdict
 from tests.history.writers import Writers
@@ -59,7 +59,7 @@ def test_kill_9_of_the_relay_ten_times_under_load(table: Table) -> None:
     writers = Writers(table.settings.dsn, seed, 4)
     published = _published(table)
     for _ in range(10):
-        with faults.process(faults.command("relay"), table.environment) as relay:
+        with faults.process(command("relay"), table.environment) as relay:
             faults.wait_for_more(published)
             with suppress(subprocess.TimeoutExpired):
                 relay.wait(chance.random() * 0.3)
@@ -98,10 +98,10 @@ def test_a_frozen_relay_is_succeeded_and_harms_nothing_when_it_wakes(table: Tabl
     writers = Writers(table.settings.dsn, seed, 3)
     published = _published(table)
     quick = table.environment | {"OUTBOX_LEASE_SECONDS": "1"}
-    with faults.process(faults.command("relay"), quick) as frozen:
+    with faults.process(command("relay"), quick) as frozen:
         faults.wait_for_more(published)
         first = _ownership(table)
-        with faults.process(faults.command("relay"), quick) as successor:
+        with faults.process(command("relay"), quick) as successor:
             os.kill(frozen.pid, signal.SIGSTOP)
             wait_until(lambda: _ownership(table) not in (None, first), what="a successor")
             faults.wait_for_more(published)
@@ -145,5 +145,5 @@ def test_the_commands(table: Table) -> None:
         assert (told["backlog"], told["oldest_seconds"], told["failed"]) == (0, None, 1)
         row = connection.execute("SELECT to_regclass('outbox_shards')").fetchone()
         assert row == (None,)
-    # Look-ups end by themselves.
+    # Look-ups end on their own.
     wait_until(lambda: set(threading.enumerate()) <= threads, what="the threads of the relay to end")

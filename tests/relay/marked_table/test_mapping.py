@@ -1,4 +1,4 @@
-"""Wrong mappings, and tables that do not fit them: each is one line that says how to mend it."""
+"""Wrong mappings, and tables that do not fit them: one line says how to correct each."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_is_not_named_is_called_as_usual(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_file_says_how_to_mend_it(tmp_path: Path, text: str, message: str) -> None:
+def test_an_error_for_a_wrong_file_says_how_to_correct_it(tmp_path: Path, text: str, message: str) -> None:
     """Guards against a mapping that is guessed at, or refused without help."""
     file = tmp_path / "table.toml"
     file.write_text(text)
@@ -132,7 +132,7 @@ def test_exactly_once_is_refused(table: Table) -> None:
 def test_a_missing_index_is_named_with_the_statement_that_makes_it(
     table: Table, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Guards against a relay that reads the whole table for each claim, and nobody knows."""
+    """Guards against a relay that silently reads the whole table for each claim."""
     assert status.read(table.settings).warnings == []
     with table.connect() as connection:
         connection.execute("DROP INDEX events_seq_idx; CREATE INDEX ON events (seq)")
@@ -157,6 +157,6 @@ def test_a_missing_index_over_a_status(make_table: Make) -> None:
 
 
 def test_a_table_that_cannot_remember_failures(make_table: Make) -> None:
-    """Guards against dead letters that come back at each restart, and nobody was told."""
+    """Guards against dead letters that come back at each restart without a report."""
     table = make_table(textbook.PUBLISHED_AT, 'table = "events"\n[columns]\npublished_at = "published_at"')
     assert "Add failed_at timestamptz or retry_count int" in status.read(table.settings).warnings[0]

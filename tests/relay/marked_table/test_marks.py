@@ -63,7 +63,7 @@ def test_a_missing_right_to_a_column_is_found_at_the_start(table: Table) -> None
     ],
 )
 def test_a_row_that_cannot_be_marked_ends_publishing(table: Table, kind: str, when: str) -> None:
-    """Guards against a failing row for which rows beside it are published again and again."""
+    """Guards against a failing row for which other rows are published again and again."""
     with table.connect() as connection:
         connection.execute(REFUSE.format(n=650, kind=kind, when=when).encode())
     table.fill(3000)

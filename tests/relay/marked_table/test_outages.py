@@ -1,4 +1,4 @@
-"""Servers that go away and come back under the relay of an existing table (G1, G4)."""
+"""Servers that become unavailable and come back while the relay of a marked table runs (G1, G4)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay.marked_table import status
-from tests.conftest import wait_until
+from tests.conftest import command, wait_until
 from tests.relay import faults
 from tests.relay.marked_table.textbook import Table
 
@@ -27,13 +27,13 @@ def _holds_vacuum_back(table: Table) -> bool:
     return bool(rows)
 
 
-def test_kafka_goes_away_and_comes_back(own_table: tuple[Postgres, Kafka, Table]) -> None:
+def test_kafka_becomes_unavailable_and_comes_back(own_table: tuple[Postgres, Kafka, Table]) -> None:
     """Guards against attempts burnt by an outage, events doubled by it, and claims that stay open through it:
     they would hold vacuum back."""
     _, kafka, table = own_table
     table.write(("a", {"n": 0}))
     environment = table.environment | {"OUTBOX_BREAKER_SECONDS": "1"}
-    with faults.process(faults.command("relay"), environment) as relay:
+    with faults.process(command("relay"), environment) as relay:
         _wait_until_relayed(table)
         kafka.kill()
         table.fill(30_000)
@@ -60,7 +60,7 @@ def test_kafka_goes_away_and_comes_back(own_table: tuple[Postgres, Kafka, Table]
 def test_the_database_restarts(own_table: tuple[Postgres, Kafka, Table]) -> None:
     """Guards against a relay that must be started again by hand."""
     postgres, _, table = own_table
-    with faults.process(faults.command("relay"), table.environment) as relay:
+    with faults.process(command("relay"), table.environment) as relay:
         for n in range(2):
             table.write(("a", {"n": n}))
             _wait_until_relayed(table)
@@ -74,12 +74,10 @@ def test_the_database_restarts(own_table: tuple[Postgres, Kafka, Table]) -> None
     assert table.numbers("a") == [0, 1, 2]
 
 
-def test_both_go_away(own_table: tuple[Postgres, Kafka, Table]) -> None:
+def test_both_become_unavailable(own_table: tuple[Postgres, Kafka, Table]) -> None:
     """Guards against a relay that waits for one while the other one comes back."""
     postgres, kafka, table = own_table
-    with faults.process(
-        faults.command("relay"), table.environment | {"OUTBOX_BREAKER_SECONDS": "1"}
-    ) as relay:
+    with faults.process(command("relay"), table.environment | {"OUTBOX_BREAKER_SECONDS": "1"}) as relay:
         table.write(("a", {"n": 0}))
         _wait_until_relayed(table)
         kafka.kill()

@@ -68,8 +68,8 @@ def test_only_the_guilty_aggregate_waits(table: Table) -> None:
 
 @pytest.mark.usefixtures("unasked")
 def test_several_guilty_events_among_many(table: Table) -> None:
-    """Guards against blaming a whole batch, and an isolation that loses, doubles or reorders beside it."""
-    table.make_topic(partitions=4, **SMALL)
+    """Guards against blaming a whole batch, and an isolation that loses, duplicates or reorders others."""
+    table.make_topic(4, **SMALL)
     guilty = {100, 1500, 1501, 2800}
     table.write(*[(str(n % 50), {"n": n, "noise": NOISE} if n in guilty else {"n": n}) for n in range(3_000)])
     with table.relayed(max_attempts=2, retry_seconds=0.05, batch_events=500):
@@ -83,7 +83,7 @@ def test_several_guilty_events_among_many(table: Table) -> None:
 
 
 def test_a_dead_letter_lets_its_aggregate_go_on(table: Table) -> None:
-    """Guards against an aggregate that waits for ever, and an attempt more or less than asked for."""
+    """Guards against an aggregate that is blocked forever, and an attempt more or less than configured."""
     table.make_topic(**SMALL)
     table.write(("a", {"n": 0, "noise": NOISE}), *[("a", {"n": n}) for n in range(1, 5)])
     with table.relayed(max_attempts=3, retry_seconds=0.05):
@@ -95,9 +95,9 @@ def test_a_dead_letter_lets_its_aggregate_go_on(table: Table) -> None:
 
 def test_a_dead_letter_may_block_its_aggregate(table: Table) -> None:
     """Guards against an aggregate that goes on past a dead letter although the operator said block; and
-    against one that does not go on when the row is mended."""
+    against one that does not go on when the row is corrected."""
     table.make_topic(**SMALL)
-    block = {"max_attempts": 1, "retry_seconds": 0.05, "on_dead_letter": "block"}
+    block: dict[str, Any] = {"max_attempts": 1, "retry_seconds": 0.05, "on_dead_letter": "block"}
     table.write(("a", {"n": 0, "noise": NOISE}), ("a", {"n": 1}), ("b", {"n": 0}))
     with table.relayed(**block):
         wait_until(lambda: _unpublished(table) == [("a", 1), ("a", 0)])
@@ -108,10 +108,10 @@ def test_a_dead_letter_may_block_its_aggregate(table: Table) -> None:
         wait_until(lambda: table.numbers("b") == [0, 1, 2])
         assert table.numbers("a") == []
         connection.execute("UPDATE events SET payload = '{\"n\": 0}', retry_count = 0 WHERE retry_count = 1")
-        wait_until(lambda: table.numbers("a") == [0, 1, 2], what="the mended aggregate")
+        wait_until(lambda: table.numbers("a") == [0, 1, 2], what="the corrected aggregate")
 
 
-def test_a_mended_topic_lets_the_event_through(table: Table) -> None:
+def test_a_corrected_topic_accepts_the_event(table: Table) -> None:
     """Guards against a retry that never comes, or lets later events of the aggregate go first (G2)."""
     table.make_topic(**SMALL)
     table.write(("a", {"n": 0}), ("a", {"n": 1, "noise": NOISE}), ("a", {"n": 2}), ("b", {"n": 0}))
@@ -124,8 +124,8 @@ def test_a_mended_topic_lets_the_event_through(table: Table) -> None:
     assert table.pending() == []
 
 
-def test_a_row_mended_or_deleted_under_the_relay(table: Table) -> None:
-    """Guards against a relay that tries what it remembers instead of what stands in the table."""
+def test_a_row_corrected_or_deleted_under_the_relay(table: Table) -> None:
+    """Guards against a relay that publishes what it remembers instead of what the table contains."""
     table.make_topic(**SMALL)
     noisy = {"n": 0, "noise": NOISE}
     mended, deleted, _ = table.write(("a", noisy), ("b", noisy), ("b", {"n": 1}))
@@ -163,11 +163,11 @@ def test_an_unavailable_topic_is_said_once_and_not_counted(
 
 
 def test_attempts_are_kept_over_restarts_where_there_is_a_column(make_table: Make) -> None:
-    """Guards against a poisoned event that is tried for ever because the relay forgets."""
+    """Guards against a poisoned event that is tried without end because the relay forgets its attempts."""
     table = make_table(textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING)
     table.make_topic(**SMALL)
     table.write(("a", {"n": 0, "noise": NOISE}), ("a", {"n": 1}))
-    pauses = []
+    pauses: list[Any] = []
     for _ in range(3):
         table.drain(max_attempts=4, retry_seconds=10)
         pauses += table.rows("extract(epoch FROM next_attempt_at - clock_timestamp())::float8")[0]
@@ -180,8 +180,8 @@ def test_attempts_are_kept_over_restarts_where_there_is_a_column(make_table: Mak
     assert table.numbers("a") == [1]
 
 
-def test_a_dead_letter_is_told_and_copied(table: Table, tmp_path: Any) -> None:
-    """Guards against a dead letter that nobody notices."""
+def test_a_dead_letter_is_reported_and_copied(table: Table, tmp_path: Any) -> None:
+    """Guards against a dead letter that is not reported."""
     table.make_topic(**SMALL)
     table.write(("a", {"n": 0, "noise": NOISE[:2000]}))
     heard = tmp_path / "heard"
@@ -195,8 +195,8 @@ def test_a_dead_letter_is_told_and_copied(table: Table, tmp_path: Any) -> None:
     assert copy.headers["dead-letter-topic"] == table.outbox.topic()
 
 
-def test_a_row_that_cannot_be_read_is_given_up_until_it_is_changed(table: Table) -> None:
-    """Guards against such a row that no column shows as given up, or that waits for a restart."""
+def test_an_unreadable_row_is_a_dead_letter_until_it_is_changed(table: Table) -> None:
+    """Guards against such a row that no column shows as a dead letter, or that waits for a restart."""
     first, _ = table.write(("a", {"n": 0}), ("a", {"n": 1}))
     with table.connect() as connection:
         connection.execute(
@@ -213,7 +213,7 @@ def test_a_row_that_cannot_be_read_is_given_up_until_it_is_changed(table: Table)
 
 
 def test_a_stop_while_a_refused_event_is_published(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a successor that publishes again what was published while the relay was told to stop."""
+    """Guards against a successor that publishes again what was published while the relay was stopping."""
     table.make_topic(**SMALL)
     table.write(("a", {"n": 0, "noise": NOISE}), ("a", {"n": 1}))
     table.drain(max_attempts=9, retry_seconds=0.01)
@@ -247,7 +247,7 @@ def test_a_row_that_cannot_be_marked_is_not_tried_alone(table: Table) -> None:
 
 
 def test_a_long_queue_behind_a_poisoned_row_comes_in_order(table: Table) -> None:
-    """Guards against rows that are set free while others of their aggregate are still on their way back."""
+    """Guards against rows that are released while others of their aggregate are still being put back."""
     table.make_topic(**SMALL)
     table.write(("a", {"n": 0, "noise": NOISE}), *[("a", {"n": n}) for n in range(1, 6_001)])
     with table.relayed(max_attempts=3, retry_seconds=0.05, batch_events=500):
@@ -255,7 +255,7 @@ def test_a_long_queue_behind_a_poisoned_row_comes_in_order(table: Table) -> None
     assert table.numbers("a") == list(range(1, 6_001))
 
 
-def test_an_aggregate_waits_until_nothing_of_it_is_on_its_way(
+def test_an_aggregate_waits_until_none_of_its_events_is_in_flight(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a row that goes free while an earlier one of its aggregate is put back."""

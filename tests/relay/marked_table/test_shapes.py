@@ -1,4 +1,4 @@
-"""Both textbook shapes from the table to the topic, and what stands in the table afterwards."""
+"""Both textbook shapes from the table to the topic, and what the table contains afterwards."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_large_payloads_are_claimed_a_few_at_a_time(table: Table) -> None:
     assert len(table.messages()) == 200
 
 
-def test_a_running_relay_publishes_what_commits_and_stops_when_told(table: Table) -> None:
+def test_a_running_relay_publishes_what_commits_and_stops_on_request(table: Table) -> None:
     """Guards against a relay that needs a restart to see new rows, or loses some at a stop."""
     with table.relayed():
         for n in range(20):
@@ -152,7 +152,7 @@ def test_a_running_relay_publishes_what_commits_and_stops_when_told(table: Table
     assert len(table.messages()) == 20
 
 
-def test_a_row_mended_by_hand_goes_again(table: Table) -> None:
+def test_a_row_corrected_by_hand_is_published_again(table: Table) -> None:
     """Guards against dead letters that an operator cannot bring back."""
     with table.connect() as connection:
         seq = textbook.insert(connection, "a", {"n": 1})
@@ -185,7 +185,7 @@ def test_the_role_needs_select_and_update_alone(table: Table) -> None:
             connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
-def test_rows_that_cannot_be_read_are_given_up_and_the_others_go_on(make_table: Make) -> None:
+def test_unreadable_rows_become_dead_letters_and_the_others_go_on(make_table: Make) -> None:
     """Guards against a `json` column that PostgreSQL cannot convert: it ended the relay at each start."""
     ddl = textbook.PUBLISHED_AT.replace("headers jsonb", "headers json")
     table = make_table(ddl, textbook.PUBLISHED_AT_MAPPING)

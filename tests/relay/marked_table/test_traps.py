@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import psycopg
 import pytest
@@ -43,7 +44,7 @@ def _seqs(claim: Claim | None) -> list[int]:
 
 
 def test_a_row_that_commits_late_with_a_low_number_is_not_marked(table: Table) -> None:
-    """Guards against settling by range: such a row was stamped and lost for ever."""
+    """Guards against settling by range: such a row was stamped and lost permanently."""
     with _holding(table) as (_, source), table.connect(autocommit=False) as late:
         early = textbook.insert(late, "a", {"n": 1})
         seqs = table.write(("b", {"n": 2}), ("c", {"n": 3}))
@@ -82,7 +83,12 @@ def test_claims_do_not_overlap(table: Table) -> None:
     table.fill(30)
     with _holding(table, batch_events=10, breaker_seconds=0.5) as (_, source):
         claims = [source.claim([]), source.claim([])]
-        wait_until(lambda: source.let_go() or not any(claim.is_locked for claim in claims if claim))
+
+        def are_let_go() -> bool:
+            source.let_go()
+            return not any(claim.is_locked for claim in claims if claim)
+
+        wait_until(are_let_go)
         claims.append(source.claim([]))
         assert not source.may_claim
         numbers = [seq for claim in claims for seq in _seqs(claim)]
@@ -117,7 +123,7 @@ def test_a_successor_waits_until_no_claim_of_its_predecessor_is_left(table: Tabl
             second.release()
 
 
-def test_a_row_that_somebody_else_has_locked_is_not_overtaken(
+def test_a_row_that_another_session_has_locked_is_not_overtaken(
     table: Table, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Guards against SKIP LOCKED alone: an open transaction of the old publisher would reorder."""
@@ -148,7 +154,7 @@ def test_a_sign_of_life_just_when_a_claim_meets_a_foreign_lock(table: Table) -> 
 
 
 def test_a_foreign_key_to_the_table_holds_nothing_up(table: Table) -> None:
-    """Guards against claims that wait for whoever writes a row that refers to an event."""
+    """Guards against claims that wait for a session that writes a row that refers to an event."""
     with table.connect() as connection:
         connection.execute("CREATE UNIQUE INDEX ON events (seq)")
         connection.execute("CREATE TABLE log (event bigint REFERENCES events (seq))")
@@ -184,7 +190,7 @@ def test_a_partition_detached_under_a_claim_is_noticed(
 
 
 def test_a_table_that_cannot_be_marked_stops_the_relay(table: Table) -> None:
-    """Guards against a trigger that makes the relay publish the same rows for ever."""
+    """Guards against a trigger that makes the relay publish the same rows again and again."""
     table.write(("a", {"n": 1}))
     with table.connect() as connection:
         connection.execute(
@@ -285,9 +291,9 @@ def test_what_a_claim_costs(table: Table, monkeypatch: pytest.MonkeyPatch) -> No
     statements: list[str] = []
     execute = psycopg.Cursor.execute
 
-    def counted(self: psycopg.Cursor, query: object, *arguments: object, **named: object) -> psycopg.Cursor:
+    def counted(self: psycopg.Cursor, query: Any, *arguments: Any, **named: Any) -> psycopg.Cursor:
         statements.append(str(query))
-        return execute(self, query, *arguments, **named)  # type: ignore[arg-type]
+        return execute(self, query, *arguments, **named)
 
     table.fill(10_000)
     with _holding(table, batch_events=1000) as (_, source):

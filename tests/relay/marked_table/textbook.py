@@ -14,6 +14,7 @@ import psycopg
 
 from outbox_pipelines import schema
 from outbox_pipelines.relay import service
+from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.settings import Settings
 from tests.conftest import Message, Outbox, read_topic
 from tests.relay.topic import create_topic
@@ -137,10 +138,10 @@ class Table:
     def with_(self, **settings: object) -> Table:
         return Table(Outbox(self.settings.model_copy(update=settings)))
 
-    def drain(self, **settings: object) -> service.Totals:
+    def drain(self, **settings: object) -> Totals:
         return service.relay(self.with_(**settings).settings, until_empty=True)
 
-    def make_topic(self, partitions: int = 1, **config: str) -> None:
+    def make_topic(self, partitions: int = 1, /, **config: str) -> None:
         create_topic(self.outbox, partitions, **config)
 
     @contextmanager
