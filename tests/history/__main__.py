@@ -10,6 +10,7 @@ import argparse
 import itertools
 import os
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -66,13 +67,25 @@ def report(history: History) -> Verdict:
     for words, count in Counter(f"{exit.code}: {exit.words}" for exit in history.exits).items():
         print(f"  {count} x exit {words}", flush=True)
     if verdict.wrong:
-        directory = Path(os.environ.get("HISTORIES", "histories"))
-        path = directory / f"{history.relay}-{history.seed}-{time.time():.0f}.jsonl"
+        path = _histories() / f"{history.relay}-{history.seed}-{time.time():.0f}.jsonl"
         save(history, path)
         for fault in history.faults:
             print(f"  {fault.at:.2f} to {fault.until:.2f}: {fault.name}", flush=True)
         print(f"kept: python -m tests.history check {path}", flush=True)
     return verdict
+
+
+def _keep_logs(directory: Path, seed: int) -> None:
+    """What the programs printed, beside the history."""
+    to = _histories() / f"logs-{seed}-{time.time():.0f}"
+    to.mkdir(parents=True)
+    for log in directory.glob("*.log"):
+        shutil.copy(log, to)
+    print(f"logs: {to}", flush=True)
+
+
+def _histories() -> Path:
+    return Path(os.environ.get("HISTORIES", "histories"))
 
 
 def _soak(arguments: argparse.Namespace) -> int:
@@ -112,6 +125,7 @@ def _rounds(arguments: argparse.Namespace, figures: Figures) -> int:
                 verdict = report(run.finish())
                 figures.add(run.history)
                 if verdict.wrong:
+                    _keep_logs(Path(directory), seed)
                     return 1
             finally:
                 run.close()

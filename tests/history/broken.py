@@ -17,6 +17,7 @@ import psycopg
 from confluent_kafka import Producer
 
 from outbox_pipelines.settings import Settings, load_settings
+from tests.history import standstill
 
 _POSITION = """
 CREATE TABLE position (at text NOT NULL);
@@ -192,6 +193,7 @@ def command(name: str) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
+    standstill.listen()
     relay = RELAYS[sys.argv[1]](load_settings())
     while True:
         if not relay.step():

@@ -16,7 +16,7 @@ import psycopg
 
 from outbox_pipelines.consumer import Consumer, Event
 from outbox_pipelines.settings import Settings, load_settings
-from tests.history import effects
+from tests.history import effects, standstill
 from tests.history.business import KINDS
 
 # A short session, so that others take over soon from who was killed or frozen; the broker must allow it.
@@ -118,4 +118,5 @@ def _group(settings: Settings, name: str) -> str:
 
 
 if __name__ == "__main__":
+    standstill.listen()
     CONSUMERS[sys.argv[1]](load_settings(), **_QUICK).run()

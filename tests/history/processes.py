@@ -14,6 +14,7 @@ from pathlib import Path
 
 from outbox_pipelines.local.server import bound, last_lines
 from tests.conftest import clean_environment
+from tests.history import standstill
 
 
 class Process:
@@ -62,6 +63,10 @@ class Process:
     def terminate(self) -> int:
         """Asks it to end; its exit code."""
         return self._end(signal.SIGTERM)
+
+    def dump_stacks(self) -> None:
+        """Has it print what its threads are doing; the program must have called `standstill.listen`."""
+        self._signal(standstill.SIGNAL)
 
     def freeze(self) -> None:
         self._signal(signal.SIGSTOP)

@@ -28,7 +28,7 @@ import psycopg
 
 from outbox_pipelines import schema
 from outbox_pipelines.settings import load_settings
-from tests.history import business, consumers, effects, reader, steps, watched
+from tests.history import business, consumers, effects, reader, standstill, steps, watched
 from tests.history.load import SMALL, Load
 from tests.history.nemesis import Kind
 from tests.history.processes import Process
@@ -292,6 +292,8 @@ class Run:
         while self.consumers and before < self._made() < len(everything):
             before = self._effects
             self.wait(self._patience, lambda: self._has_effects(len(everything)), pace=0.2)
+        if self.consumers and self._effects < len(everything):
+            self.describe_standstill("effects are missing at the end")
         for process in (*self.relays, *self.consumers):
             self.end(process)
         with psycopg.connect(self.dsn) as connection:
@@ -315,6 +317,14 @@ class Run:
         reader.remove(self.servers.kafka.bootstrap, self.topics)
         with psycopg.connect(self.servers.postgres.dsn, autocommit=True) as connection:
             connection.execute(f"DROP DATABASE {self._database} WITH (FORCE)".encode())
+
+    def describe_standstill(self, words: str) -> None:
+        """Records that nothing flows, and what the programs and servers do meanwhile."""
+        self.history.stuck.append(words)
+        log = self._directory / f"{self._database}-standstill.log"
+        standstill.describe(self.dsn, self.servers.kafka.bootstrap, self._database, log)
+        for process in (*self.relays, *self.consumers):
+            process.dump_stacks()
 
     def replay_again(self) -> None:
         """Replays, but not all the time."""
@@ -403,10 +413,10 @@ class Run:
     def _expect_events(self, after: str) -> None:
         goal = self.arrived + _FLOWING
         if not self.wait(self._patience, lambda: self.arrived >= goal):
-            self.history.stuck.append(f"no events for {self._patience:.0f} s after {after}")
+            self.describe_standstill(f"no events for {self._patience:.0f} s after {after}")
         goal = self._made() + _FLOWING
         if self.consumers and not self.wait(self._patience, lambda: self._made() >= goal, pace=0.2):
-            self.history.stuck.append(f"no effects for {self._patience:.0f} s after {after}")
+            self.describe_standstill(f"no effects for {self._patience:.0f} s after {after}")
 
     def _made(self) -> int:
         """How many events have had an effect by now, as far as is known."""

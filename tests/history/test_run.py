@@ -18,6 +18,8 @@ from tests.history.relays import RELAYS, Relay
 from tests.history.run import Run
 from tests.history.servers import Servers
 
+_CLIENTS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+
 
 @contextmanager
 def _run(
@@ -117,6 +119,29 @@ def test_a_relay_that_ends_on_its_own(
     assert (len(verdict.exited) > 1) is restarts
     assert verdict.exited[0].endswith("relay 1 with 1: cannot")
     assert verdict.stuck == ["no events for 2 s after the start"]
+
+
+def test_a_standstill_is_described(servers: Servers, seed: int, tmp_path: Path) -> None:
+    """Guards against a night's finding that nobody can explain, since its processes are gone."""
+    run = Run(
+        servers, "at_least_once", RELAYS["at_least_once"], seed, tmp_path, consumer="idempotent", patience=2
+    )
+    consumer = run.consumers[0]
+
+    def description() -> str:
+        run.describe_standstill("nothing flows")
+        (log,) = tmp_path.glob("*-standstill.log")
+        return log.read_text()
+
+    try:
+        consumer.start()
+        assert run.wait(60, lambda: run.count(_CLIENTS) > 1)
+        assert run.wait(60, lambda: "ConsumerGroupState.STABLE" in description(), pace=0.5)
+        assert "idle" in description()
+        assert run.wait(60, lambda: "consumer/membership.py" in consumer.log.read_text())
+    finally:
+        run.close()
+    assert run.history.stuck[0] == "nothing flows"
 
 
 def test_the_soak_as_a_command(capfd: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ from confluent_kafka.admin import AdminClient
 
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.marked_table.queries import Statements
-from tests.history import steps
+from tests.history import standstill, steps
 
 T = TypeVar("T")
 _WRITES = ("INSERT", "UPDATE", "DELETE", "MERGE", "CREATE", "ALTER", "DROP", "TRUNCATE")
@@ -375,4 +375,5 @@ def _hand_over(seconds: float) -> None:
 
 
 if __name__ == "__main__":
+    standstill.listen()
     main(sys.argv[1:])
