@@ -165,13 +165,17 @@ class Member:
 
     def wait(self, seconds: float) -> None:
         """Stays in the group for so long, and takes no messages."""
-        self._client.pause(self._client.assignment())
-        message = self._client.poll(seconds)
+        paused = self._client.assignment()
+        self._client.pause(paused)
+        try:
+            message = self._client.poll(seconds)
+        finally:
+            # Also those that have gone: the client would still have them paused when they come back.
+            self._client.resume(paused)
         if message is not None:
             # Of a partition that has just come.
             self._kept.append(message)
         self._polled_at = time.monotonic()
-        self._client.resume(self._client.assignment())
 
     def done(self, message: Message) -> None:
         """The message is handled, and the database has it: its offset may be committed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from typing import Any
@@ -50,6 +51,27 @@ def test_a_partition_that_goes_and_comes_back_within_one_poll_skips_no_message(p
         member.close()
     assert client.rebalances == 1
     assert seen == sent
+
+
+def test_a_partition_that_goes_during_a_pause_flows_when_it_comes_back(place: Place) -> None:
+    """Guards against a standstill after an outage: the client had it paused forever."""
+    given = membership.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    deadline = time.monotonic() + 60
+    with contextlib.closing(membership.Member(given, [place.topic])) as member:
+        while not (all_of_them := len(member._client.assignment())) and time.monotonic() < deadline:
+            member.wait(0.1)
+        with contextlib.closing(membership.Member(given, [place.topic])) as other:
+            while not other._client.assignment() and time.monotonic() < deadline:
+                other.poll(seconds=0.1)
+                member.wait(0.1)
+            assert 0 < len(member._client.assignment()) < all_of_them
+        while len(member._client.assignment()) < all_of_them and time.monotonic() < deadline:
+            assert member.poll(seconds=0.1) == []
+        sent = place.send(*(uuid.uuid4() for _ in range(40)), keys=20)
+        seen: list[str] = []
+        while len(seen) < len(sent) and time.monotonic() < deadline:
+            seen += [(dict(headers_of(message))["id"] or b"").decode() for message in member.poll()]
+    assert sorted(seen) == sorted(sent)
 
 
 def test_the_lag_is_what_is_to_come(place: Place) -> None:

@@ -190,6 +190,13 @@ BREAKS: Final[dict[str, Break]] = {
         "if not self._is_taken(self.keys[nth])",
         "if True",
     ),
+    "a partition that has gone stays paused": _one(
+        "a partition that goes during a pause is not taken up again when it comes back",
+        *("consumer-two", "liveness"),
+        *(Member, "wait"),
+        "resume(paused)",
+        "resume(self._client.assignment())",
+    ),
     # Keys and the inbox.
     "no look at the key": _one(
         "RECORD records an event whose key has to wait",

@@ -97,6 +97,7 @@ class Top(NamedTuple):
     assigned: tuple[int, ...] = ()
     stored: tuple[tuple[int, int], ...] = ()
     has_stored: bool = False
+    paused: tuple[int, ...] = ()
 
 
 class PauseError(BaseException):
@@ -252,10 +253,18 @@ class Run:
     # The consumer's plan.
 
     async def pause(self, seconds: float) -> None:
-        self.client.serve(self.ask("pause"))
+        self._wait("pause")
 
     async def stay(self) -> None:
-        self.client.serve(self.ask("stay"))
+        self._wait("stay")
+
+    def _wait(self, name: str) -> None:
+        if self.setting.mode == "drain":
+            self.ask(name)
+        else:
+            self.client.waits = name
+            self.member.wait(0)
+            self.client.waits = ""
 
     # The handler.
 
@@ -285,7 +294,7 @@ class Run:
             stay=self.stay,
         )
         self.client = Client(self)
-        member = Member(consumer._kafka, consumer._topics)
+        self.member = member = Member(consumer._kafka, consumer._topics)
         worker = Work(plan, consumer, consumer._reader, self)
         self.objects = {Work: worker, CrashGuard: worker._guard, Member: member}
         _restore(self.top, worker, member, self.client, consumer)
@@ -316,6 +325,9 @@ class Client:
         self._run = run
         self.assigned: set[int] = set()
         self.stored: dict[int, int] = {}
+        self.paused: set[int] = set()
+        self.waits = ""
+        """Why it is polled for no messages."""
         self._commits: dict[int, int] = {}
         self._here: list[Message] = []
         self._callbacks: dict[str, Any] = {}
@@ -324,6 +336,9 @@ class Client:
         self._callbacks = callbacks
 
     def poll(self, seconds: float) -> Message | None:
+        if self.waits:
+            self.serve(self._run.ask(self.waits))
+            return None
         callbacks, messages = self._run.ask("poll", self._committing())
         self.serve(callbacks)
         self._here = [Message(self._run.setting, *each) for each in messages]
@@ -367,12 +382,15 @@ class Client:
         commits, self._commits = tuple(sorted(self._commits.items())), {}
         return commits
 
-    def pause(self, partitions: Any) -> None: ...
+    def pause(self, partitions: Sequence[confluent_kafka.TopicPartition]) -> None:
+        # A partition stays so when it goes, and is so when it comes back: observed with librdkafka 2.
+        self.paused.update(each.partition for each in partitions)
 
-    def resume(self, partitions: Any) -> None: ...
+    def resume(self, partitions: Sequence[confluent_kafka.TopicPartition]) -> None:
+        self.paused.difference_update(each.partition for each in partitions)
 
-    def assignment(self) -> list[Any]:
-        return []
+    def assignment(self) -> list[confluent_kafka.TopicPartition]:
+        return [confluent_kafka.TopicPartition(TOPIC, each) for each in sorted(self.assigned)]
 
     def position(self, partitions: Any) -> list[Any]:
         return []
@@ -434,6 +452,7 @@ def _restore(top: Top, worker: Work, member: Member, client: Client, consumer: C
     member._left = {(TOPIC, each) for each in top.left}
     client.assigned = set(top.assigned)
     client.stored = dict(top.stored)
+    client.paused = set(top.paused)
 
 
 def _saved(run: Run, worker: Work, member: Member) -> Top:
@@ -453,6 +472,7 @@ def _saved(run: Run, worker: Work, member: Member) -> Top:
         assigned=tuple(sorted(run.client.assigned)),
         stored=tuple(sorted(run.client.stored.items())),
         has_stored=member._stored,
+        paused=tuple(sorted(run.client.paused)),
     )
 
 

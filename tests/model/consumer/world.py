@@ -229,7 +229,7 @@ class Consumers:
         if each.is_stopping:
             yield ("end", nth)
             # It may have come while messages were waited for.
-            yield from (("poll", nth, True, here) for here in self._batches(each))
+            yield from (("poll", nth, True, here) for here in self._batches(nth, each))
             return
         mode = self.of.plan.modes[nth]
         if mode == "drain":
@@ -239,13 +239,14 @@ class Consumers:
         if each.callbacks or top.has_stored or not each.is_member or self.database.inbox or top.breaker:
             # Otherwise nothing comes of it.
             yield ("poll", nth, True, ())
-        for here in self._batches(each):
+        for here in self._batches(nth, each):
             yield ("poll", nth, True, here)
             if not (top.looks and top.commits) or top.breaker:
                 yield ("poll", nth, False, here)
 
-    def _batches(self, each: Process) -> Iterator[tuple[int, ...]]:
+    def _batches(self, nth: int, each: Process) -> Iterator[tuple[int, ...]]:
         """What may be there: of which partitions the next messages are, at most a batch."""
+        paused = self.of.programs[nth].top(each.state).paused
         gone = {place for kind, place in each.callbacks if kind != "assign"}
         log = self.of.plan.log
         new = {place: self.offsets[place] for kind, place in each.callbacks if kind == "assign"}
@@ -253,7 +254,7 @@ class Consumers:
         places = [
             place
             for place, at in sorted(positions.items())
-            if (place not in gone or place in new) and at < len(log[place])
+            if (place not in gone or place in new) and place not in paused and at < len(log[place])
         ]
         most = self.of.plan.setting.batch
         for place in places:
