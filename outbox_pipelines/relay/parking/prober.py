@@ -42,7 +42,7 @@ _PATIENCE_SECONDS: Final = 15.0
 # An event that crashes the process does so when it is encoded, compressed or sent.
 _INNOCENT_SECONDS: Final = 1.0
 # How long an ending prober waits for answers: a published event without a recorded answer is published again.
-_LAST_SECONDS: Final = 2.0
+_LAST_SECONDS: Final = 10.0
 
 
 class Prober:
