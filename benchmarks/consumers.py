@@ -28,12 +28,12 @@ from confluent_kafka.cimpl import NewTopic
 
 from benchmarks.redis_server import RedisServer
 from benchmarks.servers import fresh_outbox
+from benchmarks.slow_link import slow_link
 from benchmarks.table import Row
 from outbox_pipelines import consumer
 from outbox_pipelines.consumer.cache import RedisCache
 from outbox_pipelines.consumer.tables import bucket
 from outbox_pipelines.settings import Settings
-from tests.history.proxy import Proxy
 
 _EVENTS: Final = 5000
 _ROUNDS: Final = 6
@@ -76,9 +76,8 @@ def _far(place: _Place) -> list[Row]:
     rates: dict[str, list[float]] = {name: [] for name in _AGAIN_ONE}
     with psycopg.connect(place.settings.dsn) as connection:
         port = connection.info.port
-    with Proxy(port) as proxy:
-        proxy.delay(_FAR_SECONDS)
-        dsn = psycopg.conninfo.make_conninfo(place.settings.dsn, port=proxy.port)
+    with slow_link(port, _FAR_SECONDS) as far:
+        dsn = psycopg.conninfo.make_conninfo(place.settings.dsn, port=far)
         away = _round_trip(dsn)
         for _ in range(_FAR_ROUNDS):
             for name, way in _AGAIN_ONE.items():
