@@ -13,11 +13,12 @@ SCOPES ?=
 MODEL_SECONDS ?= 300
 # Each has servers of its own for the tests that kill them: some 2 GB.
 WORKERS ?= 3
+TESTS ?=
 
 # A suite starts a thousand processes: none should compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo ui test test-fast model soak lint docs bench release clean
+.PHONY: demo ui test test-fast coverage model soak lint docs bench release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/ready
@@ -32,6 +33,10 @@ test: $(VENV)/ready
 # The tests that start no server, in less than a minute.
 test-fast: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2 --dist loadfile --fast
+
+# Which branches of the package the suite, or TESTS alone, goes through: a table, and the least covered files.
+coverage: $(VENV)/ready
+	@$(BIN)/python -m tests.coverage -n $(WORKERS) --dist worksteal $(TESTS)
 
 model: $(VENV)/ready
 	@$(BIN)/python -m tests.model $(SCOPES) --seconds $(MODEL_SECONDS) --processes 2
