@@ -14,11 +14,12 @@ MODEL_SECONDS ?= 300
 # Each has servers of its own for the tests that kill them: some 2 GB.
 WORKERS ?= 3
 TESTS ?=
+CELLS ?=
 
 # A suite starts a thousand processes: none should compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo ui test test-fast coverage model soak lint docs bench release clean
+.PHONY: demo ui test test-fast coverage matrix model soak lint docs bench release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/ready
@@ -37,6 +38,10 @@ test-fast: $(VENV)/ready
 # Which branches of the package the suite, or TESTS alone, goes through: a table, and the least covered files.
 coverage: $(VENV)/ready
 	@$(BIN)/python -m tests.coverage -n $(WORKERS) --dist worksteal $(TESTS)
+
+# A part of the suite with each Python 3.11 to 3.14 and PostgreSQL 14 to 18 that is installed, or in CELLS alone.
+matrix: $(VENV)/ready
+	@$(BIN)/python -m tests.matrix $(CELLS)
 
 model: $(VENV)/ready
 	@$(BIN)/python -m tests.model $(SCOPES) --seconds $(MODEL_SECONDS) --processes 2

@@ -108,7 +108,8 @@ def fresh(server: postgres.Postgres, template: str = "template1") -> Iterator[Da
 
 def _bin_dir(which: str) -> Path:
     if which == "wheel":
-        return postgres.find_programs()
+        # Those of a cell of `make matrix`, or the wheel's.
+        return postgres.find_programs(load_settings().local_postgres)
     found = sorted(postgres.SYSTEM.glob("*/bin/postgres"), key=lambda path: float(path.parts[-3]))
     if not found:
         message = f"this machine has no PostgreSQL of its own in {postgres.SYSTEM}"
