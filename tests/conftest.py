@@ -30,7 +30,7 @@ from outbox_pipelines.local import stack as local_stack
 from outbox_pipelines.local.server import Server
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
-from tests import memory
+from tests import in_process, memory
 
 # What --fast leaves out: tests with fixtures that start servers or fill archives, and folders that do.
 _SLOW_FIXTURES: Final = {
@@ -129,7 +129,11 @@ class Outbox:
         return read_topic(self.settings.kafka, self.topic(aggregate_type))
 
     def outbox(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Runs the command `outbox` to its end."""
+        """Runs the command `outbox` to its end, in this process."""
+        return in_process.run(arguments, clean_environment() | self.environment | environment)
+
+    def process(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Runs it in a process of its own, where that makes a difference; ended after two minutes."""
         return subprocess.run(
             command(*arguments),
             env=clean_environment() | self.environment | environment,

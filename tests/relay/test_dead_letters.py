@@ -38,7 +38,7 @@ def letters(outbox: Outbox) -> list[str]:
 
 def test_they_are_listed_and_counted(outbox: Outbox, letters: list[str]) -> None:
     """Guards against dead letters that an operator cannot find."""
-    done = outbox.outbox("dead-letters", "list")
+    done = outbox.process("dead-letters", "list")
     assert done.returncode == 0, done.stderr
     assert all(one in done.stdout for one in letters)
     assert "3 × MSG_SIZE_TOO_LARGE" in done.stdout

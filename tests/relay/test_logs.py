@@ -30,7 +30,7 @@ def unconfigured() -> Iterator[None]:
 
 
 def _drain(outbox: Outbox, code: int = 0, **environment: str) -> list[str]:
-    done = outbox.outbox("relay", "--until-empty", **environment)
+    done = outbox.process("relay", "--until-empty", **environment)
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
     return done.stderr.splitlines()
@@ -141,7 +141,7 @@ def test_kafkas_client_speaks_at_debug_only(outbox: Outbox) -> None:
 )
 def test_wrong_settings_of_the_log_are_one_line(outbox: Outbox, name: str, value: str, says: str) -> None:
     """Guards against a relay that logs differently from what its operator configured."""
-    done = outbox.outbox("status", **{name: value})
+    done = outbox.process("status", **{name: value})
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"outbox: {name}={value}: ")

@@ -65,7 +65,7 @@ def test_a_takeover_that_is_slower_than_the_lease(distant: Outbox, network: Prox
     network.delay(0.2)
     distant.write(1, 2, 3)
     # In a process: a relay that starts over again and again is ended there.
-    done = distant.outbox("relay", "--until-empty", OUTBOX_DELIVERY="exactly_once")
+    done = distant.process("relay", "--until-empty", OUTBOX_DELIVERY="exactly_once")
     assert "published 3 events" in done.stderr
     assert done.returncode == 0
     with distant.connect() as connection:

@@ -220,7 +220,7 @@ def test_the_command_sends_its_spans_before_it_ends(
     url, got = collector
     ids = _write(outbox, SAMPLED, SAMPLED)
     given = {"OUTBOX_TRACING": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": url}
-    done = outbox.outbox("relay", "--until-empty", **given)
+    done = outbox.process("relay", "--until-empty", **given)
     assert done.returncode == 0, done.stderr
     assert [path for path, _ in got] == ["/v1/traces"]
     (resource,) = got[0][1].resource_spans
@@ -235,7 +235,7 @@ def test_the_command_sends_its_spans_before_it_ends(
     assert found == set(ids)
     _write(outbox, SAMPLED)
     named = {"OTEL_SERVICE_NAME": "shop", "OUTBOX_LOG_LEVEL": "debug"}
-    done = outbox.outbox("relay", "--until-empty", **given, **named)
+    done = outbox.process("relay", "--until-empty", **given, **named)
     # In addition to its line in the log.
     assert f" is in {outbox.topic()} [" in done.stderr
     names = {a.key: a.value.string_value for a in got[1][1].resource_spans[0].resource.attributes}
@@ -247,7 +247,7 @@ def test_an_unavailable_collector_costs_no_event(outbox: Outbox) -> None:
     _write(outbox, SAMPLED)
     given = {"OUTBOX_TRACING": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
     begun = time.monotonic()
-    done = outbox.outbox("relay", "--until-empty", **given)
+    done = outbox.process("relay", "--until-empty", **given)
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - begun < 30
     assert len(outbox.messages()) == 1
@@ -260,7 +260,7 @@ def test_the_last_line_is_the_commands_own(outbox: Outbox) -> None:
         emit(connection, "or/der", 1, "order.placed", {})
         emit(connection, "order", 2, "order.placed", {}, traceparent=SAMPLED)
     given = {"OUTBOX_TRACING": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
-    done = outbox.outbox("relay", "--until-empty", **given)
+    done = outbox.process("relay", "--until-empty", **given)
     assert done.returncode == 1
     *lines, last = done.stderr.splitlines()
     assert "export" in "".join(lines)
@@ -278,7 +278,7 @@ def test_a_missing_extra_is_one_line(outbox: Outbox, monkeypatch: pytest.MonkeyP
 
 def test_a_setting_that_is_neither_is_one_line(outbox: Outbox) -> None:
     """Guards against a relay that takes a typing error for no."""
-    done = outbox.outbox("status", OUTBOX_TRACING="ture")
+    done = outbox.process("status", OUTBOX_TRACING="ture")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("outbox: OUTBOX_TRACING=ture: ")

@@ -1,0 +1,58 @@
+"""A command in this process answers as in a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.conftest import Outbox
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        (("migrate", "--check"), {}),
+        # Nothing matched; usage; a setting; a question that has no answer; a command that is none.
+        (("dead-letters", "show", "0192aaaa-0000-7000-8000-000000000000"), {}),
+        (("shards", "set", "many"), {}),
+        (("status",), {"OUTBOX_LEASE_SECONDS": "soon"}),
+        (("partitions", "reopen", "2026-01-01"), {}),
+        (("raley",), {}),
+    ],
+)
+def test_it_answers_the_same(outbox: Outbox, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
+    """Guards against a shortcut that hides what a user would see."""
+    here, apart = outbox.outbox(*arguments, **environment), outbox.process(*arguments, **environment)
+    assert (here.returncode, here.stdout, here.stderr) == (apart.returncode, apart.stdout, apart.stderr)
+
+
+def test_an_unexpected_error_ends_it_as_in_a_process(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an error that a test takes for success."""
+    from outbox_pipelines.quality import measurements
+
+    def fails(_: object) -> None:
+        raise ValueError("not thought of")
+
+    monkeypatch.setattr(measurements, "read", fails)
+    done = outbox.outbox("status")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "ValueError: not thought of")
+
+
+def test_nothing_of_it_stays(outbox: Outbox) -> None:
+    """Guards against a test that sees the settings, handlers or log of the one before."""
+
+    def state() -> list[object]:
+        handlers = [signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)]
+        names = ("outbox_pipelines", "outbox_pipelines.command", "outbox_pipelines.librdkafka")
+        levels = [(logging.getLogger(name).level, logging.getLogger(name).propagate) for name in names]
+        streams = [sys.stdin, sys.stdout, sys.stderr, sys.argv, sys.excepthook]
+        return [dict(os.environ), handlers, levels, list(logging.getLogger().handlers), streams]
+
+    before = state()
+    given = {"OUTBOX_LOG_LEVEL": "debug", "OUTBOX_LOG_FORMAT": "json"}
+    assert outbox.outbox("relay", "--until-empty", **given).returncode == 0
+    assert state() == before
