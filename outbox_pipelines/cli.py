@@ -38,11 +38,10 @@ class _Cli(click.Group):
         import psycopg
 
         from outbox_pipelines.database import refusal
-        from outbox_pipelines.relay.service import ShardOwnedError
 
         try:
             return super().invoke(context)
-        except (ShardOwnedError, NotReadyError) as error:
+        except NotReadyError as error:
             _end(str(error), 1)
         except SetupError as error:
             _end(str(error), 2)
@@ -164,6 +163,8 @@ def relay(
                 on_take=lambda taken: log.say(f"shard {taken} taken", shard=taken),
                 metrics=counting,
             )
+    except service.ShardOwnedError as error:
+        _end(str(error), 1)
     finally:
         tracing.close()
     log.say(

@@ -38,7 +38,12 @@ main()
 def run(extra: str | None, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`outbox …` where nothing but an extra is installed."""
     had = {one.partition(">")[0].partition("[")[0] for one in (EXTRAS[extra] if extra else ())}
-    missing = {one for name, packages in PACKAGES.items() if name not in had for one in packages.split()}
+    absent = {one for name, packages in PACKAGES.items() if name not in had for one in packages.split()}
+    return run_without(absent, *arguments)
+
+
+def run_without(missing: set[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`outbox …` where these packages are not installed."""
     return subprocess.run(
         [sys.executable, "-P", "-c", f"MISSING = {missing!r}\n{PROGRAM}", *arguments],
         env={name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
@@ -73,3 +78,12 @@ def test_the_writer_alone(command: str, extra: str) -> None:
     assert done.returncode == 1
     assert done.stderr.endswith(f"pip install 'outbox-pipelines[{extra}]'\n")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["migrate", "status"])
+def test_a_command_imports_only_what_it_needs(command: str) -> None:
+    """Guards against seconds of imports before each command, for packages that only others need."""
+    heavy = {"confluent_kafka", "dagster", "duckdb", "great_expectations", "pandas", "pyarrow"}
+    done = run_without(heavy, command)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("outbox: no database is named: ")
