@@ -6,9 +6,10 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,9 +26,10 @@ from outbox_pipelines.defs import history_storage, ours
 from outbox_pipelines.defs.history import LOCATION, purge_history, purge_history_schedule
 from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.errors import SetupError
-from tests.conftest import password_of
+from outbox_pipelines.local.postgres import Postgres
+from tests.conftest import Lasting, password_of
 from tests.defs.conftest import failure_of
-from tests.schema.servers import Database
+from tests.schema.servers import Database, fresh
 
 pytestmark = pytest.mark.slow
 
@@ -104,7 +106,24 @@ def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dg.Dags
         storage.wipe()
         yield storage
         return
-    database: Database = request.getfixturevalue("database")
+    server: Postgres = request.getfixturevalue("server")
+    lasting: Lasting = request.getfixturevalue("lasting")
+    template = lasting.once(("storage", server.dsn), lambda: _with_tables(server))
+    with fresh(server, template) as database, _stored_in(database, tmp_path) as found:
+        yield found
+
+
+@contextmanager
+def _with_tables(server: Postgres) -> Iterator[str]:
+    """The name of a database with Dagster's tables, to be copied: making them takes most of a second."""
+    with fresh(server) as made:
+        with TemporaryDirectory() as home, _stored_in(made, Path(home)):
+            pass
+        yield str(psycopg.conninfo.conninfo_to_dict(made.dsn)["dbname"])
+
+
+@contextmanager
+def _stored_in(database: Database, home: Path) -> Iterator[dg.DagsterInstance]:
     given = psycopg.conninfo.conninfo_to_dict(database.dsn)
     place = {
         "scheme": "postgresql+psycopg2",
@@ -115,8 +134,8 @@ def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dg.Dags
         "db_name": given["dbname"],
     }
     settings = {"storage": {"postgres": {"postgres_db": place}}, "telemetry": {"enabled": False}}
-    (tmp_path / "dagster.yaml").write_text(json.dumps(settings))
-    with dg.DagsterInstance.from_config(str(tmp_path)) as found:
+    (home / "dagster.yaml").write_text(json.dumps(settings))
+    with dg.DagsterInstance.from_config(str(home)) as found:
         yield found
 
 
