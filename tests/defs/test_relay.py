@@ -237,7 +237,7 @@ def session_process(outbox: Outbox, tmp_path: Path) -> Iterator[subprocess.Popen
         stderr=subprocess.DEVNULL,
     ) as process:
         try:
-            wait_until(lambda: shard(outbox).owner, seconds=40, what="session")
+            wait_until(lambda: shard(outbox).owner, seconds=300, what="session")
             yield process
         finally:
             process.kill()
@@ -256,13 +256,13 @@ def test_terminated_session_ends_in_order(
                 outbox.fill(100)
 
         writer = threads.submit(write)
-        wait_until(lambda: shard(outbox).events_per_second, what="publishing")
+        wait_until(lambda: shard(outbox).events_per_second, seconds=120, what="publishing")
         [session] = instance.get_runs()
         if by == "ui":
             instance.report_run_canceling(session)
         session_process.terminate()
-        session_process.wait(timeout=40)
-        writer.result(timeout=10)
+        session_process.wait(timeout=120)
+        writer.result(timeout=60)
         [ended] = instance.get_runs()
         record = instance.get_latest_materialization_event(RELAY)
     assert ended.status is (dg.DagsterRunStatus.CANCELED if by == "ui" else dg.DagsterRunStatus.SUCCESS)
