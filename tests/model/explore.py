@@ -8,15 +8,19 @@ Invariants:
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import marshal
 import pickle
 import time
 from array import array
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
+
+from tests.model.snapshot import Snapshot
 
 Action = tuple[Any, ...]
 """The name first; then what it is about: numbers, texts, None, tuples of these."""
@@ -25,6 +29,8 @@ Key = Any
 LIVENESS = "liveness"
 # A fault-free run to the end takes fewer steps in every scope; a longer one counts as endless.
 MOST_STEPS = 2_000
+# A state of the relay takes about 15 kB as a snapshot, and 4 kB packed.
+MOST_UNPACKED = 8_000
 
 
 class Broken(Exception):  # noqa: N818 - an invariant, not an error of the program
@@ -40,7 +46,7 @@ class Broken(Exception):  # noqa: N818 - an invariant, not an error of the progr
 
 
 class World(Protocol):
-    """What is explored: plain mutable objects that can be pickled.
+    """What is explored: plain mutable objects that can be pickled, and remembered by `snapshot`.
 
     A world may also have these:
         covered: set[str], labels of what a step has done; emptied before each step, no part of the key.
@@ -135,6 +141,38 @@ def explore(
     return _Exploration(world, states, depth, seconds, liveness).result(frozenset(must))
 
 
+_Kept = Snapshot | bytes | tuple[Snapshot, Action]
+"""A state in the frontier: a snapshot; its bytes; or a snapshot of the state before it, and the step."""
+
+
+def _unpacked(kept: _Kept) -> Snapshot:
+    """Put the world into a state of the frontier; return that."""
+    if isinstance(kept, bytes):
+        return Snapshot(pickle.loads(kept))
+    if isinstance(kept, Snapshot):
+        kept.restore()
+        return kept
+    before, action = kept
+    before.restore()
+    before.world.do(action)
+    if hasattr(before.world, "covered"):
+        before.world.covered.clear()
+    return Snapshot(before.world)
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Collect garbage rarely: an exploration makes few cycles, and keeps many objects."""
+    was = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(20_000, *was[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*was)
+        gc.unfreeze()
+
+
 class _Exploration:
     def __init__(
         self, world: World, states: int | None, depth: int | None, seconds: float | None, liveness: bool
@@ -156,7 +194,8 @@ class _Exploration:
     def result(self, must: frozenset[str]) -> Result:
         began = time.monotonic()
         result = self._result
-        result.exhausted = self._explored()
+        with _few_collections():
+            result.exhausted = self._explored()
         result.states = len(self._seen)
         result.seconds = time.monotonic() - began
         for action, count in self._steps.items():
@@ -172,7 +211,7 @@ class _Exploration:
         has_labels = hasattr(world, "covered")
         is_pointless = getattr(world, "is_pointless", None)
         result = self._result
-        frontier: deque[tuple[int, bytes, int]] = deque()
+        frontier: deque[tuple[int, _Kept, int]] = deque()
         whole = True
         ahead: tuple[Broken, int, list[Action]] | None = None
         try:
@@ -181,11 +220,12 @@ class _Exploration:
             return self._found(broken, -1, None)
         self._seen.add(fingerprint(world.key()))
         self._number(-1, None)
-        frontier.append((0, self._first, 0))
+        frontier.append((0, Snapshot(world), 0))
         while frontier:
-            number, packed, level = frontier.popleft()
+            number, kept, level = frontier.popleft()
             result.depth = max(result.depth, level)
-            world = pickle.loads(packed)
+            here = _unpacked(kept)
+            world = here.world
             if world.is_done():
                 result.done += 1
             actions = world.actions()
@@ -199,8 +239,9 @@ class _Exploration:
                     # Breadth-first finds the shortest way to it, if no bound comes before.
                     self._endings = None
                     ahead = problem, number, steps
-                # It has been led to its end.
-                world = pickle.loads(packed) if steps else world
+                if steps:
+                    # It has been led to its end.
+                    here.restore()
             if self._deepest is not None and level >= self._deepest:
                 whole = whole and not actions
                 continue
@@ -215,7 +256,7 @@ class _Exploration:
                 if is_pointless is not None and is_pointless(action, made):
                     continue
                 if is_used:
-                    world = pickle.loads(packed)
+                    here.restore()
                 is_used = True
                 if has_labels:
                     world.covered.clear()  # type: ignore[attr-defined]
@@ -235,11 +276,18 @@ class _Exploration:
                     return self._found(broken, number, action)
                 self._seen.add(print_of)
                 child = self._number(number, action)
-                frontier.append((child, pickle.dumps(world, pickle.HIGHEST_PROTOCOL), level + 1))
+                frontier.append((child, self._kept(here, action, len(frontier)), level + 1))
         if ahead is not None:
             problem, number, steps = ahead
             return self._found(problem, number, None, steps)
         return whole
+
+    def _kept(self, before: Snapshot, action: Action, others: int) -> _Kept:
+        """Return what the frontier needs of the state that the world is in."""
+        if others >= MOST_UNPACKED:
+            return pickle.dumps(before.world, pickle.HIGHEST_PROTOCOL)
+        # If the number of states is bounded, most are never continued: a snapshot of each would be wasted.
+        return Snapshot(before.world) if self._most is None else (before, action)
 
     def _number(self, parent: int, action: Action | None) -> int:
         self._parents.append(parent)

@@ -9,7 +9,6 @@ Invariants checked:
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Collection, Mapping, Sequence
 
 from outbox_pipelines.position import Position
@@ -21,6 +20,7 @@ from tests.model.relay.database import Database, ParkedRow
 from tests.model.relay.kafka import GONE, Kafka
 from tests.model.relay.process import DeadError, ImpossibleError, Plan, Process
 from tests.model.relay.sharing import share
+from tests.model.snapshot import Snapshot
 
 share()
 DATABASE_CALLS = ("settle", "park", "remove released")
@@ -250,14 +250,11 @@ class Relays:
         elif name == "switch":
             self.switches -= 1
             step, n, call = rest
-            before = pickle.dumps(self, pickle.HIGHEST_PROTOCOL)
+            before = Snapshot(self)
             try:
                 self._round(step, n, (call, "another thread before"))
             except ImpossibleError:
-                self.__dict__ = pickle.loads(before).__dict__
-                for process in self.slots:
-                    if process is not None:
-                        process.world = self
+                before.restore()
         elif name == "kill":
             self.faults -= 1
             self.has_failed = True
