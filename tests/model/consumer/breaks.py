@@ -117,7 +117,7 @@ BREAKS: Final[dict[str, Break]] = {
         "        for each in group:\n            member.done(each.message)\n        if new:\n",
     ),
     "done when it is polled": _one(
-        "the offset is stored as soon as the message is here, as enable.auto.offset.store does",
+        "the offset is stored when the message arrives, as enable.auto.offset.store does",
         *("consumer-two-crash", "accounted"),
         *(Member, "poll"),
         "    return [each for each in messages if _is_message(each) and self.has(each)]",
@@ -228,7 +228,7 @@ BREAKS: Final[dict[str, Break]] = {
         ),
     ),
     "a dead letter does not block": Break(
-        "on_dead_letter=block, and CLAIM, HEADS and RECORD look at waiting messages alone",
+        "on_dead_letter=block, and CLAIM, HEADS and RECORD look only at waiting messages",
         *("consumer-blocks", "order"),
         (
             Change(Database, "_is_taken", '(state == "failed" and self.blocks)', "False"),
@@ -244,7 +244,7 @@ BREAKS: Final[dict[str, Break]] = {
         "            began = await self._inbox.finish(first, seq, attempts)",
     ),
     "handled though it is not ours": _one(
-        "FINISH says that another process has the message, and it is handled all the same",
+        "FINISH says that another process has the message, and it is handled anyway",
         *("consumer-slow", "once"),
         *(Attempts, "_handle_stored"),
         "is_ours = bool(began)",
@@ -259,7 +259,7 @@ BREAKS: Final[dict[str, Break]] = {
         "if False:",
     ),
     "received and not put in": _one(
-        "receive() passes events over",
+        "receive() skips events",
         *("consumer-inbox", "accounted"),
         *(Work, "receive"),
         "new = await self._receive(wanted)",
@@ -288,28 +288,28 @@ BREAKS: Final[dict[str, Break]] = {
         "last = True",
     ),
     "received as dead": _one(
-        "what is put into the inbox is a dead letter at once",
+        "what is put into the inbox is a dead letter immediately",
         *("consumer-refused-once", "blame"),
         *(Inbox, "receive"),
         '"failed" if dead else "waiting"',
         '"failed"',
     ),
     "an outage counts": _one(
-        "an attempt counts though the handler's service was down",
+        "an attempt counts although the handler's service was unavailable",
         *("consumer-outage", "blame"),
         *(Attempts, "_miss"),
         'counts = policy != "outage"',
         "counts = True",
     ),
     "an outage kills": _one(
-        "the last attempt makes a dead letter though the handler's service was down",
+        "the last attempt makes a dead letter although the handler's service was unavailable",
         *("consumer-outage", "blame"),
         *(Attempts, "_miss"),
         'last and policy != "outage" and self._has_copy',
         "last and self._has_copy",
     ),
     "held events are passed over": _one(
-        "what comes while a handler is left alone is not put into the inbox",
+        "what arrives while a handler is paused is not put into the inbox",
         *("consumer-outage", "accounted"),
         *(Work, "_hold"),
         "where = await self._receive(items)",

@@ -180,7 +180,7 @@ CONSUMER: Final[dict[str, Scope]] = {
         ("dead letter", "NEXT"),
     ),
     "consumer-outage": _scope(
-        "one process, a service that goes down, outage_after=2, a fault besides",
+        "one process, a service that becomes unavailable, outage_after=2, a fault",
         Setting(("needs", "works"), _ONE_KEY, outage_after=2),
         ((0, 1),),
         _RUN,
@@ -189,7 +189,7 @@ CONSUMER: Final[dict[str, Scope]] = {
         total=2,
     ),
     "consumer-outage-two": _scope(
-        "two processes, a service that goes down, outage_after=2, a fault besides",
+        "two processes, a service that becomes unavailable, outage_after=2, a fault",
         Setting(("needs", "works"), _ONE_KEY, outage_after=2),
         ((0, 1),),
         _RUNS,

@@ -146,7 +146,7 @@ def marks_nothing_beside(patch: Patch) -> None:
 _ALONE: Final[dict[str, Any]] = {"unmarkable": [2], "refuses": [2], "repairs": 1, "batch_events": 1}
 
 
-@_break("a row is tried alone that cannot be marked", "b", "a", **_ALONE)
+@_break("a row that cannot be marked is published alone", "b", "a", **_ALONE)
 def tries_unmarkable(patch: Patch) -> None:
     patch(table.ModelRefusals, "rehearse", _nothing)
 
@@ -239,7 +239,7 @@ def gives_up_early(patch: Patch) -> None:
     patch(Retries, "_attend", early)
 
 
-@_break("a refused event is set free for its aggregate to go on", "aa", refuses=[1], repairs=1)
+@_break("a refused event is released so that its aggregate continues", "aa", refuses=[1], repairs=1)
 def overtakes_the_refused(patch: Patch) -> None:
     def go_on(self: Retries, tried: Tried, pause: float) -> None:
         event = tried.attempt.event

@@ -94,7 +94,7 @@ SCOPES: Final[dict[str, Scope]] = {
         **_QUIET,
     ),
     "marked-block": _scope(
-        "an aggregate waits for its dead letter, which somebody makes pending again or deletes",
+        "an aggregate waits for its dead letter, which an operator makes pending again or deletes",
         ["aa", "b"],
         ("pend", "delete", "still failed"),
         refuses=[1],
@@ -105,7 +105,7 @@ SCOPES: Final[dict[str, Scope]] = {
         **_QUIET,
     ),
     "marked-unreadable": _scope(
-        "a row cannot be read, until somebody repairs it",
+        "a row cannot be read until an operator repairs it",
         ["ab", "a"],
         ("bury", "repair", "pend"),
         unreadable=[1],
@@ -114,7 +114,7 @@ SCOPES: Final[dict[str, Scope]] = {
         **_QUIET,
     ),
     "marked-unmarkable": _scope(
-        "a row cannot be marked, until somebody repairs the table",
+        "a row cannot be marked until an operator repairs the table",
         ["a", "ab"],
         ("mark the rest", "repair"),
         unmarkable=[2],

@@ -479,7 +479,7 @@ def run_never_ends(patch: Patch) -> None:
     patch(Retries, "settled", kept)
 
 
-@_break("what a predecessor has parked is not looked for", "a", "a", refuses=[1], mends=1)
+@_break("what a predecessor has parked is not read", "a", "a", refuses=[1], mends=1)
 def forgets_the_parked(patch: Patch) -> None:
     def begun(self: Retries, *, crashed: bool) -> None:
         self._table.take_over(crashed=crashed)
@@ -488,7 +488,7 @@ def forgets_the_parked(patch: Patch) -> None:
     patch(Retries, "begin", begun)
 
 
-@_break("a replayed dead letter is not heard of", "a", refuses=[1], mends=1, commands=1, faults=0)
+@_break("a replayed dead letter is not noticed", "a", refuses=[1], mends=1, commands=1, faults=0)
 def hears_no_news(patch: Patch) -> None:
     patch(Retries, "_hear_news", _first_news)
 

@@ -124,7 +124,7 @@ SCOPES: Final[dict[str, Scope]] = {
         states=8_000,
     ),
     "relay-stop": _scope(
-        "three parked events; the relay is told to stop at any moment, its successor goes on; a switch",
+        "three parked events; the relay is stopped at any moment, its successor continues; a switch",
         ["aab", "a"],
         ("stop", "behind: another thread before"),
         parked=["retrying", "waiting", "retrying"],
