@@ -4,7 +4,7 @@ Invariants:
 - A topic is looked up before the first message to it: the client would report a missing topic half a minute
   later, and for each message.
 - A separate thread asks the brokers. The publishing thread waits for the first answer about a topic, which
-  a broker gives immediately; for a missing topic it waits as long as `_Patience` allows. So a missing topic
+  a broker gives immediately; for a missing topic it waits as long as `patience` allows. So a missing topic
   does not delay events of other topics.
 - A missing topic, or one whose messages Kafka refuses, is unavailable as a whole, until it is found or
   accepts an event that is tried alone.
@@ -26,6 +26,7 @@ from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.core.refusal import Refusal
 from outbox_pipelines.relay.kafka import errors
 from outbox_pipelines.relay.kafka.brokers import Brokers, Unavailable
+from outbox_pipelines.relay.kafka.patience import Patience
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class Topics:
         self.changed: list[Change] = []
         self._creation_seconds = creation_seconds
         self._brokers = Brokers(settings)
-        self._patience = _Patience()
+        self._patience = Patience()
         # Guards all of the following; only whether a topic is known is read without it.
         self._word = threading.Condition()
         self._topics: dict[str, Topic] = {}
@@ -444,24 +445,3 @@ class Topics:
                 del self._searches[name]
             self._new = []
             self._word.notify_all()
-
-
-class _Patience:
-    """How long the flow may wait for topics in creation: half a second at once, and 5% of all time."""
-
-    _MOST: Final = 0.5
-    _SHARE: Final = 0.05
-
-    def __init__(self) -> None:
-        self._left = self._MOST
-        self._at = time.monotonic()
-
-    def left(self) -> float:
-        """Return how long the flow may wait now, in seconds."""
-        now = time.monotonic()
-        self._left = min(self._MOST, self._left + (now - self._at) * self._SHARE)
-        self._at = now
-        return max(0.0, self._left)
-
-    def spend(self, seconds: float) -> None:
-        self._left -= seconds
