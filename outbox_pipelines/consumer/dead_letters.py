@@ -40,11 +40,6 @@ class Filter:
     until: datetime | None = None
     """When they were received; an aware time."""
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the filter selects every dead letter."""
-        return self == Filter()
-
     def parameters(self, state: str = "failed") -> dict[str, Any]:
         """Return the parameters of the queries."""
         return asdict(self) | {"ids": list(self.ids) or None, "state": state}
