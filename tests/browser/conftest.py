@@ -52,7 +52,8 @@ def served(stack: Stack, tmp_path_factory: pytest.TempPathFactory, browser: Brow
 def page(browser: Browser, served: Place, request: pytest.FixtureRequest) -> Iterator[Page]:
     """A page of its own, of which a picture is kept when the test ends."""
     page = browser.new_page(base_url=served.address, viewport={"width": 1400, "height": 900})
-    page.set_default_timeout(30_000)
+    # A busy machine takes long.
+    page.set_default_timeout(120_000)
     yield page
     SCREENSHOTS.mkdir(exist_ok=True)
     page.screenshot(path=SCREENSHOTS / f"{request.node.name.removeprefix('test_')}.png")

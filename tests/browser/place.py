@@ -25,8 +25,9 @@ from tests.conftest import Outbox, fresh_database, topic_prefix
 
 PAST: Final[tuple[date, ...]] = tuple(days_ago(days) for days in (7, 6, 5, 4, 3))
 EVENTS_A_DAY: Final = 200
-# Short, so that there are materializations, and handovers, while the test looks.
-_SESSION_SECONDS: Final = 20.0
+# Short, so that there are materializations, and a handover, while the tests look; but a session costs 4 s of
+# a core.
+_SESSION_SECONDS: Final = 60.0
 # Those that would do what a test wants to do itself.
 _STILL: Final = ("archive_days", "drop_days", "maintain_partitions", "purge_history")
 
