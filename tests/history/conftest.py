@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from tests.conftest import Lasting, Outbox
+from tests.conftest import Outbox
 from tests.history import business, verify
-from tests.history.servers import Servers, lasting_servers
+from tests.history.servers import Servers, own_servers
 
 
-@pytest.fixture
-def servers(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> Servers:
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """Servers that may be killed."""
-    return lasting_servers(lasting, tmp_path_factory)
+    with own_servers(tmp_path_factory.mktemp("servers")) as servers:
+        yield servers
 
 
 @pytest.fixture

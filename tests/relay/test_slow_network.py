@@ -11,7 +11,7 @@ import pytest
 from outbox_pipelines import schema
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import load_settings
-from tests.conftest import Lasting, Outbox, topic_prefix, wait_until
+from tests.conftest import Outbox, topic_prefix, wait_until
 from tests.history import servers as own
 from tests.history.proxy import Proxy
 from tests.relay import faults
@@ -20,9 +20,10 @@ from tests.relay.topic import create_topic
 DELIVERIES = ("at_least_once", "exactly_once")
 
 
-@pytest.fixture
-def servers(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> own.Servers:
-    return own.lasting_servers(lasting, tmp_path_factory)
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[own.Servers]:
+    with own.own_servers(tmp_path_factory.mktemp("servers")) as running:
+        yield running
 
 
 @pytest.fixture
