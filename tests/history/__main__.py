@@ -76,11 +76,11 @@ def report(history: History) -> Verdict:
 
 
 def _keep_logs(directory: Path, seed: int) -> None:
-    """What the programs printed, beside the history."""
+    """What the programs printed, and the relays' durable steps, beside the history."""
     to = _histories() / f"logs-{seed}-{time.time():.0f}"
     to.mkdir(parents=True)
-    for log in directory.glob("*.log"):
-        shutil.copy(log, to)
+    for path in (*directory.glob("*.log"), *directory.glob("*.steps")):
+        shutil.copy(path, to)
     print(f"logs: {to}", flush=True)
 
 

@@ -319,7 +319,7 @@ class Run:
             connection.execute(f"DROP DATABASE {self._database} WITH (FORCE)".encode())
 
     def describe_standstill(self, words: str) -> None:
-        """Records that nothing flows, and what the programs and servers do meanwhile."""
+        """Records that nothing flows, and what programs and servers do at that time."""
         self.history.stuck.append(words)
         log = self._directory / f"{self._database}-standstill.log"
         standstill.describe(self.dsn, self.servers.kafka.bootstrap, self._database, log)

@@ -122,7 +122,7 @@ def test_a_relay_that_ends_on_its_own(
 
 
 def test_a_standstill_is_described(servers: Servers, seed: int, tmp_path: Path) -> None:
-    """Guards against a night's finding that nobody can explain, since its processes are gone."""
+    """Guards against a finding that cannot be explained, since its processes are gone."""
     run = Run(
         servers, "at_least_once", RELAYS["at_least_once"], seed, tmp_path, consumer="idempotent", patience=2
     )
