@@ -67,6 +67,8 @@ class DeadLetterTopic:
             raise ConsumerError(f"{self._topic} rejects the copy of a dead letter: {refused}") from None
         self._producer.flush(_SECONDS)
         if not told:
+            # The next copy is sent by a new client, which may find a broker.
+            self._producer = None
             raise ConsumerError(
                 f"{self._topic} did not acknowledge the copy of a dead letter: no answer in {_SECONDS:.0f} s"
             )

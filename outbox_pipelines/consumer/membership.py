@@ -5,11 +5,13 @@ Invariants:
   and with waiting when partitions are revoked and at the end.
 - Partitions are assigned and revoked only within `poll` and `wait`. Current messages of a revoked partition
   no longer belong to this member.
+- A client that has lost all brokers is replaced, and ends in a thread of its own, where it reports nothing.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -19,6 +21,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from outbox_pipelines.consumer import limits
 from outbox_pipelines.consumer.errors import ConsumerError
+from outbox_pipelines.consumer.lost_brokers import LostBrokers
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.secret import SECRET_NAME, register
 
@@ -88,14 +91,10 @@ class Member:
     """
 
     def __init__(self, settings: Mapping[str, Any], topics: Sequence[str]) -> None:
-        callbacks = {"on_commit": _committed, "error_cb": _trouble}
-        try:
-            self._client = confluent_kafka.Consumer({**settings, **callbacks}, logger=_CLIENT_LOG)
-        except KafkaException as error:
-            raise SetupError(f"Kafka's client rejects its settings: {error.args[0].str()}") from None
-        self._client.subscribe(
-            list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
-        )
+        self._settings = settings
+        self._topics = list(topics)
+        self._client = self._subscribed()
+        self._brokers = LostBrokers(self._new_client)
         self._stored = False
         self._commit_at = 0.0
         self._patience = limits.silence(settings)
@@ -107,6 +106,18 @@ class Member:
         self._lag_at = 0.0
         self.lag: dict[Place, int] = {}
         """How many messages of each partition are to come, as far as the client knows."""
+
+    def _subscribed(self) -> confluent_kafka.Consumer:
+        client = self._new_client()
+        client.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+        return client
+
+    def _new_client(self) -> confluent_kafka.Consumer:
+        callbacks = {"on_commit": _committed, "error_cb": _trouble}
+        try:
+            return confluent_kafka.Consumer({**self._settings, **callbacks}, logger=_CLIENT_LOG)
+        except KafkaException as error:
+            raise SetupError(f"Kafka's client rejects its settings: {error.args[0].str()}") from None
 
     @property
     def is_silent(self) -> bool:
@@ -132,6 +143,11 @@ class Member:
         if messages and at_once > len(messages):
             # Only what is here: it would wait for the full number.
             messages += self._client.consume(at_once - len(messages), 0)
+        if messages:
+            self._brokers.received()
+        elif seconds and self._brokers.are_lost(self._client):
+            # Not where the caller does not wait: the question can take two seconds.
+            self._replace()
         self._polled_at = time.monotonic()
         if self._polled_at >= self._lag_at:
             self._lag_at = self._polled_at + _LAG_SECONDS
@@ -193,6 +209,16 @@ class Member:
         finally:
             self._client.close()
 
+    def _replace(self) -> None:
+        """Join the group with a new client; its partitions are lost until they are assigned again."""
+        _LOG.warning("Kafka answers, but not this client: joining the group again with a new one")
+        lost, self._client = self._client, self._subscribed()
+        self._brokers.received()
+        self._leave(lost.assignment())
+        self._stored = False
+        # Its end waits for a broker, as long as its session would last.
+        threading.Thread(target=lost.close, name="outbox-lost-client", daemon=True).start()
+
     def _assigned(self, _client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
         come = {(each.topic, each.partition) for each in partitions}
         self._new |= come
@@ -200,12 +226,16 @@ class Member:
         # Earlier messages of it are handled as well, and arrive again as duplicates.
         self._gone -= come
 
-    def _revoked(self, _client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+    def _revoked(self, client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        if client is not self._client:
+            return
         self._leave(partitions)
         self._commit()
         _LOG.info("partitions revoked: %s", _named(partitions))
 
-    def _lost(self, _client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+    def _lost(self, client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        if client is not self._client:
+            return
         self._leave(partitions)
         _LOG.warning(
             "partitions lost: %s; their new owner sees events handled since the last commit as duplicates",

@@ -8,9 +8,11 @@ import uuid
 from typing import Any
 
 import confluent_kafka
-from confluent_kafka import TopicPartition
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from outbox_pipelines.consumer import membership
+from outbox_pipelines.consumer import lost_brokers, membership
+from outbox_pipelines.local.server import free_port
 from tests.conftest import headers_of
 from tests.consumer.place import Place
 
@@ -30,8 +32,9 @@ class _Rebalancing:
         if message is not None and message.error() is None and not self.rebalances:
             self.rebalances += 1
             partitions = [TopicPartition(str(message.topic()), message.partition() or 0)]
-            self._member._lost(self._client, partitions)
-            self._member._assigned(self._client, partitions)
+            client: Any = self
+            self._member._lost(client, partitions)
+            self._member._assigned(client, partitions)
         return message
 
 
@@ -51,6 +54,59 @@ def test_a_partition_that_goes_and_comes_back_within_one_poll_skips_no_message(p
         member.close()
     assert client.rebalances == 1
     assert seen == sent
+
+
+class _Lost:
+    """Kafka's client, which has lost all brokers: nothing arrives, and no question is answered."""
+
+    def __init__(self, client: confluent_kafka.Consumer) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def poll(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def list_topics(self, topic: str, timeout: float) -> None:
+        raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+
+def test_a_client_that_has_lost_all_brokers_is_replaced(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a consumer that stands still until somebody restarts it."""
+    monkeypatch.setattr(lost_brokers, "_EVERY_SECONDS", 0.2)
+    given = membership.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    deadline = time.monotonic() + 60
+    with contextlib.closing(membership.Member(given, [place.topic])) as member:
+        client: Any = member._client
+        while len(client.assignment()) < 4 and time.monotonic() < deadline:
+            assert member.poll() == []
+        assert len(member.changes()[1]) == 4
+        lost: Any = _Lost(client)
+        member._client = lost
+        sent = place.send(*(uuid.uuid4() for _ in range(40)), keys=20)
+        seen: list[str] = []
+        left: set[membership.Place] = set()
+        while len(seen) < len(sent) and time.monotonic() < deadline:
+            seen += [(dict(headers_of(message))["id"] or b"").decode() for message in member.poll()]
+            left |= member.changes()[0]
+        assert member._client is not lost
+    assert sorted(seen) == sorted(sent)
+    assert len(left) == 4
+
+
+def test_during_an_outage_no_client_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against members that leave and join in an outage, and a group that is rebalanced for each."""
+    monkeypatch.setattr(lost_brokers, "_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(lost_brokers, "_ANSWER_SECONDS", 0.05)
+    given = membership.settings({"bootstrap.servers": f"127.0.0.1:{free_port()}"}, "nobody")
+    with contextlib.closing(membership.Member(given, ["nothing"])) as member:
+        client = member._client
+        for _ in range(10):
+            assert member.poll(seconds=0.01) == []
+        assert member._client is client
 
 
 def test_a_partition_that_goes_during_a_pause_flows_when_it_comes_back(place: Place) -> None:

@@ -9,12 +9,15 @@ import psycopg
 import pytest
 
 from outbox_pipelines import schema
+from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
+from outbox_pipelines.relay.kafka import client, producer
 from outbox_pipelines.settings import load_settings
-from tests.conftest import Outbox, topic_prefix, wait_until
+from tests.conftest import Outbox, read_topic, topic_prefix, wait_until
 from tests.history import servers as own
 from tests.history.proxy import Proxy
 from tests.relay import faults
+from tests.relay.threads import running
 from tests.relay.topic import create_topic
 
 DELIVERIES = ("at_least_once", "exactly_once")
@@ -22,8 +25,8 @@ DELIVERIES = ("at_least_once", "exactly_once")
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[own.Servers]:
-    with own.own_servers(tmp_path_factory.mktemp("servers")) as running:
-        yield running
+    with own.own_servers(tmp_path_factory.mktemp("servers")) as mine:
+        yield mine
 
 
 @pytest.fixture
@@ -101,3 +104,36 @@ def _notices(connection: psycopg.Connection[tuple[object, ...]]) -> bool:
     """Whether the relay knows that Kafka is unavailable; a transaction in doubt makes it start over."""
     row = connection.execute("SELECT breaker = 'open' OR owner IS NULL FROM outbox_shards").fetchone()
     return row == (True,)
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_a_client_that_has_lost_all_brokers_is_replaced(
+    distant: Outbox, servers: own.Servers, network: Proxy, delivery: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a relay that stands still until somebody restarts it.
+
+    A client that was told of no broker never finds one again, while new ones do. Here new ones go around
+    the network that the old ones cannot pass.
+    """
+    create_topic(distant)
+    around = {"bootstrap.servers": servers.kafka.bootstrap}
+    monkeypatch.setattr(producer, "_MOST_UNANSWERED", 2)
+    found: dict[str, str] = {}
+    for name in ("config", "consumer_config"):
+        usual = getattr(client, name)
+        monkeypatch.setattr(client, name, lambda *given, _usual=usual, **own: _usual(*given, **own) | found)
+    with running(distant.settings.model_copy(update={"delivery": delivery})):
+        distant.write(1)
+        wait_until(lambda: _backlog(distant) == 0, what="the first event published")
+        found |= around
+        network.refuse()
+        network.cut()
+        distant.write(2, 3)
+        wait_until(lambda: _backlog(distant) == 0, seconds=60, what="a new client")
+    # Of the events in flight at that moment, some may be there twice.
+    there = read_topic(servers.kafka.bootstrap, distant.topic())
+    assert {message.key for message in there} == {"1", "2", "3"}
+
+
+def _backlog(outbox: Outbox) -> int:
+    return measurements.read(outbox.settings).shards[0].backlog

@@ -93,7 +93,11 @@ class Producer(Protocol):
         """Take the topic of this event for unavailable."""
 
     def answers(self) -> bool:
-        """Return whether Kafka answers a probe."""
+        """Return whether Kafka answers a probe.
+
+        Raises:
+            ShardLostError: it answers others, but not this producer.
+        """
 
     def close(self) -> None:
         """Let go of everything but the producer's messages."""

@@ -4,6 +4,8 @@ Invariants:
 - Each request covers any number of topics. Every call waits for its answer, with a time limit.
 - A missing topic is created only if its name matches the operator's pattern, and only while fewer topics
   match than the operator allows.
+- After a question without an answer, the next one is put by a new client: a client that was told of no broker
+  at a bad moment never finds one again (confluentinc/librdkafka#5301).
 """
 
 from __future__ import annotations
@@ -77,9 +79,9 @@ class Brokers:
         self._replication = settings.topic_replication
         self._missing = Unavailable(_NOT_YET if self._creates else _MISSING, is_missing=True)
         self._trouble = ""
+        self._settings = settings
         try:
-            config = client.config(settings, error_cb=self._on_error)
-            self._admin = AdminClient(config, logger=client.LOG)
+            self._admin = self._new_client()
         except KafkaException as error:
             raise SetupError(
                 f"the Kafka client rejects its settings: {error.args[0].str()}. "
@@ -111,6 +113,7 @@ class Brokers:
         try:
             self._admin.list_topics("", timeout=1.0)
         except KafkaException:
+            self._admin = self._new_client()
             return False
         return True
 
@@ -232,7 +235,11 @@ class Brokers:
             return Unavailable(f"is rejected by the broker: {_text(error)}", is_missing=False)
         raise self._no_answer(self._trouble or _text(error))
 
+    def _new_client(self) -> AdminClient:
+        return AdminClient(client.config(self._settings, error_cb=self._on_error), logger=client.LOG)
+
     def _no_answer(self, reason: str) -> UnavailableError:
+        self._admin = self._new_client()
         return UnavailableError(f"no broker answers at {self._brokers} (OUTBOX_KAFKA): {reason}")
 
     def _on_error(self, error: KafkaError) -> None:

@@ -22,6 +22,7 @@ from outbox_pipelines.event import Event
 from outbox_pipelines.parsers.topics import IllegalTopicError
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.delivery import Delivery
+from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.first_acknowledgments import FirstAcknowledgments
 from outbox_pipelines.relay.core.ports import Gate
 from outbox_pipelines.relay.core.refusal import Kind, Refusal
@@ -41,6 +42,8 @@ _RECORD_OVERHEAD: Final = 100
 # Payloads up to a topic's limit, less this, and by four for UTF-8, are not looked at twice.
 _USUAL_HEADERS: Final = 2048
 _UNLIMITED: Final = 1 << 60
+# A client that is about to connect again answers the second time.
+_MOST_UNANSWERED: Final = 3
 # A broker forgets who has sent a partition nothing for producer.id.expiration.ms, a day by default.
 _RENEW_SECONDS: Final = 3600.0
 
@@ -63,6 +66,8 @@ class IdempotentProducer:
         self._routes: dict[tuple[str, str], tuple[str, int, bool]] = {}
         """By aggregate type and event type: topic, payload beyond doubt, whether all partitions are begun."""
         self._begun = FirstAcknowledgments()
+        self._unanswered = 0
+        """Probes in a row that Kafka has answered, and not this producer."""
         self._batches = BatchSize()
         self.has_failed = False
         self.trouble = ""
@@ -275,8 +280,27 @@ class IdempotentProducer:
         self._routes.clear()
 
     def answers(self) -> bool:
-        """Return whether Kafka answers a probe."""
-        return self._topics.answers()
+        """Return whether Kafka answers a probe.
+
+        Raises:
+            ShardLostError: it answers others, and has not answered this producer several times in a row.
+        """
+        if not self._topics.answers():
+            self._unanswered = 0
+            return False
+        try:
+            self._producer.list_topics("", timeout=1.0)
+        except KafkaException as error:
+            # A client that was told of no broker at a bad moment never finds one again, and says nothing
+            # (confluentinc/librdkafka#5301).
+            self._unanswered += 1
+            if self._unanswered == _MOST_UNANSWERED:
+                raise ShardLostError(
+                    f"Kafka answers, but not this producer ({error.args[0].str()})"
+                ) from None
+        else:
+            self._unanswered = 0
+        return True
 
     def close(self) -> None:
         """End the look-ups."""
@@ -284,6 +308,7 @@ class IdempotentProducer:
 
     def _new(self) -> confluent_kafka.Producer:
         self._begun = FirstAcknowledgments()
+        self._unanswered = 0
         self._routes.clear()
         self._renew_at = time.monotonic() + _RENEW_SECONDS
         self._batches.current = self._batches.wanted
