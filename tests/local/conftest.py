@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_pipelines.local import client
+from outbox_pipelines.local import client, jars
 from outbox_pipelines.settings import Settings, load_settings
 
 
@@ -23,6 +23,8 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settin
     """Settings of a stack under the test's own directory; child processes see them too."""
     monkeypatch.setenv("OUTBOX_LOCAL_DIR", str(tmp_path / "local"))
     settings = load_settings()
+    # On a fresh machine, the first command would also say that it fetches them.
+    jars.jars(jars.KAFKA, settings.local_jars)
     yield settings
     client.stop(client.home_of(settings), force=True)
 
