@@ -11,6 +11,7 @@ class Event(NamedTuple):
     """One row of the outbox, as the relay reads it. A tuple, because a drain makes 200,000 a second."""
 
     seq: int
+    """Negative if the row has none: a number that holds in this process."""
     id: str
     aggregate_type: str
     aggregate_id: str
@@ -21,9 +22,15 @@ class Event(NamedTuple):
     """A JSON object of the other columns that are not null; None if all are null, as for most events. It
     contains the event's time as `created-at` if the source reads it."""
 
+    @property
+    def own_seq(self) -> int | None:
+        """The `seq` of its row; None if its table has none."""
+        return self.seq if self.seq >= 0 else None
+
     def __str__(self) -> str:
         aggregate = f"{self.aggregate_type} {self.aggregate_id}"
-        return f"event {self.id} (seq {self.seq}, {self.event_type} of {aggregate})"
+        seq = "" if self.own_seq is None else f"seq {self.seq}, "
+        return f"event {self.id} ({seq}{self.event_type} of {aggregate})"
 
 
 def weigh(events: Iterable[Event]) -> int:

@@ -3,10 +3,12 @@
 Invariants:
 - A `Mapping` is complete and consistent; `marked_table.pg_catalog` checks that the table matches it.
 - The named columns define the shape: either `published_at` or `status`, never both.
+- The file says what orders the rows: an integer, `seq`, or the times of a table that has none.
 """
 
 from __future__ import annotations
 
+import string
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,8 @@ WRITTEN: Final = (
 )
 _ALL: Final = (*REQUIRED, *_OPTIONAL, *WRITTEN)
 _STATES: Final = {"pending": "PENDING", "processed": "PROCESSED", "failed": "FAILED"}
+# What orders the rows.
+_ORDERS: Final = ("seq", "created_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,11 @@ class Mapping:
     """Column names of the table, by our names; without optional columns that the file does not name."""
     states: dict[str, str]
     """The values of `status`: pending, processed, failed."""
+    order: str = "seq"
+    """What orders the rows: `seq`, or `created_at` and then `id` in a table without an integer."""
+    aggregate_type: tuple[tuple[str, str | None], ...] = ()
+    """For a table without such a column: literals, each followed by the event type (``""``), the part of it
+    before the first dot (``"first"``), or nothing (None)."""
 
     @property
     def has_status(self) -> bool:
@@ -65,10 +74,20 @@ def read_mapping(path: Path) -> Mapping:
         raise ValueError(f"cannot be read ({error}): name a TOML file that describes the table") from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"is not TOML ({error}): see docs/existing-tables.md") from None
-    if unknown := sorted(content.keys() - {"table", "columns", "status"}):
-        raise ValueError(f"has an unknown entry {unknown[0]!r}: use table, [columns] and [status]")
+    if unknown := sorted(content.keys() - {"table", "order", "aggregate_type", "columns", "status"}):
+        raise ValueError(
+            f"has an unknown entry {unknown[0]!r}: use table, order, aggregate_type, [columns] and [status]"
+        )
     schema, table = _table(content.get("table"))
-    columns = {name: name for name in REQUIRED} | _names(content, "columns", _ALL)
+    named = _names(content, "columns", _ALL)
+    order = _order(content.get("order", "seq"), named)
+    aggregate_type = _aggregate_type(content.get("aggregate_type"), named)
+    columns = {name: name for name in REQUIRED} | named
+    if order == "created_at":
+        columns = {"created_at": "created_at"} | columns
+        del columns["seq"]
+    if aggregate_type:
+        del columns["aggregate_type"]
     _check_shape(columns)
     states = _names(content, "status", tuple(_STATES))
     if states and "status" not in columns:
@@ -76,7 +95,36 @@ def read_mapping(path: Path) -> Mapping:
     states = _STATES | states
     if len(set(states.values())) < len(states):
         raise ValueError("gives one value of [status] two meanings: pending, processed, failed must differ")
-    return Mapping(schema, table, columns, states)
+    return Mapping(schema, table, columns, states, order, aggregate_type)
+
+
+def _order(value: Any, named: dict[str, str]) -> str:
+    if value not in _ORDERS:
+        raise ValueError(
+            f'has order = {value!r}: write order = "seq" if an integer column orders the rows, or '
+            'order = "created_at" if only their times do'
+        )
+    if value == "created_at" and "seq" in named:
+        raise ValueError('names seq, but has order = "created_at": remove one of them')
+    return str(value)
+
+
+def _aggregate_type(value: Any, named: dict[str, str]) -> tuple[tuple[str, str | None], ...]:
+    if value is None:
+        return ()
+    if "aggregate_type" in named:
+        raise ValueError("has aggregate_type twice: keep the column in [columns], or the text at the top")
+    usage = 'write a constant such as "order", "{event_type}", or "{event_type:first}" for its first word'
+    if not isinstance(value, str) or not value or "\0" in value or "%" in value:
+        raise ValueError(f"has aggregate_type = {value!r}: {usage}")
+    try:
+        parts = list(string.Formatter().parse(value))
+    except ValueError as error:
+        raise ValueError(f"has aggregate_type = {value!r} ({error}): {usage}") from None
+    for _, field, spec, conversion in parts:
+        if field is not None and (field != "event_type" or conversion or spec not in ("", "first")):
+            raise ValueError(f"has aggregate_type = {value!r}: {usage}")
+    return tuple((literal, None if field is None else spec) for literal, field, spec, _ in parts)
 
 
 def _table(value: Any) -> tuple[str | None, str]:

@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -59,7 +59,7 @@ def rehearse(connection: Connection, statements: Statements, table: Mapping, seq
         MarkError: the table does not allow these rows to be marked.
     """
     with connection.transaction(force_rollback=True), explained(table):
-        marked = connection.execute(statements(queries.MARK), {"seqs": array(seqs)}).rowcount
+        marked = connection.execute(statements(queries.MARK), {"keys": statements.keys.array(seqs)}).rowcount
         connection.execute(_NOW)
         left = len(seqs) - marked
         if left > 0 and (left := _unmarked(connection, statements, seqs)):
@@ -74,16 +74,16 @@ def mark(connection: Connection, statements: Statements, table: Mapping, seqs: l
 
     Raises:
         MarkError: the table does not allow all of them to be marked.
-        SetupError: several rows have the same `seq`.
+        SetupError: several rows have the same key.
     """
-    marked = connection.execute(statements(queries.MARK), {"seqs": array(seqs)}).rowcount
+    marked = connection.execute(statements(queries.MARK), {"keys": statements.keys.array(seqs)}).rowcount
     if marked == len(seqs):
         return
+    key = table.columns["seq" if table.order == "seq" else "id"]
     left = _unmarked(connection, statements, seqs)
     if marked > len(seqs):
         raise SetupError(
-            f"{table.columns['seq']!r} is not unique in {table}: {len(seqs)} events have {marked} rows. "
-            "Give each row its own number"
+            f"{key!r} is not unique in {table}: {len(seqs)} events have {marked} rows. Give each row its own"
         )
     if left:
         raise MarkError(
@@ -99,7 +99,9 @@ def mark(connection: Connection, statements: Statements, table: Mapping, seqs: l
 
 def _unmarked(connection: Connection, statements: Statements, seqs: list[int]) -> int:
     """Return how many of these are still pending: the others were deleted, or marked by another session."""
-    ((left,),) = connection.execute(statements(queries.UNMARKED), {"seqs": array(seqs)}).fetchall()
+    ((left,),) = connection.execute(
+        statements(queries.UNMARKED), {"keys": statements.keys.array(seqs)}
+    ).fetchall()
     return int(left)
 
 
@@ -111,7 +113,7 @@ def mark_what_can_be(connection: Connection, statements: Statements, seqs: list[
         some = left.pop()
         try:
             with connection.transaction():
-                connection.execute(statements(queries.MARK), {"seqs": array(some)})
+                connection.execute(statements(queries.MARK), {"keys": statements.keys.array(some)})
                 connection.execute(_NOW)
         except psycopg.OperationalError:
             raise
@@ -121,11 +123,6 @@ def mark_what_can_be(connection: Connection, statements: Statements, seqs: list[
                 left += [some[middle:], some[:middle]]
             else:
                 broken += 1
-
-
-def array(numbers: Iterable[int]) -> str:
-    """Return PostgreSQL's text form of an array: adapting a list of thousands takes longer than marking."""
-    return "{" + ",".join(map(str, numbers)) + "}"
 
 
 def _explain(table: Mapping, error: psycopg.DatabaseError) -> str:

@@ -200,10 +200,12 @@ class TableOwnership:
         except psycopg.OperationalError as error:
             raise self._lost(error) from error
 
-    def read(self, query: bytes, seqs: Sequence[int]) -> Generator[tuple[int, tuple[Any, ...] | str]]:
+    def read(
+        self, query: bytes, parameters: Parameters[str, Any], seqs: Sequence[int]
+    ) -> Generator[tuple[int, tuple[Any, ...] | str]]:
         """Yield the content of rows, one after the other, or why it cannot be read: see `bodies.read`."""
         try:
-            with closing(bodies.read(self._connection, query, {}, seqs)) as found:
+            with closing(bodies.read(self._connection, query, parameters, seqs)) as found:
                 yield from found
         except psycopg.OperationalError as error:
             raise self._lost(error) from error

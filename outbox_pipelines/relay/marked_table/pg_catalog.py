@@ -90,7 +90,10 @@ def check(connection: Connection, mapping: Mapping) -> Found:
         _check_states(mapping, columns[mapping.columns["status"]])
     last_error = mapping.columns.get("last_error")
     types = Types(
-        aggregate_type=columns[mapping.columns["aggregate_type"]].spelled,
+        key="bigint" if mapping.order == "seq" else columns[mapping.columns["id"]].spelled,
+        aggregate_type="text"
+        if mapping.aggregate_type
+        else columns[mapping.columns["aggregate_type"]].spelled,
         aggregate_id=columns[mapping.columns["aggregate_id"]].spelled,
         last_error=columns[last_error].declared if last_error else "text",
     )
@@ -124,9 +127,9 @@ def _check_column(mapping: Mapping, ours: str, theirs: str, columns: dict[str, _
     if column is None:
         mend = f"name the correct one as {ours} in [columns]"
         if ours == "seq":
-            mend += (
-                f", or add one: ALTER TABLE {mapping} ADD COLUMN {theirs} bigint GENERATED ALWAYS AS IDENTITY"
-            )
+            mend += ', or write order = "created_at" at the top if only their times order the rows'
+        elif ours == "aggregate_type":
+            mend += ', or write aggregate_type = "…", the type of all aggregates, at the top'
         raise SetupError(f"{mapping} has no column {theirs!r}: {mend}")
     if column.is_a not in allowed:
         raise SetupError(
@@ -163,26 +166,32 @@ def _forgetful(mapping: Mapping) -> list[str]:
 
 
 def _slow(connection: Connection, mapping: Mapping, oid: int) -> list[str]:
-    """Return a warning if a claim must read the whole table because an index over pending rows is missing."""
-    seq = mapping.columns["seq"]
+    """Return a warning for each missing index without which a claim or a mark must read the whole table."""
+    order = mapping.columns[mapping.order]
+    key = mapping.columns["seq" if mapping.order == "seq" else "id"]
     marker = mapping.columns["status" if mapping.has_status else "published_at"]
     # In the form in which pg_get_expr prints it.
     value = f"'{mapping.states['pending']}'" if mapping.has_status else "IS NULL"
-    rows = connection.execute(
-        queries.LEAVES, {"oid": oid, "seq": seq, "marker": marker, "value": value}
-    ).fetchall()
+    given = {"oid": oid, "order": order, "key": key, "marker": marker, "value": value}
+    leaves = connection.execute(queries.LEAVES, {**given, "has_status": mapping.has_status}).fetchall()
     condition = sql.SQL("{} = {}" if mapping.has_status else "{} IS NULL").format(
         *[sql.Identifier(marker), *([sql.Literal(mapping.states["pending"])] if mapping.has_status else [])]
     )
-    index = sql.SQL(" ({}) WHERE {}").format(sql.Identifier(seq), condition).as_string(connection)
-    missing = [leaf for leaf, has_index in rows if not has_index]
-    if not missing:
-        return []
-    more = f" (likewise for {len(missing) - 1} more partitions)" if len(missing) > 1 else ""
+    pending = sql.SQL(" ({}) WHERE {}").format(sql.Identifier(order), condition).as_string(connection)
+    keys = sql.SQL(" ({})").format(sql.Identifier(key)).as_string(connection)
+    unordered = [leaf for leaf, is_partial, is_by_status, _ in leaves if not (is_partial or is_by_status)]
+    unkeyed = [leaf for leaf, _, _, has_key in leaves if not has_key and key != order]
     return [
-        f"{missing[0]} has no index over its pending rows, so each claim reads all of it: "
-        f"CREATE INDEX CONCURRENTLY ON {missing[0]}{index}{more}"
+        *_missing(unordered, "over its pending rows, so each claim reads all of it", pending),
+        *_missing(unkeyed, f"over {key!r}, so each mark reads all of it", keys),
     ]
+
+
+def _missing(leaves: list[str], what: str, index: str) -> list[str]:
+    if not leaves:
+        return []
+    more = f" (likewise for {len(leaves) - 1} more partitions)" if len(leaves) > 1 else ""
+    return [f"{leaves[0]} has no index {what}: CREATE INDEX CONCURRENTLY ON {leaves[0]}{index}{more}"]
 
 
 def _name(connection: Connection, mapping: Mapping) -> str:

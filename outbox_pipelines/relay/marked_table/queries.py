@@ -2,6 +2,9 @@
 
 `Statements` fills in the names in braces, once; `pending` is a condition that a partial index of the table
 should have. Values of a status column are literals in the SQL, so that the planner can use that index.
+
+`key` identifies a row: its `seq`, or its `id` in a table without an integer. The rows of such a table are
+numbered when they are claimed (see `keys`); `number` is 0 in the statements that claim.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import Final, LiteralString
 from psycopg import sql
 
 from outbox_pipelines.parsers.table_mapping import METADATA, Mapping
+from outbox_pipelines.relay.marked_table.keys import IdKeys, Keys, SeqKeys
 from outbox_pipelines.relay.queries import FITTING
 
 # --- the right to relay the table -------------------------------------------------------------------------
@@ -60,19 +64,29 @@ JOIN pg_type declared ON declared.oid = a.atttypid
 JOIN pg_type t ON t.oid = CASE WHEN declared.typtype = 'd' THEN declared.typbasetype ELSE declared.oid END
 WHERE a.attrelid = %(oid)s::oid AND a.attnum > 0 AND NOT a.attisdropped"""
 
-# The tables that contain rows, each with whether it has an index that begins with seq and contains only
-# pending rows. The condition is compared as text: a wrong guess causes only a warning.
+# The tables that contain rows, each with whether it has an index over pending rows in their order (a partial
+# one, or one that begins with the status), and one that begins with the key. A condition is compared as text:
+# a wrong guess causes only a warning.
 LEAVES: Final = """
 SELECT leaf::regclass::text, EXISTS (
     SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
-    WHERE i.indrelid = leaf AND i.indisvalid AND a.attname = %(seq)s
+    WHERE i.indrelid = leaf AND i.indisvalid AND a.attname = %(order)s
       AND strpos(pg_get_expr(i.indpred, i.indrelid), %(marker)s) > 0
-      AND strpos(pg_get_expr(i.indpred, i.indrelid), %(value)s) > 0)
+      AND strpos(pg_get_expr(i.indpred, i.indrelid), %(value)s) > 0
+), EXISTS (
+    SELECT FROM pg_index i
+    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+    JOIN pg_attribute b ON b.attrelid = i.indrelid AND b.attnum = i.indkey[1]
+    WHERE i.indrelid = leaf AND i.indisvalid AND i.indpred IS NULL
+      AND a.attname = %(marker)s AND b.attname = %(order)s AND %(has_status)s
+), EXISTS (
+    SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+    WHERE i.indrelid = leaf AND i.indisvalid AND i.indpred IS NULL AND a.attname = %(key)s)
 FROM (SELECT relid FROM pg_partition_tree(%(oid)s::oid::regclass) WHERE isleaf AND relid <> %(oid)s::oid
       UNION ALL
       SELECT oid FROM pg_class WHERE oid = %(oid)s::oid AND relkind = 'r') AS leaves (leaf)"""
 
-# In a marked table, an id may be any text.
+# In a marked table, an id may be any text. As a key it is complete: its index bounds it.
 _FITTING: Final[LiteralString] = FITTING.replace(
     "id::text", "CASE WHEN octet_length(id) <= %(most)s THEN id ELSE left(id, 999) END", 1
 )
@@ -86,19 +100,19 @@ _FITTING: Final[LiteralString] = FITTING.replace(
 CLAIM: Final = """
 DECLARE claim NO SCROLL CURSOR FOR
 SELECT {fitting} FROM (
-    SELECT {texts} FROM {table} AS t WHERE {where} ORDER BY {seq} LIMIT %(limit)s
+    SELECT {texts} FROM {table} AS t WHERE {where} ORDER BY {order} LIMIT %(limit)s
     FOR NO KEY UPDATE OF t NOWAIT) AS event"""
 FETCH: Final = "FETCH {count} FROM claim"
 # The aggregates of rows that another session has locked.
 LOCKED: Final = """
 WITH due AS MATERIALIZED (
-    SELECT {seq} AS seq, {aggregate_type}::text AS type, {aggregate_id}::text AS name
-    FROM {table} AS t WHERE {where} ORDER BY {seq} LIMIT %(limit)s
+    SELECT {key} AS key, {aggregate_type}::text AS type, {aggregate_id}::text AS name
+    FROM {table} AS t WHERE {where} ORDER BY {order} LIMIT %(limit)s
 ), free AS MATERIALIZED (
-    SELECT {seq} AS seq FROM {table} AS t WHERE {where} ORDER BY {seq} LIMIT %(limit)s
+    SELECT {key} AS key FROM {table} AS t WHERE {where} ORDER BY {order} LIMIT %(limit)s
     FOR NO KEY UPDATE OF t SKIP LOCKED
 )
-SELECT DISTINCT type, name FROM due WHERE seq NOT IN (SELECT seq FROM free)"""
+SELECT DISTINCT type, name FROM due WHERE key NOT IN (SELECT key FROM free)"""
 ANY: Final = "SELECT EXISTS (SELECT FROM {table} AS t WHERE {where})"
 
 # Conditions that are added to `pending`. Lists are subqueries, which PostgreSQL hashes. Aggregates are
@@ -107,37 +121,47 @@ AMONG: Final = """({aggregate_type}, {aggregate_id}) IN (SELECT * FROM unnest(
     %(types)s::text[]::{aggregate_type_type}[], %(ids)s::text[]::{aggregate_id_type}[]))"""
 NOT_AMONG: Final = """({aggregate_type}, {aggregate_id}) NOT IN (SELECT * FROM unnest(
     %(types)s::text[]::{aggregate_type_type}[], %(ids)s::text[]::{aggregate_id_type}[]))"""
-NOT_BUSY: Final = "{seq} NOT IN (SELECT unnest(%(busy)s::bigint[]))"
-UP_TO: Final = "{seq} <= %(upto)s"
+NOT_BUSY: Final = "{key} NOT IN (SELECT unnest(%(busy)s::{key_type}[]))"
+UP_TO: Final = "{up_to}"
 
+# `is_pending` and `is_unprocessed` are the same conditions, for rows whose keys are given. In a table without
+# an integer, no partial index matches them: with old statistics, PostgreSQL would read all pending rows by
+# such an index for each mark, instead of these rows by their keys.
+#
 # Marks exactly the acknowledged rows: a range would also mark rows that were committed after the claim. Not
 # now(), which is the time when the claim began.
-MARK: Final = "UPDATE {table} AS t SET {processed} WHERE {unprocessed} AND {seq} = ANY (%(seqs)s::bigint[])"
-UNMARKED: Final = "SELECT count(*) FROM {table} AS t WHERE {unprocessed} AND {seq} = ANY (%(seqs)s::bigint[])"
-LAST: Final = "SELECT coalesce(max({seq}), 0)::bigint FROM {table} AS t WHERE {pending}"
+MARK: Final = """
+UPDATE {table} AS t SET {processed} WHERE {is_unprocessed} AND {key} = ANY (%(keys)s::{key_type}[])"""
+UNMARKED: Final = """
+SELECT count(*) FROM {table} AS t WHERE {is_unprocessed} AND {key} = ANY (%(keys)s::{key_type}[])"""
+# The end of a run until empty, as text for `UP_TO`.
+LAST: Final = "SELECT {last} FROM {table} AS t WHERE {pending}"
 
 # --- rejections -------------------------------------------------------------------------------------------
 
+# By number and key, since a table without an integer knows only the key. Some of the numbers are read.
 EVENTS: Final = """
 SELECT {fitting}, attempts FROM (
-    SELECT {texts}, {attempts} AS attempts FROM {table} AS t
-    WHERE {pending} AND {seq} = ANY (%(seqs)s::bigint[]) ORDER BY {seq} OFFSET 0) AS event
+    SELECT {numbered_texts}, {attempts} AS attempts
+    FROM unnest(%(numbers)s::bigint[], %(keys)s::{key_type}[]) AS n (number, key)
+    JOIN {table} AS t ON {key} = n.key
+    WHERE {is_pending} AND n.number = ANY (%(seqs)s::bigint[]) ORDER BY n.number OFFSET 0) AS event
 ORDER BY seq"""
 REFUSED: Final = """
 UPDATE {table} AS t SET {refused}
-FROM unnest(%(seqs)s::bigint[], %(errors)s::text[], %(pauses)s::float8[], %(lasts)s::bool[])
-     AS r (seq, error, pause, is_last)
-WHERE {unprocessed} AND {seq} = r.seq"""
+FROM unnest(%(keys)s::{key_type}[], %(errors)s::text[], %(pauses)s::float8[], %(lasts)s::bool[])
+     AS r (key, error, pause, is_last)
+WHERE {is_unprocessed} AND {key} = r.key"""
 POSTPONED: Final = """
 UPDATE {table} AS t SET {set_last_error} = r.error::{last_error_type}
-FROM unnest(%(seqs)s::bigint[], %(errors)s::text[]) AS r (seq, error)
-WHERE {unprocessed} AND {seq} = r.seq"""
+FROM unnest(%(keys)s::{key_type}[], %(errors)s::text[]) AS r (key, error)
+WHERE {is_unprocessed} AND {key} = r.key"""
 # The first row of each aggregate that an earlier relay has tried.
 TRIED: Final = """
 SELECT DISTINCT ON ({aggregate_type}, {aggregate_id})
-       {aggregate_type}::text, {aggregate_id}::text, {seq}::bigint, {attempts}, {due_in}
+       {aggregate_type}::text, {aggregate_id}::text, {key}::text, {attempts}, {due_in}
 FROM {table} AS t WHERE {pending} AND {attempts} > 0
-ORDER BY {aggregate_type}, {aggregate_id}, {seq}"""
+ORDER BY {aggregate_type}, {aggregate_id}, {order}"""
 FAILED: Final = (
     "SELECT DISTINCT {aggregate_type}::text, {aggregate_id}::text FROM {table} AS t WHERE {failed}"
 )
@@ -146,10 +170,10 @@ UNPUBLISHED: Final = "SELECT count(*) FROM {table} AS t WHERE {where}"
 
 # --- status -------------------------------------------------------------------------------------------------
 
-# Capped: counting millions exactly takes seconds. The oldest row is among those with the lowest seq.
+# Capped: counting millions exactly takes seconds. The oldest row is among the first.
 BACKLOG: Final = """
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(at))::float8
-FROM (SELECT {time} AS at FROM {table} AS t WHERE {pending} ORDER BY {seq} LIMIT %(cap)s) AS waiting"""
+FROM (SELECT {time} AS at FROM {table} AS t WHERE {pending} ORDER BY {order} LIMIT %(cap)s) AS waiting"""
 FAILURES: Final = "SELECT count(*) FROM (SELECT FROM {table} AS t WHERE {failed} LIMIT %(cap)s) AS failed"
 
 
@@ -157,6 +181,7 @@ FAILURES: Final = "SELECT count(*) FROM (SELECT FROM {table} AS t WHERE {failed}
 class Types:
     """Types of the columns whose type the statements name."""
 
+    key: str = "bigint"
     aggregate_type: str = "text"
     aggregate_id: str = "text"
     last_error: str = "text"
@@ -176,14 +201,23 @@ class Statements:
         columns: dict[str, sql.Composable] = {}
         for ours, theirs in mapping.columns.items():
             targets[f"set_{ours}"], columns[ours] = sql.Identifier(theirs), sql.Identifier("t", theirs)
+        if mapping.aggregate_type:
+            columns["aggregate_type"] = _aggregate_type(mapping, columns)
+        key = columns["seq" if mapping.order == "seq" else "id"]
+        conditions = _conditions(mapping, columns, max_attempts)
         parts = (mapping.schema, mapping.table) if mapping.schema else (mapping.table,)
         self._names: dict[str, sql.Composable] = {
             **targets,
             **columns,
-            **_conditions(mapping, columns, max_attempts),
+            **conditions,
             "table": sql.Identifier(*parts),
-            "texts": _texts(columns, with_time=with_time),
-            "fitting": sql.SQL(_FITTING),
+            **_ordering(mapping, columns),
+            **{f"is_{name}": _by_key(mapping, conditions[name]) for name in ("pending", "unprocessed")},
+            "key": key,
+            "key_type": sql.SQL(types.key),
+            "texts": _texts(columns, columns.get("seq", sql.SQL("0")), with_time=with_time),
+            "numbered_texts": _texts(columns, sql.SQL("n.number"), with_time=with_time),
+            "fitting": sql.SQL(_FITTING if mapping.order == "seq" else FITTING),
             "attempts": _attempts(columns),
             "due_in": _due_in(columns),
             "time": columns.get("created_at", sql.SQL("NULL::timestamptz")),
@@ -194,6 +228,7 @@ class Statements:
             "last_error_type": sql.SQL(types.last_error),
         }
         self._made: dict[tuple[str, ...], bytes] = {}
+        self.keys: Keys = SeqKeys() if mapping.order == "seq" else IdKeys()
         self.counts_attempts = "retry_count" in columns
         self.writes_refusals = bool(columns.keys() & {"retry_count", "last_error", "next_attempt_at"})
         self.writes_refusals |= mapping.remembers_failures
@@ -239,17 +274,50 @@ def _conditions(
     }
 
 
-def _texts(columns: dict[str, sql.Composable], *, with_time: bool) -> sql.Composable:
+def _by_key(mapping: Mapping, condition: sql.Composable) -> sql.Composable:
+    return condition if mapping.order == "seq" else sql.SQL("({}) IS TRUE").format(condition)
+
+
+def _aggregate_type(mapping: Mapping, columns: dict[str, sql.Composable]) -> sql.Composable:
+    """Return the aggregate type of a table without such a column: text, and the event type, or part of it."""
+    parts: list[sql.Composable] = []
+    for literal, spec in mapping.aggregate_type:
+        parts.append(sql.Literal(literal))
+        if spec is not None:
+            part = "{event_type}::text" if spec == "" else "split_part({event_type}::text, '.', 1)"
+            parts.append(sql.SQL(part).format(**columns))
+    return sql.SQL("(") + sql.SQL(" || ").join(parts) + sql.SQL(")")
+
+
+def _ordering(mapping: Mapping, columns: dict[str, sql.Composable]) -> dict[str, sql.Composable]:
+    """Return the order of rows, the end of what is pending, and a condition for all up to it."""
+    if mapping.order == "seq":
+        parts = {
+            "order": "{seq}",
+            "last": "coalesce(max({seq}), 0)::text",
+            "up_to": "{seq} <= %(last)s::bigint",
+        }
+    else:
+        # A row without a time is the last.
+        parts = {
+            "order": "{created_at}, {id}",
+            "last": "coalesce(max({created_at})::text, '-infinity')",
+            "up_to": "({created_at} <= %(last)s OR {created_at} IS NULL)",
+        }
+    return {name: sql.SQL(part).format(**columns) for name, part in parts.items()}
+
+
+def _texts(columns: dict[str, sql.Composable], number: sql.Composable, *, with_time: bool) -> sql.Composable:
     """Return the columns in the order of `Event`; metadata is built only for rows that have some.
 
     This is the first of two steps: see `relay.queries`.
     """
     usual = sql.SQL(
-        "{seq}::bigint AS seq, {id}::text AS id, {aggregate_type}::text AS aggregate_type, "
+        "{number}::bigint AS seq, {id}::text AS id, {aggregate_type}::text AS aggregate_type, "
         "{aggregate_id}::text AS aggregate_id, {event_type}::text AS event_type, "
         "CASE WHEN coalesce(pg_column_size({payload}), 0) <= %(most)s "
         "THEN coalesce({payload}::text, 'null') END AS payload, "
-    ).format(**columns)
+    ).format(number=number, **columns)
     members = [
         sql.SQL("{}, {}").format(sql.Literal(name.replace("_", "-")), columns[name])
         for name in METADATA

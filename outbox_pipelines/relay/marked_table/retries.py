@@ -23,7 +23,7 @@ from outbox_pipelines.relay.marked_table import marks, queries
 from outbox_pipelines.relay.marked_table.core.claims import Claims
 from outbox_pipelines.relay.marked_table.core.ports import Name, Pending
 from outbox_pipelines.relay.marked_table.core.retries import Retries
-from outbox_pipelines.relay.marked_table.marks import array
+from outbox_pipelines.relay.marked_table.keys import Keys
 from outbox_pipelines.relay.marked_table.ownership import TableOwnership
 from outbox_pipelines.relay.marked_table.source import names
 from outbox_pipelines.relay.parking.notify import DeadLetterRuns, describe
@@ -104,12 +104,13 @@ class _Rows:
     def __init__(self, ownership: TableOwnership) -> None:
         self._ownership = ownership
         self._statements = ownership.statements
+        self._keys = ownership.statements.keys
         self.remembers_failures = ownership.mapping.remembers_failures
 
     def tried(self) -> Iterable[Pending]:
         if self._statements.counts_attempts:
-            for kind, name, *rest in self._ownership.execute(self._statements(queries.TRIED), {}):
-                yield Pending((kind, name), *rest)
+            for kind, name, key, *rest in self._ownership.execute(self._statements(queries.TRIED), {}):
+                yield Pending((kind, name), self._keys.number(key), *rest)
 
     def failed(self) -> Iterable[Name]:
         rows = self._ownership.execute(self._statements(queries.FAILED), {})
@@ -120,18 +121,19 @@ class _Rows:
         return {(kind, name) for kind, name in rows}
 
     def read(self, seqs: Sequence[int]) -> Generator[tuple[int, tuple[Event, int] | str]]:
-        with closing(self._ownership.read(self._statements(queries.EVENTS), seqs)) as found:
+        given = {"numbers": list(seqs), "keys": self._keys.array(seqs)}
+        with closing(self._ownership.read(self._statements(queries.EVENTS), given, seqs)) as found:
             for seq, row in found:
                 yield seq, row if isinstance(row, str) else (Event._make(row[:_EVENT]), row[_EVENT])
 
     def postpone(self, reasons: dict[int, str]) -> None:
         if reasons and self._statements.writes_errors:
-            self._ownership.execute(self._statements(queries.POSTPONED), _texts(reasons))
+            self._ownership.execute(self._statements(queries.POSTPONED), _texts(self._keys, reasons))
 
     def bury(self, reasons: dict[int, str]) -> None:
         count = len(reasons)
         with marks.explained(self._ownership.mapping):
-            self._refuse(_texts(reasons), [0.0] * count, [True] * count)
+            self._refuse(_texts(self._keys, reasons), [0.0] * count, [True] * count)
 
     def rehearse(self, seqs: list[int]) -> None:
         with self._ownership.transaction() as connection:
@@ -151,11 +153,12 @@ class _Rows:
                 marks.mark(connection, self._statements, table, published)
             if refused:
                 self._refuse(
-                    _texts({one.attempt.event.seq: one.reason for one, _ in refused}),
+                    _texts(self._keys, {one.attempt.event.seq: one.reason for one, _ in refused}),
                     [pause for _, pause in refused],
                     [one.attempt.is_last for one, _ in refused],
                 )
             self.postpone({seq: reasons[seq] for seq in news})
+        self._keys.forget(published)
 
     def _refuse(self, texts: dict[str, object], pauses: list[float], lasts: list[bool]) -> None:
         if self._statements.writes_refusals:
@@ -163,6 +166,6 @@ class _Rows:
             self._ownership.execute(self._statements(queries.REFUSED), given)
 
 
-def _texts(reasons: dict[int, str]) -> dict[str, object]:
+def _texts(keys: Keys, reasons: dict[int, str]) -> dict[str, object]:
     # PostgreSQL's text has no NUL.
-    return {"seqs": array(reasons), "errors": [reason.replace("\0", "") for reason in reasons.values()]}
+    return {"keys": keys.array(reasons), "errors": [reason.replace("\0", "") for reason in reasons.values()]}

@@ -23,7 +23,6 @@ from outbox_pipelines.relay import bodies
 from outbox_pipelines.relay.marked_table import marks, queries
 from outbox_pipelines.relay.marked_table.core.claims import MOST_CLAIMS, Claims
 from outbox_pipelines.relay.marked_table.core.ports import LockedError, MarkError, Name, Rows, Wanted
-from outbox_pipelines.relay.marked_table.marks import array
 from outbox_pipelines.relay.marked_table.ownership import TableOwnership
 from outbox_pipelines.settings import Settings
 
@@ -53,6 +52,7 @@ class ClaimSessions:
         self._settings = settings
         self._ownership = ownership
         self._statements = ownership.statements
+        self._keys = ownership.statements.keys
         self._connections: list[Connection] = []
         self._complained_at = 0.0
         self._careful = 0
@@ -69,14 +69,14 @@ class ClaimSessions:
         """
         connection, statements = self._connections[0], self._statements
         marks.rehearse(connection, statements, self._ownership.mapping, [])
-        nothing: dict[str, Any] = {"seqs": "{}", "errors": [], "pauses": [], "lasts": []}
+        nothing: dict[str, Any] = {"keys": "{}", "errors": [], "pauses": [], "lasts": []}
         with connection.transaction(force_rollback=True), marks.explained(self._ownership.mapping):
             if statements.writes_refusals:
                 connection.execute(statements(queries.REFUSED), nothing)
 
-    def last(self) -> int:
+    def last(self) -> str:
         ((last,),) = self._ownership.execute(self._statements(queries.LAST), {})
-        return int(last)
+        return str(last)
 
     def any(self, wanted: Wanted) -> bool:
         # Needs no transaction if there is nothing to claim.
@@ -107,6 +107,7 @@ class ClaimSessions:
             with marks.explained(self._ownership.mapping):
                 marks.mark(connection, self._statements, self._ownership.mapping, seqs)
                 connection.execute("COMMIT")
+            self._keys.forget(seqs)
         except MarkError:
             connection.execute("ROLLBACK")
             raise
@@ -173,7 +174,7 @@ class ClaimSessions:
         events: list[Event] = []
         size, few = 0, min(_FEW, most)
         while True:
-            rows = _some(connection, few)
+            rows = self._some(connection, few)
             if any(row.payload is None for row in rows):
                 return None
             events += rows
@@ -193,10 +194,11 @@ class ClaimSessions:
             and size <= self._settings.batch_bytes
             and len(events) < min(_FEW, self._settings.batch_events)
         ):
-            rows = {row.seq: row for row in _some(connection, _LARGE)}
+            rows = {row.seq: row for row in self._some(connection, _LARGE)}
             is_more = len(rows) == _LARGE
-            statement = self._statements(queries.EVENTS)
-            for seq, content in bodies.read(connection, statement, {}, list(rows)):
+            statement, numbers = self._statements(queries.EVENTS), list(rows)
+            given = {"numbers": numbers, "keys": self._keys.array(numbers)}
+            for seq, content in bodies.read(connection, statement, given, numbers):
                 if isinstance(content, str):
                     unreadable[seq] = content
                     event = rows[seq]._replace(payload="", metadata=None)
@@ -216,20 +218,20 @@ class ClaimSessions:
         parameters: dict[str, Any] = {"limit": self._settings.batch_events}
         if wanted.not_seqs:
             conditions.append(queries.NOT_BUSY)
-            parameters["busy"] = array(wanted.not_seqs)
+            parameters["busy"] = self._keys.array(wanted.not_seqs)
         if wanted.not_of:
             conditions.append(queries.NOT_AMONG)
             parameters |= names(wanted.not_of)
         if wanted.upto is not None:
             conditions.append(queries.UP_TO)
-            parameters["upto"] = wanted.upto
+            parameters["last"] = wanted.upto
         return conditions, parameters
 
-
-def _some(connection: Connection, count: int) -> list[Event]:
-    """Return the next rows of the claim."""
-    with connection.cursor(binary=True) as cursor:
-        return list(map(Event._make, cursor.execute(sql.SQL(queries.FETCH).format(count=count)).fetchall()))
+    def _some(self, connection: Connection, count: int) -> list[Event]:
+        """Return the next rows of the claim."""
+        with connection.cursor(binary=True) as cursor:
+            rows = cursor.execute(sql.SQL(queries.FETCH).format(count=count)).fetchall()
+        return self._keys.numbered(list(map(Event._make, rows)))
 
 
 def names(aggregates: Iterable[Name]) -> dict[str, list[str]]:

@@ -196,7 +196,7 @@ class MarkedTableWorker:
         self.totals.unpublished = self._retries.dead
         if self._until_empty and self._blocked.aggregates:
             query = self._ownership.statements(queries.UNPUBLISHED, queries.AMONG, queries.UP_TO)
-            parameters = names(self._blocked.aggregates) | {"upto": self._source.upto}
+            parameters = names(self._blocked.aggregates) | {"last": self._source.upto}
             ((held,),) = self._ownership.execute(query, parameters)
             self.totals.unpublished += held
 

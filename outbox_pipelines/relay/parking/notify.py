@@ -149,7 +149,7 @@ def fields(event: Event, attempts: int, error: str) -> dict[str, Any]:
     """Return the fields of a dead letter for logs and commands."""
     return {
         "id": event.id,
-        "seq": event.seq,
+        "seq": event.own_seq,
         "aggregate_type": event.aggregate_type,
         "aggregate_id": event.aggregate_id,
         "event_type": event.event_type,

@@ -25,7 +25,7 @@ def observe(event: Event, topic: str, headers: Headers, report: Report) -> tuple
         report(error, message)
         fields = {
             "id": event.id,
-            "seq": event.seq,
+            "seq": event.own_seq,
             "aggregate_type": event.aggregate_type,
             "aggregate_id": event.aggregate_id,
             "event_type": event.event_type,

@@ -72,7 +72,7 @@ def observer(settings: Settings) -> Observe:
                 "messaging.destination.name": topic,
                 "messaging.message.id": event.id,
                 "messaging.kafka.message.key": event.aggregate_id,
-                "outbox.seq": event.seq,
+                **({} if event.own_seq is None else {"outbox.seq": event.seq}),
                 "outbox.aggregate_type": event.aggregate_type,
                 "outbox.event_type": event.event_type,
             },

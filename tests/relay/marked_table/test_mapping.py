@@ -46,6 +46,14 @@ def test_what_is_not_named_is_called_as_usual(tmp_path: Path) -> None:
         (_SMALLEST + 'payload = "100%"\n', "payload = '100%', a name that cannot be used: rename"),
         (_SMALLEST + '[status]\npending = "NEW"\n', "but no status column"),
         (_SMALLEST + '[other]\na = "b"\n', "unknown entry 'other'"),
+        ('order = "id"\n' + _SMALLEST, 'order = \'id\': write order = "seq" .* or order = "created_at"'),
+        ('order = "created_at"\n' + _SMALLEST + 'seq = "id"\n', "names seq, but has order"),
+        ('aggregate_type = "{id}"\n' + _SMALLEST, "aggregate_type = '{id}': write a constant"),
+        ('aggregate_type = "{event_type:last}"\n' + _SMALLEST, "write a constant such as"),
+        ('aggregate_type = "{"\n' + _SMALLEST, "write a constant such as"),
+        ("aggregate_type = 5\n" + _SMALLEST, "aggregate_type = 5: write a constant"),
+        ('aggregate_type = "a%b"\n' + _SMALLEST, "aggregate_type = 'a%b': write a constant"),
+        ('aggregate_type = "a"\n' + _SMALLEST + 'aggregate_type = "b"\n', "has aggregate_type twice"),
         ('table = "t"\ncolumns = "c"\n', r"write a section \[columns\]"),
         (
             'table = "t"\n[columns]\nstatus = "s"\n[status]\nfailed = "PENDING"\n',
@@ -70,7 +78,9 @@ def test_the_examples_in_the_documentation(tmp_path: Path) -> None:
     for example in re.findall(r"```toml\n(.*?)```", text, re.DOTALL):
         file.write_text(example)
         found.append(read_mapping(file))
-    assert [mapping.has_status for mapping in found] == [False, True]
+    assert [mapping.has_status for mapping in found] == [False, True, False, True]
+    assert [mapping.order for mapping in found] == ["seq", "seq", "created_at", "created_at"]
+    assert found[3].aggregate_type == (("", "first"),)
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
@@ -84,7 +94,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
     [
         ("DROP TABLE events", "table public.events does not exist"),
         ("ALTER TABLE events RENAME TO e; CREATE VIEW events AS SELECT * FROM e", "is not a table"),
-        ("ALTER TABLE events DROP seq", "no column 'seq': .*ADD COLUMN seq bigint GENERATED ALWAYS"),
+        ("ALTER TABLE events DROP seq", "no column 'seq': .*order = .created_at."),
         ("ALTER TABLE events DROP headers", "no column 'headers': name the correct one as headers"),
         (
             "ALTER TABLE events ALTER seq DROP IDENTITY; ALTER TABLE events ALTER seq TYPE text",

@@ -15,7 +15,7 @@ from outbox_pipelines.relay import bodies, service
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.marked_table import queries, status
 from outbox_pipelines.relay.marked_table.core.claims import Claim
-from outbox_pipelines.relay.marked_table.marks import array
+from outbox_pipelines.relay.marked_table.keys import array
 from outbox_pipelines.relay.marked_table.ownership import TableOwnership
 from outbox_pipelines.relay.marked_table.source import MarkedTableSource
 from tests.conftest import wait_until

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from outbox_pipelines.event import Event
 from outbox_pipelines.position import Snapshot
@@ -57,7 +57,7 @@ class Claims:
         in_flight: the claims that are not settled, the oldest first.
         claimed: the number of the last claim.
         passed_over: the `seq` of dead letters, if the table has no column that records them.
-        upto: the last `seq` to claim; None: no limit.
+        upto: the last row to claim, as `Sessions.last` names it; None: no limit.
         was_locked_out: whether the last claim left out rows that another session has locked.
     """
 
@@ -70,7 +70,7 @@ class Claims:
         self.in_flight: deque[Claim] = deque()
         self.claimed = 0
         self.passed_over: set[int] = set()
-        self.upto: int | None = None
+        self.upto: Any = None
         self.was_locked_out = False
 
     def stop_at_now(self) -> None:

@@ -34,8 +34,8 @@ class Wanted:
     """Rows that are in flight, or dead letters that the table cannot record."""
     not_of: frozenset[Name]
     """Aggregates that are blocked, or of which another session has locked a row."""
-    upto: int | None
-    """The last `seq`; None: no limit."""
+    upto: Any
+    """The last row, as `Sessions.last` names it; None: no limit."""
 
     def without(self, aggregates: Iterable[Name]) -> Wanted:
         """Return the same without these aggregates."""
@@ -59,8 +59,8 @@ class Rows:
 class Sessions(Protocol):
     """Claims, each in a transaction of its own session."""
 
-    def last(self) -> int:
-        """Return the highest pending `seq`."""
+    def last(self) -> Any:
+        """Return the last pending row, in a form for `Wanted.upto`."""
 
     def any(self, wanted: Wanted) -> bool:
         """Return whether a matching row exists."""
