@@ -90,7 +90,10 @@ def test_all_state_of_the_code_is_in_the_model() -> None:
             *("_inbox", "_measure_at"),
         },
         crash_guard.CrashGuard: {"_database", "_same"},
-        membership.Member: {"_client", "_patience", "_polled_at", "_kept", "_lag_at", "lag"},
+        membership.Member: {
+            *("_client", "_settings", "_topics", "_brokers"),
+            *("_patience", "_polled_at", "_kept", "_lag_at", "lag"),
+        },
     }
     run = process.Run(Setting(("works",), ("a",)), Top(), ((False, False),))
     with process._surroundings(run), pytest.raises(process.PauseError):
