@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 
 import psycopg
 import pytest
 
 from outbox_pipelines import schema
+from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.kafka import client, producer
+from outbox_pipelines.relay.kafka.brokers import Brokers
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox, read_topic, topic_prefix, wait_until
 from tests.history import servers as own
@@ -137,3 +140,25 @@ def test_a_client_that_has_lost_all_brokers_is_replaced(
 
 def _backlog(outbox: Outbox) -> int:
     return measurements.read(outbox.settings).shards[0].backlog
+
+
+def test_a_question_ends_although_its_client_is_replaced(distant: Outbox, network: Proxy) -> None:
+    """Guards against a thread that waits for ever, because another one has replaced the client it asked."""
+    brokers = Brokers(distant.settings)
+    brokers.connect()
+    network.swallow()
+    answers: list[object] = []
+
+    def ask() -> None:
+        try:
+            answers.append(brokers.describe([distant.topic()]))
+        except UnavailableError as error:
+            answers.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    assert not brokers.answers()
+    asking.join(20)
+    assert len(answers) == 1
+    network.heal()
+    assert brokers.answers()

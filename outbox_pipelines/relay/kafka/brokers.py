@@ -5,7 +5,8 @@ Invariants:
 - A missing topic is created only if its name matches the operator's pattern, and only while fewer topics
   match than the operator allows.
 - After a question without an answer, the next one is put by a new client: a client that was told of no broker
-  at a bad moment never finds one again (confluentinc/librdkafka#5301).
+  at a bad moment never finds one again (confluentinc/librdkafka#5301). Who asks keeps the client until the
+  answer: another thread may replace it, and the future of a client that is gone is never done.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ class Brokers:
         Raises:
             UnavailableError: no broker answers.
         """
-        asked = self._admin.describe_topics(
+        admin = self._admin
+        asked = admin.describe_topics(
             TopicCollection(list(names)),
             # Without WRITE on one topic, a whole transaction fails, and the error does not name the topic.
             include_authorized_operations=True,
@@ -138,15 +140,15 @@ class Brokers:
             error = answer.exception()
             if error is not None and _code(error) == KafkaError._TIMED_OUT:
                 # This request goes to the controller, which can be unavailable while brokers accept messages.
-                return self._list(asked)
+                return self._list(admin, asked)
             found[name] = _partitions(answer.result()) if error is None else self._explain(error)
         self._trouble = ""
         return found
 
-    def _list(self, names: Iterable[str]) -> dict[str, int | Unavailable]:
+    def _list(self, admin: AdminClient, names: Iterable[str]) -> dict[str, int | Unavailable]:
         """Like `describe`, from any broker: its answer has all topics of the cluster, but no permissions."""
         try:
-            listed = self._admin.list_topics(timeout=_DESCRIBE_SECONDS).topics
+            listed = admin.list_topics(timeout=_DESCRIBE_SECONDS).topics
         except KafkaException as error:
             raise self._no_answer(self._trouble or _text(error)) from None
         self._trouble = ""
@@ -184,7 +186,8 @@ class Brokers:
         new = [NewTopic(name, self._partitions, self._replication) for name in chosen if name not in refused]
         if not new:
             return refused
-        for name, answer in self._admin.create_topics(new, request_timeout=_ANSWER_SECONDS).items():
+        admin = self._admin
+        for name, answer in admin.create_topics(new, request_timeout=_ANSWER_SECONDS).items():
             error = answer.exception()
             if error is None or _code(error) == KafkaError.TOPIC_ALREADY_EXISTS:
                 continue
@@ -199,7 +202,8 @@ class Brokers:
     def limits(self, names: Iterable[str]) -> dict[str, int | None]:
         """Return for each topic the bytes of the largest batch; None (no limit known) without an answer."""
         resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
-        asked = self._admin.describe_configs(resources, request_timeout=_LIMIT_SECONDS) if resources else {}
+        admin = self._admin
+        asked = admin.describe_configs(resources, request_timeout=_LIMIT_SECONDS) if resources else {}
         return {resource.name: _limit(answer) for resource, answer in asked.items()}
 
     def _matches(self, name: str) -> bool:
