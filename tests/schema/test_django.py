@@ -71,9 +71,9 @@ def test_migrate_there_and_back(manage: Manage, empty: Database) -> None:
 def test_where_the_outbox_is_already(manage: Manage, empty: Database) -> None:
     """Guards against a project that began with `outbox migrate`, and cannot move to the app."""
     assert empty.outbox("migrate").exit_code == 0
-    before = empty.rows("SELECT oid, xmin FROM pg_class WHERE relname LIKE 'outbox%'")
+    before = empty.rows("SELECT oid, xmin FROM pg_class WHERE relname LIKE 'outbox%' ORDER BY 1")
     manage("migrate")
-    assert empty.rows("SELECT oid, xmin FROM pg_class WHERE relname LIKE 'outbox%'") == before
+    assert empty.rows("SELECT oid, xmin FROM pg_class WHERE relname LIKE 'outbox%' ORDER BY 1") == before
 
 
 def test_the_way_back_loses_no_events(manage: Manage, empty: Database, tmp_path: Path) -> None:
