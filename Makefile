@@ -29,7 +29,7 @@ ui: $(VENV)/ready
 	@$(BIN)/python -m examples.airline ui $(if $(PORT),--port $(PORT))
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 $(TESTS)
 
 # The tests that start no server, in less than a minute.
 test-fast: $(VENV)/ready

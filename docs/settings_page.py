@@ -1,4 +1,4 @@
-"""The page settings.md, made of `Settings`: `python docs/settings_page.py` writes it."""
+"""The page settings.md, made of `Settings`: `.venv/bin/python docs/settings_page.py` writes it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GROUPS: Final = {
     "Local stack": "local_dir local_jars local_postgres local_grace_seconds",
 }
 INTRODUCTION: Final = """\
-<!-- Generated from outbox_pipelines/settings.py: run `python docs/settings_page.py`. Do not edit. -->
+<!-- Generated from the settings: run `.venv/bin/python docs/settings_page.py`. Do not edit. -->
 # Settings
 A setting is an environment variable, or a line `NAME=value` in the file that `OUTBOX_SETTINGS_FILE` names. If
 both have a value, the environment wins. An empty variable counts as not set.

@@ -27,6 +27,7 @@ from confluent_kafka.admin import AdminClient
 from outbox_pipelines import schema, secret
 from outbox_pipelines.local import Stack
 from outbox_pipelines.local import stack as local_stack
+from outbox_pipelines.local.kafka import answers
 from outbox_pipelines.local.server import Server
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
@@ -64,6 +65,10 @@ def _refuse_server(*_: object) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # With several workers, pytest would only say that no tests ran.
+    for argument in config.args:
+        if not (config.invocation_params.dir / argument.partition("::")[0]).exists():
+            raise pytest.UsageError(f"{argument} does not exist: name a file or folder of tests")
     if config.getoption("--fast", False):
         Server._spawn = _refuse_server  # type: ignore[method-assign,assignment]
     # A worker inherits what the process that starts it has set.
@@ -283,9 +288,21 @@ def lasting() -> Iterator[Lasting]:
         yield Lasting(ends)
 
 
+def _check_servers(stack: Stack) -> None:
+    """Those that were given may be wrong: then one line says so, in place of hundreds."""
+    remedy = "correct it, or unset it and the tests start one"
+    try:
+        psycopg.connect(stack.dsn, connect_timeout=5).close()
+    except psycopg.OperationalError as error:
+        pytest.fail(f"OUTBOX_DSN: {secret.first_line(error)}: {remedy}", pytrace=False)
+    if not any(answers(bootstrap) for bootstrap in stack.kafka.split(",")):
+        pytest.fail(f"OUTBOX_KAFKA: no broker answers at {stack.kafka}: {remedy}", pytrace=False)
+
+
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
     with local_stack(load_settings()) as running:
+        _check_servers(running)
         try:
             yield running
         finally:

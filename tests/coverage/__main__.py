@@ -14,16 +14,22 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from tests.coverage.table import tables
 
 ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = ROOT / "build" / "coverage"
+# A wrong argument, or no tests: pytest has said which.
+_NOTHING_RAN: Final = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def main(arguments: list[str]) -> int:
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     code = _coverage("run", "-m", "pytest", *arguments)
+    if code in _NOTHING_RAN:
+        return code
     found = FOLDER / "coverage.json"
     for command in (["combine", "--quiet"], ["json", "--quiet", "-o", str(found)]):
         if _coverage(*command):
