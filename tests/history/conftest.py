@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.conftest import Outbox
+from tests.conftest import Lasting, Outbox
 from tests.history import business, verify
-from tests.history.servers import Servers, own_servers
+from tests.history.servers import Servers, lasting_servers
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+@pytest.fixture
+def servers(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> Servers:
     """Servers that may be killed."""
-    with own_servers(tmp_path_factory.mktemp("servers")) as servers:
-        yield servers
+    return lasting_servers(lasting, tmp_path_factory)
 
 
 @pytest.fixture

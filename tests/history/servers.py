@@ -11,10 +11,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.local.server import free_port
 from outbox_pipelines.settings import load_settings
+from tests.conftest import Lasting
 from tests.history.proxy import Proxy
 
 
@@ -62,3 +65,9 @@ def own_servers(directory: Path) -> Iterator[Servers]:
         postgres.start()
         kafka.wait()
         yield Servers(postgres, kafka, kafka_proxy)
+
+
+def lasting_servers(lasting: Lasting, directories: pytest.TempPathFactory) -> Servers:
+    """The session's, for all tests that leave them running and the proxy healed."""
+    servers: Servers = lasting.once("histories", lambda: own_servers(directories.mktemp("servers")))
+    return servers

@@ -16,7 +16,7 @@ from outbox_pipelines.relay import service
 from outbox_pipelines.relay.kafka import client, producer
 from outbox_pipelines.relay.kafka.brokers import Brokers
 from outbox_pipelines.settings import load_settings
-from tests.conftest import Outbox, read_topic, topic_prefix, wait_until
+from tests.conftest import Lasting, Outbox, read_topic, topic_prefix, wait_until
 from tests.history import servers as own
 from tests.history.proxy import Proxy
 from tests.relay import faults
@@ -26,10 +26,9 @@ from tests.relay.topic import create_topic
 DELIVERIES = ("at_least_once", "exactly_once")
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[own.Servers]:
-    with own.own_servers(tmp_path_factory.mktemp("servers")) as mine:
-        yield mine
+@pytest.fixture
+def servers(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> own.Servers:
+    return own.lasting_servers(lasting, tmp_path_factory)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from outbox_pipelines.local import Stack
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from tests.conftest import fresh_database, topic_prefix
+from tests.relay.conftest import new_database
 from tests.relay.marked_table import textbook
 from tests.relay.marked_table.textbook import Table
 
@@ -32,20 +33,12 @@ def table(make_table: Make) -> Table:
 
 
 @pytest.fixture
-def own_table(tmp_path: Path) -> Iterator[tuple[Postgres, Kafka, Table]]:
+def own_table(killable: tuple[Postgres, Kafka], tmp_path: Path) -> tuple[Postgres, Kafka, Table]:
     """The same on servers that a test may kill."""
-    postgres, kafka = Postgres(tmp_path / "postgres"), Kafka(tmp_path / "kafka")
-    try:
-        postgres.start()
-        kafka.start()
-        yield (
-            postgres,
-            kafka,
-            textbook.make(
-                *(postgres.dsn, kafka.bootstrap, "{aggregate_type}-events", tmp_path),
-                *(textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING),
-            ),
-        )
-    finally:
-        postgres.stop()
-        kafka.stop()
+    postgres, kafka = killable
+    topic = f"{topic_prefix()}-{{aggregate_type}}-events"
+    table = textbook.make(
+        *(new_database(postgres), kafka.bootstrap, topic, tmp_path),
+        *(textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING),
+    )
+    return postgres, kafka, table
