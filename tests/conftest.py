@@ -27,7 +27,7 @@ from confluent_kafka.admin import AdminClient
 from outbox_pipelines import schema, secret
 from outbox_pipelines.local import Stack
 from outbox_pipelines.local import stack as local_stack
-from outbox_pipelines.local.kafka import answers
+from outbox_pipelines.local.kafka import answers, record_startup
 from outbox_pipelines.local.server import Server
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
@@ -301,7 +301,10 @@ def _check_servers(stack: Stack) -> None:
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
-    with local_stack(load_settings()) as running:
+    settings = load_settings()
+    # A suite starts a broker some eighty times.
+    record_startup(settings.local_jars)
+    with local_stack(settings) as running:
         _check_servers(running)
         try:
             yield running

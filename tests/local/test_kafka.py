@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.local import jars, kafka
+from outbox_pipelines.local import jars, kafka, startup_cache
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.settings import load_settings
 
@@ -78,6 +78,21 @@ def test_kill_and_start_keep_port_and_data(broker: Kafka) -> None:
     assert broker.bootstrap == before
     _produce(broker, "kept", b"2")
     assert _consume(broker, "kept", 2) == [b"1", b"2"]
+
+
+def test_a_recorded_start_up_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly all classes come from the cache; a cache of something else is not used, and stops nothing."""
+    cache = kafka.record_startup(load_settings().local_jars)
+    monkeypatch.setattr(startup_cache, "_QUIET", "-Xlog:class+load")
+    broken = tmp_path / "broken.aot"
+    broken.write_bytes(b"no cache")
+    for given, is_used in ((cache, True), (broken, False)):
+        monkeypatch.setattr(startup_cache, "place", lambda java, jars, given=given: given)
+        with kafka.running(tmp_path / given.stem, jar_cache=load_settings().local_jars) as broker:
+            loaded = [line for line in broker.log.read_text().splitlines() if "source: " in line]
+        shared = [line for line in loaded if "shared objects file" in line]
+        assert len(loaded) > 5_000
+        assert (len(shared) > 0.9 * len(loaded)) is is_used
 
 
 def test_a_failed_start_shows_the_log(tmp_path: Path) -> None:
