@@ -15,7 +15,7 @@ GROUPS: Final = {
     "Servers and tables": "dsn kafka kafka_config_file db_schema table_file",
     "Topics": "topic topic_map_file create_topics create_topics_pattern create_topics_max topic_partitions "
     "topic_replication",
-    "Messages": "value_format header_names tombstones cloudevents_source",
+    "Messages": "value_format header_names flat_members tombstones cloudevents_source",
     "Delivery": "delivery transaction_seconds batch_events batch_bytes lease_seconds breaker_seconds",
     "Rejected events": "max_attempts retry_seconds on_dead_letter dead_letter_topics dead_letter_command",
     "Metrics, logs and traces": "metrics_port metrics_address log_level log_format tracing",

@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.parsers.consumers_file import read_consumers
+from outbox_pipelines.parsers.flat_members import flat_members
 from outbox_pipelines.parsers.header_names import header_names
 from outbox_pipelines.parsers.table_mapping import read_mapping
 from outbox_pipelines.parsers.thresholds import read_thresholds
@@ -110,6 +111,12 @@ class Settings(BaseSettings):
         description="Other names of headers, as `id=event-id,version=,aggregate-id=aggregate-id`: the first "
         "is renamed, the second is omitted, and the third adds a header that otherwise is only "
         "the key.",
+    )
+    flat_members: str = Field(
+        default="",
+        description="Other names of the members that `flat` adds, as "
+        "`event_type=type,idempotency_key=,event_id=id`: the first is renamed, the second is omitted, and "
+        "the third is added. Also `aggregate_type` and `aggregate_id`.",
     )
     tombstones: bool = Field(
         default=False,
@@ -401,6 +408,12 @@ class Settings(BaseSettings):
     @classmethod
     def _header_names_can_be(cls, value: str) -> str:
         header_names(value)
+        return value
+
+    @field_validator("flat_members")
+    @classmethod
+    def _flat_members_can_be(cls, value: str) -> str:
+        flat_members(value)
         return value
 
     @field_validator("ui_url", "runbook_url")

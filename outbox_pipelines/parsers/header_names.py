@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Final
+
+from outbox_pipelines.parsers.names import read_names
 
 COLUMNS: Final = ("id", "event-type", "aggregate-type", "aggregate-id")
 """From columns that are never null. The aggregate's id is the key, and a header if requested."""
@@ -19,24 +20,9 @@ def header_names(text: str) -> dict[str, str]:
     Raises:
         ValueError: the text is not valid.
     """
-    names = {name: name for name in USUAL}
-    given: set[str] = set()
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        ours, equals, theirs = (word.strip() for word in part.partition("="))
-        if not equals:
-            raise ValueError(f"{part!r} is not name=name: write for example id=event-id,aggregate-type=")
-        if ours not in (*COLUMNS, *METADATA):
-            raise ValueError(f"unknown header {ours!r}: use {', '.join((*COLUMNS, *METADATA))}")
-        if ours in given:
-            raise ValueError(f"{ours} appears twice: keep one")
-        given.add(ours)
-        names[ours] = theirs
-    if not names["id"]:
+    names = read_names(text, "header", (*COLUMNS, *METADATA), USUAL, "id=event-id,aggregate-type=")
+    if "id" not in names:
         raise ValueError("id cannot be left out: consumers deduplicate by it")
-    names = {ours: theirs for ours, theirs in names.items() if theirs}
-    taken = sorted(names.values())
-    if twice := [name for name, after in pairwise(taken) if name == after]:
-        raise ValueError(f"two headers would have the name {twice[0]}: choose another name for one")
-    if CONTENT_TYPE in taken:
+    if CONTENT_TYPE in names.values():
         raise ValueError(f"{CONTENT_TYPE} says how to read the value: choose another name")
     return names

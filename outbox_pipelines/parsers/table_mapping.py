@@ -18,7 +18,7 @@ from typing import Any, Final
 REQUIRED: Final = ("id", "seq", "aggregate_type", "aggregate_id", "event_type", "payload")
 # Columns that are used only if the file names them. Those for a message's headers:
 METADATA: Final = ("idempotency_key", "correlation_id", "causation_id", "traceparent", "version")
-_OPTIONAL: Final = ("created_at", "headers", *METADATA)
+_OPTIONAL: Final = ("created_at", "headers", "trace_id", *METADATA)
 # Columns that the relay writes:
 WRITTEN: Final = (
     "published_at",

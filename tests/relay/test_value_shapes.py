@@ -94,6 +94,24 @@ def test_flat_has_each_member_once(payload: str, metadata: str | None, value: st
     assert _flat(payload, metadata) == value
 
 
+@pytest.mark.parametrize(
+    ("members", "value"),
+    [
+        ("event_type=type", '{"type": "order.placed", "idempotency_key": "k", "event_type": 1}'),
+        ("event_type=,idempotency_key=", '{"event_type": 1}'),
+        (
+            "event_type=,event_id=id,aggregate_id=order id,aggregate_type=kind",
+            '{"id": "0198", "order id": "7", "kind": "order", "idempotency_key": "k", "event_type": 1}',
+        ),
+        ("idempotency_key=event_type,event_type=", '{"event_type": "k"}'),
+    ],
+)
+def test_members_have_other_names(members: str, value: str) -> None:
+    event = Event(7, "0198", "order", "7", "order.placed", '{"event_type": 1}', '{"idempotency-key": "k"}')
+    settings = load_settings(value_format="flat", flat_members=members)
+    assert Encoder(settings).encode(event)[0] == value
+
+
 @pytest.mark.parametrize("payload", ["[1]", '"text"', "5", "null", "true"])
 def test_flat_refuses_a_body_that_is_no_object(payload: str) -> None:
     """Guards against a value that is not JSON."""

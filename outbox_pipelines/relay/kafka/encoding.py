@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from outbox_pipelines.event import Event
+from outbox_pipelines.parsers.flat_members import IDEMPOTENCY_KEY, flat_members
 from outbox_pipelines.parsers.header_names import COLUMNS, CONTENT_TYPE, METADATA, USUAL, header_names
 from outbox_pipelines.settings import Settings
 
@@ -27,6 +28,10 @@ Shape = Callable[[Event, Metadata], str]
 
 # Those of columns that are never null.
 _COLUMNS: Final = {name: attrgetter(name.replace("-", "_")) for name in COLUMNS}
+_MEMBERS: Final = {
+    "event_id": attrgetter("id"),
+    **{name: attrgetter(name) for name in ("event_type", "aggregate_type", "aggregate_id")},
+}
 _TOO_DEEP: Final = "its JSON is nested too deeply for the relay to read: flatten it"
 
 
@@ -84,7 +89,7 @@ def _shaped(names: dict[str, str], settings: Settings) -> Encode:
     """Any shape and any set of headers."""
     shapes: dict[str, Shape] = {
         "payload": lambda event, _: event.payload,
-        "flat": _flat,
+        "flat": _flat(flat_members(settings.flat_members)),
         "envelope": _envelope,
         "cloudevents": _cloudevent(settings.cloudevents_source),
     }
@@ -128,18 +133,29 @@ def _more(names: dict[str, str], *, is_cloudevent: bool = False) -> Callable[[Me
     return headers
 
 
-def _flat(event: Event, metadata: Metadata) -> str:
-    """The body with event type and idempotency key in it; they win over what the body calls so."""
-    body = event.payload
-    if not body.startswith("{"):
-        raise EncodingError("OUTBOX_VALUE_FORMAT=flat needs a payload that is a JSON object")
-    added = {"event_type": _quote(event.event_type)}
-    if "idempotency-key" in metadata:
-        added["idempotency_key"] = _quote(metadata["idempotency-key"])
-    if any(f'"{name}"' in body for name in added):
-        body = _json({name: value for name, value in _read(body).items() if name not in added})
-    members = ", ".join(f'"{name}": {value}' for name, value in added.items())
-    return f"{{{members}}}" if body == "{}" else f"{{{members}, {body[1:]}"
+def _flat(names: dict[str, str]) -> Shape:
+    """The body with members about the event in it; they win over what the body calls so."""
+    columns = [(name, _MEMBERS[ours]) for ours, name in names.items() if ours in _MEMBERS]
+    key_name = names.get(IDEMPOTENCY_KEY)
+
+    def shape(event: Event, metadata: Metadata) -> str:
+        body = event.payload
+        if not body.startswith("{"):
+            raise EncodingError("OUTBOX_VALUE_FORMAT=flat needs a payload that is a JSON object")
+        added = {_quote(name): _quote(column(event)) for name, column in columns}
+        if key_name and "idempotency-key" in metadata:
+            added[_quote(key_name)] = _quote(metadata["idempotency-key"])
+        if not added:
+            return body
+        if any(name in body for name in added):
+            own = ((_quote(name), value) for name, value in _read(body).items())
+            body = (
+                "{" + ", ".join(f"{name}: {_json(value)}" for name, value in own if name not in added) + "}"
+            )
+        members = ", ".join(f"{name}: {value}" for name, value in added.items())
+        return f"{{{members}}}" if body == "{}" else f"{{{members}, {body[1:]}"
+
+    return shape
 
 
 def _envelope(event: Event, metadata: Metadata) -> str:

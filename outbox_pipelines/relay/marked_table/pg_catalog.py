@@ -39,6 +39,7 @@ _KINDS: Final[dict[str, tuple[frozenset[str], str]]] = {
     "correlation_id": (_WORD, "text"),
     "causation_id": (_WORD, "text"),
     "traceparent": (_WORD, "text"),
+    "trace_id": (_WORD, "text"),
     "version": (_WORD, "int"),
     "published_at": (_TIME, "timestamptz"),
     "status": (_TEXT | {_ENUM}, "text"),

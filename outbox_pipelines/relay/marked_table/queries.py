@@ -215,8 +215,8 @@ class Statements:
             **{f"is_{name}": _by_key(mapping, conditions[name]) for name in ("pending", "unprocessed")},
             "key": key,
             "key_type": sql.SQL(types.key),
-            "texts": _texts(columns, columns.get("seq", sql.SQL("0")), with_time=with_time),
-            "numbered_texts": _texts(columns, sql.SQL("n.number"), with_time=with_time),
+            "texts": _texts(mapping, columns, columns.get("seq", sql.SQL("0")), with_time=with_time),
+            "numbered_texts": _texts(mapping, columns, sql.SQL("n.number"), with_time=with_time),
             "fitting": sql.SQL(_FITTING if mapping.order == "seq" else FITTING),
             "attempts": _attempts(columns),
             "due_in": _due_in(columns),
@@ -307,7 +307,9 @@ def _ordering(mapping: Mapping, columns: dict[str, sql.Composable]) -> dict[str,
     return {name: sql.SQL(part).format(**columns) for name, part in parts.items()}
 
 
-def _texts(columns: dict[str, sql.Composable], number: sql.Composable, *, with_time: bool) -> sql.Composable:
+def _texts(
+    mapping: Mapping, columns: dict[str, sql.Composable], number: sql.Composable, *, with_time: bool
+) -> sql.Composable:
     """Return the columns in the order of `Event`; metadata is built only for rows that have some.
 
     This is the first of two steps: see `relay.queries`.
@@ -318,27 +320,51 @@ def _texts(columns: dict[str, sql.Composable], number: sql.Composable, *, with_t
         "CASE WHEN coalesce(pg_column_size({payload}), 0) <= %(most)s "
         "THEN coalesce({payload}::text, 'null') END AS payload, "
     ).format(number=number, **columns)
+    metadata = {name: columns[name] for name in METADATA if name in columns}
+    if "trace_id" in columns:
+        metadata["traceparent"] = _traceparent(columns)
     members = [
-        sql.SQL("{}, {}").format(sql.Literal(name.replace("_", "-")), columns[name])
-        for name in METADATA
-        if name in columns
+        sql.SQL("{}, {}").format(sql.Literal(name.replace("_", "-")), value)
+        for name, value in metadata.items()
     ]
-    given = [columns[name] for name in (*METADATA, "headers") if name in columns]
+    given = [columns[name] for name in (*METADATA, "trace_id", "headers") if name in columns]
     if with_time:
         time = """'created-at', to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
         members.append(sql.SQL(time).format(columns["created_at"]))
         given.append(columns["created_at"])
     if not given:
         return usual + sql.SQL("NULL::text AS metadata")
-    metadata = sql.SQL("jsonb_strip_nulls(jsonb_build_object({}))").format(sql.SQL(", ").join(members))
-    if "headers" in columns:
-        own = "{} || jsonb_build_object('headers', coalesce(nullif({headers}::jsonb, 'null'), '{{}}'))"
-        metadata = sql.SQL(own).format(metadata, **columns)
+    made = sql.SQL("jsonb_strip_nulls(jsonb_build_object({}))").format(sql.SQL(", ").join(members))
+    if headers := _own_headers(mapping, columns):
+        made = sql.SQL("{} || jsonb_build_object('headers', {})").format(made, headers)
     sizes = sql.SQL(" + ").join(sql.SQL("coalesce(pg_column_size({}), 0)").format(part) for part in given)
     case = sql.SQL(
         "CASE WHEN num_nonnulls({}) = 0 THEN NULL WHEN {} > %(most)s THEN '' ELSE ({})::text END AS metadata"
     )
-    return usual + case.format(sql.SQL(", ").join(given), sizes, metadata)
+    return usual + case.format(sql.SQL(", ").join(given), sizes, made)
+
+
+def _own_headers(mapping: Mapping, columns: dict[str, sql.Composable]) -> sql.Composable | None:
+    """Return the headers of the row's own, as a JSON object; None if the table has none."""
+    parts: list[sql.Composable] = []
+    if "trace_id" in columns:
+        trace_id = "jsonb_strip_nulls(jsonb_build_object({name}, {trace_id}::text))"
+        parts.append(sql.SQL(trace_id).format(**columns, name=sql.Literal(mapping.columns["trace_id"])))
+    if "headers" in columns:
+        parts.append(sql.SQL("coalesce(nullif({headers}::jsonb, 'null'), '{{}}')").format(**columns))
+    return sql.SQL(" || ").join(parts) if parts else None
+
+
+def _traceparent(columns: dict[str, sql.Composable]) -> sql.Composable:
+    """Return W3C's form of a trace's id, if it is one; the row stands for the span that wrote it.
+
+    The same row always gives the same span, so that a message that is published twice is the same.
+    """
+    made = """CASE WHEN replace({trace_id}::text, '-', '') ~ '^(?!0+$)[0-9A-Fa-f]{{32}}$' THEN
+        '00-' || lower(replace({trace_id}::text, '-', ''))
+        || '-' || encode(substr(sha256(convert_to({id}::text, 'UTF8')), 1, 8), 'hex') || '-01' END"""
+    own = "coalesce(nullif({traceparent}::text, ''), " + made + ")" if "traceparent" in columns else made
+    return sql.SQL(own).format(**columns)
 
 
 def _attempts(columns: dict[str, sql.Composable]) -> sql.Composable:

@@ -151,6 +151,7 @@ order = "created_at"
 
 [columns]
 published_at = "published_at"
+trace_id = "trace_id"
 """
 _UNPUBLISHED: Final = "SELECT count(*) FROM outbox WHERE published_at IS NULL"
 
