@@ -13,6 +13,7 @@ from benchmarks import (
     compression,
     consumers,
     drains,
+    existing,
     guards,
     health,
     history,
@@ -33,6 +34,7 @@ _PARTS = {
     part.__name__.rpartition(".")[2]: part.measure
     for part in (
         drains,
+        existing,
         compression,
         peers,
         shards,

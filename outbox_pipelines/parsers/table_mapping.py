@@ -3,7 +3,8 @@
 Invariants:
 - A `Mapping` is complete and consistent; `marked_table.pg_catalog` checks that the table matches it.
 - The named columns define the shape: either `published_at` or `status`, never both.
-- The file says what orders the rows: an integer, `seq`, or the times of a table that has none.
+- The file says what orders the rows: an integer, `seq`, or the times of a table that has none; or that
+  nothing needs to, so that several relays can share the table.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ WRITTEN: Final = (
 _ALL: Final = (*REQUIRED, *_OPTIONAL, *WRITTEN)
 _STATES: Final = {"pending": "PENDING", "processed": "PROCESSED", "failed": "FAILED"}
 # What orders the rows.
-_ORDERS: Final = ("seq", "created_at")
+_ORDERS: Final = ("seq", "created_at", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class Mapping:
     aggregate_type: tuple[tuple[str, str | None], ...] = ()
     """For a table without such a column: literals, each followed by the event type (``""``), the part of it
     before the first dot (``"first"``), or nothing (None)."""
+    is_shared: bool = False
+    """Whether several relays publish the table at the same time, in no order."""
 
     @property
     def has_status(self) -> bool:
@@ -80,7 +83,10 @@ def read_mapping(path: Path) -> Mapping:
         )
     schema, table = _table(content.get("table"))
     named = _names(content, "columns", _ALL)
-    order = _order(content.get("order", "seq"), named)
+    given_order = _order(content.get("order", "seq"), named)
+    # Of rows that need no order, the oldest come first all the same.
+    is_shared = given_order == "none"
+    order = ("seq" if "seq" in named else "created_at") if is_shared else given_order
     aggregate_type = _aggregate_type(content.get("aggregate_type"), named)
     columns = {name: name for name in REQUIRED} | named
     if order == "created_at":
@@ -95,14 +101,14 @@ def read_mapping(path: Path) -> Mapping:
     states = _STATES | states
     if len(set(states.values())) < len(states):
         raise ValueError("gives one value of [status] two meanings: pending, processed, failed must differ")
-    return Mapping(schema, table, columns, states, order, aggregate_type)
+    return Mapping(schema, table, columns, states, order, aggregate_type, is_shared)
 
 
 def _order(value: Any, named: dict[str, str]) -> str:
     if value not in _ORDERS:
         raise ValueError(
-            f'has order = {value!r}: write order = "seq" if an integer column orders the rows, or '
-            'order = "created_at" if only their times do'
+            f'has order = {value!r}: write order = "seq" if an integer column orders the rows, '
+            'order = "created_at" if only their times do, or order = "none" if consumers need no order'
         )
     if value == "created_at" and "seq" in named:
         raise ValueError('names seq, but has order = "created_at": remove one of them')

@@ -6,6 +6,8 @@ Invariants:
 - A claim has the claims' lock in shared mode until it ends. A table counts as taken once that lock was free.
   So no predecessor still has a row locked, whatever happened to the session that owned the table.
 - The relay needs no table of its own: what operators see is in the session's application_name.
+- Relays that share a table (`order = "none"`) all own it: the lock of each is shared. So a relay that keeps
+  an order is not active at the same time as those that do not.
 """
 
 from __future__ import annotations
@@ -102,6 +104,10 @@ class TableOwnership:
 
     def try_take(self) -> bool:
         """Take the table if it has no owner and no predecessor's open claim; return whether it is owned."""
+        if self.mapping.is_shared:
+            # A row that another relay has claimed is skipped.
+            self._has_taken = self._has_taken or self._ask(queries.TRY_SHARE, _HOLDS)
+            return self._has_taken
         self._has_lock = self._has_lock or self._ask(queries.TRY_LOCK, _HOLDS)
         if self._has_lock and self._ask(queries.NO_CLAIMS, _CLAIMS):
             self._ask(queries.UNLOCK, _WAITS)
@@ -110,7 +116,9 @@ class TableOwnership:
 
     def is_awaited(self) -> bool:
         """Return whether another relay waits for this table."""
-        return bool(self.execute(queries.OWNER, {"key": key(_WAITS, self._oid)}))
+        return not self.mapping.is_shared and bool(
+            self.execute(queries.OWNER, {"key": key(_WAITS, self._oid)})
+        )
 
     def end_silent(self) -> None:
         """Do nothing: the database ends the session of a frozen relay after the lease."""

@@ -22,6 +22,8 @@ from outbox_pipelines.relay.queries import FITTING
 
 # Polled, because a statement that waits would delay vacuum.
 TRY_LOCK: Final = "SELECT pg_try_advisory_lock(%(key)s::bigint)"
+# By each of the relays that share a table without an order.
+TRY_SHARE: Final = "SELECT pg_try_advisory_lock_shared(%(key)s::bigint)"
 UNLOCK: Final = "SELECT pg_advisory_unlock(%(key)s::bigint)"
 # Alone in its transaction: takes and releases the lock, which is possible only while no claim is open.
 NO_CLAIMS: Final = "SELECT pg_try_advisory_xact_lock(%(key)s::bigint)"
@@ -96,12 +98,13 @@ _FITTING: Final[LiteralString] = FITTING.replace(
 # In a cursor, so that large payloads can be fetched a few at a time from one snapshot; and because a cursor
 # is planned for its first rows, by the index. A plain query sorted the whole backlog for each claim if the
 # backlog had grown since the last ANALYZE. NO KEY, so that inserts into tables with a foreign key to this one
-# are not blocked; NOWAIT, because later rows would overtake a row that is skipped.
+# are not blocked; NOWAIT, because later rows would overtake a row that is skipped (SKIP LOCKED where nothing
+# is ordered).
 CLAIM: Final = """
 DECLARE claim NO SCROLL CURSOR FOR
 SELECT {fitting} FROM (
     SELECT {texts} FROM {table} AS t WHERE {where} ORDER BY {order} LIMIT %(limit)s
-    FOR NO KEY UPDATE OF t NOWAIT) AS event"""
+    FOR NO KEY UPDATE OF t {if_locked}) AS event"""
 FETCH: Final = "FETCH {count} FROM claim"
 # The aggregates of rows that another session has locked.
 LOCKED: Final = """
@@ -213,6 +216,7 @@ class Statements:
             "table": sql.Identifier(*parts),
             **_ordering(mapping, columns),
             **{f"is_{name}": _by_key(mapping, conditions[name]) for name in ("pending", "unprocessed")},
+            "if_locked": sql.SQL("SKIP LOCKED" if mapping.is_shared else "NOWAIT"),
             "key": key,
             "key_type": sql.SQL(types.key),
             "texts": _texts(mapping, columns, columns.get("seq", sql.SQL("0")), with_time=with_time),

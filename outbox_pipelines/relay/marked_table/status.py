@@ -24,7 +24,8 @@ class TableStatus:
 
     table: str
     owner: str | None
-    """The relay that owns the table, with a note if Kafka is unavailable; None without a relay."""
+    """The relay that owns the table, or those that share it, with a note if Kafka is unavailable to one; None
+    without a relay."""
     owned_seconds: float | None
     """Seconds since the relay took the table; None if the role may not see it."""
     backlog: int
@@ -50,14 +51,13 @@ def read(settings: Settings) -> TableStatus:
         cap = {"cap": CAP}
         backlog = connection.execute(statements(queries.BACKLOG), cap).fetchone()
         failed = connection.execute(statements(queries.FAILURES), cap).fetchone()
-        owner = connection.execute(queries.OWNER, {"key": holding(found.oid)}).fetchone()
+        owners = connection.execute(queries.OWNER, {"key": holding(found.oid)}).fetchall()
         assert backlog is not None
         assert failed is not None
-        pid, name, owned_seconds, _ = owner or (0, None, None, None)
         return TableStatus(
             table=str(mapping),
-            owner=shown(name, pid) if owner else None,
-            owned_seconds=owned_seconds,
+            owner=", ".join(sorted(shown(name, pid) for pid, name, *_ in owners)) or None,
+            owned_seconds=max((seconds for *_, seconds, _ in owners if seconds is not None), default=None),
             backlog=backlog[0],
             oldest_seconds=backlog[1],
             failed=failed[0],

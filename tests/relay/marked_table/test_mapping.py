@@ -46,7 +46,7 @@ def test_what_is_not_named_is_called_as_usual(tmp_path: Path) -> None:
         (_SMALLEST + 'payload = "100%"\n', "payload = '100%', a name that cannot be used: rename"),
         (_SMALLEST + '[status]\npending = "NEW"\n', "but no status column"),
         (_SMALLEST + '[other]\na = "b"\n', "unknown entry 'other'"),
-        ('order = "id"\n' + _SMALLEST, 'order = \'id\': write order = "seq" .* or order = "created_at"'),
+        ('order = "id"\n' + _SMALLEST, 'order = \'id\': write order = "seq" .*"created_at".* order = "none"'),
         ('order = "created_at"\n' + _SMALLEST + 'seq = "id"\n', "names seq, but has order"),
         ('aggregate_type = "{id}"\n' + _SMALLEST, "aggregate_type = '{id}': write a constant"),
         ('aggregate_type = "{event_type:last}"\n' + _SMALLEST, "write a constant such as"),
@@ -78,8 +78,9 @@ def test_the_examples_in_the_documentation(tmp_path: Path) -> None:
     for example in re.findall(r"```toml\n(.*?)```", text, re.DOTALL):
         file.write_text(example)
         found.append(read_mapping(file))
-    assert [mapping.has_status for mapping in found] == [False, True, False, True]
-    assert [mapping.order for mapping in found] == ["seq", "seq", "created_at", "created_at"]
+    assert [mapping.has_status for mapping in found] == [False, True, False, True, False]
+    assert [mapping.order for mapping in found] == ["seq", "seq", *["created_at"] * 3]
+    assert [mapping.is_shared for mapping in found] == [*[False] * 4, True]
     assert found[3].aggregate_type == (("", "first"),)
 
 
