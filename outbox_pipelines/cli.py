@@ -16,6 +16,7 @@ from typing import NoReturn
 import click
 
 from outbox_pipelines import __version__, log
+from outbox_pipelines.adopt.commands import adopt
 from outbox_pipelines.archive.commands import archive
 from outbox_pipelines.archive.drop_command import drop_days
 from outbox_pipelines.catalog.commands import catalog
@@ -303,6 +304,7 @@ def _table_status(settings: Settings, *, as_json: bool, check: bool) -> None:
     click.echo(json.dumps(dataclasses.asdict(found), indent=2) if as_json else table_status.render(found))
 
 
+cli.add_command(adopt)
 cli.add_command(alerts)
 cli.add_command(archive)
 cli.add_command(catalog)

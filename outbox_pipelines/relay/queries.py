@@ -220,7 +220,8 @@ FROM outbox_shards WHERE shard = %(shard)s"""
 
 # The epoch fences the previous owner. If the shard was not released, its relay has crashed: the row counts
 # the crashes in a row, and those at the event that was published alone. A process that has lost its session
-# and starts over has not crashed; the events at which earlier ones crashed are still ahead.
+# and starts over has not crashed; the events at which earlier ones crashed are still ahead. After `outbox adopt
+# switch`, the rows that were written before it are published first.
 TAKE: Final = """
 UPDATE outbox_shards s
 SET owner = %(owner)s, pid = pg_backend_pid(), epoch = epoch + 1,
@@ -231,7 +232,7 @@ SET owner = %(owner)s, pid = pg_backend_pid(), epoch = epoch + 1,
     crash_guard_crashes = CASE WHEN was IS NULL OR crash_guard_seq IS NULL THEN 0
                           ELSE crash_guard_crashes + (was <> %(owner)s)::int END
 FROM (SELECT owner AS was FROM outbox_shards WHERE shard = %(shard)s FOR UPDATE) before
-WHERE shard = %(shard)s
+WHERE shard = %(shard)s AND NOT EXISTS (SELECT FROM outbox_adopted WHERE state = 'draining')
 RETURNING epoch, shards, coalesce(was <> %(owner)s, false), crashes, crash_guard_seq, crash_guard_crashes,
           s.ctid::text, done::text, target::text, last_seq, tick_id::text, outbox_open_from()::text"""
 

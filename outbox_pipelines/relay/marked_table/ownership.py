@@ -24,7 +24,7 @@ from psycopg import sql
 from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.parsers.table_mapping import Mapping, read_mapping
-from outbox_pipelines.relay import bodies
+from outbox_pipelines.relay import adoption, bodies
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.kafka.encoding import needs_time
@@ -73,7 +73,7 @@ class TableOwnership:
                 "database with an encoding such as UTF8"
             )
         pooler.refuse(self._connection, self._settings)
-        self.mapping = open_mapping(self._settings)
+        self.mapping = adoption.followed(self._connection, open_mapping(self._settings))
         if self._settings.delivery == "exactly_once":
             raise SetupError(
                 f"{self.mapping} cannot store the position that exactly_once needs: set "
@@ -109,6 +109,8 @@ class TableOwnership:
             self._has_taken = self._has_taken or self._ask(queries.TRY_SHARE, _HOLDS)
             return self._has_taken
         self._has_lock = self._has_lock or self._ask(queries.TRY_LOCK, _HOLDS)
+        if self._must_wait():
+            return False
         if self._has_lock and self._ask(queries.NO_CLAIMS, _CLAIMS):
             self._ask(queries.UNLOCK, _WAITS)
             self._has_taken = True
@@ -123,11 +125,14 @@ class TableOwnership:
     def end_silent(self) -> None:
         """Do nothing: the database ends the session of a frozen relay after the lease."""
 
-    def intruder(self) -> None:
-        """Return None: `describe_owner` names any session that owns the lock."""
+    def intruder(self) -> tuple[int, str] | None:
+        """Return why the table must wait, if it must; `describe_owner` names any session with the lock."""
+        return (0, self._why_wait()) if self._must_wait() else None
 
     def describe_owner(self) -> str:
         """Return a text that says who owns the table, and since when."""
+        if self._must_wait():
+            return self._why_wait()
         rows = self.execute(queries.OWNER, {"key": key(_HOLDS, self._oid)})
         if not rows:
             return f"{self.mapping} is owned by another relay"
@@ -141,14 +146,18 @@ class TableOwnership:
             ShardLostError: another relay may have taken the table.
         """
         query = sql.SQL(queries.BEGIN).format(
-            claims=key(_CLAIMS, self._oid), key=key(_HOLDS, self._oid), pid=self._pid
+            claims=key(_CLAIMS, self._oid),
+            key=key(_HOLDS, self._oid),
+            pid=self._pid,
+            table=adoption.regclass(self.mapping),
+            oid=self._oid,
         )
         cursor = connection.execute(query)
         while cursor.nextset():
             pass
         if cursor.fetchone() != (True,):
             connection.execute("ROLLBACK")
-            raise ShardLostError(f"the session that owned {self.mapping} has ended")
+            raise ShardLostError(f"the session that owned {self.mapping} has ended, or the table was renamed")
 
     def connect(self) -> Connection:
         """Return another connection for claims; its transactions also end if the relay is silent.
@@ -233,6 +242,16 @@ class TableOwnership:
             with suppress(psycopg.OperationalError):
                 self._connection.execute(queries.UNLOCK, {"key": key(_HOLDS, self._oid)})
         self._connection.close()
+
+    def _must_wait(self) -> bool:
+        """Return whether the append-only outbox has events that must be published before this table's."""
+        return self.execute(adoption.MUST_WAIT, {"oid": self._oid}) == [(True,)]
+
+    def _why_wait(self) -> str:
+        return (
+            f"rows of {self.mapping} wait for the events that were written into the append-only outbox: run "
+            "`outbox adopt back` again"
+        )
 
     def _ask(self, query: LiteralString, lock: int) -> bool:
         rows = self.execute(query, {"key": key(lock, self._oid)})

@@ -38,7 +38,8 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
 PID: Final = "SELECT pg_backend_pid()"
 
 # The beginning of a claim. The shared lock comes first: a new owner waits until it is free, so a relay that
-# still owns the table after that stays its owner until this claim ends.
+# still owns the table after that stays its owner until this claim ends. So does `outbox adopt`, which renames the
+# table: nothing is claimed by a name that is another relation's.
 BEGIN: Final = """
 BEGIN ISOLATION LEVEL READ COMMITTED;
 SELECT pg_advisory_xact_lock_shared({claims});
@@ -46,7 +47,8 @@ SELECT EXISTS (
     SELECT FROM pg_locks
     WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND pid = {pid}
       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-      AND classid = {key}::bigint >> 32 AND objid = {key}::bigint & 4294967295)"""
+      AND classid = {key}::bigint >> 32 AND objid = {key}::bigint & 4294967295)
+   AND to_regclass({table}) = {oid}::oid"""
 
 # --- pg_catalog ---------------------------------------------------------------------------------------------
 

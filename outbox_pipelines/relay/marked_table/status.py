@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from outbox_pipelines.database import connect
 from outbox_pipelines.quality.measured import CAP, age
+from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.marked_table import pg_catalog, queries
 from outbox_pipelines.relay.marked_table.ownership import holding, open_mapping, shown
 from outbox_pipelines.relay.marked_table.queries import Statements
@@ -46,6 +47,7 @@ def read(settings: Settings) -> TableStatus:
     mapping = open_mapping(settings)
     with connect(settings, name="outbox: status") as connection:
         connection.execute(TUNE)
+        mapping = adoption.followed(connection, mapping)
         found = pg_catalog.check(connection, mapping)
         statements = Statements(mapping, found.types, max_attempts=settings.max_attempts, with_time=False)
         cap = {"cap": CAP}

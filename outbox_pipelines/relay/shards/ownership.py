@@ -22,7 +22,7 @@ import psycopg
 
 from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.relay import queries
+from outbox_pipelines.relay import adoption, queries
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.shards import pooler
 from outbox_pipelines.secret import first_line
@@ -192,7 +192,12 @@ class ShardOwnership:
                     self.execute(queries.END_IDLE, {"pid": pid, "start": start, "since": changed})
 
     def intruder(self) -> tuple[int, str] | None:
-        """Return process id and description of a session that owns a shard's lock but is not a relay."""
+        """Return process id and description of a session that owns a shard's lock but is not a relay.
+
+        Process 0 is none: a text that says why no relay may take a shard now.
+        """
+        if why := adoption.draining(self._connection):
+            return 0, why
         for shard in self._shards():
             if found := self.execute(queries.INTRUDER, self._lock(shard)):
                 pid, who = found[0]

@@ -1,0 +1,145 @@
+"""SQL of `outbox adopt`: what it reads of pg_catalog, its state, its locks. DDL is made in `statements`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# --- pg_catalog -----------------------------------------------------------------------------------------------
+
+# Everything about the table that the switch depends on, as one value: it is compared again under the lock.
+FACTS: Final = """
+WITH t AS (SELECT c.* FROM pg_class c WHERE c.oid = %(oid)s::oid)
+SELECT jsonb_build_object(
+    'oid', t.oid::bigint, 'schema', t.relnamespace::regnamespace::text, 'name', t.relname, 'kind', t.relkind,
+    'owner', t.relowner::regrole::text, 'persistence', t.relpersistence,
+    'is_owner', pg_has_role(t.relowner, 'USAGE'),
+    'may_create', has_schema_privilege(t.relnamespace, 'CREATE'),
+    'has_policies', t.relrowsecurity, 'is_inherited', t.relispartition OR t.relhassubclass AND t.relkind = 'r',
+    'rows', CASE WHEN t.relkind = 'p' THEN (
+        SELECT coalesce(sum(greatest(l.reltuples, 0)), 0)::bigint FROM pg_partition_tree(t.oid) p
+        JOIN pg_class l ON l.oid = p.relid WHERE p.isleaf) ELSE greatest(t.reltuples, 0)::bigint END,
+    'columns', (
+        SELECT jsonb_agg(jsonb_build_object(
+            'name', a.attname, 'type', format_type(a.atttypid, a.atttypmod), 'base', b.typname,
+            'kind', b.typtype, 'not_null', a.attnotnull, 'default', pg_get_expr(d.adbin, d.adrelid),
+            'identity', a.attidentity, 'is_generated', a.attgenerated <> '',
+            'sequence', pg_get_serial_sequence(quote_ident(n.nspname) || '.' || quote_ident(t.relname), a.attname),
+            'labels', (SELECT jsonb_agg(e.enumlabel ORDER BY e.enumsortorder) FROM pg_enum e
+                       WHERE e.enumtypid = b.oid)) ORDER BY a.attnum)
+        FROM pg_attribute a
+        JOIN pg_type y ON y.oid = a.atttypid
+        JOIN pg_type b ON b.oid = CASE WHEN y.typtype = 'd' THEN y.typbasetype ELSE y.oid END
+        LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+        WHERE a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped),
+    'checks', (
+        SELECT jsonb_agg(jsonb_build_object('name', o.conname, 'condition', pg_get_expr(o.conbin, o.conrelid))
+                         ORDER BY o.conname)
+        FROM pg_constraint o WHERE o.conrelid = t.oid AND o.contype = 'c'),
+    'exclusions', (SELECT jsonb_agg(o.conname ORDER BY o.conname) FROM pg_constraint o
+                   WHERE o.conrelid = t.oid AND o.contype = 'x'),
+    'references', (SELECT jsonb_agg(o.conrelid::regclass::text || '.' || o.conname ORDER BY 1)
+                   FROM pg_constraint o WHERE o.confrelid = t.oid AND o.contype = 'f' AND o.conparentid = 0),
+    'foreign_keys', (SELECT jsonb_agg(o.conname ORDER BY o.conname) FROM pg_constraint o
+                     WHERE o.conrelid = t.oid AND o.contype = 'f'),
+    'uniques', (
+        SELECT jsonb_agg(jsonb_build_object('name', x.relname, 'columns', (
+            SELECT jsonb_agg(a.attname ORDER BY k.n)
+            FROM unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY k (attnum, n)
+            LEFT JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum = k.attnum), 'is_partial',
+            i.indpred IS NOT NULL) ORDER BY x.relname)
+        FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid WHERE i.indrelid = t.oid AND i.indisunique),
+    'triggers', (SELECT jsonb_agg(g.tgname ORDER BY g.tgname) FROM pg_trigger g
+                 WHERE g.tgrelid = t.oid AND NOT g.tgisinternal AND g.tgenabled <> 'D'
+                   AND g.tgname NOT LIKE 'adopted\\_%%'),
+    'rules', (SELECT jsonb_agg(r.rulename ORDER BY 1) FROM pg_rewrite r WHERE r.ev_class = t.oid),
+    'views', (
+        SELECT jsonb_agg(DISTINCT v.oid::regclass::text) FROM pg_depend p
+        JOIN pg_rewrite r ON r.oid = p.objid JOIN pg_class v ON v.oid = r.ev_class
+        WHERE p.classid = 'pg_rewrite'::regclass AND p.refclassid = 'pg_class'::regclass AND p.refobjid = t.oid
+          AND v.oid <> t.oid AND NOT EXISTS (
+              SELECT FROM pg_trigger g WHERE g.tgrelid = v.oid AND g.tgname = 'adopted_insert')),
+    'functions', (
+        SELECT jsonb_agg(DISTINCT p.objid::regprocedure::text) FROM pg_depend p
+        WHERE p.classid = 'pg_proc'::regclass AND p.refclassid = 'pg_class'::regclass AND p.refobjid = t.oid),
+    'publications', (SELECT jsonb_agg(DISTINCT b.pubname ORDER BY b.pubname)
+                     FROM pg_publication_rel r JOIN pg_publication b ON b.oid = r.prpubid
+                     WHERE r.prrelid IN (SELECT t.oid UNION SELECT relid FROM pg_partition_tree(t.oid))))
+FROM t JOIN pg_namespace n ON n.oid = t.relnamespace"""
+OID: Final = "SELECT to_regclass(%(name)s)::oid::bigint"
+# The rights of others, so that they keep them on the view.
+GRANTS: Final = """
+SELECT format('GRANT %%s%%s ON %%s TO %%s%%s', g.privilege_type, g.columns, %(view)s::text,
+              CASE WHEN g.grantee = 0 THEN 'PUBLIC' ELSE g.grantee::regrole::text END,
+              CASE WHEN g.is_grantable THEN ' WITH GRANT OPTION' END)
+FROM (
+    SELECT e.privilege_type, '' AS columns, e.grantee, e.is_grantable
+    FROM pg_class c, aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) e
+    WHERE c.oid = %(oid)s::oid
+    UNION ALL
+    SELECT e.privilege_type, format(' (%%I)', a.attname), e.grantee, e.is_grantable
+    FROM pg_attribute a, aclexplode(a.attacl) e WHERE a.attrelid = %(oid)s::oid AND NOT a.attisdropped
+) g
+WHERE g.privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
+  AND g.grantee <> (SELECT oid FROM pg_roles WHERE rolname = current_user)
+ORDER BY 1"""
+# Statements that users have sent, where the server counts them.
+HAS_STATEMENTS: Final = "SELECT to_regclass('public.pg_stat_statements') IS NOT NULL"
+CONFLICTS: Final = """
+SELECT left(regexp_replace(query, '\\s+', ' ', 'g'), 120) FROM public.pg_stat_statements s
+JOIN pg_database d ON d.oid = s.dbid AND d.datname = current_database()
+WHERE query ~* ('insert\\s+into\\s+\\S*' || %(name)s || '\\M') AND query ~* '\\mon\\s+conflict\\M'
+ORDER BY 1 LIMIT 5"""
+
+# --- state ----------------------------------------------------------------------------------------------------
+
+IS_THERE: Final = "SELECT to_regclass('outbox_adopted') IS NOT NULL"
+STATE: Final = """
+SELECT relation::bigint, schema::text, name::text, kept_as::text, state, accepted, switched_at, returned::text, file,
+       proven_at
+FROM outbox_adopted"""
+PREPARED: Final = """
+INSERT INTO outbox_adopted (relation, schema, name, kept_as)
+VALUES (%(oid)s::oid, %(schema)s, %(name)s, %(kept_as)s)"""
+FORGET_FINISHED: Final = "DELETE FROM outbox_adopted WHERE state = 'finished'"
+SWITCHED: Final = """
+UPDATE outbox_adopted SET state = %(state)s, accepted = %(accepted)s, 
+    switched_at = coalesce(switched_at, clock_timestamp()), returned = NULL
+WHERE relation = %(oid)s::oid"""
+DRAINED: Final = "UPDATE outbox_adopted SET state = 'adopted' WHERE state = 'draining'"
+# Read after the view is dropped: its lock proves that every transaction that wrote through it has ended.
+RETURNING: Final = "UPDATE outbox_adopted SET state = 'returning', returned = pg_current_snapshot()"
+RETURNED: Final = "UPDATE outbox_adopted SET state = 'prepared', returned = NULL WHERE state = 'returning'"
+ARCHIVED: Final = "UPDATE outbox_adopted SET file = %(file)s, proven_at = clock_timestamp()"
+FINISHED: Final = "UPDATE outbox_adopted SET state = 'finished'"
+
+# --- locks ----------------------------------------------------------------------------------------------------
+
+# Two commands at the same time: the second one finds the work done. Only commands wait for this lock.
+ONE_COMMAND: Final = (
+    "SELECT pg_advisory_xact_lock(hashtextextended('outbox adopt', 'outbox_adopted'::regclass::oid::bigint))"
+)
+SHARDS: Final = "SELECT shard FROM outbox_shards ORDER BY shard"
+TRY_SHARD: Final = "SELECT pg_try_advisory_xact_lock(hashtext(%(lock)s), %(shard)s)"
+SHARD_OWNER: Final = "SELECT coalesce(owner, 'another session') FROM outbox_shards WHERE shard = %(shard)s"
+TRY_TABLE: Final = "SELECT pg_try_advisory_xact_lock(%(key)s::bigint)"
+
+# --- what is left ---------------------------------------------------------------------------------------------
+
+# Events of before the way back that are not published: nothing before the oldest position is.
+LEFT: Final = """
+SELECT count(*) FROM (
+    SELECT FROM outbox e JOIN outbox_shards s
+        ON s.shard = outbox_shard_of(e.aggregate_type, e.aggregate_id, s.shards)
+    WHERE e.tx >= (SELECT pg_snapshot_xmin(done) FROM outbox_shards ORDER BY 1 LIMIT 1)
+      AND NOT outbox_covers(s.done, s.target, s.last_seq, e.tx, e.seq)
+      AND pg_visible_in_snapshot(e.tx, (SELECT returned FROM outbox_adopted))
+    LIMIT 100000) e"""
+PARKED: Final = """
+SELECT count(*) FILTER (WHERE state IN ('waiting', 'retrying', 'replaying')), count(*) FILTER (WHERE state = 'failed')
+FROM outbox_parked"""
+# The time tells the keys of old rows from those of events: see `adopted_key` in `statements`.
+COPY_KEYS: Final = """
+INSERT INTO outbox_keys (key, event_id, created_at)
+SELECT outbox_key({key}::text), {id}, (SELECT switched_at FROM outbox_adopted)
+FROM {table} WHERE {key} IS NOT NULL AND {key}::text <> ''
+ON CONFLICT DO NOTHING"""

@@ -1,0 +1,212 @@
+"""What prevents a table from being adopted, and what its users must accept.
+
+Invariants:
+- Nothing that writers or consumers would notice happens unless `plan` names it: as a problem, which nothing can
+  accept, or as a consequence, which `switch` carries out only with `--accept NAME`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from outbox_pipelines.adopt.facts import Column, Facts
+from outbox_pipelines.parsers.table_mapping import WRITTEN, Mapping
+
+_LITERAL: Final = re.compile(r"('([^']|'')*'|-?\d+(\.\d+)?|true|false)(::[\w \"().\[\]]+)?")
+_TEXTS: Final = frozenset({"text", "varchar", "bpchar", "citext", "name"})
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What is known before the switch; lines for people."""
+
+    problems: tuple[str, ...]
+    """Nothing can be done before these are corrected."""
+    consequences: dict[str, str]
+    """By the name with which `switch` accepts them."""
+    notes: tuple[str, ...]
+
+
+def drawn(facts: Facts, mapping: Mapping) -> list[Column]:
+    """Return the integer columns whose values are the `seq` of the append-only outbox after the switch."""
+    names = {mapping.columns[name] for name in ("id", "seq") if name in mapping.columns}
+    return [facts.columns[name] for name in sorted(names) if facts.columns[name].is_integer]
+
+
+def literal(column: Column) -> str | None:
+    """Return the default of a column if it is a constant."""
+    return column.default if column.default and _LITERAL.fullmatch(column.default) else None
+
+
+def unmapped(facts: Facts, mapping: Mapping) -> list[Column]:
+    """Return the columns that have no counterpart in the append-only outbox."""
+    known = set(mapping.columns.values())
+    return [column for column in facts.columns.values() if column.name not in known]
+
+
+def judge(facts: Facts, mapping: Mapping, our_schema: str, on_conflict: list[str]) -> Judged:
+    """Return everything that `plan` reports about a table."""
+    return Judged(
+        tuple(_problems(facts, mapping, our_schema)),
+        dict(_consequences(facts, mapping)),
+        tuple(_notes(facts, mapping, on_conflict)),
+    )
+
+
+def _problems(facts: Facts, mapping: Mapping, our_schema: str) -> list[str]:
+    columns, name = mapping.columns, str(facts)
+    found = []
+    if facts.schema == our_schema:
+        found.append(
+            f"OUTBOX_SCHEMA={our_schema} is the schema of {name}, so the names of the tables would clash: set "
+            "OUTBOX_SCHEMA to a schema of its own, for example outbox"
+        )
+    if not facts.is_owner:
+        found.append(
+            f"{name} belongs to role {facts.owner}: run the command as a role that is a member of it"
+        )
+    if not facts.may_create:
+        found.append(f"this role may not create objects in schema {facts.schema}: GRANT CREATE ON SCHEMA …")
+    if not facts.is_logged:
+        found.append(f"{name} is unlogged or temporary: ALTER TABLE {name} SET LOGGED")
+    if facts.is_inherited:
+        found.append(
+            f"{name} is part of an inheritance tree: name the partitioned table, or end the inheritance"
+        )
+    if facts.has_policies:
+        found.append(f"row security of {name} does not apply to a view: DISABLE ROW LEVEL SECURITY first")
+    for key in facts.references:
+        found.append(f"foreign key {key} refers to {name}, and none can refer to a view: drop it first")
+    for key in facts.foreign_keys:
+        found.append(f"foreign key {key} of {name} has no counterpart: drop it first")
+    for exclusion in facts.exclusions:
+        found.append(f"exclusion constraint {exclusion} of {name} cannot be kept: drop it first")
+    for rule in facts.rules:
+        found.append(f"rule {rule} of {name} cannot be kept: drop it first")
+    for function in facts.functions:
+        found.append(f"function {function} has {name} in its body and would follow the rename: drop it first")
+    for column in facts.columns.values():
+        if column.is_generated:
+            found.append(
+                f"column {column.name} of {name} is generated, which a view cannot be: drop it first"
+            )
+    found += _wrong_types(facts, mapping)
+    ours = {columns[each] for each in ("id", "seq", "created_at", "aggregate_id") if each in columns}
+    found += [
+        f"column {column.name} of {name} is an array of values of its own ({column.type}): not supported"
+        for column in facts.columns.values()
+        if column.name in ours and column.base.startswith("_")
+    ]
+    return found
+
+
+def _wrong_types(facts: Facts, mapping: Mapping) -> list[str]:
+    found = []
+    at = {ours: facts.columns[theirs] for ours, theirs in mapping.columns.items()}
+    column = at["id"]
+    if column.base != "uuid" and not column.is_integer:
+        found.append(
+            f"column {column.name} of {facts} has type {column.type}, and ids of the append-only outbox are UUIDs: "
+            f"ALTER TABLE {facts} ALTER COLUMN {column.name} TYPE uuid USING {column.name}::uuid"
+        )
+    for column in drawn(facts, mapping):
+        if column.sequence is None:
+            found.append(
+                f"column {column.name} of {facts} has no sequence, so its writers choose the numbers, which the "
+                "append-only outbox draws: add an identity"
+            )
+    if at["payload"].base in _TEXTS:
+        column = at["payload"]
+        found.append(
+            f"column {column.name} of {facts} has type {column.type}, and the append-only outbox takes jsonb: "
+            f"ALTER TABLE {facts} ALTER COLUMN {column.name} TYPE jsonb USING {column.name}::jsonb"
+        )
+    if "version" in at and not at["version"].is_integer:
+        column = at["version"]
+        found.append(
+            f"column {column.name} of {facts} (version) has type {column.type}, and the append-only outbox takes "
+            "an integer: remove it from [columns]"
+        )
+    return found
+
+
+def _consequences(facts: Facts, mapping: Mapping) -> list[tuple[str, str]]:
+    columns = mapping.columns
+    found = []
+    id_column = facts.columns[columns["id"]]
+    if id_column.is_integer:
+        found.append(
+            (
+                "ids",
+                f"{columns['id']} is an integer. It stays one in the table, and continues to count; but the header "
+                "`id` of new events is a UUID that contains it (00000000-0000-8000-8000-00000000002a for 42), and "
+                "a writer that sends a number of its own is refused. Consumers must treat the header as text",
+            )
+        )
+    for column in unmapped(facts, mapping):
+        shown = f"the constant {literal(column)}" if literal(column) else "NULL"
+        found.append(
+            (
+                f"column:{column.name}",
+                f"column {column.name} has no counterpart: a SELECT of a new event shows {shown}, whatever was "
+                "inserted. Map it in [columns] (correlation_id, headers, …) to keep and publish it",
+            )
+        )
+    for unique in facts.uniques:
+        if not _is_kept(unique.columns, mapping) or unique.is_partial:
+            what = ", ".join(name or "an expression" for name in unique.columns)
+            found.append(
+                (f"unique:{unique.name}", f"unique index {unique.name} ({what}) does not apply to new events")
+            )
+    if (key := columns.get("idempotency_key")) and not any(
+        unique.columns == (key,) and not unique.is_partial for unique in facts.uniques
+    ):
+        found.append(
+            ("keys", f"{key} is not unique now; after the switch a second event with a key is refused")
+        )
+    for trigger in facts.triggers:
+        found.append((f"trigger:{trigger}", f"trigger {trigger} does not fire for new events"))
+    for view in facts.views:
+        found.append(
+            (f"view:{view}", f"view {view} follows the rename: it shows old rows only, until `finish`")
+        )
+    for publication in facts.publications:
+        found.append((f"publication:{publication}", f"publication {publication} does not get new events"))
+    if facts.columns[columns["payload"]].base == "json":
+        found.append(
+            ("json", "payloads become jsonb: spaces, the order of keys and repeated keys are not kept")
+        )
+    return found
+
+
+def _is_kept(names: tuple[str | None, ...], mapping: Mapping) -> bool:
+    columns = mapping.columns
+    kept = {columns[name] for name in ("id", "seq") if name in columns}
+    # A partitioned table's key contains the column of the partitions, too.
+    if names and set(names) & kept:
+        return True
+    return names == (columns.get("idempotency_key"),)
+
+
+def _notes(facts: Facts, mapping: Mapping, on_conflict: list[str]) -> list[str]:
+    found = [
+        "INSERT … ON CONFLICT does not work on a view: with columns or a constraint it is an error, without them "
+        "a known key raises unique_violation instead of being skipped. Change such code before the switch",
+        *(f"this database has run: {text}" for text in on_conflict),
+        "UPDATE and DELETE on the view are refused: stop other publishers and clean-up jobs before the switch",
+        "TRUNCATE, LOCK TABLE and foreign keys to the name do not work on a view",
+    ]
+    if facts.columns[mapping.columns["id"]].base == "uuid":
+        found.append(
+            "an id that is in the old table is refused as before; that two new events have the same id is not checked"
+        )
+    if "created_at" in mapping.columns:
+        found.append(
+            f"{mapping.columns['created_at']} of a new event is the begin of its transaction, by the database's "
+            "clock, also if the writer sends a time"
+        )
+    used = [columns for ours, columns in mapping.columns.items() if ours in WRITTEN]
+    found.append(f"{', '.join(used)}: of new events, they show what the relay of the outbox has done")
+    return found

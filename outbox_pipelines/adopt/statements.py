@@ -1,0 +1,430 @@
+"""The DDL of the switch and of the way back, made for one table.
+
+Invariants:
+- The columns of the view have the names, types and order of the table's: prepared statements stay valid.
+- Names are quoted, and values are literals of PostgreSQL: no name of the table is SQL.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, LiteralString
+
+from psycopg import sql
+
+from outbox_pipelines.adopt import rules
+from outbox_pipelines.adopt.facts import Column, Facts
+from outbox_pipelines.parsers.table_mapping import Mapping
+from outbox_pipelines.relay.adoption import ORDER_TRIGGER
+
+_LONGEST: Final = 63
+_SUFFIX: Final = "_adopted"
+# A number inside of a UUID: version 8 of RFC 9562, "for custom content".
+_NUMBERED: Final = "('00000000-0000-8000-8000-' || lpad(to_hex({number}), 12, '0'))::uuid"
+_UUID: Final = "^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$"
+
+_INSERT: Final[LiteralString] = """
+CREATE OR REPLACE FUNCTION {schema}.adopted_insert() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, {schema}, pg_temp AS {body}"""
+_BODY: Final[LiteralString] = """
+DECLARE
+    drawn   bigint;
+    made_at timestamptz;
+BEGIN
+{checks}
+    drawn := nextval('outbox_seq');
+    INSERT INTO {schema}.outbox (seq, {columns})
+    VALUES (drawn, {values}) RETURNING created_at INTO made_at;
+{returned}
+    RETURN NEW;
+END """
+_NOT_NULL: Final[LiteralString] = """
+    IF num_nulls({values}) > 0 THEN
+        RAISE EXCEPTION 'null value in a column of % violates not-null constraint', {table}
+            USING ERRCODE = 'not_null_violation', DETAIL = {names};
+    END IF;"""
+_DRAWN: Final[LiteralString] = """
+    IF num_nonnulls({values}) > 0 THEN
+        RAISE EXCEPTION 'outbox adopt: % of % is drawn by the database', {names}, {table}
+            USING ERRCODE = 'generated_always', HINT = 'Leave the column out of the INSERT.';
+    END IF;"""
+_PENDING: Final[LiteralString] = """
+    IF {condition} THEN
+        RAISE EXCEPTION 'outbox adopt: an event is pending when it is inserted into %', {table}
+            USING ERRCODE = 'check_violation', HINT = 'Leave {marker} out of the INSERT.';
+    END IF;"""
+_CHECK: Final[LiteralString] = """
+    IF (SELECT ({condition}) IS FALSE FROM (SELECT NEW.*) AS row) THEN
+        RAISE EXCEPTION 'new row for relation % violates check constraint %', {table}, {name}
+            USING ERRCODE = 'check_violation', CONSTRAINT = {name};
+    END IF;"""
+_UNIQUE: Final[LiteralString] = """
+    IF EXISTS (SELECT FROM {kept} AS o WHERE o.{column} = NEW.{column}) THEN
+        RAISE EXCEPTION 'duplicate key value of % in %', {name}, {table} USING ERRCODE = 'unique_violation';
+    END IF;"""
+# Functions that refuse; each is one statement for people and programs.
+_REFUSE: Final[LiteralString] = """
+CREATE OR REPLACE FUNCTION {schema}.{function}() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS {body}"""
+_REFUSE_CHANGE: Final[LiteralString] = """
+BEGIN
+    RAISE EXCEPTION 'outbox adopt: % refused, % is a view of an append-only outbox', TG_OP, TG_TABLE_NAME
+        USING ERRCODE = 'feature_not_supported',
+              HINT = 'The relay of the outbox marks events, and its retention removes them: see docs/adopt.md.';
+END """
+_REFUSE_INSERT: Final[LiteralString] = """
+BEGIN
+    RAISE EXCEPTION 'outbox adopt: INSERT refused, % takes no new rows', TG_TABLE_NAME
+        USING ERRCODE = 'feature_not_supported', HINT = {hint};
+END """
+_REFUSE_MARK: Final[LiteralString] = """
+BEGIN
+    RAISE EXCEPTION 'outbox adopt: UPDATE of % refused, the events of the append-only outbox are first', TG_TABLE_NAME
+        USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Run `outbox adopt back` again.';
+END """
+_KEYS: Final[LiteralString] = """
+CREATE OR REPLACE FUNCTION {schema}.adopted_key() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, {schema}, pg_temp AS {body}"""
+# Keys of old rows have the time of the switch; the table's own unique index knows them.
+_KEYS_BODY: Final[LiteralString] = """
+BEGIN
+    IF EXISTS (SELECT FROM {schema}.outbox_keys k WHERE k.key = {schema}.outbox_key(NEW.{column}::text)
+               AND k.created_at IS DISTINCT FROM (SELECT switched_at FROM {schema}.outbox_adopted)) THEN
+        RAISE EXCEPTION 'duplicate key value of % in %', {name}, {table} USING ERRCODE = 'unique_violation';
+    END IF;
+    RETURN NEW;
+END """
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Statements that run together, and what they lock."""
+
+    name: str
+    what: str
+    locks: str
+    statements: tuple[str, ...]
+
+
+def kept_name(table: str) -> str:
+    """Return the name of the table after the switch."""
+    return table.encode()[: _LONGEST - len(_SUFFIX)].decode(errors="ignore") + _SUFFIX
+
+
+class Ddl:
+    """The statements for one table.
+
+    Args:
+        ours: the schema of the append-only outbox.
+        name: of the table before the switch, and of the view after it.
+    """
+
+    def __init__(self, facts: Facts, mapping: Mapping, ours: str, name: str) -> None:
+        self._facts, self._mapping, self._ours = facts, mapping, sql.Identifier(ours)
+        self._view = sql.Identifier(facts.schema, name)
+        self._name = sql.Identifier(name)
+        self._kept_name = kept_name(name)
+        self._kept = sql.Identifier(facts.schema, self._kept_name)
+        self._shown = sql.Literal(f"{facts.schema}.{name}")
+        self._drawn = rules.drawn(facts, mapping)
+
+    @property
+    def view(self) -> str:
+        """The quoted name of the view."""
+        return self._view.as_string()
+
+    def switch(self, grants: list[str]) -> list[str]:
+        """Return the statements of the switch, after the lock."""
+        return [
+            *self._without_triggers(self._view),
+            *self._raised("outbox_seq", [(column.name, self._view) for column in self._drawn]),
+            self._text("ALTER TABLE {view} RENAME TO {kept_name}"),
+            *self._guards(),
+            self.insert_function(with_table=True),
+            self.create_view(with_table=True),
+            *self._defaults(),
+            self._text(
+                "CREATE TRIGGER adopted_insert INSTEAD OF INSERT ON {view} FOR EACH ROW "
+                "EXECUTE FUNCTION {ours}.adopted_insert()"
+            ),
+            self._text(
+                "CREATE TRIGGER adopted_refuse INSTEAD OF UPDATE OR DELETE ON {view} FOR EACH ROW "
+                "EXECUTE FUNCTION {ours}.adopted_refuse()"
+            ),
+            *grants,
+        ]
+
+    def back(self) -> list[str]:
+        """Return the statements of the way back."""
+        made = [
+            self._text("DROP VIEW {view}"),
+            *self._without_triggers(self._kept),
+            *(self._lowered(column) for column in self._drawn),
+            self._text("ALTER TABLE {kept} RENAME TO {name}"),
+            self._refusal("adopted_order", _REFUSE_MARK),
+            self._text(
+                f"CREATE TRIGGER {ORDER_TRIGGER} BEFORE UPDATE ON {{view}} FOR EACH ROW "
+                "EXECUTE FUNCTION {ours}.adopted_order()"
+            ),
+        ]
+        if (key := self._mapping.columns.get("idempotency_key")) is not None:
+            names = {"column": sql.Identifier(key), "name": sql.Literal(key), "table": self._shown}
+            body = sql.SQL(_KEYS_BODY).format(schema=self._ours, **names).as_string()
+            made += [
+                sql.SQL(_KEYS).format(schema=self._ours, body=sql.Literal(body)).as_string(),
+                self._text("REVOKE EXECUTE ON FUNCTION {ours}.adopted_key() FROM PUBLIC"),
+                sql.SQL(
+                    "CREATE TRIGGER adopted_key BEFORE INSERT ON {view} FOR EACH ROW "
+                    "WHEN (NEW.{column} IS NOT NULL) EXECUTE FUNCTION {ours}.adopted_key()"
+                )
+                .format(view=self._view, ours=self._ours, column=sql.Identifier(key))
+                .as_string(),
+            ]
+        return made
+
+    def returned(self) -> list[str]:
+        """Return the statements that let the relay of the table continue."""
+        return [self._text(f"DROP TRIGGER IF EXISTS {ORDER_TRIGGER} ON {{view}}")]
+
+    def finish(self) -> list[str]:
+        """Return the statements that drop the table."""
+        kept = [column for column in self._facts.columns.values() if column.sequence and not column.identity]
+        return [
+            self.create_view(with_table=False),
+            self.insert_function(with_table=False),
+            *(f"ALTER SEQUENCE {column.sequence} OWNED BY NONE" for column in kept),
+            self._text("DROP TABLE {kept}"),
+        ]
+
+    def create_view(self, *, with_table: bool) -> str:
+        """Return the statement that makes the view, of the outbox alone or also of the table's rows."""
+        columns = self._facts.columns.values()
+        new = sql.SQL(", ").join(
+            sql.SQL("{} AS {}").format(self._shown_as(column), sql.Identifier(column.name))
+            for column in columns
+        )
+        arms = [sql.SQL("SELECT {} FROM {}.outbox_events AS e").format(new, self._ours)]
+        if with_table:
+            old = sql.SQL(", ").join(sql.Identifier("o", column.name) for column in columns)
+            arms.insert(0, sql.SQL("SELECT {} FROM {} AS o").format(old, self._kept))
+        how = "CREATE VIEW" if with_table else "CREATE OR REPLACE VIEW"
+        made = sql.SQL(" UNION ALL ").join(arms)
+        return sql.SQL(how + " {} AS\n{}").format(self._view, made).as_string()
+
+    def insert_function(self, *, with_table: bool) -> str:
+        """Return the statement that makes the function behind INSERT."""
+        columns, values = zip(*self._stored(), strict=True)
+        body = sql.SQL(_BODY).format(
+            checks=sql.SQL("").join(self._checks(with_table=with_table)),
+            schema=self._ours,
+            columns=sql.SQL(", ").join(map(sql.Identifier, columns)),
+            values=sql.SQL(", ").join(values),
+            returned=sql.SQL("\n").join(self._given_back()),
+        )
+        made = sql.SQL(_INSERT).format(schema=self._ours, body=sql.Literal(body.as_string())).as_string()
+        return f"{made};\n{self._text('REVOKE EXECUTE ON FUNCTION {ours}.adopted_insert() FROM PUBLIC')}"
+
+    def _text(self, statement: LiteralString) -> str:
+        names = {"view": self._view, "kept": self._kept, "name": self._name, "ours": self._ours}
+        return sql.SQL(statement).format(**names, kept_name=sql.Identifier(self._kept_name)).as_string()
+
+    def _new(self, column: str) -> sql.Composed:
+        return sql.SQL("NEW.{}").format(sql.Identifier(column))
+
+    def _stored(self) -> list[tuple[str, sql.Composable]]:
+        """Return the columns of the outbox with their values, in terms of NEW."""
+        at = self._mapping.columns
+        id_column = self._facts.columns[at["id"]]
+        numbered = sql.SQL(_NUMBERED).format(number=sql.SQL("drawn"))
+        stored: list[tuple[str, sql.Composable]] = [
+            ("id", numbered if id_column.is_integer else self._new(at["id"])),
+            ("aggregate_type", self._aggregate_type()),
+            ("payload", sql.SQL("coalesce({}::jsonb, 'null'::jsonb)").format(self._new(at["payload"]))),
+        ]
+        texts = (
+            "aggregate_id",
+            "event_type",
+            "idempotency_key",
+            "correlation_id",
+            "causation_id",
+            "traceparent",
+        )
+        stored += [(name, self._new(at[name]) + sql.SQL("::text")) for name in texts if name in at]
+        if "headers" in at:
+            stored.append(
+                ("headers", sql.SQL("nullif({}::jsonb, 'null'::jsonb)").format(self._new(at["headers"])))
+            )
+        if "version" in at:
+            stored.append(("version", self._new(at["version"]) + sql.SQL("::int")))
+        return stored
+
+    def _aggregate_type(self) -> sql.Composable:
+        if not self._mapping.aggregate_type:
+            return self._new(self._mapping.columns["aggregate_type"]) + sql.SQL("::text")
+        parts: list[sql.Composable] = []
+        event_type = self._new(self._mapping.columns["event_type"])
+        for text, spec in self._mapping.aggregate_type:
+            parts.append(sql.Literal(text))
+            if spec is not None:
+                part = "{}::text" if spec == "" else "split_part({}::text, '.', 1)"
+                parts.append(sql.SQL(part).format(event_type))
+        return sql.SQL(" || ").join(parts)
+
+    def _checks(self, *, with_table: bool) -> list[sql.Composable]:
+        """Return what the table would have refused, as statements of the function."""
+        drawn = {column.name for column in self._drawn}
+        required = [
+            column.name
+            for column in self._facts.columns.values()
+            if column.not_null and column.name not in drawn and not column.identity
+        ]
+        made: list[sql.Composable] = []
+        if drawn:
+            made.append(self._of(_DRAWN, sorted(drawn)))
+        if required:
+            made.append(self._of(_NOT_NULL, required))
+        marker = self._mapping.columns["status" if self._mapping.has_status else "published_at"]
+        condition = sql.SQL("{} IS NOT NULL").format(self._new(marker))
+        if self._mapping.has_status:
+            pending = sql.Literal(self._mapping.states["pending"])
+            condition = sql.SQL("{}::text IS DISTINCT FROM {}").format(self._new(marker), pending)
+        made.append(
+            sql.SQL(_PENDING).format(
+                condition=condition, table=self._shown, marker=sql.SQL(marker.replace("'", "''"))
+            )
+        )
+        for name, expression in self._facts.checks:
+            made.append(
+                sql.SQL(_CHECK).format(
+                    condition=sql.SQL(expression), table=self._shown, name=sql.Literal(name)
+                )
+            )
+        unique = (
+            [name for name in ("id", "idempotency_key") if name in self._mapping.columns]
+            if with_table
+            else []
+        )
+        for name in unique:
+            column = self._mapping.columns[name]
+            if column not in drawn:
+                names = {"column": sql.Identifier(column), "name": sql.Literal(column), "table": self._shown}
+                made.append(sql.SQL(_UNIQUE).format(kept=self._kept, **names))
+        return made
+
+    def _of(self, statement: LiteralString, names: list[str]) -> sql.Composed:
+        values = sql.SQL(", ").join(self._new(name) for name in names)
+        return sql.SQL(statement).format(
+            values=values, names=sql.Literal(", ".join(names)), table=self._shown
+        )
+
+    def _given_back(self) -> list[sql.Composable]:
+        """Return the assignments for RETURNING: what the database has decided."""
+        made: list[sql.Composable] = [
+            sql.SQL("    {} := drawn;").format(self._new(column.name)) for column in self._drawn
+        ]
+        if (name := self._mapping.columns.get("created_at")) is not None:
+            zone = " AT TIME ZONE 'UTC'" if self._facts.columns[name].base == "timestamp" else ""
+            made.append(sql.SQL("    {} := made_at" + zone + ";").format(self._new(name)))
+        return made
+
+    def _shown_as(self, column: Column) -> sql.Composable:
+        """Return how a column of the table is shown for an event of the outbox."""
+        value = self._value(column)
+        return sql.SQL("({})::{}").format(value, sql.SQL(column.type))
+
+    def _value(self, column: Column) -> sql.Composable:
+        if column in self._drawn:
+            return sql.SQL("e.seq")
+        ours = [ours for ours, theirs in self._mapping.columns.items() if theirs == column.name]
+        if not ours:
+            return sql.SQL(rules.literal(column) or "NULL")
+        (name,) = ours
+        if name == "status":
+            states = {word: sql.Literal(value) for word, value in self._mapping.states.items()}
+            return sql.SQL(
+                "CASE e.status WHEN 'PENDING' THEN {pending} WHEN 'PROCESSED' THEN {processed} ELSE {failed} END"
+            ).format(**states)
+        if name in ("created_at", "published_at", "processed_at"):
+            source = "created_at" if name == "created_at" else "processed_at"
+            zone = " AT TIME ZONE 'UTC'" if column.base == "timestamp" else ""
+            return sql.SQL(f"e.{source}{zone}")
+        if name in ("failed_at", "next_attempt_at"):
+            return sql.SQL("NULL")
+        if name == "payload":
+            value = sql.SQL("e.event_data")
+            return value if column.not_null else sql.SQL("nullif({}, 'null'::jsonb)").format(value)
+        return _parsed(sql.Identifier("e", name), name, column)
+
+    def _defaults(self) -> list[str]:
+        drawn = {column.name for column in self._drawn}
+        return [
+            sql.SQL("ALTER VIEW {} ALTER COLUMN {} SET DEFAULT {}")
+            .format(self._view, sql.Identifier(column.name), sql.SQL(column.default))
+            .as_string()
+            for column in self._facts.columns.values()
+            if column.default is not None and column.name not in drawn and not column.identity
+        ]
+
+    def _guards(self) -> list[str]:
+        hint = sql.Literal(f"Insert into {self.view}.")
+        return [
+            self._refusal("adopted_refuse", _REFUSE_CHANGE),
+            self._refusal("adopted_frozen", sql.SQL(_REFUSE_INSERT).format(hint=hint).as_string()),
+            self._text(
+                "CREATE TRIGGER adopted_frozen BEFORE INSERT ON {kept} FOR EACH ROW "
+                "EXECUTE FUNCTION {ours}.adopted_frozen()"
+            ),
+        ]
+
+    def _refusal(self, function: str, body: str) -> str:
+        names = {"schema": self._ours, "function": sql.Identifier(function), "body": sql.Literal(body)}
+        return sql.SQL(_REFUSE).format(**names).as_string()
+
+    def _without_triggers(self, table: sql.Identifier) -> list[str]:
+        names = ("adopted_key", "adopted_frozen", ORDER_TRIGGER)
+        return [
+            sql.SQL("DROP TRIGGER IF EXISTS {} ON {}").format(sql.Identifier(name), table).as_string()
+            for name in names
+        ]
+
+    def _raised(self, sequence: str, columns: list[tuple[str, sql.Identifier]]) -> list[str]:
+        """Let the outbox draw numbers above those of the table."""
+        return [
+            sql.SQL(
+                "SELECT setval({sequence}, greatest((SELECT max({column}) FROM {table}), "
+                "(SELECT last_value FROM {ours}.outbox_seq), {drawn}, 1))"
+            )
+            .format(
+                sequence=sql.Literal(f"{self._ours.as_string()}.{sequence}"),
+                column=sql.Identifier(column),
+                table=table,
+                ours=self._ours,
+                drawn=sql.SQL(f"(SELECT last_value FROM {self._facts.columns[column].sequence})"),
+            )
+            .as_string()
+            for column, table in columns
+        ]
+
+    def _lowered(self, column: Column) -> str:
+        """Let the table draw numbers above those of the outbox."""
+        return (
+            sql.SQL(
+                "SELECT setval({}, greatest((SELECT last_value FROM {}.outbox_seq), (SELECT last_value FROM {})))"
+            )
+            .format(sql.Literal(column.sequence), self._ours, sql.SQL(column.sequence or ""))
+            .as_string()
+        )
+
+
+def _parsed(value: sql.Identifier, name: str, column: Column) -> sql.Composable:
+    """Return a text of the outbox as a value of a column; NULL if another writer's text is none."""
+    if name in ("retry_count", "version", "id", "headers"):
+        return value
+    if column.base == "uuid":
+        return sql.SQL("CASE WHEN {0} ~ {1} THEN {0} END").format(value, sql.Literal(_UUID))
+    if column.is_integer or column.base == "numeric":
+        return sql.SQL("CASE WHEN {0} ~ '^-?[0-9]{{1,18}}$' THEN {0} END").format(value)
+    if column.labels:
+        labels = sql.SQL(", ").join(map(sql.Literal, column.labels))
+        return sql.SQL("CASE WHEN {0} IN ({1}) THEN {0} END").format(value, labels)
+    return value

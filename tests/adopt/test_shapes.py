@@ -1,0 +1,68 @@
+"""The tables of widely copied guides, adopted and given back, with the writers of their guides."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from outbox_pipelines.adopt import steps
+from tests.adopt.conftest import Adopted, Make
+from tests.relay.marked_table import guides
+
+KEYS = tuple(str(uuid.UUID(int=n)) for n in range(1, 4))
+
+
+@pytest.fixture(params=guides.ALL, ids=lambda guide: guide.name)
+def adopted(request: pytest.FixtureRequest, make: Make) -> Adopted:
+    return make(request.param)
+
+
+def _some(first: int, last: int) -> list[tuple[str, int]]:
+    return [(KEYS[n % 3], n) for n in range(first, last)]
+
+
+def _expected(last: int) -> dict[str, list[int]]:
+    return {key: list(range(n, last, 3)) for n, key in enumerate(KEYS)}
+
+
+def test_there_and_back_and_there(adopted: Adopted) -> None:
+    """Guards G1 and G2 across the switch, for each shape and its writer, which does not change."""
+    ids = adopted.write(*_some(0, 6))
+    adopted.relay(table=True)
+    ids += adopted.write(*_some(6, 12))
+    assert steps.plan(adopted.settings).judged.problems == ()
+    steps.prepare(adopted.settings)
+    assert steps.prepare(adopted.settings) == []
+    ids += adopted.write(*_some(12, 15))
+    assert adopted.switch().changed
+    assert not adopted.switch().changed
+    ids += adopted.write(*_some(15, 21))
+    assert adopted.drain() == 9
+    assert adopted.drain() == 0
+    adopted.relay()
+    assert adopted.numbers() == _expected(21)
+    ids += adopted.write(*_some(21, 24))
+    assert adopted.back().changed
+    assert not adopted.back().changed
+    ids += adopted.write(*_some(24, 30))
+    adopted.relay(table=True)
+    assert adopted.numbers() == _expected(30)
+    adopted.switch()
+    ids += adopted.write(*_some(30, 36))
+    adopted.drain()
+    adopted.relay()
+    assert adopted.numbers() == _expected(36)
+    found = {message.headers["id"] for message in adopted.messages()}
+    assert len(found) == len(set(ids)) == 36
+    if adopted.guide.name == "C":
+        assert ids == [str(n) for n in range(1, 37)]
+        ids = [number if int(number) not in _NEW else _uuid(int(number)) for number in ids]
+    assert found == set(ids)
+
+
+_NEW = {*range(16, 25), *range(31, 37)}
+
+
+def _uuid(number: int) -> str:
+    return f"00000000-0000-8000-8000-{number:012x}"
