@@ -102,27 +102,34 @@ def read(connection: Connection, oid: int) -> Facts:
         )
     found: dict[str, Any] = row[0]
     columns = [Column(**{name: column[name] for name in Column.__slots__}) for column in found["columns"]]
-    lists = (
-        "exclusions",
-        "references",
-        "foreign_keys",
-        "triggers",
-        "rules",
-        "views",
-        "functions",
-        "publications",
-    )
+
+    def names(what: str) -> tuple[str, ...]:
+        return tuple(found[what] or ())
+
     return Facts(
-        **{
-            name: found[name] for name in ("oid", "schema", "name", "kind", "owner", "is_owner", "may_create")
-        },
-        **{name: found[name] for name in ("has_policies", "is_inherited", "rows")},
-        **{name: tuple(found[name] or ()) for name in lists},
+        oid=found["oid"],
+        schema=found["schema"],
+        name=found["name"],
+        kind=found["kind"],
+        owner=found["owner"],
+        is_owner=found["is_owner"],
+        may_create=found["may_create"],
+        has_policies=found["has_policies"],
+        is_inherited=found["is_inherited"],
         is_logged=found["persistence"] == "p",
+        rows=found["rows"],
         columns={column.name: column for column in columns},
-        checks=tuple((check["name"], check["condition"]) for check in found["checks"] or ()),
         uniques=tuple(
             Unique(each["name"], tuple(each["columns"]), each["is_partial"])
             for each in found["uniques"] or ()
         ),
+        checks=tuple((check["name"], check["condition"]) for check in found["checks"] or ()),
+        exclusions=names("exclusions"),
+        references=names("references"),
+        foreign_keys=names("foreign_keys"),
+        triggers=names("triggers"),
+        rules=names("rules"),
+        views=names("views"),
+        functions=names("functions"),
+        publications=names("publications"),
     )

@@ -1,7 +1,8 @@
 """What prevents a table from being adopted, and what its users must accept.
 
 Invariants:
-- Nothing that writers or consumers would notice happens unless `plan` names it: as a problem, which nothing can
+- Nothing that writers or consumers would notice happens unless `plan` names it: as a problem, which
+nothing can
   accept, or as a consequence, which `switch` carries out only with `--accept NAME`.
 """
 
@@ -60,7 +61,8 @@ def _problems(facts: Facts, mapping: Mapping, our_schema: str) -> list[str]:
     found = []
     if facts.schema == our_schema:
         found.append(
-            f"OUTBOX_SCHEMA={our_schema} is the schema of {name}, so the names of the tables would clash: set "
+            f"OUTBOX_SCHEMA={our_schema} is the schema of {name}, so the names of the tables would clash: "
+            f"set "
             "OUTBOX_SCHEMA to a schema of its own, for example outbox"
         )
     if not facts.is_owner:
@@ -108,25 +110,29 @@ def _wrong_types(facts: Facts, mapping: Mapping) -> list[str]:
     column = at["id"]
     if column.base != "uuid" and not column.is_integer:
         found.append(
-            f"column {column.name} of {facts} has type {column.type}, and ids of the append-only outbox are UUIDs: "
+            f"column {column.name} of {facts} has type {column.type}, and ids of the append-only outbox "
+            f"are UUIDs: "
             f"ALTER TABLE {facts} ALTER COLUMN {column.name} TYPE uuid USING {column.name}::uuid"
         )
     for column in drawn(facts, mapping):
         if column.sequence is None:
             found.append(
-                f"column {column.name} of {facts} has no sequence, so its writers choose the numbers, which the "
+                f"column {column.name} of {facts} has no sequence, so its writers choose the numbers, "
+                f"which the "
                 "append-only outbox draws: add an identity"
             )
     if at["payload"].base in _TEXTS:
         column = at["payload"]
         found.append(
-            f"column {column.name} of {facts} has type {column.type}, and the append-only outbox takes jsonb: "
+            f"column {column.name} of {facts} has type {column.type}, and the append-only outbox takes "
+            f"jsonb: "
             f"ALTER TABLE {facts} ALTER COLUMN {column.name} TYPE jsonb USING {column.name}::jsonb"
         )
     if "version" in at and not at["version"].is_integer:
         column = at["version"]
         found.append(
-            f"column {column.name} of {facts} (version) has type {column.type}, and the append-only outbox takes "
+            f"column {column.name} of {facts} (version) has type {column.type}, and the append-only outbox "
+            f"takes "
             "an integer: remove it from [columns]"
         )
     return found
@@ -140,8 +146,10 @@ def _consequences(facts: Facts, mapping: Mapping) -> list[tuple[str, str]]:
         found.append(
             (
                 "ids",
-                f"{columns['id']} is an integer. It stays one in the table, and continues to count; but the header "
-                "`id` of new events is a UUID that contains it (00000000-0000-8000-8000-00000000002a for 42), and "
+                f"{columns['id']} is an integer. It stays one in the table, and continues to count; but "
+                f"the header "
+                "`id` of new events is a UUID that contains it (00000000-0000-8000-8000-00000000002a for "
+                "42), and "
                 "a writer that sends a number of its own is refused. Consumers must treat the header as text",
             )
         )
@@ -150,7 +158,8 @@ def _consequences(facts: Facts, mapping: Mapping) -> list[tuple[str, str]]:
         found.append(
             (
                 f"column:{column.name}",
-                f"column {column.name} has no counterpart: a SELECT of a new event shows {shown}, whatever was "
+                f"column {column.name} has no counterpart: a SELECT of a new event shows {shown}, whatever "
+                f"was "
                 "inserted. Map it in [columns] (correlation_id, headers, …) to keep and publish it",
             )
         )
@@ -192,19 +201,23 @@ def _is_kept(names: tuple[str | None, ...], mapping: Mapping) -> bool:
 
 def _notes(facts: Facts, mapping: Mapping, on_conflict: list[str]) -> list[str]:
     found = [
-        "INSERT … ON CONFLICT does not work on a view: with columns or a constraint it is an error, without them "
+        "INSERT … ON CONFLICT does not work on a view: with columns or a constraint it is an error, "
+        "without them "
         "a known key raises unique_violation instead of being skipped. Change such code before the switch",
         *(f"this database has run: {text}" for text in on_conflict),
-        "UPDATE and DELETE on the view are refused: stop other publishers and clean-up jobs before the switch",
+        "UPDATE and DELETE on the view are refused: stop other publishers and clean-up jobs before the "
+        "switch",
         "TRUNCATE, LOCK TABLE and foreign keys to the name do not work on a view",
     ]
     if facts.columns[mapping.columns["id"]].base == "uuid":
         found.append(
-            "an id that is in the old table is refused as before; that two new events have the same id is not checked"
+            "an id that is in the old table is refused as before; that two new events have the same id is "
+            "not checked"
         )
     if "created_at" in mapping.columns:
         found.append(
-            f"{mapping.columns['created_at']} of a new event is the begin of its transaction, by the database's "
+            f"{mapping.columns['created_at']} of a new event is the begin of its transaction, by the "
+            f"database's "
             "clock, also if the writer sends a time"
         )
     used = [columns for ours, columns in mapping.columns.items() if ours in WRITTEN]

@@ -70,7 +70,8 @@ _REFUSE_CHANGE: Final[LiteralString] = """
 BEGIN
     RAISE EXCEPTION 'outbox adopt: % refused, % is a view of an append-only outbox', TG_OP, TG_TABLE_NAME
         USING ERRCODE = 'feature_not_supported',
-              HINT = 'The relay of the outbox marks events, and its retention removes them: see docs/adopt.md.';
+              HINT = 'The relay of the outbox marks events, and its retention removes them: see
+              docs/adopt.md.';
 END """
 _REFUSE_INSERT: Final[LiteralString] = """
 BEGIN
@@ -79,9 +80,17 @@ BEGIN
 END """
 _REFUSE_MARK: Final[LiteralString] = """
 BEGIN
-    RAISE EXCEPTION 'outbox adopt: UPDATE of % refused, the events of the append-only outbox are first', TG_TABLE_NAME
+    RAISE EXCEPTION 'outbox adopt: UPDATE of % refused, the events of the append-only outbox are first',
+    TG_TABLE_NAME
         USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Run `outbox adopt back` again.';
 END """
+_REFUSE_FINAL: Final[LiteralString] = """
+BEGIN
+    RAISE EXCEPTION 'outbox adopt: % of % refused, the table is being archived', TG_OP, TG_TABLE_NAME
+        USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Run `outbox adopt back` to go on with
+        it.';
+END """
+_FINAL: Final[tuple[LiteralString, ...]] = ("adopted_final", "adopted_no_truncate")
 _KEYS: Final[LiteralString] = """
 CREATE OR REPLACE FUNCTION {schema}.adopted_key() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, {schema}, pg_temp AS {body}"""
@@ -185,6 +194,23 @@ class Ddl:
     def returned(self) -> list[str]:
         """Return the statements that let the relay of the table continue."""
         return [self._text(f"DROP TRIGGER IF EXISTS {ORDER_TRIGGER} ON {{view}}")]
+
+    def freeze(self) -> list[str]:
+        """Return the statements after which no row of the table changes."""
+        body = sql.SQL(_REFUSE_FINAL)
+        drops = [f"DROP TRIGGER IF EXISTS {name} ON {{kept}}" for name in _FINAL]
+        return [
+            self._refusal("adopted_final", body.as_string()),
+            *map(self._text, drops),
+            self._text(
+                "CREATE TRIGGER adopted_final BEFORE UPDATE OR DELETE ON {kept} FOR EACH ROW "
+                "EXECUTE FUNCTION {ours}.adopted_final()"
+            ),
+            self._text(
+                "CREATE TRIGGER adopted_no_truncate BEFORE TRUNCATE ON {kept} FOR EACH STATEMENT "
+                "EXECUTE FUNCTION {ours}.adopted_final()"
+            ),
+        ]
 
     def finish(self) -> list[str]:
         """Return the statements that drop the table."""
@@ -342,7 +368,8 @@ class Ddl:
         if name == "status":
             states = {word: sql.Literal(value) for word, value in self._mapping.states.items()}
             return sql.SQL(
-                "CASE e.status WHEN 'PENDING' THEN {pending} WHEN 'PROCESSED' THEN {processed} ELSE {failed} END"
+                "CASE e.status WHEN 'PENDING' THEN {pending} WHEN 'PROCESSED' THEN {processed} ELSE "
+                "{failed} END"
             ).format(**states)
         if name in ("created_at", "published_at", "processed_at"):
             source = "created_at" if name == "created_at" else "processed_at"
@@ -381,7 +408,7 @@ class Ddl:
         return sql.SQL(_REFUSE).format(**names).as_string()
 
     def _without_triggers(self, table: sql.Identifier) -> list[str]:
-        names = ("adopted_key", "adopted_frozen", ORDER_TRIGGER)
+        names = ("adopted_key", "adopted_frozen", ORDER_TRIGGER, *_FINAL)
         return [
             sql.SQL("DROP TRIGGER IF EXISTS {} ON {}").format(sql.Identifier(name), table).as_string()
             for name in names
@@ -409,7 +436,8 @@ class Ddl:
         """Let the table draw numbers above those of the outbox."""
         return (
             sql.SQL(
-                "SELECT setval({}, greatest((SELECT last_value FROM {}.outbox_seq), (SELECT last_value FROM {})))"
+                "SELECT setval({}, greatest((SELECT last_value FROM {}.outbox_seq), (SELECT last_value "
+                "FROM {})))"
             )
             .format(sql.Literal(column.sequence), self._ours, sql.SQL(column.sequence or ""))
             .as_string()

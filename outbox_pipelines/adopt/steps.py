@@ -1,10 +1,13 @@
 """The steps of `outbox adopt`: plan, prepare, switch, drain, back.
 
 Invariants:
-- Each step can be repeated: it reads from the database how far it is, and does the rest. A step that is killed
+- Each step can be repeated: it reads from the database how far it is, and does the rest. A step that is
+killed
   leaves a state from which it continues.
-- A change of names is one transaction, which waits at most 50 ms for a lock at a time: writers queue behind it.
-- Events of an aggregate keep their order: the relay of one side continues only after the other side has nothing
+- A change of names is one transaction, which waits at most 50 ms for a lock at a time: writers queue
+behind it.
+- Events of an aggregate keep their order: the relay of one side continues only after the other side has
+nothing
   left. The database enforces it: see `relay.adoption`.
 """
 
@@ -76,12 +79,12 @@ def plan(settings: Settings) -> Plan:
     Raises:
         SetupError: the settings do not name a table that can be relayed.
     """
-    mapping = _mapping(settings)
-    with _session(settings) as connection:
+    mapping = mapping_of(settings)
+    with session(settings) as connection:
         found, state = _find(connection, mapping)
         _require_relayable(connection, mapping, found, settings)
         judged = _judge(connection, found, mapping, settings)
-        pending = _count(connection, mapping, found, settings, marked.BACKLOG)
+        pending = count(connection, mapping, found, settings, marked.BACKLOG)
         ddl = Ddl(found, mapping, settings.db_schema, mapping.table)
         steps: tuple[Step, ...] = ()
         if not judged.problems:
@@ -96,15 +99,15 @@ def prepare(settings: Settings) -> list[str]:
     Raises:
         SetupError: the table cannot be adopted.
     """
-    mapping = _mapping(settings)
-    with _session(settings) as connection:
+    mapping = mapping_of(settings)
+    with session(settings) as connection:
         found, state = _find(connection, mapping)
         if state is not None and state.state != "finished":
             return []
         _require_relayable(connection, mapping, found, settings)
         _refuse(_judge(connection, found, mapping, settings), found)
     applied = schema.migrate(settings)
-    with _session(settings) as connection, connection.transaction():
+    with session(settings) as connection, connection.transaction():
         connection.execute(queries.ONE_COMMAND)
         state = read_state(connection)
         if state is not None and state.state != "finished":
@@ -127,12 +130,12 @@ def switch(settings: Settings, accepted: list[str], *, seconds: float, say: Say)
         SetupError: it was not prepared, the table cannot be adopted, or a consequence is not accepted.
         NotReadyError: a relay owns the table or a shard; transactions held the table all the time.
     """
-    mapping = _mapping(settings)
-    with _session(settings) as connection:
-        state = _require_state(connection, mapping)
+    mapping = mapping_of(settings)
+    with session(settings) as connection:
+        state = require_state(connection, mapping)
         if state.state in ("draining", "adopted"):
             return Switched(False, 0, state.state)
-        _require(state, "prepared")
+        require(state, "prepared")
         found = catalog.read(connection, state.relation)
         _require_relayable(connection, mapping, found, settings)
         judged = _judge(connection, found, mapping, settings)
@@ -159,7 +162,7 @@ def switch(settings: Settings, accepted: list[str], *, seconds: float, say: Say)
             if catalog.read(connection, found.oid).shape != found.shape:
                 raise SetupError(f"{found} was changed while the switch was prepared: run the command again")
             connection.execute(";\n".join(made).encode())
-            left = _exists(connection, kept, settings, found) or (
+            left = exists(connection, kept, settings, found) or (
                 _has_keys(mapping) and _has_rows(connection, found.schema, state.kept_as)
             )
             name = "draining" if left else "adopted"
@@ -167,40 +170,43 @@ def switch(settings: Settings, accepted: list[str], *, seconds: float, say: Say)
             connection.execute(queries.SWITCHED, values)
             return name
 
-        name, attempts = _retry(connection, attempt, seconds, f"{found}", say)
+        name, attempts = retry(connection, attempt, seconds, f"{found}", say)
         return Switched(True, attempts, name)
 
 
 def drain(settings: Settings, *, seconds: float, say: Say) -> int:
-    """Publish the remaining rows of the table, then let the relay of the outbox continue; return their number.
+    """Publish the remaining rows of the table, then let the relay of the outbox continue; return their
+    number.
 
     Raises:
         SetupError: there was no switch.
         NotReadyError: some rows could not be published in time.
     """
-    mapping = _mapping(settings)
-    with _session(settings) as connection:
-        state = _require_state(connection, mapping)
+    mapping = mapping_of(settings)
+    with session(settings) as connection:
+        state = require_state(connection, mapping)
         if state.state == "adopted":
             return 0
-        _require(state, "draining")
+        require(state, "draining")
         found = catalog.read(connection, state.relation)
         kept = replace(mapping, table=state.kept_as)
         published, until = 0, time.monotonic() + seconds
-        while _exists(connection, kept, settings, found):
+        while exists(connection, kept, settings, found):
             published += _publish(
                 settings.model_copy(update={"delivery": "at_least_once"}), until, str(found), say
             )
             if time.monotonic() > until:
-                left = _count(connection, kept, found, settings, marked.BACKLOG)
+                left = count(connection, kept, found, settings, marked.BACKLOG)
                 raise NotReadyError(
-                    f"{found} still has {left:,} pending rows; new events wait for them. Run the command again; "
+                    f"{found} still has {left:,} pending rows; new events wait for them. Run the command "
+                    f"again; "
                     "see `outbox status` for refused rows"
                 )
-        failed = _count(connection, kept, found, settings, marked.FAILURES)
+        failed = count(connection, kept, found, settings, marked.FAILURES)
         if failed and settings.on_dead_letter == "block":
             raise NotReadyError(
-                f"{found} has {failed:,} dead letters, which block their aggregates (OUTBOX_ON_DEAD_LETTER=block): "
+                f"{found} has {failed:,} dead letters, which block their aggregates "
+                f"(OUTBOX_ON_DEAD_LETTER=block): "
                 "publish them (docs/existing-tables.md), or set their aggregates free with continue"
             )
         if (key := mapping.columns.get("idempotency_key")) is not None:
@@ -219,17 +225,18 @@ def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
         SetupError: there was no switch.
         NotReadyError: the table is not drained yet; a relay owns it; not all events were published in time.
     """
-    mapping = _mapping(settings)
+    mapping = mapping_of(settings)
     until = time.monotonic() + seconds
-    with _session(settings) as connection:
-        state = _require_state(connection, mapping)
+    with session(settings) as connection:
+        state = require_state(connection, mapping)
         if state.state == "prepared":
             return Switched(False, 0, "prepared")
         if state.state == "draining":
             raise NotReadyError(
-                f"{state} has pending rows of before the switch: run `outbox adopt drain` first. Writers do not wait"
+                f"{state} has pending rows of before the switch: run `outbox adopt drain` first. Writers "
+                f"do not wait"
             )
-        _require(state, "adopted", "returning")
+        require(state, "adopted", "returning")
         found = catalog.read(connection, state.relation)
         ddl = Ddl(found, mapping, settings.db_schema, state.name)
         attempts = 0
@@ -247,13 +254,14 @@ def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
                 connection.execute(queries.RETURNING)
                 return "returning"
 
-            _, attempts = _retry(connection, attempt, seconds, str(state), say)
+            _, attempts = retry(connection, attempt, seconds, str(state), say)
             say(f"{state} is a table again")
         while left := _left(connection, settings):
             _publish(settings.model_copy(update={"table_file": None}), until, "the outbox", say)
             if time.monotonic() > until and (left := _left(connection, settings)):
                 raise NotReadyError(
-                    f"{left} of the outbox are not published; rows of {state} wait for them. Run the command again"
+                    f"{left} of the outbox are not published; rows of {state} wait for them. Run the "
+                    f"command again"
                 )
 
         def complete() -> str:
@@ -263,27 +271,29 @@ def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
             connection.execute(queries.RETURNED)
             return "prepared"
 
-        _retry(connection, complete, seconds, str(state), say)
+        retry(connection, complete, seconds, str(state), say)
         return Switched(attempts > 0, attempts, "prepared")
 
 
 # --- what the steps have in common ------------------------------------------------------------------------
 
 
-def _mapping(settings: Settings) -> Mapping:
+def mapping_of(settings: Settings) -> Mapping:
+    """Return the mapping of OUTBOX_TABLE_FILE, which names the schema of the table."""
     if settings.table_file is None:
         raise SetupError("no table to adopt: set OUTBOX_TABLE_FILE to the file that describes it")
     mapping = open_mapping(settings)
     if mapping.schema is None:
         raise SetupError(
-            f'OUTBOX_TABLE_FILE={settings.table_file}: table = "{mapping.table}" has no schema: write for example '
+            f'OUTBOX_TABLE_FILE={settings.table_file}: table = "{mapping.table}" has no schema: write '
             f'table = "public.{mapping.table}", because OUTBOX_SCHEMA is the schema of the new tables'
         )
     return mapping
 
 
 @contextmanager
-def _session(settings: Settings) -> Iterator[Connection]:
+def session(settings: Settings) -> Iterator[Connection]:
+    """Open a session of the command."""
     with connect(settings, name="outbox adopt") as connection:
         yield connection
 
@@ -293,7 +303,8 @@ def _find(connection: Connection, mapping: Mapping) -> tuple[Facts, State | None
     if state is not None and state.state != "finished":
         if (state.schema, state.name) != (mapping.schema, mapping.table):
             raise SetupError(
-                f"schema OUTBOX_SCHEMA has adopted {state}, and takes one table: name another schema for {mapping}"
+                f"schema OUTBOX_SCHEMA has adopted {state}, and takes one table: name another schema for "
+                f"{mapping}"
             )
         return catalog.read(connection, state.relation), state
     assert mapping.schema is not None
@@ -311,7 +322,8 @@ def _require_relayable(connection: Connection, mapping: Mapping, found: Facts, s
     pg_catalog.check(connection, replace(mapping, table=found.name))
 
 
-def _require_state(connection: Connection, mapping: Mapping) -> State:
+def require_state(connection: Connection, mapping: Mapping) -> State:
+    """Return the state of this table; raise `SetupError` if it is not prepared."""
     state = read_state(connection)
     if state is None:
         raise SetupError(f"{mapping} is not prepared: run `outbox adopt plan`, then `outbox adopt prepare`")
@@ -322,7 +334,8 @@ def _require_state(connection: Connection, mapping: Mapping) -> State:
     return state
 
 
-def _require(state: State, *names: str) -> None:
+def require(state: State, *names: str) -> None:
+    """Raise `SetupError` that says what to do first, unless the state is one of these."""
     if state.state in names:
         return
     said = {
@@ -360,7 +373,8 @@ def _require_accepted(judged: rules.Judged, accepted: list[str]) -> None:
     if missing := [name for name in judged.consequences if name not in accepted]:
         options = " ".join(f"--accept {name}" for name in missing)
         raise SetupError(
-            f"{judged.consequences[missing[0]]}. If this and what `outbox adopt plan` says about the others is "
+            f"{judged.consequences[missing[0]]}. If this and what `outbox adopt plan` says about the "
+            f"others is "
             f"acceptable: {options}"
         )
 
@@ -392,7 +406,7 @@ def _stop_relay_of_table(connection: Connection, found: Facts) -> None:
         )
 
 
-def _retry(
+def retry(
     connection: Connection, attempt: Callable[[], str], seconds: float, what: str, say: Say
 ) -> tuple[str, int]:
     """Run a transaction until it gets its locks."""
@@ -420,13 +434,14 @@ def _statements(connection: Connection, mapping: Mapping, found: Facts, settings
     return Statements(kept, types, max_attempts=settings.max_attempts, with_time=False)
 
 
-def _exists(connection: Connection, kept: Mapping, settings: Settings, found: Facts) -> bool:
+def exists(connection: Connection, kept: Mapping, settings: Settings, found: Facts) -> bool:
     """Return whether the table has pending rows."""
     statements = _statements(connection, kept, replace(found, name=kept.table), settings)
     return connection.execute(statements(marked.ANY)).fetchone() == (True,)
 
 
-def _count(connection: Connection, mapping: Mapping, found: Facts, settings: Settings, query: Any) -> int:
+def count(connection: Connection, mapping: Mapping, found: Facts, settings: Settings, query: Any) -> int:
+    """Return the number that a query of the relay of the table counts, up to a cap."""
     statements = _statements(connection, mapping, found, settings)
     row = connection.execute(statements(query), {"cap": 100_000}).fetchone()
     assert row is not None
@@ -481,7 +496,8 @@ def _steps(
     grants = [row[0] for row in connection.execute(queries.GRANTS, {"oid": found.oid, "view": ddl.view})]
     lock = f"LOCK TABLE {sql.Identifier(found.schema, mapping.table).as_string()} IN ACCESS EXCLUSIVE MODE"
     short = (
-        f"ACCESS EXCLUSIVE on {found.schema}.{mapping.table}, waits at most 50 ms at a time; held for about 20 ms, "
+        f"ACCESS EXCLUSIVE on {found.schema}.{mapping.table}, waits at most 50 ms at a time; held for "
+        f"about 20 ms, "
         "in which writers wait"
     )
     keys = (
@@ -499,7 +515,8 @@ def _steps(
         Step("switch", "one transaction; stop the relays first", short, (lock, *ddl.switch(grants))),
         Step(
             "drain",
-            f"publish the {pending:,} pending rows first, about {pending / _ROWS_PER_SECOND:.0f} s{keys}; new events "
+            f"publish the {pending:,} pending rows first, about {pending / _ROWS_PER_SECOND:.0f} s{keys}; "
+            f"new events "
             "wait until then, writers do not",
             "as the relay",
             (),

@@ -1,0 +1,87 @@
+"""The old table as a proven file, and its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+
+from tests.adopt.conftest import Adopted, Make
+from tests.relay.marked_table import guides
+
+KEY = "00000000-0000-0000-0000-000000000001"
+
+
+def _switched(make: Make, tmp_path: Path, guide: guides.Guide = guides.A) -> Adopted:
+    adopted = make(guide, archive=str(tmp_path / "archive"))
+    adopted.write(*((KEY, n) for n in range(5)))
+    adopted.run("adopt", "prepare")
+    adopted.switch()
+    adopted.drain()
+    return adopted
+
+
+def test_archive_and_drop(make: Make, tmp_path: Path) -> None:
+    """Guards against rows that are dropped and are nowhere else."""
+    for guide in (guides.A,):
+        adopted = _switched(make, tmp_path, guide)
+        archive = {"OUTBOX_ARCHIVE": str(tmp_path / "archive")}
+        said = adopted.run("adopt", "finish", **archive)
+        assert "5 rows of public.outbox_adopted are in _outbox/adopted/" in said
+        # The file that has them is found again.
+        assert adopted.run("adopt", "finish", **archive) == said
+        new = adopted.write((KEY, 5))
+        said = adopted.run("adopt", "finish", "--drop", **archive)
+        assert said.endswith("is dropped; public.outbox is a view of the append-only outbox\n")
+        assert "was dropped already" in adopted.run("adopt", "finish", "--drop", **archive)
+        (file,) = (tmp_path / "archive" / "_outbox" / "adopted").iterdir()
+        rows = duckdb.sql(f"SELECT payload FROM '{file}' ORDER BY created_at").fetchall()
+        assert rows == [(f'{{"n": {n}}}',) for n in range(5)]
+        new += adopted.write((KEY, 6))
+        with adopted.connect() as connection:
+            found = connection.execute("SELECT id::text FROM outbox ORDER BY created_at").fetchall()
+        assert [event_id for (event_id,) in found] == new
+        adopted.relay()
+        assert adopted.numbers() == {KEY: list(range(7))}
+        assert adopted.refuse("adopt", "back")[1].endswith("nothing can be undone")
+
+
+def test_other_shapes_can_be_dropped(make: Make, tmp_path: Path) -> None:
+    """Guards against a default or a partition that keeps the table."""
+    adopted = _switched(make, tmp_path, guides.C)
+    adopted.run("adopt", "finish", "--drop", OUTBOX_ARCHIVE=str(tmp_path / "archive"))
+    assert adopted.write((KEY, 5)) == ["6"]
+
+
+def test_partitions_can_be_dropped(make: Make, tmp_path: Path) -> None:
+    """Guards against triggers on partitions, which the table's end does not remove."""
+    adopted = _switched(make, tmp_path, guides.E)
+    adopted.run("adopt", "finish", "--drop", OUTBOX_ARCHIVE=str(tmp_path / "archive"))
+    assert len(adopted.write((KEY, 5))) == 1
+
+
+def test_an_unpublished_row_stays(make: Make, tmp_path: Path) -> None:
+    """Guards against a dead letter that is dropped with the table; the way back is open until then."""
+    adopted = _switched(make, tmp_path)
+    with adopted.connect() as connection:
+        connection.execute(
+            "UPDATE outbox_adopted SET published_at = NULL, retry_count = 9 WHERE payload ->> 'n' = '3'"
+        )
+    archive = {"OUTBOX_ARCHIVE": str(tmp_path / "archive")}
+    assert "has 1 dead letters" in adopted.refuse("adopt", "finish", "--drop", **archive)[1]
+    adopted.back()
+    with adopted.connect() as connection:
+        connection.execute("UPDATE outbox SET retry_count = 0 WHERE retry_count = 9")
+    assert adopted.relay(table=True).events == 1
+
+
+def test_without_an_archive(make: Make, tmp_path: Path) -> None:
+    """Guards against a table that is dropped because of a setting that was forgotten."""
+    adopted = _switched(make, tmp_path)
+    code, said = adopted.refuse("adopt", "finish", "--drop")
+    assert (code, said) == (
+        2,
+        "outbox: no archive configured: set OUTBOX_ARCHIVE to a directory, s3://bucket/path, gs://… or az://…",
+    )
+    assert "add --drop" in adopted.refuse("adopt", "finish", OUTBOX_ARCHIVE="none")[1]
+    adopted.run("adopt", "finish", "--drop", OUTBOX_ARCHIVE="none")
