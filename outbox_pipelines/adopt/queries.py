@@ -49,7 +49,8 @@ SELECT jsonb_build_object(
             SELECT jsonb_agg(a.attname ORDER BY k.n)
             FROM unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY k (attnum, n)
             LEFT JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum = k.attnum), 'is_partial',
-            i.indpred IS NOT NULL) ORDER BY x.relname)
+            coalesce(
+                pg_get_expr(i.indpred, i.indrelid) !~ '^\\(\\S+ IS NOT NULL\\)$', false)) ORDER BY x.relname)
         FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid WHERE i.indrelid = t.oid AND i.indisunique),
     'triggers', (SELECT jsonb_agg(g.tgname ORDER BY g.tgname) FROM pg_trigger g
                  WHERE g.tgrelid = t.oid AND NOT g.tgisinternal AND g.tgenabled <> 'D'

@@ -164,7 +164,7 @@ def _consequences(facts: Facts, mapping: Mapping) -> list[tuple[str, str]]:
             )
         )
     for unique in facts.uniques:
-        if not _is_kept(unique.columns, mapping) or unique.is_partial:
+        if not _is_kept(unique.columns, mapping):
             what = ", ".join(name or "an expression" for name in unique.columns)
             found.append(
                 (f"unique:{unique.name}", f"unique index {unique.name} ({what}) does not apply to new events")

@@ -1,0 +1,25 @@
+"""Nothing is lost, invented, reordered or, in exactly_once, duplicated by switches there and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outbox_pipelines.local import Stack
+from tests.adopt.cycles import cycles
+from tests.history.record import Delivery
+from tests.history.verify import seed as drawn
+
+CYCLES = 2
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_there_and_back_under_load(stack: Stack, tmp_path: Path, delivery: Delivery) -> None:
+    """Guards G1, G2 and G5 across `switch` and `back`, against what chance brings."""
+    with cycles(stack, drawn(), tmp_path, delivery) as run:
+        for _ in range(CYCLES):
+            run.cycle()
+        verdict = run.finish()
+    assert verdict.wrong == []
+    assert verdict.committed > 100
