@@ -47,6 +47,10 @@ class Adopted:
     def connect(self) -> psycopg.Connection[Any]:
         return self.table.connect()
 
+    def connect_to_write(self) -> psycopg.Connection[Any]:
+        """For a library that has transactions of its own."""
+        return self.table.connect(autocommit=False)
+
     def write(self, *events: tuple[str, int]) -> list[str]:
         """Events of (aggregate, number), each in a transaction of its own; the ids."""
         with self.connect() as connection:

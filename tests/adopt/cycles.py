@@ -145,6 +145,10 @@ class Cycles:
             self._writer.kill()
             self._writer.start()
 
+    def _is_returning(self) -> bool:
+        with psycopg.connect(self._dsn) as connection:
+            return _one(connection, _RETURNING) == 1
+
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
@@ -162,7 +166,7 @@ class Cycles:
         """Runs a command until it succeeds; by chance, it is killed at first.
 
         Args:
-            then: is started once the command has begun.
+            then: is started as soon as the table has its name again, before the command ends.
         """
         name = f"adopt {step}"
         until = time.monotonic() + _PATIENCE
@@ -177,7 +181,7 @@ class Cycles:
                     self.kills += 1
                     break
                 time.sleep(0.02)
-                if then is not None and time.monotonic() > moment:
+                if then is not None and self._is_returning():
                     self._start(then)
                 self._tend()
             if not kills and process.exit_code == 0:
@@ -190,6 +194,7 @@ class Cycles:
             self._start(then)
 
 
+_RETURNING: Final = "SELECT count(*) FROM box.outbox_adopted WHERE state = 'returning'"
 _WRITING: Final = (
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
     f"AND application_name = '{APPLICATION}'"

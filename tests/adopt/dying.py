@@ -1,0 +1,75 @@
+"""Runs a step of `outbox adopt`, and kills itself with SIGKILL before the n-th statement.
+
+Usage: python -m tests.adopt.dying, settings in the environment. For each line `N STEP` of its standard input it
+forks a process that dies so, and answers with its wait status; 0: the step came to its end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from typing import Any
+
+import psycopg
+
+from outbox_pipelines.adopt import finish, steps
+from outbox_pipelines.settings import load_settings
+
+_left = 0
+_lock = threading.Lock()
+
+
+def _counted(execute: Any) -> Any:
+    def run(*given: Any, **named: Any) -> Any:
+        global _left
+        with _lock:
+            _left -= 1
+            if not _left:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return execute(*given, **named)
+
+    return run
+
+
+def _silent(_: str) -> None: ...
+
+
+def _live(step: str) -> None:
+    settings = load_settings()
+    for owner, name in (
+        (psycopg.Connection, "execute"),
+        (psycopg.Transaction, "__enter__"),
+        (psycopg.Transaction, "__exit__"),
+    ):
+        setattr(owner, name, _counted(getattr(owner, name)))
+    if step == "prepare":
+        steps.prepare(settings)
+    elif step == "switch":
+        steps.switch(settings, [], seconds=30, say=_silent)
+    elif step == "finish":
+        finish.finish(settings, drop=True, seconds=30, say=_silent)
+    else:
+        {"drain": steps.drain, "back": steps.back}[step](settings, seconds=60, say=_silent)
+
+
+def main() -> None:
+    global _left
+    for line in sys.stdin:
+        number, step = line.split()
+        child = os.fork()
+        if not child:
+            _left = int(number)
+            try:
+                _live(step)
+            except BaseException:  # noqa: BLE001 - the test sees it as a status
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        print(os.waitpid(child, 0)[1], flush=True)
+
+
+if __name__ == "__main__":
+    main()

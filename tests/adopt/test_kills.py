@@ -1,0 +1,87 @@
+"""kill -9 before each statement of each step: the next run continues."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.adopt.conftest import Adopted, Make
+from tests.conftest import clean_environment, wait_until
+from tests.relay.marked_table import guides
+
+KEY = "00000000-0000-0000-0000-000000000001"
+_SESSIONS = b"""
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"""
+
+
+class Lives:
+    """Processes that run a step, and die."""
+
+    def __init__(self, adopted: Adopted, process: subprocess.Popen[str]) -> None:
+        self.adopted, self._process = adopted, process
+
+    def run(self, step: str, statement: int) -> bool:
+        """Whether it came to its end."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{statement} {step}\n")
+        self._process.stdin.flush()
+        status = int(self._process.stdout.readline())
+        assert status in (0, signal.SIGKILL), (step, statement, status)
+        # The server notices the crash in its own time.
+        wait_until(self._is_alone, what="the sessions of the dead")
+        return status == 0
+
+    def _is_alone(self) -> bool:
+        with self.adopted.connect() as connection:
+            return connection.execute(_SESSIONS).fetchone() == (0,)
+
+
+@pytest.fixture
+def lives(make: Make, tmp_path: Path) -> Iterator[Lives]:
+    adopted = make(guides.D)
+    environment = adopted.environment | {"OUTBOX_ARCHIVE": str(tmp_path / "archive")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.adopt.dying"],
+        env=clean_environment() | environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield Lives(adopted, process)
+
+
+def test_every_statement(lives: Lives) -> None:
+    """Guards against a state from which no run continues, or in which no event can be written."""
+    adopted, number = lives.adopted, itertools.count()
+    deaths = 0
+    # What drain and back do is mostly done by relays, which have tests of their own.
+    for step, stride in (
+        ("prepare", 1),
+        ("switch", 1),
+        ("drain", 4),
+        ("back", 4),
+        ("switch", 7),
+        ("drain", 9),
+    ):
+        for statement in itertools.count(1, stride):
+            adopted.write((KEY, next(number)))
+            if lives.run(step, statement):
+                break
+            deaths += 1
+    for statement in itertools.count(1):
+        if lives.run("finish", statement):
+            break
+        deaths += 1
+        adopted.write((KEY, next(number)))
+    adopted.relay()
+    first = list(dict.fromkeys(adopted.numbers()[KEY]))
+    assert first == list(range(next(number)))
+    assert deaths > 80
