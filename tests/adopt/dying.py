@@ -1,6 +1,7 @@
 """Runs a step of `outbox adopt`, and kills itself with SIGKILL before the n-th statement.
 
-Usage: python -m tests.adopt.dying, settings in the environment. For each line `N STEP` of its standard input it
+Usage: python -m tests.adopt.dying, settings in the environment. For each line `N STEP` of its standard
+input it
 forks a process that dies so, and answers with its wait status; 0: the step came to its end.
 """
 

@@ -213,7 +213,8 @@ def test_several_rows_and_copy(make: Make) -> None:
     adopted = _switched(make)
     with adopted.connect() as connection:
         connection.execute(
-            f"{BARE}) SELECT 'Order', '{KEY}', 'x', jsonb_build_object('n', n) FROM generate_series(1, 20) n".encode()
+            f"{BARE}) SELECT 'Order', '{KEY}', 'x', jsonb_build_object('n', n) FROM generate_series(1, 20) "
+            f"n".encode()
         )
         columns = b"COPY outbox (aggregate_type, aggregate_id, event_type, payload) FROM STDIN"
         with connection.cursor().copy(columns) as copy:
