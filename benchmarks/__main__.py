@@ -6,6 +6,7 @@ import platform
 import sys
 
 from benchmarks import (
+    adoption,
     archive,
     archive_queries,
     attached,
@@ -53,6 +54,7 @@ _PARTS = {
         history,
         reconciliation,
         pruning,
+        adoption,
     )
 }
 
