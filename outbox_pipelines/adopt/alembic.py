@@ -9,8 +9,8 @@
         give_table_back("table.toml", "outbox")
 
 Invariants:
-- The migrations before it are committed first: the switch runs in a session of its own, and must see
-their work.
+- The migrations before it are committed first: the switch runs in a session of its own, and must see their
+  work.
 """
 
 from __future__ import annotations

@@ -69,8 +69,7 @@ def prepare_tables(settings: Settings) -> None:
 @_SECONDS
 @click.pass_obj
 def switch_names(settings: Settings, accept: tuple[str, ...], seconds: float) -> None:
-    """Give the table's name to a view over the append-only outbox; the table keeps its rows under another
-    name.
+    """Give the table's name to a view over the append-only outbox. The table keeps its rows.
 
     Stop the relays first. Writers wait for the lock for at most 50 ms at a time.
     """

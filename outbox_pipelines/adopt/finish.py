@@ -1,12 +1,10 @@
 """The last step of `outbox adopt`: the old table as a proven Parquet file; dropped on request.
 
 Invariants:
-- The table is dropped only if none of its rows is unpublished, and if file and rows were proven equal
-after the
-  last change of a row: from then on, a trigger refuses changes.
-- The two sides of the proof are computed by different engines from different bytes, as for days:
-PostgreSQL from
-  the table, DuckDB from the file in the archive.
+- The table is dropped only if none of its rows is unpublished, and if file and rows were proven equal after
+  the last change of a row: from then on, a trigger refuses changes.
+- The two sides of the proof are computed by different engines from different bytes, as for days: PostgreSQL
+  from the table, DuckDB from the file in the archive.
 - Every value is stored as PostgreSQL prints it: the file needs none of the types of the table.
 """
 
@@ -112,8 +110,7 @@ def _freeze(connection: Connection, ddl: Ddl, found: Facts, seconds: float, say:
 
 
 def _archive(connection: Connection, store: Store, found: Facts, known: str | None) -> tuple[str, Sum]:
-    """Return the file with the rows of the table, written now if the known one does not have them, and "
-    "the sum."""
+    """Return the file with the rows of the table, and their sum; the file is written if it is not known."""
     of_table = _sum_of_table(connection, found)
     if known is not None and _sum_of_file(store, known, found) == of_table:
         return known, of_table
@@ -127,8 +124,7 @@ def _archive(connection: Connection, store: Store, found: Facts, known: str | No
     if of_file != of_table or of_table != _sum_of_table(connection, found):
         raise NotReadyError(
             f"the rows of {found} and {name} differ ({of_table[0]:,} and {of_file[0] if of_file else 0:,} "
-            f"rows): "
-            "they were changed in between. Run the command again"
+            "rows): they were changed in between. Run the command again"
         )
     return name, of_table
 

@@ -1,8 +1,8 @@
 """`outbox adopt` for migration tools: prepare and switch, and the way back, in a session of their own.
 
 Invariants:
-- The tool's transaction is not used: the switch commits before the tool records the migration, and finds its
-  work done if the migration runs again.
+- The tool's transaction is not used: the switch commits before the tool records the migration, and finds
+  its work done if the migration runs again.
 """
 
 from __future__ import annotations

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
-# --- pg_catalog
-# -----------------------------------------------------------------------------------------------
+# --- pg_catalog -----------------------------------------------------------------------------------------
 
 # Everything about the table that the switch depends on, as one value: it is compared again under the lock.
 FACTS: Final = """
 WITH t AS (SELECT c.* FROM pg_class c WHERE c.oid = %(oid)s::oid)
 SELECT jsonb_build_object(
-    'oid', t.oid::bigint, 'schema', t.relnamespace::regnamespace::text, 'name', t.relname, 'kind', t.relkind,
+    'oid', t.oid::bigint, 'schema', n.nspname, 'name', t.relname, 'kind', t.relkind,
     'owner', t.relowner::regrole::text, 'persistence', t.relpersistence,
     'is_owner', pg_has_role(t.relowner, 'USAGE'),
     'may_create', has_schema_privilege(t.relnamespace, 'CREATE'),
-    'has_policies', t.relrowsecurity, 'is_inherited', t.relispartition OR t.relhassubclass AND t.relkind =
-    'r',
+    'has_policies', t.relrowsecurity,
+    'is_inherited', t.relispartition OR t.relhassubclass AND t.relkind = 'r',
     'rows', CASE WHEN t.relkind = 'p' THEN (
         SELECT coalesce(sum(greatest(l.reltuples, 0)), 0)::bigint FROM pg_partition_tree(t.oid) p
         JOIN pg_class l ON l.oid = p.relid WHERE p.isleaf) ELSE greatest(t.reltuples, 0)::bigint END,
@@ -25,8 +24,8 @@ SELECT jsonb_build_object(
             'name', a.attname, 'type', format_type(a.atttypid, a.atttypmod), 'base', b.typname,
             'kind', b.typtype, 'not_null', a.attnotnull, 'default', pg_get_expr(d.adbin, d.adrelid),
             'identity', a.attidentity, 'is_generated', a.attgenerated <> '',
-            'sequence', pg_get_serial_sequence(quote_ident(n.nspname) || '.' || quote_ident(t.relname),
-            a.attname),
+            'sequence', pg_get_serial_sequence(quote_ident(n.nspname) || '.' ||
+                                               quote_ident(t.relname), a.attname),
             'labels', (SELECT jsonb_agg(e.enumlabel ORDER BY e.enumsortorder) FROM pg_enum e
                        WHERE e.enumtypid = b.oid)) ORDER BY a.attnum)
         FROM pg_attribute a
@@ -59,8 +58,8 @@ SELECT jsonb_build_object(
     'views', (
         SELECT jsonb_agg(DISTINCT v.oid::regclass::text) FROM pg_depend p
         JOIN pg_rewrite r ON r.oid = p.objid JOIN pg_class v ON v.oid = r.ev_class
-        WHERE p.classid = 'pg_rewrite'::regclass AND p.refclassid = 'pg_class'::regclass AND p.refobjid =
-        t.oid
+        WHERE p.classid = 'pg_rewrite'::regclass
+          AND p.refclassid = 'pg_class'::regclass AND p.refobjid = t.oid
           AND v.oid <> t.oid AND NOT EXISTS (
               SELECT FROM pg_trigger g WHERE g.tgrelid = v.oid AND g.tgname = 'adopted_insert')),
     'functions', (
@@ -95,14 +94,12 @@ JOIN pg_database d ON d.oid = s.dbid AND d.datname = current_database()
 WHERE query ~* ('insert\\s+into\\s+\\S*' || %(name)s || '\\M') AND query ~* '\\mon\\s+conflict\\M'
 ORDER BY 1 LIMIT 5"""
 
-# --- state
-# ----------------------------------------------------------------------------------------------------
+# --- state ----------------------------------------------------------------------------------------------
 
 IS_THERE: Final = "SELECT to_regclass('outbox_adopted') IS NOT NULL"
 STATE: Final = """
 SELECT relation::bigint, schema::text, name::text, kept_as::text, state, accepted, switched_at,
-returned::text, file,
-       proven_at
+       returned::text, file, proven_at
 FROM outbox_adopted"""
 PREPARED: Final = """
 INSERT INTO outbox_adopted (relation, schema, name, kept_as)
@@ -119,8 +116,7 @@ RETURNED: Final = "UPDATE outbox_adopted SET state = 'prepared', returned = NULL
 ARCHIVED: Final = "UPDATE outbox_adopted SET file = %(file)s, proven_at = clock_timestamp()"
 FINISHED: Final = "UPDATE outbox_adopted SET state = 'finished'"
 
-# --- locks
-# ----------------------------------------------------------------------------------------------------
+# --- locks ----------------------------------------------------------------------------------------------
 
 # Two commands at the same time: the second one finds the work done. Only commands wait for this lock.
 ONE_COMMAND: Final = (
@@ -131,8 +127,7 @@ TRY_SHARD: Final = "SELECT pg_try_advisory_xact_lock(hashtext(%(lock)s), %(shard
 SHARD_OWNER: Final = "SELECT coalesce(owner, 'another session') FROM outbox_shards WHERE shard = %(shard)s"
 TRY_TABLE: Final = "SELECT pg_try_advisory_xact_lock(%(key)s::bigint)"
 
-# --- what is left
-# ---------------------------------------------------------------------------------------------
+# --- what is left ---------------------------------------------------------------------------------------
 
 # Events of before the way back that are not published: nothing before the oldest position is.
 LEFT: Final = """
@@ -144,8 +139,8 @@ SELECT count(*) FROM (
       AND pg_visible_in_snapshot(e.tx, (SELECT returned FROM outbox_adopted))
     LIMIT 100000) e"""
 PARKED: Final = """
-SELECT count(*) FILTER (WHERE state IN ('waiting', 'retrying', 'replaying')), count(*) FILTER (WHERE state
-= 'failed')
+SELECT count(*) FILTER (WHERE state IN ('waiting', 'retrying', 'replaying')),
+       count(*) FILTER (WHERE state = 'failed')
 FROM outbox_parked"""
 # The time tells the keys of old rows from those of events: see `adopted_key` in `statements`.
 COPY_KEYS: Final = """

@@ -1,9 +1,8 @@
 """What prevents a table from being adopted, and what its users must accept.
 
 Invariants:
-- Nothing that writers or consumers would notice happens unless `plan` names it: as a problem, which
-nothing can
-  accept, or as a consequence, which `switch` carries out only with `--accept NAME`.
+- Nothing that writers or consumers would notice happens unless `plan` names it: as a problem, which nothing
+  can accept, or as a consequence, which `switch` carries out only with `--accept NAME`.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ def _problems(facts: Facts, mapping: Mapping, our_schema: str) -> list[str]:
     if facts.schema == our_schema:
         found.append(
             f"OUTBOX_SCHEMA={our_schema} is the schema of {name}, so the names of the tables would clash: "
-            f"set "
-            "OUTBOX_SCHEMA to a schema of its own, for example outbox"
+            "set OUTBOX_SCHEMA to a schema of its own, for example outbox"
         )
     if not facts.is_owner:
         found.append(
@@ -111,29 +109,25 @@ def _wrong_types(facts: Facts, mapping: Mapping) -> list[str]:
     if column.base != "uuid" and not column.is_integer:
         found.append(
             f"column {column.name} of {facts} has type {column.type}, and ids of the append-only outbox "
-            f"are UUIDs: "
-            f"ALTER TABLE {facts} ALTER COLUMN {column.name} TYPE uuid USING {column.name}::uuid"
+            f"are UUIDs: ALTER TABLE {facts} ALTER COLUMN {column.name} TYPE uuid USING {column.name}::uuid"
         )
     for column in drawn(facts, mapping):
         if column.sequence is None:
             found.append(
                 f"column {column.name} of {facts} has no sequence, so its writers choose the numbers, "
-                f"which the "
-                "append-only outbox draws: add an identity"
+                "which the append-only outbox draws: add an identity"
             )
     if at["payload"].base in _TEXTS:
         column = at["payload"]
         found.append(
             f"column {column.name} of {facts} has type {column.type}, and the append-only outbox takes "
-            f"jsonb: "
-            f"ALTER TABLE {facts} ALTER COLUMN {column.name} TYPE jsonb USING {column.name}::jsonb"
+            f"jsonb: ALTER TABLE {facts} ALTER COLUMN {column.name} TYPE jsonb USING {column.name}::jsonb"
         )
     if "version" in at and not at["version"].is_integer:
         column = at["version"]
         found.append(
             f"column {column.name} of {facts} (version) has type {column.type}, and the append-only outbox "
-            f"takes "
-            "an integer: remove it from [columns]"
+            "takes an integer: remove it from [columns]"
         )
     return found
 
@@ -159,8 +153,7 @@ def _consequences(facts: Facts, mapping: Mapping) -> list[tuple[str, str]]:
             (
                 f"column:{column.name}",
                 f"column {column.name} has no counterpart: a SELECT of a new event shows {shown}, whatever "
-                f"was "
-                "inserted. Map it in [columns] (correlation_id, headers, …) to keep and publish it",
+                "was inserted. Map it in [columns] (correlation_id, headers, …) to keep and publish it",
             )
         )
     for unique in facts.uniques:
@@ -217,8 +210,7 @@ def _notes(facts: Facts, mapping: Mapping, on_conflict: list[str]) -> list[str]:
     if "created_at" in mapping.columns:
         found.append(
             f"{mapping.columns['created_at']} of a new event is the begin of its transaction, by the "
-            f"database's "
-            "clock, also if the writer sends a time"
+            "database's clock, also if the writer sends a time"
         )
     used = [columns for ours, columns in mapping.columns.items() if ours in WRITTEN]
     found.append(f"{', '.join(used)}: of new events, they show what the relay of the outbox has done")

@@ -80,15 +80,14 @@ BEGIN
 END """
 _REFUSE_MARK: Final[LiteralString] = """
 BEGIN
-    RAISE EXCEPTION 'outbox adopt: UPDATE of % refused, the events of the append-only outbox are first',
-    TG_TABLE_NAME
+    RAISE EXCEPTION 'outbox adopt: UPDATE of % refused, events of the append-only outbox are first',
+        TG_TABLE_NAME
         USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Run `outbox adopt back` again.';
 END """
 _REFUSE_FINAL: Final[LiteralString] = """
 BEGIN
     RAISE EXCEPTION 'outbox adopt: % of % refused, the table is being archived', TG_OP, TG_TABLE_NAME
-        USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Run `outbox adopt back` to go on with
-        it.';
+        USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'To use it again, run `outbox adopt back`.';
 END """
 _FINAL: Final[tuple[LiteralString, ...]] = ("adopted_final", "adopted_no_truncate")
 _KEYS: Final[LiteralString] = """

@@ -2,13 +2,11 @@
 
 Invariants:
 - Each step can be repeated: it reads from the database how far it is, and does the rest. A step that is
-killed
-  leaves a state from which it continues.
-- A change of names is one transaction, which waits at most 50 ms for a lock at a time: writers queue
-behind it.
+  killed leaves a state from which it continues.
+- A change of names is one transaction, which waits at most 50 ms for a lock at a time: writers queue behind
+  it.
 - Events of an aggregate keep their order: the relay of one side continues only after the other side has
-nothing
-  left. The database enforces it: see `relay.adoption`.
+  nothing left. The database enforces it: see `relay.adoption`.
 """
 
 from __future__ import annotations
@@ -175,8 +173,7 @@ def switch(settings: Settings, accepted: list[str], *, seconds: float, say: Say)
 
 
 def drain(settings: Settings, *, seconds: float, say: Say) -> int:
-    """Publish the remaining rows of the table, then let the relay of the outbox continue; return their
-    number.
+    """Publish the remaining rows of the table, and let the relay of the outbox continue; return how many.
 
     Raises:
         SetupError: there was no switch.
@@ -199,8 +196,7 @@ def drain(settings: Settings, *, seconds: float, say: Say) -> int:
                 left = count(connection, kept, found, settings, marked.BACKLOG)
                 raise NotReadyError(
                     f"{found} still has {left:,} pending rows; new events wait for them. Run the command "
-                    f"again; "
-                    "see `outbox status` for refused rows"
+                    "again; see `outbox status` for refused rows"
                 )
         failed = count(connection, kept, found, settings, marked.FAILURES)
         if failed and settings.on_dead_letter == "block":
@@ -374,8 +370,7 @@ def _require_accepted(judged: rules.Judged, accepted: list[str]) -> None:
         options = " ".join(f"--accept {name}" for name in missing)
         raise SetupError(
             f"{judged.consequences[missing[0]]}. If this and what `outbox adopt plan` says about the "
-            f"others is "
-            f"acceptable: {options}"
+            f"others is acceptable: {options}"
         )
 
 
@@ -497,8 +492,7 @@ def _steps(
     lock = f"LOCK TABLE {sql.Identifier(found.schema, mapping.table).as_string()} IN ACCESS EXCLUSIVE MODE"
     short = (
         f"ACCESS EXCLUSIVE on {found.schema}.{mapping.table}, waits at most 50 ms at a time; held for "
-        f"about 20 ms, "
-        "in which writers wait"
+        "about 20 ms, in which writers wait"
     )
     keys = (
         f"; copies the idempotency keys, about {found.rows / _KEYS_PER_SECOND:.0f} s"
@@ -516,8 +510,7 @@ def _steps(
         Step(
             "drain",
             f"publish the {pending:,} pending rows first, about {pending / _ROWS_PER_SECOND:.0f} s{keys}; "
-            f"new events "
-            "wait until then, writers do not",
+            "new events wait until then, writers do not",
             "as the relay",
             (),
         ),

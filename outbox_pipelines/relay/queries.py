@@ -221,8 +221,7 @@ FROM outbox_shards WHERE shard = %(shard)s"""
 # The epoch fences the previous owner. If the shard was not released, its relay has crashed: the row counts
 # the crashes in a row, and those at the event that was published alone. A process that has lost its session
 # and starts over has not crashed; the events at which earlier ones crashed are still ahead. After `outbox
-# adopt
-# switch`, the rows that were written before it are published first.
+# adopt switch`, the rows that were written before it are published first.
 TAKE: Final = """
 UPDATE outbox_shards s
 SET owner = %(owner)s, pid = pg_backend_pid(), epoch = epoch + 1,

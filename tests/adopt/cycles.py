@@ -3,14 +3,12 @@
 As a program: ``python -m tests.adopt.cycles [--seconds S] [--seed N] [--delivery …]``.
 
 Invariants:
-- Writers write into `outbox` by its name all the time, and know of nothing. Each locks its account first, so
-  that the numbers of an account are its order.
+- Writers write into `outbox` by its name all the time, and know of nothing. Each locks its account first,
+  so that the numbers of an account are its order.
 - Relays are ended for a switch, as the command asks for, and started again right after it, before `drain`
-or the
-  end of `back`: the database alone makes them wait.
+  or the end of `back`: the database alone makes them wait.
 - In exactly_once, only what publishes exactly once is killed: the relay of the append-only outbox. The
-relay of
-  a marked table repeats what was in flight when it is killed.
+  relay of a marked table repeats what was in flight when it is killed.
 """
 
 from __future__ import annotations

@@ -191,7 +191,8 @@ def test_a_role_without_rights(make: Make) -> None:
             adopted.run("adopt", "prepare")
             adopted.run("adopt", "switch")
             connection.execute(f"SET ROLE {role}".encode())
-            insert = f"INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) VALUES ('a', '{KEY}', 'b', '1')"
+            columns = "aggregate_type, aggregate_id, event_type, payload"
+            insert = f"INSERT INTO outbox ({columns}) VALUES ('a', '{KEY}', 'b', '1')"
             connection.execute(insert.encode())
             connection.execute("RESET ROLE")
         finally:

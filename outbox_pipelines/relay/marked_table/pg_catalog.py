@@ -112,9 +112,8 @@ def _table(connection: Connection, mapping: Mapping) -> int:
     oid, kind, shown, may_read, may_write, is_filtered, user, _ = row
     if kind not in ("r", "p"):
         raise SetupError(
-            f"{shown} (OUTBOX_TABLE_FILE) is not a table: name the table that has the events; if `outbox "
-            f"adopt` "
-            "has made it a view, set OUTBOX_SCHEMA to the schema of the append-only outbox"
+            f"{shown} (OUTBOX_TABLE_FILE) is not a table: name the table that has the events. If `outbox "
+            "adopt` has made it a view, set OUTBOX_SCHEMA to the schema of the append-only outbox"
         )
     if not (may_read and may_write):
         raise SetupError(f"role {user} may not relay {shown}: GRANT SELECT, UPDATE ON {shown} TO {user}")

@@ -38,9 +38,8 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
 PID: Final = "SELECT pg_backend_pid()"
 
 # The beginning of a claim. The shared lock comes first: a new owner waits until it is free, so a relay that
-# still owns the table after that stays its owner until this claim ends. So does `outbox adopt`, which
-# renames the
-# table: nothing is claimed by a name that is another relation's.
+# still owns the table after that stays its owner until this claim ends. The name is
+# compared because `outbox adopt` renames the table: nothing is claimed from another relation.
 BEGIN: Final = """
 BEGIN ISOLATION LEVEL READ COMMITTED;
 SELECT pg_advisory_xact_lock_shared({claims});
