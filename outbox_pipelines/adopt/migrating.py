@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from psycopg.conninfo import make_conninfo
@@ -21,7 +21,7 @@ from outbox_pipelines.settings import Settings, load_settings
 _OPTIONS = ("passfile", "service", "sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding")
 
 
-def dsn_of(given: dict[str, object], options: dict[str, object]) -> str:
+def dsn_of(given: Mapping[str, object], options: Mapping[str, object]) -> str:
     """Return a connection string of what a tool knows; of its options, those that libpq has."""
     known = {name: str(options[name]) for name in _OPTIONS if options.get(name)}
     return make_conninfo(**{name: str(value) for name, value in given.items() if value}, **known)

@@ -16,6 +16,7 @@ from outbox_pipelines.adopt import rules
 from outbox_pipelines.adopt.facts import Column, Facts
 from outbox_pipelines.parsers.table_mapping import Mapping
 from outbox_pipelines.relay.adoption import ORDER_TRIGGER
+from outbox_pipelines.relay.marked_table import queries as marked
 
 _LONGEST: Final = 63
 _SUFFIX: Final = "_adopted"
@@ -87,7 +88,8 @@ END """
 _REFUSE_FINAL: Final[LiteralString] = """
 BEGIN
     RAISE EXCEPTION 'outbox adopt: % of % refused, the table is being archived', TG_OP, TG_TABLE_NAME
-        USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'To use it again, run `outbox adopt back`.';
+        USING ERRCODE = 'object_not_in_prerequisite_state',
+              HINT = 'To use it again, run `outbox adopt back`.';
 END """
 _FINAL: Final[tuple[LiteralString, ...]] = ("adopted_final", "adopted_no_truncate")
 _KEYS: Final[LiteralString] = """
@@ -261,8 +263,11 @@ class Ddl:
         at = self._mapping.columns
         id_column = self._facts.columns[at["id"]]
         numbered = sql.SQL(_NUMBERED).format(number=sql.SQL("drawn"))
+        event_id = numbered if id_column.is_integer else self._new(at["id"])
+        new: dict[str, sql.Composable] = {ours: self._new(theirs) for ours, theirs in at.items()}
+        new["id"] = event_id
         stored: list[tuple[str, sql.Composable]] = [
-            ("id", numbered if id_column.is_integer else self._new(at["id"])),
+            ("id", event_id),
             ("aggregate_type", self._aggregate_type()),
             ("payload", sql.SQL("coalesce({}::jsonb, 'null'::jsonb)").format(self._new(at["payload"]))),
         ]
@@ -272,13 +277,14 @@ class Ddl:
             "idempotency_key",
             "correlation_id",
             "causation_id",
-            "traceparent",
         )
-        stored += [(name, self._new(at[name]) + sql.SQL("::text")) for name in texts if name in at]
-        if "headers" in at:
-            stored.append(
-                ("headers", sql.SQL("nullif({}::jsonb, 'null'::jsonb)").format(self._new(at["headers"])))
-            )
+        stored += [(name, new[name] + sql.SQL("::text")) for name in texts if name in at]
+        if "trace_id" in at:
+            stored.append(("traceparent", marked.traceparent(new)))
+        elif "traceparent" in at:
+            stored.append(("traceparent", new["traceparent"] + sql.SQL("::text")))
+        if (headers := marked.own_headers(self._mapping, new)) is not None:
+            stored.append(("headers", sql.SQL("nullif({}, '{{}}')").format(headers)))
         if "version" in at:
             stored.append(("version", self._new(at["version"]) + sql.SQL("::int")))
         return stored
@@ -376,6 +382,8 @@ class Ddl:
             return sql.SQL(f"e.{source}{zone}")
         if name in ("failed_at", "next_attempt_at"):
             return sql.SQL("NULL")
+        if name == "trace_id":
+            return _parsed(sql.SQL("(e.headers ->> {})").format(sql.Literal(column.name)), name, column)
         if name == "payload":
             value = sql.SQL("e.event_data")
             return value if column.not_null else sql.SQL("nullif({}, 'null'::jsonb)").format(value)
@@ -443,7 +451,7 @@ class Ddl:
         )
 
 
-def _parsed(value: sql.Identifier, name: str, column: Column) -> sql.Composable:
+def _parsed(value: sql.Composable, name: str, column: Column) -> sql.Composable:
     """Return a text of the outbox as a value of a column; NULL if another writer's text is none."""
     if name in ("retry_count", "version", "id", "headers"):
         return value

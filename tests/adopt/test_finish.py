@@ -35,7 +35,7 @@ def test_archive_and_drop(make: Make, tmp_path: Path) -> None:
         assert said.endswith("is dropped; public.outbox is a view of the append-only outbox\n")
         assert "was dropped already" in adopted.run("adopt", "finish", "--drop", **archive)
         (file,) = (tmp_path / "archive" / "_outbox" / "adopted").iterdir()
-        rows = duckdb.sql(f"SELECT payload FROM '{file}' ORDER BY created_at").fetchall()
+        rows = duckdb.execute(f"SELECT payload FROM '{file}' ORDER BY created_at").fetchall()
         assert rows == [(f'{{"n": {n}}}',) for n in range(5)]
         new += adopted.write((KEY, 6))
         with adopted.connect() as connection:

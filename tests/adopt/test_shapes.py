@@ -54,11 +54,27 @@ def test_there_and_back_and_there(adopted: Adopted) -> None:
     adopted.relay()
     assert adopted.numbers() == _expected(36)
     found = {message.headers["id"] for message in adopted.messages()}
+    if adopted.guide.name == "E":
+        _require_traces(adopted)
     assert len(found) == len(set(ids)) == 36
     if adopted.guide.name == "C":
         assert ids == [str(n) for n in range(1, 37)]
         ids = [number if int(number) not in _NEW else _uuid(int(number)) for number in ids]
     assert found == set(ids)
+
+
+def _require_traces(adopted: Adopted) -> None:
+    """Old and new events carry the trace that their writer named; the view shows it."""
+    with adopted.connect() as connection:
+        traces = dict(connection.execute("SELECT id::text, trace_id FROM outbox").fetchall())
+    for message in adopted.messages():
+        headers = message.headers
+        trace, parent = headers["trace_id"], headers["traceparent"]
+        assert trace is not None and len(trace) == 32
+        assert parent is not None and parent.startswith(f"00-{trace}-")
+        if headers["id"] in traces:
+            assert traces[headers["id"]] == trace
+    assert len(traces) == 36
 
 
 _NEW = {*range(16, 25), *range(31, 37)}

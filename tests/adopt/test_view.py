@@ -32,7 +32,7 @@ def _switched(make: Make, guide: guides.Guide = guides.A, **given: Any) -> Adopt
 def _insert(connection: psycopg.Connection[Any], **more: Any) -> tuple[Any, ...]:
     columns = {"aggregate_type": "Order", "aggregate_id": KEY, "event_type": "order.created", "payload": "{}"}
     columns |= more
-    row = connection.execute(
+    row: tuple[Any, ...] | None = connection.execute(
         f"INSERT INTO outbox ({', '.join(columns)}) VALUES ({', '.join(['%s'] * len(columns))}) "
         "RETURNING id::text, created_at, published_at, retry_count".encode(),
         list(columns.values()),

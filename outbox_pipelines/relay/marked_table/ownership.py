@@ -106,7 +106,8 @@ class TableOwnership:
         """Take the table if it has no owner and no predecessor's open claim; return whether it is owned."""
         if self.mapping.is_shared:
             # A row that another relay has claimed is skipped.
-            self._has_taken = self._has_taken or self._ask(queries.TRY_SHARE, _HOLDS)
+            self._has_lock = self._has_lock or self._ask(queries.TRY_SHARE, _HOLDS)
+            self._has_taken = self._has_lock and not self._must_wait()
             return self._has_taken
         self._has_lock = self._has_lock or self._ask(queries.TRY_LOCK, _HOLDS)
         if self._must_wait():

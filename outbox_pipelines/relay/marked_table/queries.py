@@ -328,7 +328,7 @@ def _texts(
     ).format(number=number, **columns)
     metadata = {name: columns[name] for name in METADATA if name in columns}
     if "trace_id" in columns:
-        metadata["traceparent"] = _traceparent(columns)
+        metadata["traceparent"] = traceparent(columns)
     members = [
         sql.SQL("{}, {}").format(sql.Literal(name.replace("_", "-")), value)
         for name, value in metadata.items()
@@ -341,7 +341,7 @@ def _texts(
     if not given:
         return usual + sql.SQL("NULL::text AS metadata")
     made = sql.SQL("jsonb_strip_nulls(jsonb_build_object({}))").format(sql.SQL(", ").join(members))
-    if headers := _own_headers(mapping, columns):
+    if headers := own_headers(mapping, columns):
         made = sql.SQL("{} || jsonb_build_object('headers', {})").format(made, headers)
     sizes = sql.SQL(" + ").join(sql.SQL("coalesce(pg_column_size({}), 0)").format(part) for part in given)
     case = sql.SQL(
@@ -350,7 +350,7 @@ def _texts(
     return usual + case.format(sql.SQL(", ").join(given), sizes, made)
 
 
-def _own_headers(mapping: Mapping, columns: dict[str, sql.Composable]) -> sql.Composable | None:
+def own_headers(mapping: Mapping, columns: dict[str, sql.Composable]) -> sql.Composable | None:
     """Return the headers of the row's own, as a JSON object; None if the table has none."""
     parts: list[sql.Composable] = []
     if "trace_id" in columns:
@@ -361,7 +361,7 @@ def _own_headers(mapping: Mapping, columns: dict[str, sql.Composable]) -> sql.Co
     return sql.SQL(" || ").join(parts) if parts else None
 
 
-def _traceparent(columns: dict[str, sql.Composable]) -> sql.Composable:
+def traceparent(columns: dict[str, sql.Composable]) -> sql.Composable:
     """Return W3C's form of a trace's id, if it is one; the row stands for the span that wrote it.
 
     The same row always gives the same span, so that a message that is published twice is the same.
