@@ -27,6 +27,7 @@ from outbox_pipelines.local.commands import local
 from outbox_pipelines.partitions.commands import partitions
 from outbox_pipelines.quality.commands import alerts, quality
 from outbox_pipelines.reconciliation.commands import reconcile
+from outbox_pipelines.relay.marked_table.commands import table
 from outbox_pipelines.relay.parking.commands import dead_letters
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.text import plain
@@ -65,8 +66,8 @@ def cli(context: click.Context) -> None:
     OUTBOX_SETTINGS_FILE names. Exit codes: 0 success; 1 check failed or nothing matched;
     2 usage or configuration error.
     """
-    # A linter in an application's CI has no settings of a relay.
-    if context.invoked_subcommand not in (None, lint_writes.name):
+    # A linter in an application's CI has no settings of a relay; `table` loads its own.
+    if context.invoked_subcommand not in (None, lint_writes.name, table.name):
         context.obj = load_settings()
         log.configure(context.obj)
 
@@ -316,3 +317,4 @@ cli.add_command(partitions)
 partitions.add_command(drop_days)
 cli.add_command(quality)
 cli.add_command(reconcile)
+cli.add_command(table)

@@ -500,13 +500,25 @@ def load_settings(**overrides: Any) -> Settings:
     Raises:
         SetupError: a value does not fit; the message names the setting.
     """
+    return _load({name: value for name, value in overrides.items() if value is not None})
+
+
+def load_settings_without(field: str) -> Settings:
+    """Return the same with None in a field, whatever is set.
+
+    Raises:
+        SetupError: a value does not fit; the message names the setting.
+    """
+    return _load({field: None})
+
+
+def _load(given: dict[str, Any]) -> Settings:
     register_variables()
     path = os.environ.get("OUTBOX_SETTINGS_FILE")
     if path and not Path(path).is_file():
         raise SetupError(
             f"OUTBOX_SETTINGS_FILE names {path}, which is not a file: correct the path or unset it"
         )
-    given = {name: value for name, value in overrides.items() if value is not None}
     try:
         return Settings(_env_file=path, **given)
     except ValidationError as error:

@@ -18,7 +18,9 @@ from outbox_pipelines.catalog.yaml_file import parse
 from outbox_pipelines.cli import cli
 from outbox_pipelines.partitions import close
 from outbox_pipelines.relay.kafka import client
+from outbox_pipelines.relay.marked_table import check as table_check
 from outbox_pipelines.relay.marked_table import status as claims_status
+from outbox_pipelines.relay.marked_table.pg_catalog import Finding
 from outbox_pipelines.relay.telemetry import prometheus
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.text import plain, to_json
@@ -147,11 +149,13 @@ def test_a_client_that_reads_trusts_whom_the_file_says(tmp_path: object) -> None
 def test_the_tables_of_status_and_partitions_steer_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a session's name, a table's name or a reason with escape sequences of its author's."""
     shown = claims_status.render(claims_status.TableStatus(HOSTILE, HOSTILE, 1.0, 0, None, 0, [HOSTILE]))
+    finding = Finding(HOSTILE, "correct it:", (HOSTILE,))
+    checked = table_check.render(table_check.Checked(HOSTILE, [finding]))
     kept_open = [close.Closing(date(2026, 11, 1), False, HOSTILE)]
     monkeypatch.setattr(close, "close", lambda settings, day: kept_open)
     monkeypatch.setattr(schema, "drift", lambda settings: [HOSTILE])
     closings = CliRunner().invoke(cli, ["partitions", "close"]).output
     differences = CliRunner().invoke(cli, ["migrate", "--check"]).output
-    for text, lines in ((shown, 5), (closings, 1), (differences, 1)):
+    for text, lines in ((shown, 5), (checked, 2), (closings, 1), (differences, 1)):
         assert HARMLESS in text
         assert len(text.splitlines()) == lines

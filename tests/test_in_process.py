@@ -22,6 +22,9 @@ from tests.conftest import Outbox
         (("status",), {"OUTBOX_LEASE_SECONDS": "soon"}),
         (("partitions", "reopen", "2026-01-01"), {}),
         (("raley",), {}),
+        # It loads its own settings.
+        (("table", "check"), {}),
+        (("table", "describe", "none"), {}),
     ],
 )
 def test_it_answers_the_same(outbox: Outbox, arguments: tuple[str, ...], environment: dict[str, str]) -> None:

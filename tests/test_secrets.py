@@ -139,6 +139,8 @@ COMMANDS = (
     ["archive", "query", "SELECT 1"],
     ["dead-letters", "list"],
     ["catalog", "check"],
+    ["table", "describe", "outbox"],
+    ["table", "check"],
     ["reconcile", "2026-11-01"],
     ["consumer", "status"],
 )

@@ -34,7 +34,8 @@ from outbox_pipelines.parsers.table_mapping import Mapping
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.marked_table import pg_catalog
 from outbox_pipelines.relay.marked_table import queries as marked
-from outbox_pipelines.relay.marked_table.ownership import holding, open_mapping
+from outbox_pipelines.relay.marked_table.check import open_mapping
+from outbox_pipelines.relay.marked_table.ownership import holding
 from outbox_pipelines.relay.marked_table.queries import Statements
 from outbox_pipelines.settings import Settings
 

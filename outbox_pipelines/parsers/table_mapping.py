@@ -9,9 +9,11 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import string
 import tomllib
-from dataclasses import dataclass
+import zlib
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +32,7 @@ WRITTEN: Final = (
     "last_error",
     "next_attempt_at",
 )
-_ALL: Final = (*REQUIRED, *_OPTIONAL, *WRITTEN)
+COLUMNS: Final = (*REQUIRED, *_OPTIONAL, *WRITTEN)
 _STATES: Final = {"pending": "PENDING", "processed": "PROCESSED", "failed": "FAILED"}
 # What orders the rows.
 _ORDERS: Final = ("seq", "created_at", "none")
@@ -65,6 +67,14 @@ class Mapping:
         """Whether the table has a column that records dead letters."""
         return any(name in self.columns for name in ("status", "failed_at", "retry_count"))
 
+    @property
+    def digest(self) -> int:
+        """32 bits that differ if the columns, their meaning or the order differ."""
+        named = asdict(replace(self, schema=None, table=""))
+        # Without what is empty: an entry that a later version adds changes nothing for files without it.
+        content = {name: value for name, value in named.items() if value}
+        return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
     def __str__(self) -> str:
         return f"{self.schema}.{self.table}" if self.schema else self.table
 
@@ -82,7 +92,7 @@ def read_mapping(path: Path) -> Mapping:
             f"has an unknown entry {unknown[0]!r}: use table, order, aggregate_type, [columns] and [status]"
         )
     schema, table = _table(content.get("table"))
-    named = _names(content, "columns", _ALL)
+    named = _names(content, "columns", COLUMNS)
     given_order = _order(content.get("order", "seq"), named)
     # Of rows that need no order, the oldest come first all the same.
     is_shared = given_order == "none"

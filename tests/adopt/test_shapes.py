@@ -70,8 +70,10 @@ def _require_traces(adopted: Adopted) -> None:
     for message in adopted.messages():
         headers = message.headers
         trace, parent = headers["trace_id"], headers["traceparent"]
-        assert trace is not None and len(trace) == 32
-        assert parent is not None and parent.startswith(f"00-{trace}-")
+        assert trace is not None
+        assert len(trace) == 32
+        assert parent is not None
+        assert parent.startswith(f"00-{trace}-")
         if headers["id"] in traces:
             assert traces[headers["id"]] == trace
     assert len(traces) == 36

@@ -8,6 +8,8 @@ Invariants:
 - The relay needs no table of its own: what operators see is in the session's application_name.
 - Relays that share a table (`order = "none"`) all own it: the lock of each is shared. So a relay that keeps
   an order is not active at the same time as those that do not.
+- Relays with different descriptions of one table do not run at the same time: each session has a lock that
+  names its description, in shared mode.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from psycopg import sql
 
 from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.parsers.table_mapping import Mapping, read_mapping
 from outbox_pipelines.relay import adoption, bodies
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.kafka.encoding import needs_time
 from outbox_pipelines.relay.marked_table import pg_catalog, queries
+from outbox_pipelines.relay.marked_table.check import of_settings, open_mapping
 from outbox_pipelines.relay.marked_table.queries import Statements
 from outbox_pipelines.relay.queries import TUNE
 from outbox_pipelines.relay.shards import pooler
@@ -40,6 +42,8 @@ _LOG = logging.getLogger(__name__)
 _HOLDS: Final = 0x6F62_7801
 _WAITS: Final = 0x6F62_7802
 _CLAIMS: Final = 0x6F62_7803
+# Combined with the OID: the first of the two numbers of a lock whose second number is of the description.
+_DESCRIBES: Final = 0x6F62_7804
 
 
 class TableOwnership:
@@ -67,23 +71,10 @@ class TableOwnership:
     def _begin(self) -> None:
         self._connection.execute(TUNE)
         refuse_standby(self._connection)
-        if self._connection.info.parameter_status("server_encoding") == "SQL_ASCII":
-            raise SetupError(
-                "the encoding of the database is SQL_ASCII, which does not define characters: use a "
-                "database with an encoding such as UTF8"
-            )
         pooler.refuse(self._connection, self._settings)
-        self.mapping = adoption.followed(self._connection, open_mapping(self._settings))
-        if self._settings.delivery == "exactly_once":
-            raise SetupError(
-                f"{self.mapping} cannot store the position that exactly_once needs: set "
-                "OUTBOX_DELIVERY=at_least_once"
-            )
-        if needs_time(self._settings) and "created_at" not in self.mapping.columns:
-            raise SetupError(
-                f"OUTBOX_VALUE_FORMAT={self._settings.value_format} needs the time of an event: name its "
-                "column as created_at in the file of OUTBOX_TABLE_FILE"
-            )
+        described = open_mapping(self._settings)
+        pg_catalog.refuse(of_settings(self._connection, self._settings, described))
+        self.mapping = adoption.followed(self._connection, described)
         found = pg_catalog.check(self._connection, self.mapping)
         for warning in found.warnings:
             _LOG.warning("%s", warning)
@@ -94,9 +85,21 @@ class TableOwnership:
             max_attempts=self._settings.max_attempts,
             with_time=needs_time(self._settings),
         )
+        self._refuse_other_descriptions()
         self._pid = _pid(self._connection)
         # A silent session loses the table: otherwise a stopped process would keep it indefinitely.
         self._set("idle_session_timeout", lease(self._settings))
+
+    def _refuse_other_descriptions(self) -> None:
+        # Another relay of this table would take it over with another order, or mark its rows differently.
+        lock = {"table": _DESCRIBES ^ self._oid, "digest": self.mapping.digest}
+        self.execute(queries.DESCRIBE, lock)
+        for pid, name in self.execute(queries.DESCRIBED_OTHERWISE, lock):
+            raise SetupError(
+                f"{shown(name, pid)} relays {self.mapping} by a description that differs from that in "
+                f"{self._settings.table_file} (OUTBOX_TABLE_FILE): give both relays the same file, or stop "
+                "that relay first"
+            )
 
     def try_wait(self) -> bool:
         """Become the successor that waits for the table; return False if another relay already is."""
@@ -270,19 +273,6 @@ def _pid(connection: Connection) -> int:
     row = connection.execute(queries.PID).fetchone()
     assert row is not None
     return int(row[0])
-
-
-def open_mapping(settings: Settings) -> Mapping:
-    """Read the mapping that OUTBOX_TABLE_FILE names: the file may have changed since the settings were read.
-
-    Raises:
-        SetupError: the file is no longer a valid mapping.
-    """
-    assert settings.table_file is not None
-    try:
-        return read_mapping(settings.table_file)
-    except ValueError as error:
-        raise SetupError(f"OUTBOX_TABLE_FILE={settings.table_file}: {error}") from None
 
 
 def key(lock: int, oid: int) -> int:

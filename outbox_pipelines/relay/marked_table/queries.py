@@ -10,6 +10,7 @@ numbered when they are claimed (see `keys`); `number` is 0 in the statements tha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, LiteralString
 
 from psycopg import sql
@@ -35,6 +36,16 @@ FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND l.classid = %(key)s::bigint >> 32 AND l.objid = %(key)s::bigint & 4294967295"""
+# A lock of two numbers, one of the table and one of its description; then the sessions that have one for
+# another description. In this order: of two relays that start at the same time, at least one finds the other.
+DESCRIBE: Final = """
+SELECT pg_try_advisory_lock_shared(%(table)s::bigint::bit(32)::int, %(digest)s::bigint::bit(32)::int)"""
+DESCRIBED_OTHERWISE: Final = """
+SELECT l.pid, a.application_name
+FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 AND l.mode = 'ShareLock'
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND l.classid = %(table)s::bigint AND l.objid <> %(digest)s::bigint ORDER BY l.pid"""
 PID: Final = "SELECT pg_backend_pid()"
 
 # The beginning of a claim. The shared lock comes first: a new owner waits until it is free, so a relay that
@@ -52,27 +63,59 @@ SELECT EXISTS (
 
 # --- pg_catalog ---------------------------------------------------------------------------------------------
 
+# By name: a lookup by `regclass` fails without the right to use the schema, which is to be reported.
 TABLE: Final = """
-SELECT c.oid::bigint, c.relkind::text, c.oid::regclass::text, has_table_privilege(c.oid, 'SELECT'),
-       has_any_column_privilege(c.oid, 'UPDATE'), row_security_active(c.oid),
-       current_user::text, c.relname::text
-FROM pg_class c WHERE c.oid = to_regclass(%(table)s)"""
+SELECT c.oid::bigint, c.relkind::text, n.nspname::text, c.relname::text,
+       format('%%I.%%I', n.nspname, c.relname),
+       (SELECT format('%%I.%%I', s.nspname, r.relname)
+        FROM pg_class r JOIN pg_namespace s ON s.oid = r.relnamespace
+        WHERE c.relispartition AND r.oid = pg_partition_root(c.oid)),
+       has_schema_privilege(n.oid, 'USAGE'), has_table_privilege(c.oid, 'SELECT'),
+       has_any_column_privilege(c.oid, 'UPDATE'), row_security_active(c.oid), quote_ident(current_user)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relname = %(table)s AND n.nspname = coalesce(%(schema)s::text, current_schema())"""
+# Tables that may be meant.
+ELSEWHERE: Final = """
+SELECT n.nspname || '.' || c.relname
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE lower(c.relname) = lower(%(table)s) AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+ORDER BY 1 LIMIT 5"""
 
 # A domain counts as its base type.
 COLUMNS: Final = """
 SELECT a.attname::text, t.typname::text, t.typtype::text, format_type(t.oid, NULL),
-       format_type(a.atttypid, a.atttypmod), a.attnotnull,
+       format('%%I.%%I', (SELECT nspname FROM pg_namespace WHERE oid = t.typnamespace), t.typname),
+       format_type(a.atttypid, a.atttypmod), a.attnotnull, shown.given,
+       a.attidentity <> '' OR coalesce(shown.given LIKE 'nextval(%%', false), EXISTS (
+           SELECT FROM pg_index i
+           WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum),
+       has_column_privilege(a.attrelid, a.attnum, 'UPDATE'),
        ARRAY(SELECT e.enumlabel::text FROM pg_enum e WHERE e.enumtypid = t.oid ORDER BY e.enumsortorder)
 FROM pg_attribute a
 JOIN pg_type declared ON declared.oid = a.atttypid
 JOIN pg_type t ON t.oid = CASE WHEN declared.typtype = 'd' THEN declared.typbasetype ELSE declared.oid END
-WHERE a.attrelid = %(oid)s::oid AND a.attnum > 0 AND NOT a.attisdropped"""
+LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+CROSS JOIN LATERAL (SELECT pg_get_expr(d.adbin, d.adrelid)) AS shown (given)
+WHERE a.attrelid = %(oid)s::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
+
+# Values of a column that are cheap to know: from statistics, and from a few rows.
+FREQUENT: Final = """
+SELECT DISTINCT unnest(most_common_vals::text::text[]) FROM pg_stats
+WHERE schemaname = %(schema)s AND tablename = %(table)s AND attname = %(column)s"""
+FEW: Final = "SELECT DISTINCT {column}::text FROM (SELECT {column} FROM {table} LIMIT 1000) AS few"
+
+# The CHECK constraints of one column alone.
+CHECKS: Final = """
+SELECT c.conname::text, pg_get_expr(c.conbin, c.conrelid)
+FROM pg_constraint c JOIN pg_attribute a ON a.attrelid = c.conrelid AND c.conkey = ARRAY[a.attnum]
+WHERE c.conrelid = %(oid)s::oid AND c.contype = 'c' AND a.attname = %(column)s ORDER BY 1"""
 
 # The tables that contain rows, each with whether it has an index over pending rows in their order (a partial
 # one, or one that begins with the status), and one that begins with the key. A condition is compared as text:
 # a wrong guess causes only a warning.
 LEAVES: Final = """
-SELECT leaf::regclass::text, EXISTS (
+SELECT (SELECT format('%%I.%%I', n.nspname, c.relname)
+        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = leaf), EXISTS (
     SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
     WHERE i.indrelid = leaf AND i.indisvalid AND a.attname = %(order)s
       AND strpos(pg_get_expr(i.indpred, i.indrelid), %(marker)s) > 0
@@ -144,13 +187,15 @@ LAST: Final = "SELECT {last} FROM {table} AS t WHERE {pending}"
 
 # --- rejections -------------------------------------------------------------------------------------------
 
-# By number and key, since a table without an integer knows only the key. Some of the numbers are read.
+# By number and key, since a table without an integer knows only the key. Some of the numbers are read; a row
+# that lacks a name is not.
 EVENTS: Final = """
 SELECT {fitting}, attempts FROM (
     SELECT {numbered_texts}, {attempts} AS attempts
     FROM unnest(%(numbers)s::bigint[], %(keys)s::{key_type}[]) AS n (number, key)
     JOIN {table} AS t ON {key} = n.key
-    WHERE {is_pending} AND n.number = ANY (%(seqs)s::bigint[]) ORDER BY n.number OFFSET 0) AS event
+    WHERE {is_pending} AND {has_names} AND n.number = ANY (%(seqs)s::bigint[])
+    ORDER BY n.number OFFSET 0) AS event
 ORDER BY seq"""
 REFUSED: Final = """
 UPDATE {table} AS t SET {refused}
@@ -191,6 +236,8 @@ class Types:
     aggregate_id: str = "text"
     last_error: str = "text"
     """With its length: a longer reason is truncated."""
+    nullable: tuple[str, ...] = ()
+    """Our names of the columns without which a row becomes a dead letter, and which allow NULL."""
 
 
 class Statements:
@@ -206,10 +253,15 @@ class Statements:
         columns: dict[str, sql.Composable] = {}
         for ours, theirs in mapping.columns.items():
             targets[f"set_{ours}"], columns[ours] = sql.Identifier(theirs), sql.Identifier("t", theirs)
+        has_names = _has_names(columns, types.nullable)
+        for name in types.nullable:
+            # NULL equals nothing, so that such a row could not be left out: rows without a name have "".
+            columns[name] = sql.SQL("coalesce({}::text, '')").format(columns[name])
         if mapping.aggregate_type:
             columns["aggregate_type"] = _aggregate_type(mapping, columns)
         key = columns["seq" if mapping.order == "seq" else "id"]
         conditions = _conditions(mapping, columns, max_attempts)
+        texts = partial(_texts, mapping, columns, has_names, with_time=with_time)
         parts = (mapping.schema, mapping.table) if mapping.schema else (mapping.table,)
         self._names: dict[str, sql.Composable] = {
             **targets,
@@ -221,8 +273,9 @@ class Statements:
             "if_locked": sql.SQL("SKIP LOCKED" if mapping.is_shared else "NOWAIT"),
             "key": key,
             "key_type": sql.SQL(types.key),
-            "texts": _texts(mapping, columns, columns.get("seq", sql.SQL("0")), with_time=with_time),
-            "numbered_texts": _texts(mapping, columns, sql.SQL("n.number"), with_time=with_time),
+            "has_names": has_names,
+            "texts": texts(columns.get("seq", sql.SQL("0"))),
+            "numbered_texts": texts(sql.SQL("n.number")),
             "fitting": sql.SQL(_FITTING if mapping.order == "seq" else FITTING),
             "attempts": _attempts(columns),
             "due_in": _due_in(columns),
@@ -239,6 +292,7 @@ class Statements:
         self.writes_refusals = bool(columns.keys() & {"retry_count", "last_error", "next_attempt_at"})
         self.writes_refusals |= mapping.remembers_failures
         self.writes_errors = "last_error" in columns
+        self.nullable = types.nullable
 
     def __call__(self, statement: LiteralString, *conditions: LiteralString) -> bytes:
         """Return a statement for this table; its `where` is `pending` and the given conditions."""
@@ -280,6 +334,12 @@ def _conditions(
     }
 
 
+def _has_names(columns: dict[str, sql.Composable], nullable: tuple[str, ...]) -> sql.Composable:
+    if not nullable:
+        return sql.SQL("true")
+    return sql.SQL("num_nulls({}) = 0").format(sql.SQL(", ").join(columns[name] for name in nullable))
+
+
 def _by_key(mapping: Mapping, condition: sql.Composable) -> sql.Composable:
     return condition if mapping.order == "seq" else sql.SQL("({}) IS TRUE").format(condition)
 
@@ -314,7 +374,12 @@ def _ordering(mapping: Mapping, columns: dict[str, sql.Composable]) -> dict[str,
 
 
 def _texts(
-    mapping: Mapping, columns: dict[str, sql.Composable], number: sql.Composable, *, with_time: bool
+    mapping: Mapping,
+    columns: dict[str, sql.Composable],
+    has_names: sql.Composable,
+    number: sql.Composable,
+    *,
+    with_time: bool,
 ) -> sql.Composable:
     """Return the columns in the order of `Event`; metadata is built only for rows that have some.
 
@@ -323,9 +388,9 @@ def _texts(
     usual = sql.SQL(
         "{number}::bigint AS seq, {id}::text AS id, {aggregate_type}::text AS aggregate_type, "
         "{aggregate_id}::text AS aggregate_id, {event_type}::text AS event_type, "
-        "CASE WHEN coalesce(pg_column_size({payload}), 0) <= %(most)s "
+        "CASE WHEN {has_names} AND coalesce(pg_column_size({payload}), 0) <= %(most)s "
         "THEN coalesce({payload}::text, 'null') END AS payload, "
-    ).format(number=number, **columns)
+    ).format(number=number, has_names=has_names, **columns)
     metadata = {name: columns[name] for name in METADATA if name in columns}
     if "trace_id" in columns:
         metadata["traceparent"] = traceparent(columns)

@@ -198,7 +198,11 @@ class ClaimSessions:
             is_more = len(rows) == _LARGE
             statement, numbers = self._statements(queries.EVENTS), list(rows)
             given = {"numbers": numbers, "keys": self._keys.array(numbers)}
-            for seq, content in bodies.read(connection, statement, given, numbers):
+            found = dict(bodies.read(connection, statement, given, numbers))
+            for seq in numbers:
+                content = found.get(seq) or self._without_name(rows[seq])
+                if content is None:
+                    continue
                 if isinstance(content, str):
                     unreadable[seq] = content
                     event = rows[seq]._replace(payload="", metadata=None)
@@ -207,6 +211,12 @@ class ClaimSessions:
                 events.append(event)
                 size += weigh([event])
         return Rows(events, size, is_more, connection, unreadable)
+
+    def _without_name(self, event: Event) -> str | None:
+        """Return which NULL is the reason why a claimed row has no content; None if there is none."""
+        empty = [name for name in self._statements.nullable if not getattr(event, name)]
+        columns = [repr(self._ownership.mapping.columns[name]) for name in empty]
+        return f"column {' or '.join(columns)} is NULL" if columns else None
 
     def _open(self, connection: Connection, wanted: Wanted, *, most: int) -> None:
         """Open the cursor of a claim, with the content of rows of at most `most` bytes."""

@@ -12,7 +12,8 @@ from outbox_pipelines.database import connect
 from outbox_pipelines.quality.measured import CAP, age
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.marked_table import pg_catalog, queries
-from outbox_pipelines.relay.marked_table.ownership import holding, open_mapping, shown
+from outbox_pipelines.relay.marked_table.check import open_mapping
+from outbox_pipelines.relay.marked_table.ownership import holding, shown
 from outbox_pipelines.relay.marked_table.queries import Statements
 from outbox_pipelines.relay.queries import TUNE
 from outbox_pipelines.settings import Settings

@@ -176,7 +176,7 @@ def test_the_role_needs_select_and_update_alone(table: Table) -> None:
         connection.execute(f"CREATE ROLE {role} {may_log_in(table.settings.dsn)}".encode())
         try:
             modest = table.with_(dsn=psycopg.conninfo.make_conninfo(table.settings.dsn, user=role))
-            with pytest.raises(SetupError, match=f"GRANT SELECT, UPDATE ON events TO {role}"):
+            with pytest.raises(SetupError, match=f"GRANT SELECT, UPDATE ON public.events TO {role}"):
                 modest.drain()
             connection.execute(f"GRANT SELECT, UPDATE ON events TO {role}".encode())
             table.write(("a", {"n": 1}))

@@ -1,0 +1,106 @@
+"""What is to be corrected before the table of OUTBOX_TABLE_FILE is relayed, or to make that faster.
+
+Invariants:
+- Everything is reported at once, and nothing is changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.parsers.table_mapping import Mapping, read_mapping
+from outbox_pipelines.relay import adoption
+from outbox_pipelines.relay.kafka.encoding import needs_time
+from outbox_pipelines.relay.marked_table import pg_catalog
+from outbox_pipelines.relay.marked_table.pg_catalog import Finding
+from outbox_pipelines.settings import Settings
+from outbox_pipelines.text import plain
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A table, and what is to be corrected."""
+
+    table: str
+    findings: list[Finding]
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the relay would refuse the table."""
+        return any(finding.is_error for finding in self.findings)
+
+
+def read(settings: Settings) -> Checked:
+    """Return what is to be corrected.
+
+    Raises:
+        SetupError: the database is unavailable, or OUTBOX_TABLE_FILE is not a valid description.
+    """
+    mapping = open_mapping(settings)
+    with connect(settings, name="outbox: table") as connection:
+        findings = [
+            *of_settings(connection, settings, mapping),
+            *pg_catalog.examine(connection, adoption.followed(connection, mapping)).findings,
+        ]
+    return Checked(str(mapping), findings)
+
+
+def of_settings(connection: Connection, settings: Settings, mapping: Mapping) -> list[Finding]:
+    """Return what does not fit together in the settings, the mapping and the database."""
+    findings: list[Finding] = []
+    if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
+        findings.append(
+            Finding(
+                "the encoding of the database is SQL_ASCII, which does not define characters",
+                "use a database with an encoding such as UTF8",
+            )
+        )
+    if settings.delivery == "exactly_once":
+        findings.append(
+            Finding(
+                f"{mapping} cannot store the position that exactly_once needs",
+                "set OUTBOX_DELIVERY=at_least_once",
+            )
+        )
+    if needs_time(settings) and "created_at" not in mapping.columns:
+        findings.append(
+            Finding(
+                f"OUTBOX_VALUE_FORMAT={settings.value_format} needs the time of an event",
+                "name its column as created_at in the file of OUTBOX_TABLE_FILE",
+            )
+        )
+    return findings
+
+
+def open_mapping(settings: Settings) -> Mapping:
+    """Read the mapping that OUTBOX_TABLE_FILE names: the file may have changed since the settings were read.
+
+    Raises:
+        SetupError: no file is named, or it is no longer a valid mapping.
+    """
+    if settings.table_file is None:
+        raise SetupError(
+            "OUTBOX_TABLE_FILE names no file: `outbox table describe NAME` writes one for an existing table"
+        )
+    try:
+        return read_mapping(settings.table_file)
+    except ValueError as error:
+        raise SetupError(f"OUTBOX_TABLE_FILE={settings.table_file}: {error}") from None
+
+
+def render(checked: Checked) -> str:
+    """Return the findings as text for a terminal; each statement is a line of its own."""
+    lines: list[str] = []
+    for finding in checked.findings:
+        lines.append(f"{severity(finding)}: {plain(finding.text)}")
+        lines += [f"    {plain(statement)};" for statement in finding.statements]
+    if not lines:
+        return plain(f"{checked.table}: nothing to correct")
+    return "\n".join(lines)
+
+
+def severity(finding: Finding) -> str:
+    """Return `error` or `warning`."""
+    return "error" if finding.is_error else "warning"
