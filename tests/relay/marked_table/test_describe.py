@@ -52,8 +52,6 @@ def test_a_guides_table_is_described_as_by_hand(guide: Guide, make_table: Make, 
         # Its serial is an order, and a better one than the times.
         columns = expected.columns | {"seq": "id"}
         expected = dataclasses.replace(expected, order="seq", columns=columns)
-    # A guide's trace_id is no traceparent.
-    found.columns.pop("trace_id", None)
     assert found == expected
     findings = check.read(table.with_(table_file=tmp_path / "described.toml").settings).findings
     assert not [finding for finding in findings if finding.is_error]
