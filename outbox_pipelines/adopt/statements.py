@@ -71,8 +71,7 @@ _REFUSE_CHANGE: Final[LiteralString] = """
 BEGIN
     RAISE EXCEPTION 'outbox adopt: % refused, % is a view of an append-only outbox', TG_OP, TG_TABLE_NAME
         USING ERRCODE = 'feature_not_supported',
-              HINT = 'The relay of the outbox marks events, and its retention removes them: see
-              docs/adopt.md.';
+              HINT = 'The relay of the outbox marks events, and its retention removes them.';
 END """
 _REFUSE_INSERT: Final[LiteralString] = """
 BEGIN
