@@ -20,6 +20,7 @@ from outbox_pipelines.adopt.commands import adopt
 from outbox_pipelines.archive.commands import archive
 from outbox_pipelines.archive.drop_command import drop_days
 from outbox_pipelines.catalog.commands import catalog
+from outbox_pipelines.cleaning.commands import clean_table
 from outbox_pipelines.consumer.commands import consumer
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.lint.commands import lint_writes
@@ -318,3 +319,4 @@ partitions.add_command(drop_days)
 cli.add_command(quality)
 cli.add_command(reconcile)
 cli.add_command(table)
+table.add_command(clean_table)

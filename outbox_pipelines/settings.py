@@ -238,6 +238,12 @@ class Settings(BaseSettings):
         description="Number of days that stay in the table; with 0, a day stays only until it is closed and "
         "proven.",
     )
+    clean_after_hours: float | None = Field(
+        default=None,
+        ge=0.0,
+        description="For an existing table: hours after which published rows are removed by `outbox table "
+        "clean` and Dagster, after they were archived in `OUTBOX_ARCHIVE`. If not set, none are.",
+    )
     # Not looked into here: a mistake in a text about events must not stop those who publish them.
     catalog_file: Path | None = Field(
         default=None, description="YAML file that documents the event types: see [the catalog](catalog.md)."

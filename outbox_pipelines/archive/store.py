@@ -204,13 +204,18 @@ class Store:
         """Move a file out of the data set, to `_outbox/kept`; return its new key."""
         # Not .parquet: some readers search all directories.
         target = f"{_KEPT}/{day}/{name.rsplit('/', 1)[-1]}.kept"
+        self.rename(name, target)
+        return target
+
+    def rename(self, name: str, target: str) -> None:
+        """Give an object another name."""
         with self._errors():
             if self.root is not None:
                 self._make((self.root / target).parent)
                 (self.root / name).replace(self.root / target)
+                _sync((self.root / target).parent)
             else:
                 obstore.rename(self._bucket, name, target)
-        return target
 
     def clear(self, what: date | str) -> None:
         """Remove temporary files of a day or a name that crashes left. The caller is their only writer."""

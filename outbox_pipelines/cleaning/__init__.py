@@ -1,0 +1,1 @@
+"""Removes published rows from an outbox table that exists already: row by row, and whole months."""

@@ -1,0 +1,115 @@
+"""Archives published rows, proves the file, and deletes exactly the rows that it has.
+
+Invariants:
+- One file at a time waits for its rows to be deleted. After a kill, the next run continues with it, so no row
+  is in two files.
+- A file has the place and the transaction of each row: a row that was changed since is not deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Final
+
+from psycopg import sql
+
+from outbox_pipelines.archive import rows as archive
+from outbox_pipelines.archive.store import Store
+from outbox_pipelines.cleaning import queries
+from outbox_pipelines.cleaning.rows import Deleter, Leaf, Versions, leaves, place, windows
+from outbox_pipelines.cleaning.target import Target
+from outbox_pipelines.database import Connection
+from outbox_pipelines.errors import NotReadyError
+
+_FILE_ROWS: Final = 100_000
+# Names that no column can have.
+_SYSTEM: Final = {"tableoid": "oid", "ctid": "tid", "xmin": "xid"}
+
+
+def archive_all(deleter: Deleter, store: Store) -> list[str]:
+    """Archive and delete all rows that may be removed; return the files.
+
+    Raises:
+        NotReadyError: rows and file differ; rows that were archived are locked by another session.
+    """
+    target = deleter.target
+    waiting = f"_outbox/cleaning/{target}.parquet"
+    files = _complete(deleter, store, waiting)
+    for leaf in leaves(deleter.connection, target):
+        count = target.statement(queries.COUNT, leaf.name)
+        first = found = 0
+        for start, end in windows(leaf.blocks):
+            if deleter.stop.is_set():
+                return files
+            given = {"start": place(start), "end": place(end)}
+            ((more,),) = deleter.connection.execute(count, given).fetchall()
+            found += more
+            if found >= _FILE_ROWS or (found and end == leaf.blocks):
+                _write(deleter.connection, store, target, leaf, (first, end), waiting)
+                files += _complete(deleter, store, waiting)
+                found = 0
+            if not found:
+                first = end
+    return files
+
+
+def _write(
+    connection: Connection, store: Store, target: Target, leaf: Leaf, blocks: tuple[int, int], waiting: str
+) -> None:
+    """Write the rows of some blocks into the file that waits."""
+    start, end = (sql.Literal(place(block)) for block in blocks)
+    rows = target.statement(queries.ARCHIVED, leaf.name, start=start, end=end)
+    columns = _SYSTEM | target.columns
+    # Its name changes after the proof: a file that waits is a proven one.
+    unproven = f"{waiting}.unproven"
+    with store.workplace(datetime.now(UTC).date()) as directory, connection.transaction():
+        # The sum is of the rows that were written, whatever changes meanwhile.
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        file = directory / "rows.parquet"
+        archive.write(connection, columns, rows, file)
+        expected = archive.sum_of_rows(connection, columns, rows)
+        store.adopt(file, unproven)
+    if archive.sum_of_file(store, unproven, columns) != expected:
+        store.remove(unproven)
+        raise NotReadyError(f"the rows of {target} and their archive file differ; nothing was deleted")
+    store.rename(unproven, waiting)
+
+
+def _complete(deleter: Deleter, store: Store, waiting: str) -> list[str]:
+    """Delete the rows of the file that waits, if there is one, and give the file its name."""
+    import pyarrow.parquet as pq
+
+    target, digest, locked = deleter.target, hashlib.sha256(), 0
+    names = ["tableoid", "ctid", "xmin", target.mapping.columns["id"]]
+    by_oid = {leaf.oid: leaf for leaf in leaves(deleter.connection, target)}
+    try:
+        with store.local(waiting) as path:
+            for batch in pq.ParquetFile(path).iter_batches(batch_size=20_000, columns=names):
+                oids, places, transactions, ids = (batch.column(name).to_pylist() for name in names)
+                digest.update(repr((oids, places, transactions, ids)).encode())
+                leaf = by_oid.get(int(oids[0]))
+                if leaf is not None:
+                    locked += _delete(deleter, leaf, Versions(places, transactions, ids))
+    except FileNotFoundError:
+        return []
+    if deleter.stop.is_set():
+        return []
+    if locked:
+        raise NotReadyError(
+            f"{locked:,} archived rows of {target} are locked by other sessions: the next run deletes them"
+        )
+    name = f"tables/{target}/rows-{digest.hexdigest()[:16]}.parquet"
+    store.rename(waiting, name)
+    return [name]
+
+
+def _delete(deleter: Deleter, leaf: Leaf, versions: Versions) -> int:
+    """Delete these versions; return how many are still there."""
+    if deleter.delete(leaf.name, versions) == len(versions):
+        return 0
+    given = {"places": versions.places, "transactions": versions.transactions}
+    ((still,),) = deleter.connection.execute(
+        deleter.target.statement(queries.STILL, leaf.name), given
+    ).fetchall()
+    return int(still)

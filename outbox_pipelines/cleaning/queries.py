@@ -1,0 +1,82 @@
+"""All SQL of the clean-up. `{published}` and `{old}` are conditions of a row, made from the mapping."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# One clean-up of a table at a time. Not the locks of relays: they continue.
+TRY_LOCK: Final = "SELECT pg_try_advisory_lock(%(key)s::bigint)"
+# No lock waits for the disk: after a crash of the server, the next run deletes the same rows.
+TUNE: Final = "SET synchronous_commit = off; SET statement_timeout = 0; SET lock_timeout = 0"
+CUTOFF: Final = "SELECT now() - make_interval(secs => %(seconds)s)"
+MAY_DELETE: Final = "SELECT has_table_privilege(%(oid)s::oid, 'DELETE'), quote_ident(current_user)"
+
+# --- rows -------------------------------------------------------------------------------------------------
+
+# The tables that contain rows, with their size in blocks.
+LEAVES: Final = """
+SELECT c.oid::bigint, n.nspname::text, c.relname::text,
+       (pg_relation_size(c.oid) / current_setting('block_size')::int)::bigint
+FROM (SELECT %(oid)s::oid UNION SELECT relid FROM pg_partition_tree(%(oid)s::oid::regclass)) AS p (oid)
+JOIN pg_class c USING (oid) JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' ORDER BY 2, 3"""
+# By place in the table: no index over the time of publishing is needed, and nothing is read twice. A row
+# version is named by its place and its transaction.
+ROWS: Final = """
+SELECT t.ctid::text, t.xmin::text, t.{id}::text FROM ONLY {leaf} AS t
+WHERE t.ctid >= %(start)s::tid AND t.ctid < %(end)s::tid AND {published} AND {old}"""
+COUNT: Final = """
+SELECT count(*) FROM ONLY {leaf} AS t
+WHERE t.ctid >= %(start)s::tid AND t.ctid < %(end)s::tid AND {published} AND {old}"""
+# What follows FROM, for the rows that are archived.
+ARCHIVED: Final = """ONLY {leaf} AS t
+WHERE t.ctid >= {start}::tid AND t.ctid < {end}::tid AND {published} AND {old}"""
+# Exactly these versions, if they are still published. A locked row is left to the next run.
+DELETE: Final = """
+DELETE FROM ONLY {leaf} AS d WHERE d.ctid = ANY (ARRAY(
+    SELECT t.ctid
+    FROM unnest(%(places)s::tid[], %(transactions)s::xid[], %(ids)s::text[]) AS k (place, transaction, id)
+    JOIN ONLY {leaf} AS t ON t.ctid = k.place
+    WHERE t.xmin = k.transaction AND t.{id}::text = k.id AND {published} FOR UPDATE OF t SKIP LOCKED))"""
+
+# Those of the versions that are there all the same: another session has locked them.
+STILL: Final = """
+SELECT count(*) FROM unnest(%(places)s::tid[], %(transactions)s::xid[]) AS k (place, transaction)
+JOIN ONLY {leaf} AS t ON t.ctid = k.place WHERE t.xmin = k.transaction AND {published}"""
+
+# --- months -----------------------------------------------------------------------------------------------
+
+# Partitions by one column, with the end of each. A default partition has none.
+MONTHS: Final = r"""
+SELECT c.oid::bigint, n.nspname::text, c.relname::text,
+       (regexp_match(pg_get_expr(c.relpartbound, c.oid), 'TO \(''([^'']+)''\)'))[1]
+FROM pg_partitioned_table p
+JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = p.partattrs[0]
+JOIN pg_inherits i ON i.inhparent = p.partrelid
+JOIN pg_class c ON c.oid = i.inhrelid AND c.relkind = 'r' JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE p.partrelid = %(oid)s::oid AND p.partstrat = 'r' AND p.partnatts = 1 AND a.attname = %(column)s
+ORDER BY 4"""
+ENDED: Final = "SELECT {end}::timestamptz <= %(cutoff)s"
+# What keeps a month: rows that are not published, and rows that are younger.
+LEFT: Final = """
+SELECT count(*) FILTER (WHERE ({published}) IS NOT TRUE), count(*) FILTER (WHERE ({old}) IS NOT TRUE)
+FROM ONLY {leaf} AS t"""
+UNPUBLISHED: Final = "SELECT EXISTS (SELECT FROM ONLY {leaf} AS t WHERE {unpublished})"
+LOCK: Final = "LOCK TABLE {table}, {leaf} IN ACCESS EXCLUSIVE MODE"
+DETACH: Final = "ALTER TABLE {table} DETACH PARTITION {leaf}"
+# Found again after a kill.
+REMARK: Final = "COMMENT ON TABLE {leaf} IS {remark}"
+DETACHED: Final = """
+SELECT c.oid::bigint, n.nspname::text, c.relname::text
+FROM pg_description d JOIN pg_class c ON c.oid = d.objoid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE d.classoid = 'pg_class'::regclass AND d.objsubid = 0 AND d.description = %(remark)s
+  AND c.relkind = 'r' AND NOT c.relispartition ORDER BY 2, 3"""
+DROP: Final = "DROP TABLE {leaf}"
+
+# --- pg_partman -------------------------------------------------------------------------------------------
+
+PARTMAN: Final = """
+SELECT format('%%I.part_config', n.nspname) FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+WHERE e.extname = 'pg_partman'"""
+RETENTION: Final = """
+SELECT retention::text, infinite_time_partitions FROM {config} WHERE parent_table = %(table)s"""

@@ -1,0 +1,141 @@
+"""Deletes published rows in batches so small that no lock is held for long.
+
+Invariants:
+- A statement that takes more than 50 ms is canceled and tried with fewer rows. Between two of them is a pause
+  as long as the last one.
+- Only versions of rows that were found published are deleted, and only if they still are.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from outbox_pipelines.cleaning import queries
+from outbox_pipelines.cleaning.target import Target
+from outbox_pipelines.database import Connection
+from outbox_pipelines.errors import NotReadyError
+
+MOST_SECONDS: Final = 0.05
+"""How long a batch may hold its locks."""
+# Half of it: a statement that is canceled was for nothing.
+_WANTED_SECONDS: Final = MOST_SECONDS / 2
+_WINDOW_BLOCKS: Final = 256
+_FIRST_ROWS: Final = 200
+_MOST_ROWS: Final = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Versions of rows: places, transactions and ids, as texts."""
+
+    places: list[str]
+    transactions: list[str]
+    ids: list[str]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+
+@dataclass(slots=True)
+class Deleter:
+    """Deletes batches of one table, each in a transaction of its own."""
+
+    connection: Connection
+    target: Target
+    stop: threading.Event
+    deleted: int = 0
+    longest: float = 0.0
+    """Seconds of the longest batch, which held its locks for less."""
+    _rows: int = field(default=_FIRST_ROWS)
+
+    def delete(self, leaf: sql.Identifier, versions: Versions) -> int:
+        """Delete these versions; return how many were there and not locked.
+
+        Raises:
+            NotReadyError: a single row takes too long.
+        """
+        statement = self.target.statement(queries.DELETE, leaf)
+        at = deleted = 0
+        while at < len(versions) and not self.stop.is_set():
+            until = at + self._rows
+            given = {
+                "places": versions.places[at:until],
+                "transactions": versions.transactions[at:until],
+                "ids": versions.ids[at:until],
+            }
+            began = time.monotonic()
+            try:
+                count = self._execute(statement, given)
+            except psycopg.errors.QueryCanceled:
+                if self._rows == 1:
+                    raise NotReadyError(
+                        f"deleting one row of {self.target} takes more than {MOST_SECONDS * 1000:.0f} ms: "
+                        "look for a trigger, or a foreign key without an index"
+                    ) from None
+                self._rows = max(1, self._rows // 4)
+                continue
+            took = time.monotonic() - began
+            deleted += count
+            at = until
+            self.longest = max(self.longest, took)
+            self._adapt(took)
+            self.stop.wait(took)
+        self.deleted += deleted
+        return deleted
+
+    def _execute(self, statement: sql.Composed, given: dict[str, list[str]]) -> int:
+        with self.connection.transaction():
+            self.connection.execute(f"SET LOCAL statement_timeout = '{MOST_SECONDS * 1000:.0f}ms'")
+            return self.connection.execute(statement, given).rowcount
+
+    def _adapt(self, took: float) -> None:
+        if took > _WANTED_SECONDS:
+            self._rows = max(1, self._rows // 2)
+        elif took < _WANTED_SECONDS / 4:
+            self._rows = min(_MOST_ROWS, self._rows * 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A table that contains rows."""
+
+    oid: int
+    name: sql.Identifier
+    blocks: int
+
+
+def leaves(connection: Connection, target: Target) -> list[Leaf]:
+    """Return the tables that contain the rows: the partitions, or the table itself."""
+    found = connection.execute(queries.LEAVES, {"oid": target.oid}).fetchall()
+    return [Leaf(oid, sql.Identifier(schema, name), blocks) for oid, schema, name, blocks in found]
+
+
+def windows(blocks: int) -> Iterator[tuple[int, int]]:
+    """Divide a table into ranges of blocks."""
+    for start in range(0, blocks, _WINDOW_BLOCKS):
+        yield start, min(start + _WINDOW_BLOCKS, blocks)
+
+
+def place(block: int) -> str:
+    """Return the place of a block's beginning."""
+    return f"({block},0)"
+
+
+def delete_all(deleter: Deleter) -> None:
+    """Delete all rows that may be removed."""
+    connection, target = deleter.connection, deleter.target
+    for leaf in leaves(connection, target):
+        query = target.statement(queries.ROWS, leaf.name)
+        for start, end in windows(leaf.blocks):
+            found = connection.execute(query, {"start": place(start), "end": place(end)}).fetchall()
+            if found:
+                deleter.delete(leaf.name, Versions(*map(list, zip(*found, strict=True))))
+            if deleter.stop.is_set():
+                return
