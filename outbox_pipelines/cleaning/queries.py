@@ -75,8 +75,12 @@ DROP: Final = "DROP TABLE {leaf}"
 
 # --- pg_partman -------------------------------------------------------------------------------------------
 
+# Its settings, if it is installed and this role may read them.
 PARTMAN: Final = """
-SELECT format('%%I.part_config', n.nspname) FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
-WHERE e.extname = 'pg_partman'"""
+SELECT format('%I.part_config', n.nspname)
+FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'part_config'
+WHERE e.extname = 'pg_partman' AND has_schema_privilege(n.oid, 'USAGE')
+  AND has_table_privilege(c.oid, 'SELECT')"""
 RETENTION: Final = """
 SELECT retention::text, infinite_time_partitions FROM {config} WHERE parent_table = %(table)s"""

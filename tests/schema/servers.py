@@ -132,7 +132,7 @@ def _quick(directory: Path, programs: Path) -> Iterator[postgres.Postgres]:
         yield server
 
 
-def _running(which: str, lasting: Lasting, directories: pytest.TempPathFactory) -> postgres.Postgres:
+def running_server(which: str, lasting: Lasting, directories: pytest.TempPathFactory) -> postgres.Postgres:
     """The session's server with these programs; starting one takes two seconds."""
     programs = _bin_dir(which)
     server: postgres.Postgres = lasting.once(
@@ -145,13 +145,13 @@ def _running(which: str, lasting: Lasting, directories: pytest.TempPathFactory) 
 def server(
     request: pytest.FixtureRequest, lasting: Lasting, tmp_path_factory: pytest.TempPathFactory
 ) -> postgres.Postgres:
-    return _running(request.param, lasting, tmp_path_factory)
+    return running_server(request.param, lasting, tmp_path_factory)
 
 
 @pytest.fixture(scope="session", name="server")
 def wheel_server(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> postgres.Postgres:
     """The wheel's alone, for tests in which the server's version plays no part."""
-    return _running("wheel", lasting, tmp_path_factory)
+    return running_server("wheel", lasting, tmp_path_factory)
 
 
 @contextmanager

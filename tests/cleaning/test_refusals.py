@@ -1,0 +1,66 @@
+"""What cannot be cleaned: one line that says what to correct, and nothing is removed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outbox_pipelines.errors import SetupError
+from tests.cleaning.conftest import SOME, Cleaning, Make
+from tests.relay.marked_table import textbook
+
+
+@pytest.fixture
+def plain(make: Make) -> Cleaning:
+    cleaning = make(textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING)
+    cleaning.execute(SOME)
+    return cleaning
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"clean_after_hours": None}, r"OUTBOX_CLEAN_AFTER_HOURS is not set: set the number of hours"),
+        ({"archive": ""}, r"OUTBOX_ARCHIVE is not set: name a directory or bucket .* or none"),
+        ({"table_file": None}, r"OUTBOX_TABLE_FILE names no file"),
+    ],
+)
+def test_settings(plain: Cleaning, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(SetupError, match=message):
+        plain.clean(**settings)
+    assert plain.execute("SELECT count(*) FROM events") == [(22,)]
+
+
+def test_a_role_that_may_not_delete(plain: Cleaning) -> None:
+    name = "cleaner_" + plain.execute("SELECT current_database()")[0][0]
+    plain.execute(f"CREATE ROLE {name}; GRANT {name} TO CURRENT_USER")
+    try:
+        plain.execute(f"GRANT SELECT, UPDATE ON events TO {name}")
+        dsn = str(plain.settings.dsn.reveal())
+        with pytest.raises(SetupError, match=rf"GRANT DELETE ON public.events TO {name}"):
+            plain.clean(dsn=type(plain.settings.dsn)(f"{dsn} options='-c role={name}'"))
+    finally:
+        plain.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+def test_a_table_without_a_time(make: Make) -> None:
+    mapping = textbook.STATUS_MAPPING.replace('created_at = "made_at"\n', "").replace(
+        'processed_at = "sent_at"\n', ""
+    )
+    with pytest.raises(SetupError, match="has no time of publishing: name processed_at or created_at"):
+        make(textbook.STATUS, mapping).clean()
+
+
+def test_by_command(plain: Cleaning, tmp_path: Path) -> None:
+    run = plain.table.outbox.outbox
+    refused = run("table", "clean", **plain.environment | {"OUTBOX_CLEAN_AFTER_HOURS": "-1"})
+    assert refused.returncode == 2
+    assert "OUTBOX_CLEAN_AFTER_HOURS" in refused.stderr
+    done = run("table", "clean", **plain.environment | {"OUTBOX_ARCHIVE": str(tmp_path / "archive")})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("public.events: 10 rows deleted, the longest batch in ")
+    assert "\n  archived in tables/public.events/rows-" in done.stdout
+    again = json.loads(run("table", "clean", "--json", **plain.environment).stdout)
+    assert again["deleted"] == 0
