@@ -10,6 +10,7 @@ from benchmarks import (
     archive,
     archive_queries,
     attached,
+    cleaning,
     commits,
     compression,
     consumers,
@@ -55,6 +56,7 @@ _PARTS = {
         reconciliation,
         pruning,
         adoption,
+        cleaning,
     )
 }
 
