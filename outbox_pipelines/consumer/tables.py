@@ -51,10 +51,17 @@ def migrate(connection: psycopg.Connection[Any]) -> None:
     """Create the tables in the first schema of the search_path; existing ones do not change.
 
     An open transaction includes the change; otherwise the change is committed.
+
+    Raises:
+        SetupError: the schema has a table of another shape with a name of the consumer's.
     """
-    with connection.transaction():
-        for file in scripts.files("consumer"):
-            connection.execute(file.read_bytes())
+    try:
+        with connection.transaction():
+            for file in scripts.files("consumer"):
+                connection.execute(file.read_bytes())
+    except psycopg.errors.RaiseException as error:
+        diag = error.diag
+        raise SetupError(f"{diag.message_primary}: {diag.message_hint}") from None
 
 
 def prune(connection: psycopg.Connection[Any], keep: timedelta) -> Pruned:

@@ -3,8 +3,14 @@
 DO $processed$
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('outbox consumer migrate'));
-    IF to_regclass('processed_events') IS NOT NULL THEN
+    -- A table of this name that an application made itself has no bucket; ours can be beside it, in a schema of its own.
+    IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('processed_events') AND attname = 'bucket') THEN
         RETURN;
+    END IF;
+    IF to_regclass(quote_ident(current_schema()) || '.processed_events') IS NOT NULL THEN
+        RAISE EXCEPTION 'the schema % has a table processed_events that is not the consumer''s', current_schema()
+            USING HINT = 'keep that table, and create the consumer''s tables in another schema '
+                         '(OUTBOX_CONSUMER_SCHEMA), first in the search_path of the consumer''s connections';
     END IF;
 
     -- An id of version 7 begins with milliseconds: its UTC day, counted round a ring of 64. Other ids tell no

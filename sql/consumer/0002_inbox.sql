@@ -4,8 +4,13 @@
 DO $inbox$
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('outbox consumer migrate'));
-    IF to_regclass('inbox') IS NOT NULL THEN
+    IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('inbox') AND attname = 'next_attempt_at') THEN
         RETURN;
+    END IF;
+    IF to_regclass(quote_ident(current_schema()) || '.inbox') IS NOT NULL THEN
+        RAISE EXCEPTION 'the schema % has a table inbox that is not the consumer''s', current_schema()
+            USING HINT = 'keep that table, and create the consumer''s tables in another schema '
+                         '(OUTBOX_CONSUMER_SCHEMA), first in the search_path of the consumer''s connections';
     END IF;
 
     CREATE TABLE inbox (

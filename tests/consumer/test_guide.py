@@ -125,6 +125,7 @@ def test_other_ways_to_the_database(block: str) -> None:
         "../sql/consumer/0001_processed.sql",
         "../sql/consumer/0002_inbox.sql",
         "../sql/consumer/0003_partition_owners.sql",
+        "../sql/consumer/0004_processed_mark.sql",
     ],
 )
 def test_links(link: str) -> None:

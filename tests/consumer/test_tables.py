@@ -232,3 +232,29 @@ def test_the_outbox_is_not_taken_for_a_consumer(database: Database) -> None:
     assert isinstance(done.exception, SystemExit)
     assert done.exit_code == 2
     assert "set OUTBOX_CONSUMER_DSN" in done.output
+
+
+@pytest.mark.parametrize("name", ["processed_events", "inbox"])
+def test_a_table_of_the_applications_own_is_kept(empty: Database, name: str) -> None:
+    """Guards against a consumer that takes a table of another shape for its own, or has none."""
+    empty.rows(f"CREATE TABLE {name} (event_id uuid PRIMARY KEY)")
+    with empty.connect() as connection:
+        with pytest.raises(
+            SetupError, match=f"table {name} that is not the consumer's: keep .*OUTBOX_CONSUMER_SCHEMA"
+        ):
+            migrate(connection)
+        done = empty.outbox("consumer", "migrate")
+        assert isinstance(done.exception, SystemExit)
+        assert done.exit_code == 2
+        connection.execute("CREATE SCHEMA outbox_consumer")
+        connection.execute("SET search_path = outbox_consumer, public")
+        for _ in range(2):
+            migrate(connection)
+        rows = connection.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'outbox_consumer'::regnamespace "
+            "AND relname IN ('processed_events', 'inbox', 'partition_owners') ORDER BY 1"
+        ).fetchall()
+        assert [each for (each,) in rows] == ["inbox", "partition_owners", "processed_events"]
+        rows = connection.execute("SELECT processed_mark(%s, 'a')", [at(0)]).fetchall()
+        assert rows == [(True,)]
+    assert empty.value(f"SELECT count(*) FROM public.{name}") == 0
