@@ -296,14 +296,20 @@ def status(settings: Settings, as_json: bool, check: bool) -> None:
 
 
 def _table_status(settings: Settings, *, as_json: bool, check: bool) -> None:
+    from outbox_pipelines.quality import rules
+    from outbox_pipelines.quality.status import described
+    from outbox_pipelines.relay.marked_table import measurements
     from outbox_pipelines.relay.marked_table import status as table_status
 
-    if check:
-        raise SetupError(
-            "--check works only with the append-only outbox: unset OUTBOX_TABLE_FILE, or omit --check"
-        )
     found = table_status.read(settings)
-    click.echo(json.dumps(dataclasses.asdict(found), indent=2) if as_json else table_status.render(found))
+    results = rules.judge(settings, measurements.of(found))
+    if as_json:
+        checks = [described(result) for result in results]
+        click.echo(json.dumps(dataclasses.asdict(found) | {"checks": checks}, indent=2))
+    else:
+        click.echo(table_status.render(found, results))
+    if check and rules.worst(results) is rules.Status.ERROR:
+        sys.exit(1)
 
 
 cli.add_command(adopt)

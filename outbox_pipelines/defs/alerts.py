@@ -97,16 +97,16 @@ def _of_the_outbox(settings: "Settings", known: Mapping[str, "Known"]) -> tuple[
     import psycopg
 
     from outbox_pipelines.errors import SetupError
-    from outbox_pipelines.quality import measurements
     from outbox_pipelines.quality.alerts import Problem, of_results
     from outbox_pipelines.quality.rules import RULES, chapter, judge
+    from outbox_pipelines.relay import measuring
     from outbox_pipelines.secret import first_line
 
     # A problem that cannot be measured is not resolved.
     unseen = [Problem(rule.name, known[rule.name].text, rule.help) for rule in RULES if rule.name in known]
     remedy = f"nothing is relayed; check with `outbox status` ({chapter(settings, 'database')})"
     try:
-        found = measurements.read(settings)
+        found = measuring.read(settings)
     except SetupError as error:
         return [Problem("database", str(error), remedy), *unseen], set()
     except psycopg.Error as error:

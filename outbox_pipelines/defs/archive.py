@@ -11,7 +11,7 @@ from outbox_pipelines.defs.day_quality import events_as_expected
 from outbox_pipelines.defs.events import DAYS, OWNERS, events
 from outbox_pipelines.defs.failures import day_of, one_line
 from outbox_pipelines.defs.resources import OutboxResource
-from outbox_pipelines.defs.runs import requests
+from outbox_pipelines.defs.runs import NO_DAYS, requests
 
 
 @dg.asset(
@@ -138,6 +138,8 @@ def archive_days(
     from outbox_pipelines.partitions import calendar
 
     settings = outbox_pipelines.settings()
+    if settings.table_file is not None:
+        return dg.SkipReason(NO_DAYS)
     if not settings.archives:
         return dg.SkipReason("no archive configured: set OUTBOX_ARCHIVE to archive closed days")
     return requests(context, calendar.waiting(settings), nothing="every closed day is archived")

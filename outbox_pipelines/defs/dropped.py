@@ -11,7 +11,7 @@ from outbox_pipelines.defs.archive import archive
 from outbox_pipelines.defs.events import DAYS, OWNERS
 from outbox_pipelines.defs.failures import day_of, one_line
 from outbox_pipelines.defs.resources import OutboxResource
-from outbox_pipelines.defs.runs import requests
+from outbox_pipelines.defs.runs import NO_DAYS, requests
 
 
 class DropConfig(dg.Config):
@@ -115,6 +115,8 @@ def drop_days(
     from outbox_pipelines.archive import drop
 
     settings = outbox_pipelines.settings()
+    if settings.table_file is not None:
+        return dg.SkipReason(NO_DAYS)
     if not settings.archive:
         return dg.SkipReason("no archive configured: set OUTBOX_ARCHIVE to archive and drop days")
     return requests(context, drop.due(settings), nothing="no archived day is past the retention")

@@ -64,9 +64,9 @@ OUTBOX_WARN_AT and OUTBOX_ERROR_AT change the limits.
 )
 def health(outbox_pipelines: OutboxResource) -> Iterator[dg.ObserveResult]:
     with one_line():
-        from outbox_pipelines.quality import measurements
+        from outbox_pipelines.relay import measuring
 
-        found = measurements.read(outbox_pipelines.settings())
+        found = measuring.read(outbox_pipelines.settings())
     yield dg.ObserveResult(asset_key=_KEY, metadata=_numbers(found))
 
 
@@ -203,12 +203,14 @@ def _evaluate(outbox: OutboxResource) -> tuple["Measurements | None", dict[str, 
 
     from outbox_pipelines.quality.health import evaluate
     from outbox_pipelines.quality.rules import chapter
+    from outbox_pipelines.relay import measuring
     from outbox_pipelines.secret import first_line
 
     settings = outbox.settings()
     found = None
     try:
-        found, results = evaluate(settings)
+        found = measuring.read(settings)
+        results = evaluate(settings, found)
     except SetupError as error:
         evaluations = {_DATABASE: _answers(str(error))}
     except psycopg.Error as error:

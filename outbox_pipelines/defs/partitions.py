@@ -9,6 +9,7 @@ from outbox_pipelines.defs import ours
 from outbox_pipelines.defs.events import events
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.runs import NO_DAYS
 
 # The table stays readable on a page of the UI.
 _DAYS_SHOWN = 60
@@ -109,7 +110,7 @@ def maintain_partitions() -> None:
     show_days()
 
 
-maintain_partitions_schedule = dg.ScheduleDefinition(
+@dg.schedule(
     name="maintain_partitions",
     job=maintain_partitions,
     # Not on the hour, when many other jobs start.
@@ -122,3 +123,8 @@ Use: leave it on. When a run fails: see the job. Writers are not affected for tw
 day with a partition is over; past days are not closed until then.
 """,
 )
+def maintain_partitions_schedule(outbox_pipelines: OutboxResource) -> dg.RunRequest | dg.SkipReason:
+    """Return the run to launch. A `SetupError` fails the tick, as in `relay_supervisor`."""
+    if outbox_pipelines.settings().table_file is not None:
+        return dg.SkipReason(NO_DAYS)
+    return dg.RunRequest()

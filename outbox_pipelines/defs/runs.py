@@ -10,6 +10,8 @@ import dagster as dg
 from outbox_pipelines.defs.events import DAYS
 from outbox_pipelines.defs.ours import is_ours
 
+NO_DAYS = "an existing table (OUTBOX_TABLE_FILE) has no days"
+"""Why schedules of days skip."""
 # Dagster adds this tag to every run of a partition.
 _DAY = "dagster/partition"
 IN_FLIGHT = [

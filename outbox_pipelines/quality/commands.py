@@ -23,9 +23,9 @@ def docs(settings: Settings, directory: Path) -> None:
 
     Each run adds a result to those in the directory. Prints the path of the start page.
     """
-    from outbox_pipelines.quality import health
+    from outbox_pipelines.quality import health, measurements
 
-    click.echo(health.build_docs(settings, directory))
+    click.echo(health.build_docs(settings, measurements.read(settings), directory))
 
 
 @click.group()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from outbox_pipelines.quality import expectations, measurements
+from outbox_pipelines.quality import expectations
 from outbox_pipelines.quality.measured import Measurements
 from outbox_pipelines.quality.rules import CheckResult, judge
 from outbox_pipelines.settings import Settings
@@ -19,27 +19,16 @@ from outbox_pipelines.settings import Settings
 SUITE: Final = "outbox_health"
 
 
-def evaluate(settings: Settings) -> tuple[Measurements, list[CheckResult]]:
-    """Measure, and return the results of the checks.
-
-    Raises:
-        SetupError: the database is unavailable, or has no outbox.
-    """
-    found = measurements.read(settings)
+def evaluate(settings: Settings, found: Measurements) -> list[CheckResult]:
+    """Return the results of the checks."""
     results = judge(settings, found)
     statuses = expectations.validate(SUITE, *suite_of(results))
-    return found, [
-        replace(result, status=statuses.get(result.rule.name, result.status)) for result in results
-    ]
+    return [replace(result, status=statuses.get(result.rule.name, result.status)) for result in results]
 
 
-def build_docs(settings: Settings, directory: Path) -> Path:
-    """Write Great Expectations' pages of the current results; return the first page.
-
-    Raises:
-        SetupError: as `evaluate`.
-    """
-    results = judge(settings, measurements.read(settings))
+def build_docs(settings: Settings, found: Measurements, directory: Path) -> Path:
+    """Write Great Expectations' pages of the results; return the first page."""
+    results = judge(settings, found)
     return expectations.data_docs(directory, {SUITE: suite_of(results)})
 
 

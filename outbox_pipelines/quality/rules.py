@@ -203,6 +203,8 @@ RULES: Final = (
     ),
 )
 
+OF_TABLES: Final = frozenset(("lag", "backlog", "dead_letters", "shards_relayed", "kafka"))
+"""The rules that apply to an existing table (OUTBOX_TABLE_FILE): it has no days, keys or parked events."""
 _DETAILS: Final[dict[str, Callable[[Measurements], str | None]]] = {
     "partitions_ahead": lambda found: _each(shard.top_up_error for shard in found.shards),
     "shards_relayed": lambda found: _each(
@@ -218,17 +220,18 @@ _DETAILS: Final[dict[str, Callable[[Measurements], str | None]]] = {
 
 
 def rules(settings: Settings) -> list[Rule]:
-    """Return all rules, with the thresholds of OUTBOX_WARN_AT and OUTBOX_ERROR_AT."""
+    """Return the rules that apply, with the thresholds of OUTBOX_WARN_AT and OUTBOX_ERROR_AT."""
     warn, error = read_thresholds(settings.warn_at), read_thresholds(settings.error_at)
 
     def limited(rule: Rule) -> Rule:
         return replace(rule, warn=warn.get(rule.name, rule.warn), error=error.get(rule.name, rule.error))
 
-    return [limited(rule) for rule in RULES]
+    is_table = settings.table_file is not None
+    return [limited(rule) for rule in RULES if rule.name in OF_TABLES or not is_table]
 
 
 def judge(settings: Settings, found: Measurements) -> list[CheckResult]:
-    """Return the result of each rule, in the order of `RULES`."""
+    """Return the result of each rule that applies, in the order of `RULES`."""
     return [judge_one(rule, found) for rule in rules(settings)]
 
 

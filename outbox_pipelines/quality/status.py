@@ -30,12 +30,13 @@ def render(found: Measurements, results: Iterable[CheckResult]) -> str:
         + (f", {found.new_dead_letters:,} in the last hour" if found.new_dead_letters else ""),
         f"days ahead    {found.days_ahead}",
         f"size          {_bytes(found.table_bytes)}, keys {_bytes(found.keys_bytes)}",
-        *_results(results),
+        *rendered(results),
     ]
     return "\n".join(map(plain, lines))
 
 
-def _results(results: Iterable[CheckResult]) -> list[str]:
+def rendered(results: Iterable[CheckResult]) -> list[str]:
+    """Return the failed checks, worst first, each with its remedy, as lines."""
     wrong = sorted((result for result in results if result.status), key=lambda result: -result.status)
     if not wrong:
         return ["checks        all passed"]

@@ -44,13 +44,13 @@ def relay_supervisor(
     """Return the sessions to launch. A `SetupError` fails the tick, so that an operator sees an unavailable
     database in red; a skipped tick would look healthy."""
     # Imported here so that definitions load without the drivers.
-    from outbox_pipelines.quality import measurements
+    from outbox_pipelines.relay import measuring
 
     settings = outbox_pipelines.settings()
     settings.require_kafka()
     requests, reasons = [], []
     place = places.of_tick(context)
-    shards = measurements.read(settings).shards
+    shards = measuring.read(settings).shards
     few = queue.too_few(context.instance, len(shards))
     if few:
         context.log.warning(few)

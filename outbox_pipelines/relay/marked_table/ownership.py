@@ -285,6 +285,11 @@ def holding(oid: int) -> int:
     return key(_HOLDS, oid)
 
 
+def awaiting(oid: int) -> int:
+    """Return the number of the lock of a relay that waits for a table."""
+    return key(_WAITS, oid)
+
+
 def shown(name: str | None, pid: int) -> str:
     """Return a session's name as operators know it; PostgreSQL hides the names of other roles' sessions."""
     if name and "outbox relay: " not in name:

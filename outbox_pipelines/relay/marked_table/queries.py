@@ -224,6 +224,11 @@ UNPUBLISHED: Final = "SELECT count(*) FROM {table} AS t WHERE {where}"
 BACKLOG: Final = """
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(at))::float8
 FROM (SELECT {time} AS at FROM {table} AS t WHERE {pending} ORDER BY {order} LIMIT %(cap)s) AS waiting"""
+# Why they failed, the most frequent first.
+REASONS: Final = """
+SELECT coalesce(reason, 'no reason'), count(*)
+FROM (SELECT {last_error}::text AS reason FROM {table} AS t WHERE {failed} LIMIT %(cap)s) AS failed
+GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 3"""
 FAILURES: Final = "SELECT count(*) FROM (SELECT FROM {table} AS t WHERE {failed} LIMIT %(cap)s) AS failed"
 
 

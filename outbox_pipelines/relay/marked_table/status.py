@@ -6,14 +6,17 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from outbox_pipelines.database import connect
 from outbox_pipelines.quality.measured import CAP, age
+from outbox_pipelines.quality.rules import CheckResult
+from outbox_pipelines.quality.status import rendered
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.marked_table import pg_catalog, queries
 from outbox_pipelines.relay.marked_table.check import open_mapping
-from outbox_pipelines.relay.marked_table.ownership import holding, shown
+from outbox_pipelines.relay.marked_table.ownership import awaiting, holding, shown
 from outbox_pipelines.relay.marked_table.queries import Statements
 from outbox_pipelines.relay.queries import TUNE
 from outbox_pipelines.settings import Settings
@@ -36,6 +39,10 @@ class TableStatus:
     """Age of the oldest of them; None without a backlog, or without a created_at."""
     failed: int
     """Rows whose event is a dead letter, counted up to `CAP`."""
+    reasons: dict[str, int]
+    """Their reasons: the three most frequent, with their counts; empty without a last_error."""
+    successor_waits: bool
+    """Whether a standby waits for the table."""
     warnings: list[str]
 
 
@@ -55,6 +62,10 @@ def read(settings: Settings) -> TableStatus:
         backlog = connection.execute(statements(queries.BACKLOG), cap).fetchone()
         failed = connection.execute(statements(queries.FAILURES), cap).fetchone()
         owners = connection.execute(queries.OWNER, {"key": holding(found.oid)}).fetchall()
+        waiting = connection.execute(queries.OWNER, {"key": awaiting(found.oid)}).fetchall()
+        reasons: list[tuple[str, int]] = []
+        if failed and failed[0] and statements.writes_errors:
+            reasons = connection.execute(statements(queries.REASONS), cap).fetchall()
         assert backlog is not None
         assert failed is not None
         return TableStatus(
@@ -64,12 +75,14 @@ def read(settings: Settings) -> TableStatus:
             backlog=backlog[0],
             oldest_seconds=backlog[1],
             failed=failed[0],
+            reasons=dict(reasons),
+            successor_waits=bool(waiting),
             warnings=found.warnings,
         )
 
 
-def render(status: TableStatus) -> str:
-    """Return the status as text for a terminal."""
+def render(status: TableStatus, results: Iterable[CheckResult]) -> str:
+    """Return the status as text for a terminal, then the failed checks."""
     since = "" if status.owned_seconds is None else f" for {age(status.owned_seconds)}"
     oldest = "" if status.oldest_seconds is None else f", oldest {age(status.oldest_seconds)}"
     hint = "  (correct the rows, then mark them pending: docs/existing-tables.md)" if status.failed else ""
@@ -78,7 +91,9 @@ def render(status: TableStatus) -> str:
         f"  owner      {status.owner + since if status.owner else 'no active relay; start `outbox relay`'}",
         f"  backlog     {_count(status.backlog)} events{oldest}",
         f"  failed      {_count(status.failed)}{hint}",
+        *(f"  {count:,} × {reason}" for reason, count in status.reasons.items()),
         *(f"  warning     {warning}" for warning in status.warnings),
+        *rendered(results),
     ]
     return "\n".join(map(plain, lines))
 

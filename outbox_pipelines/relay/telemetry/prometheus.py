@@ -29,8 +29,9 @@ from prometheus_client.registry import Collector
 
 from outbox_pipelines import metrics_server
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality import measurements, rules
+from outbox_pipelines.quality import rules
 from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus
+from outbox_pipelines.relay import measuring
 from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.delivery import Complete
 from outbox_pipelines.relay.shard import Settled
@@ -178,11 +179,12 @@ class Database(Collector):
 
     def _ask(self) -> None:
         try:
-            self._found = measurements.read(self._settings)
+            self._found = measuring.read(self._settings)
         except (SetupError, psycopg.Error):
             self._found = None
 
 
+_DEAD_LETTERS: Final = "outbox_dead_letters_count"
 # Metrics of the whole outbox: name, description, and how to get the value.
 _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ...]] = (
     (
@@ -196,7 +198,7 @@ _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ..
         lambda found: found.blocked_aggregates,
     ),
     (
-        "outbox_dead_letters_count",
+        _DEAD_LETTERS,
         "Dead letters that are neither replayed nor discarded",
         lambda found: found.dead_letters,
     ),
@@ -256,14 +258,19 @@ def _families(settings: Settings, found: Measurements | None) -> list[Metric]:
         families.append(family := GaugeMetricFamily(name, meaning, labels=["shard"]))
         for shard in found.shards if found else ():
             family.add_metric([str(shard.shard)], of_shard(shard))
+    is_table = settings.table_file is not None
     for name, meaning, of_outbox in _OF_THE_OUTBOX:
+        if is_table and name != _DEAD_LETTERS:
+            # A table has no days and no keys: 0 would mean that they are missing.
+            continue
         families.append(family := GaugeMetricFamily(name, meaning))
         if found:
             family.add_metric([], of_outbox(found))
     if found is not None:
-        late.add_metric(["close"], found.days_late.to_close)
-        late.add_metric(["archive"], found.days_late.to_archive)
-        late.add_metric(["drop"], found.days_late.to_drop)
+        if not is_table:
+            late.add_metric(["close"], found.days_late.to_close)
+            late.add_metric(["archive"], found.days_late.to_archive)
+            late.add_metric(["drop"], found.days_late.to_drop)
         for result in rules.judge(settings, found):
             states.add_metric([result.rule.name], result.status)
     return [*families, late, states]
