@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from outbox_pipelines.consumer.cache import RedisCache
     from outbox_pipelines.consumer.config import Counts
     from outbox_pipelines.consumer.consumer import Consumer
+    from outbox_pipelines.consumer.dedupe_table import DedupeTable
     from outbox_pipelines.consumer.errors import ConsumerError, OutageError, RefusedError
     from outbox_pipelines.consumer.event import Event
     from outbox_pipelines.consumer.tables import Pruned, migrate, prune
@@ -34,6 +35,7 @@ _PLACES = {
     "Consumer": "consumer",
     "ConsumerError": "errors",
     "Counts": "config",
+    "DedupeTable": "dedupe_table",
     "Event": "event",
     "OutageError": "errors",
     "RefusedError": "errors",
@@ -47,6 +49,7 @@ __all__ = [
     "Consumer",
     "ConsumerError",
     "Counts",
+    "DedupeTable",
     "Event",
     "OutageError",
     "Pruned",

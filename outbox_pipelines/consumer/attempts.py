@@ -14,11 +14,12 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from outbox_pipelines.consumer import inbox, queries
 from outbox_pipelines.consumer.breaker import Breaker, Policy, policy_of
 from outbox_pipelines.consumer.config import Counts, Plan, StoppedError
+from outbox_pipelines.consumer.dedupe_marks import Marks
 from outbox_pipelines.consumer.errors import ConsumerError, UnreadableError
 from outbox_pipelines.consumer.event import NAMESPACE, Event
 from outbox_pipelines.consumer.figures import Figures
@@ -59,6 +60,8 @@ class Item:
     """A digest of the event's content, if its origin can reuse the id."""
     given: Any = None
     """The handler's argument: the event, its payload, or both."""
+    mark: tuple[str, str] = ("", "")
+    """Its row in the service's own table of processed events; see `dedupe_marks`."""
 
 
 class Attempts:
@@ -78,6 +81,7 @@ class Attempts:
         self._is_called = False
         """Whether the handler was called in the last attempt."""
         self._breakers: dict[int, Breaker] = {}
+        self._marks: Marks | None = None
         self._inbox = Inbox(database, plan.source, blocks=plan.blocks, retry_seconds=plan.retry_seconds)
 
     def _item(self, message: Any) -> Item:
@@ -92,14 +96,16 @@ class Attempts:
             self.types.handled(event.type)
         by_key = self._plan.by_key
         message_id = event.identity(self._plan.origins.get(event.topic, event.topic), by_key=by_key)
-        given, misfit = None, ""
+        given, misfit, mark = None, "", ("", "")
         if handler is not None:
             try:
                 given = handler.give(event)
+                if self._marks is not None:
+                    mark = self._marks.mark(event)
             except UnreadableError as error:
                 misfit = inbox.readable(str(error))
         content = event.content(by_key=by_key)
-        return Item(message, message_id, event, handler, misfit, content, given)
+        return Item(message, message_id, event, handler, misfit, content, given, mark)
 
     async def _attempt_again(self, waiting: Waiting) -> Waiting | None:
         """Handle a message of the inbox. Return the next due one of its key after a success."""
@@ -116,7 +122,8 @@ class Attempts:
         attempts = waiting.attempts + 1
         item = self._item(message)
         try:
-            if not await self._repeated(lambda: self._handle_stored(waiting.seq, attempts, item)):
+            done = await self._repeated(lambda: self._handle_stored(waiting.seq, attempts, item))
+            if not done:
                 return None
         except (SetupError, StoppedError):
             raise
@@ -128,22 +135,45 @@ class Attempts:
             else:
                 await self._miss(waiting.seq, attempts, item, error)
             return None
-        await self._works(item.handler)
-        self.counts.handled += 1
+        if done == "handled":
+            await self._works(item.handler)
+            self.counts.handled += 1
+        else:
+            self.counts.duplicates += 1
         return await self._surely(lambda: self._inbox.next(waiting.seq))
 
-    async def _handle_stored(self, seq: int, attempts: int, item: Item) -> bool:
+    async def _handle_stored(
+        self, seq: int, attempts: int, item: Item
+    ) -> Literal["handled", "duplicate", ""]:
+        """Settle a message of the inbox; return nothing if another process has it."""
         if item.error:
             raise UnreadableError(item.error)
         if item.event is None or item.handler is None:
             raise UnreadableError(f"{item.event} no longer has a handler: register one, or discard the event")
         async with self._database.transaction() as transaction:
             began = await self._inbox.finish(transaction, seq, attempts)
-            is_ours = bool(began)
-            if is_ours:
-                self._open = queries.IS_SETTLED, {"seq": seq, "began": began}
-                await self._call(item.handler, [item], transaction)
-        return is_ours
+            if not began:
+                return ""
+            if not await self._marked(transaction, [item]):
+                return "duplicate"
+            self._open = queries.IS_SETTLED, {"seq": seq, "began": began}
+            await self._call(item.handler, [item], transaction)
+        return "handled"
+
+    async def _marked(self, transaction: Any, items: Sequence[Item]) -> list[Item]:
+        """Return the items that are not in the service's own table of processed events; they are now.
+
+        If there are none, no handler follows, and the transaction can be committed.
+        """
+        if self._marks is None:
+            return list(items)
+        new = await self._marks.write(self._database, transaction, [each.mark for each in items])
+        # The first item of each value.
+        first = {each.mark[0]: each for each in reversed(items) if each.mark[0] in new}
+        unmarked = [each for each in items if first.get(each.mark[0]) is each]
+        if not unmarked:
+            await self._database.rows(transaction, queries.RELEASE, {})
+        return unmarked
 
     async def _miss(self, seq: int, attempts: int, item: Item, error: Exception) -> None:
         text = told(error)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from outbox_pipelines.consumer.breaker import Policy
 from outbox_pipelines.consumer.dead_letter_topic import DeadLetterTopic
+from outbox_pipelines.consumer.dedupe_table import DedupeTable
 
 
 class StoppedError(Exception):
@@ -61,6 +62,7 @@ class Plan:
     """Called between two calls of handlers: poll Kafka if it was not polled for a while."""
     copies: DeadLetterTopic | None = None
     cache: Cache | None = None
+    dedupe_table: DedupeTable | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
     on_error: Mapping[type[BaseException], Policy] = field(default_factory=dict)
     outage_after: int = 0

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from outbox_pipelines.consumer import limits, transactions
 from outbox_pipelines.consumer.breaker import Policy
 from outbox_pipelines.consumer.config import Cache, Counts
+from outbox_pipelines.consumer.dedupe_table import DedupeTable
 from outbox_pipelines.consumer.inbox import Backlog
 from outbox_pipelines.consumer.membership import Member
 from outbox_pipelines.consumer.options import (
@@ -65,6 +66,8 @@ class Consumer(Configured):
         handler_seconds: the time limit of one call of a handler; by default 80 %, at most 90 % of
             max.poll.interval.ms.
         cache: a cache of handled events; see `RedisCache`.
+        dedupe_table: a table in which older consumers of this service record processed events. Each event is
+            recorded there too, and one that is already there counts as a duplicate.
 
     Raises:
         SetupError: an argument is invalid.
@@ -90,6 +93,7 @@ class Consumer(Configured):
         origins: Mapping[str, str] = MappingProxyType({}),
         handler_seconds: float | None = None,
         cache: Cache | None = None,
+        dedupe_table: DedupeTable | None = None,
     ) -> None:
         options = Options(
             header_names,
@@ -103,6 +107,7 @@ class Consumer(Configured):
             origins,
             handler_seconds,
             cache,
+            dedupe_table,
         )
         super().__init__(source, topics, kafka, options)
         require_one_way(dsn, connect, session)

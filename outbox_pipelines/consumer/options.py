@@ -20,6 +20,7 @@ from outbox_pipelines.consumer import limits
 from outbox_pipelines.consumer.breaker import Policy
 from outbox_pipelines.consumer.config import Cache, Counts, Plan, StoppedError
 from outbox_pipelines.consumer.dead_letter_topic import DeadLetterTopic
+from outbox_pipelines.consumer.dedupe_table import DedupeTable
 from outbox_pipelines.consumer.figures import Figures
 from outbox_pipelines.consumer.handlers import Handlers
 from outbox_pipelines.consumer.inbox import LONGEST_SECONDS
@@ -51,6 +52,7 @@ class Options:
     origins: Mapping[str, str]
     handler_seconds: float | None
     cache: Cache | None
+    dedupe_table: DedupeTable | None
 
 
 class Configured(Handlers):
@@ -90,6 +92,7 @@ class Configured(Handlers):
             by_key=_one_of("dedupe", options.dedupe, "id", "key") == "key",
             copies=DeadLetterTopic(kafka, copies) if copies else None,
             cache=self._cache,
+            dedupe_table=_table(options.dedupe_table),
             on_error=_policies(options.on_error),
             outage_after=_at_least_0("outage_after", options.outage_after),
             origins=_origins(options.origins),
@@ -172,6 +175,14 @@ def _policies(given: Mapping[type[BaseException], Policy]) -> Mapping[type[BaseE
         if not (isinstance(error, type) and issubclass(error, BaseException)):
             raise SetupError(f"on_error has {error!r}: give exception classes, such as ConnectionError")
         _one_of(f"on_error of {error.__name__}", policy, "retry", "dead_letter", "outage")
+    return given
+
+
+def _table(given: DedupeTable | None) -> DedupeTable | None:
+    if given is not None and not isinstance(given, DedupeTable):
+        raise SetupError(
+            f'dedupe_table is {given!r}: write for example DedupeTable("public.processed_events")'
+        )
     return given
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
-from outbox_pipelines.consumer import inbox, queries
+from outbox_pipelines.consumer import dedupe_marks, inbox, queries
 from outbox_pipelines.consumer.attempts import SPOILT, Attempts, Item, told, unreadable
 from outbox_pipelines.consumer.config import Plan, StoppedError
 from outbox_pipelines.consumer.crash_guard import CrashGuard
@@ -50,17 +50,27 @@ class Work(Attempts):
         self._measure_at = 0.0
 
     async def begin(self) -> None:
-        """Check that the consumer's tables exist.
+        """Check the consumer's tables, and the service's own one.
 
         Raises:
-            SetupError: they do not exist.
+            SetupError: they do not exist, or cannot be used.
         """
         async with self._database.transaction() as transaction:
             [(there,)] = await self._database.rows(transaction, queries.TABLES, {})
+            foreign = [] if there else await self._database.rows(transaction, queries.FOREIGN, {})
+        if foreign and foreign[0][0]:
+            raise SetupError(
+                "the search_path leads to a table processed_events or inbox that is not the consumer's: "
+                "create the consumer's tables in another schema (OUTBOX_CONSUMER_SCHEMA=… outbox consumer "
+                "migrate), and put that schema first in the search_path"
+            )
         if not there:
             raise SetupError(
                 "the consumer's tables do not exist: run `outbox consumer migrate` or migrate(connection)"
             )
+        if self._plan.dedupe_table is not None:
+            table, source = self._plan.dedupe_table, self._plan.source
+            self._marks = await dedupe_marks.load(self._database, table, source)
 
     async def take(self, messages: Sequence[Any], member: Member) -> None:
         """Handle messages in their order; skip those of a partition that is revoked in between."""
@@ -129,16 +139,19 @@ class Work(Attempts):
         if time.monotonic() < self._look_at:
             return False
         until = time.monotonic() + _DRAIN_SECONDS
-        before = self.counts.handled, self.counts.failures
+        before = self._settled()
         for head in await self._surely(self._heads):
             due: Waiting | None = head
             while due and not self._plan.is_stopped() and time.monotonic() < until:
                 due = await self._attempt_again(due)
                 self.figures.progress()
-        is_idle = (self.counts.handled, self.counts.failures) == before
+        is_idle = self._settled() == before
         self._look_at = time.monotonic() + every if is_idle else 0.0
         self.figures.progress()
         return not is_idle
+
+    def _settled(self) -> tuple[int, int, int]:
+        return self.counts.handled, self.counts.duplicates, self.counts.failures
 
     async def _heads(self) -> list[Waiting]:
         if not self._breakers:
@@ -215,7 +228,7 @@ class Work(Attempts):
         async def attempt() -> tuple[bool, bool]:
             async with self._database.transaction() as transaction:
                 rows = await self._database.rows(transaction, queries.RECORD, given)
-                is_new = bool(rows)
+                is_new = bool(rows) and bool(await self._marked(transaction, [item]))
                 if is_new:
                     self._began(item.message_id, rows[0][0])
                     await self._call(handler, [item], transaction)
@@ -269,6 +282,8 @@ class Work(Attempts):
                     [(is_taken,)] = await self._database.rows(transaction, queries.TAKEN, given)
                     if is_taken:
                         raise _BehindError
+                if new:
+                    new = await self._marked(transaction, new)
                 at_work[:] = new
                 if new:
                     self._began(uuid.UUID(rows[0][0]), rows[0][1])
@@ -309,10 +324,10 @@ class Work(Attempts):
         for each in items:
             seq = where.pop(each.message_id, None)
             if seq is not None:
-                before = self.counts.handled
+                before = self.counts.handled + self.counts.duplicates
                 assert each.event is not None
                 await self._attempt_again(Waiting(seq, 0, inbox.readable(each.event.type)))
-                self.counts.received += self.counts.handled == before
+                self.counts.received += self.counts.handled + self.counts.duplicates == before
                 await self._pass(_place(each))
 
     async def _pass(self, place: Place) -> None:

@@ -207,10 +207,67 @@ DELETE FROM partition_owners USING {_PLACES}
 WHERE source = %(source)s AND consumer_group = %(group)s AND owner = CAST(%(owner)s AS uuid)
     AND partition_owners.topic = it.topic AND partition_owners.partition = it.partition"""
 
-# Whether all tables exist, checked before the first event.
+# Whether all tables exist, checked before the first event. Tables of these names that an application made
+# itself have no such triggers.
 TABLES: Final = """
-SELECT to_regclass('inbox') IS NOT NULL AND to_regclass('partition_owners') IS NOT NULL AND EXISTS (
-    SELECT FROM pg_trigger WHERE tgrelid = to_regclass('processed_events') AND tgname = 'handled_guard')"""
+SELECT to_regclass('partition_owners') IS NOT NULL AND 2 = (
+    SELECT count(*) FROM pg_trigger WHERE tgname = 'handled_guard'
+        AND tgrelid IN (to_regclass('processed_events'), to_regclass('inbox')))"""
+
+# If not: whether the search_path leads to such tables of an application.
+FOREIGN: Final = """
+SELECT EXISTS (
+    SELECT FROM unnest(ARRAY[to_regclass('processed_events'), to_regclass('inbox')]) AS it (relation)
+    WHERE relation IS NOT NULL AND NOT EXISTS (
+        SELECT FROM pg_trigger WHERE tgrelid = relation AND tgname = 'handled_guard'))"""
+
+# The service's own table of processed events; without a schema, the one that the search_path leads to. Not by
+# to_regclass, which fails where the role may not use the schema.
+DEDUPE_TABLE: Final = """
+SELECT CAST(relation.oid AS bigint), quote_ident(nspname) || '.' || quote_ident(relname),
+    relkind IN ('r', 'p'),
+    relation.oid IN (to_regclass('processed_events'), to_regclass('inbox')) AND EXISTS (
+        SELECT FROM pg_trigger WHERE tgrelid = relation.oid AND tgname = 'handled_guard'),
+    CAST(current_user AS text)
+FROM pg_class AS relation JOIN pg_namespace AS space ON space.oid = relnamespace
+WHERE relname = %(table)s AND relkind IN ('r', 'p', 'v', 'm', 'f')
+    AND has_schema_privilege(space.oid, 'USAGE')
+    AND CASE WHEN CAST(%(schema)s AS text) IS NULL THEN pg_table_is_visible(relation.oid)
+             ELSE nspname = CAST(%(schema)s AS text) END"""
+
+# Its columns, what an INSERT has to give, and what the role may do. The typmod counts four bytes more than
+# characters.
+DEDUPE_COLUMNS: Final = """
+SELECT CAST(attname AS text), format_type(atttypid, NULL),
+    CASE WHEN atttypmod > 4 AND atttypid IN (CAST('varchar' AS regtype), CAST('bpchar' AS regtype))
+         THEN atttypmod - 4 END,
+    attnotnull AND NOT atthasdef AND attidentity = '',
+    has_column_privilege(attrelid, attnum, 'INSERT'), has_column_privilege(attrelid, attnum, 'SELECT'),
+    has_column_privilege(attrelid, attnum, 'UPDATE')
+FROM pg_attribute
+WHERE attrelid = CAST(CAST(%(oid)s AS bigint) AS oid) AND attnum > 0 AND NOT attisdropped ORDER BY attnum"""
+
+# The columns of each unique constraint that ON CONFLICT can name.
+DEDUPE_UNIQUES: Final = """
+SELECT CAST(json_agg(attname ORDER BY attnum) AS text)
+FROM pg_index CROSS JOIN unnest(CAST(indkey AS int2[])) WITH ORDINALITY AS key (number, nth)
+    JOIN pg_attribute ON attrelid = indrelid AND attnum = key.number AND nth <= indnkeyatts
+WHERE indrelid = CAST(CAST(%(oid)s AS bigint) AS oid) AND indisunique AND indisvalid AND indimmediate
+    AND indpred IS NULL AND indexprs IS NULL
+GROUP BY indexrelid"""
+
+# The values that are new there. While another transaction has the same one, the statement waits until that
+# transaction ends. In the order of values, so that two that have the same ones cannot wait for each other.
+# The constraint is named: another one that is violated is an error, and not a processed event.
+DEDUPE: Final = """
+INSERT INTO {table} AS theirs ({columns})
+SELECT {contents}
+FROM unnest(CAST(%(values)s AS text[]), CAST(%(payloads)s AS text[])) AS it (value, payload)
+ORDER BY it.value
+ON CONFLICT ({unique}) {conflict} RETURNING CAST(theirs.{column} AS text)"""
+
+# In an inbox a row without that time is received, and not processed.
+DEDUPE_INBOX: Final = "DO UPDATE SET {mark} = now() WHERE theirs.{mark} IS NULL"
 
 # How far a source's inbox is behind; the count ends at a cap, since the age says more from there on.
 STATUS: Final = """

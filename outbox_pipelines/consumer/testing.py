@@ -191,6 +191,8 @@ class _Tested(Work):
             limit=nullcontext, pause=_no_pause, is_stopped=lambda: False, stay=_nothing_to_do
         )
         plan = replace(plan, cache=None, copies=None)
+        if isinstance(database, _NoDatabase):
+            plan = replace(plan, dedupe_table=None)
         super().__init__(plan, consumer, cast(Reader, _Read()), database)
         self.errors: list[BaseException] = []
         self.verdicts: dict[int, Verdict] = {}

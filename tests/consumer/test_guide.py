@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from outbox_pipelines.consumer import Consumer, Event
 from outbox_pipelines.consumer.testing import handle, make_event
 from tests.conftest import clean_environment, wait_until
-from tests.consumer.place import Place, running, uuid7
+from tests.consumer.place import Place, effect, running, uuid7
 
 PATH = Path(__file__).parents[2] / "docs" / "consuming.md"
 TEXT = PATH.read_text()
@@ -27,7 +27,7 @@ BLOCKS = dict(re.findall(r"^```python\n# (\w+)\n(.*?)^```", TEXT, re.MULTILINE |
 
 def test_the_examples_are_those_tested_here() -> None:
     ways = {"migrate", "consume", "connect", "session", "batch", "async", "cache", "errors"}
-    assert set(BLOCKS) == ways | {"typed", "testing"}
+    assert set(BLOCKS) == ways | {"typed", "testing", "dedupe_table"}
     assert len(BLOCKS) == TEXT.count("```python")
 
 
@@ -57,6 +57,30 @@ def test_the_consumer_works_as_it_stands_there(place: Place, tmp_path: Path) -> 
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert place.rows("SELECT order_id, total FROM invoices") == [("43", 7)]
+
+
+def test_the_table_that_exists_already_works_as_it_stands_there(place: Place) -> None:
+    place.rows(
+        "CREATE SCHEMA legacy; CREATE TABLE legacy.processed_events (event_id uuid, source text, "
+        "processed_at timestamptz DEFAULT now(), UNIQUE (event_id, source))"
+    )
+    known, new = uuid7(), uuid7()
+    place.rows("INSERT INTO legacy.processed_events VALUES (%s, 'billing')", known)
+    example = BLOCKS["dedupe_table"]
+    for theirs, ours in (
+        ("order-events", place.topic),
+        ("broker:9092", place.kafka),
+        ("postgresql://billing@db/billing", place.dsn),
+    ):
+        assert theirs in example
+        example = example.replace(theirs, ours)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    names["consumer"].on("order.placed")(effect)
+    place.send(known, new)
+    with running(names["consumer"]):
+        wait_until(lambda: place.processed() == 2, what="both events")
+    assert place.rows("SELECT event_id FROM effects") == [(str(new),)]
 
 
 def test_the_batch_works_as_it_stands_there(place: Place) -> None:

@@ -247,8 +247,8 @@ BREAKS: Final[dict[str, Break]] = {
         "FINISH says that another process has the message, and it is handled anyway",
         *("consumer-slow", "once"),
         *(Attempts, "_handle_stored"),
-        "is_ours = bool(began)",
-        "is_ours = True",
+        "if not began:",
+        "if False:",
         is_cheap=False,
     ),
     "two settle one message": _one(

@@ -87,7 +87,7 @@ def test_all_state_of_the_code_is_in_the_model() -> None:
                 "_open",
                 "_is_called",
             ),
-            *("_inbox", "_measure_at"),
+            *("_inbox", "_measure_at", "_marks"),
         },
         crash_guard.CrashGuard: {"_database", "_same"},
         membership.Member: {
@@ -144,4 +144,4 @@ def test_every_statement_of_the_work_is_known() -> None:
         if name.isupper() and f"queries.{name}" in inspect.getsource(module)  # type: ignore[arg-type]
     }
     # Before the first event, for metrics, and where an id is no UUID.
-    assert used - {"TABLES", "STATUS", "CONTENTS"} == set(process._NAMES.values())
+    assert used - {"TABLES", "FOREIGN", "STATUS", "CONTENTS"} == set(process._NAMES.values())
