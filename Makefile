@@ -19,7 +19,7 @@ CELLS ?=
 # A suite starts a thousand processes: none should compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo ui test test-fast coverage matrix model soak lint docs bench release clean
+.PHONY: demo ui test test-fast coverage matrix interop model soak lint docs bench release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/ready
@@ -42,6 +42,11 @@ coverage: $(VENV)/ready
 # A part of the suite with each Python 3.11 to 3.14 and PostgreSQL 14 to 18 that is installed, or in CELLS alone.
 matrix: $(VENV)/ready
 	@$(BIN)/python -m tests.matrix $(CELLS)
+
+# Messages through Dapr's real sidecar, which is built from its Go module once: Go and a network are needed.
+interop: $(VENV)/ready
+	@$(BIN)/python -m tests.interop.build
+	$(BIN)/python -m pytest --durations=5 tests/interop
 
 model: $(VENV)/ready
 	@$(BIN)/python -m tests.model $(SCOPES) --seconds $(MODEL_SECONDS) --processes 2
