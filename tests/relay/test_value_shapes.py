@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -228,6 +229,48 @@ def test_a_cloudevent_without_metadata_has_no_empty_attributes(outbox: Outbox) -
     ]
     assert attributes["source"] == "/outbox"
     assert attributes["data"] == [1]
+
+
+def test_a_cloudevent_has_what_a_dapr_subscriber_needs() -> None:
+    """Guards against a change of what Dapr's sidecar passes on; `make interop` has the sidecar."""
+    metadata = (
+        '{"created-at": "2026-01-01T00:00:00.000000Z", "idempotency-key": "k", "correlation-id": "c-1", '
+        f'"causation-id": "c-0", "traceparent": "{TRACEPARENT}", "version": 3, '
+        '"headers": {"tracestate": "a=1"}}'
+    )
+    event = Event(7, "0198", "order", "42", "order.placed", '{"total": 5}', metadata)
+    value, headers = Encoder(load_settings(value_format="cloudevents")).encode(event)
+    assert value == (
+        '{"specversion": "1.0", "source": "/outbox", "datacontenttype": "application/json", "id": "0198", '
+        '"type": "order.placed", "subject": "42", "time": "2026-01-01T00:00:00.000000Z", '
+        '"aggregatetype": "order", "partitionkey": "42", "idempotencykey": "k", "correlationid": "c-1", '
+        f'"causationid": "c-0", "traceparent": "{TRACEPARENT}", "version": 3, "tracestate": "a=1", '
+        '"data": {"total": 5}}'
+    )
+    assert headers == [
+        ("id", "0198"),
+        ("event-type", "order.placed"),
+        ("aggregate-type", "order"),
+        ("content-type", "application/cloudevents+json"),
+        ("idempotency-key", "k"),
+        ("correlation-id", "c-1"),
+        ("causation-id", "c-0"),
+        ("traceparent", TRACEPARENT),
+        ("version", "3"),
+        ("tracestate", "a=1"),
+    ]
+
+
+@pytest.mark.parametrize("payload", ["{}", "[1, 2]", "null", '"text"', "5", "1.10"])
+def test_every_cloudevent_is_an_object_with_attributes_of_text(payload: str) -> None:
+    """Guards against a value that blocks a partition of Dapr: no object, or a traceparent that is no text."""
+    metadata = '{"created-at": "2026-01-01T00:00:00.000000Z", "traceparent": "5", "correlation-id": "5"}'
+    event = Event(7, "0198", "order", "42", "order.placed", payload, metadata)
+    value, _ = Encoder(load_settings(value_format="cloudevents")).encode(event)
+    attributes = json.loads(value or "")
+    assert attributes.pop("data") == json.loads(payload)
+    assert all(re.fullmatch("[a-z0-9]{1,20}", name) for name in attributes)
+    assert {name: text for name, text in attributes.items() if not isinstance(text, str)} == {}
 
 
 def test_a_row_cannot_change_how_a_cloudevent_is_read() -> None:
