@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -19,14 +20,20 @@ from tests.interop.conftest import Start
 from tests.interop.sidecar import PUBSUB, STORE, App, component
 
 TRIGGER = Path(__file__).parents[2] / "examples" / "dapr_shop" / "state_trigger.sql"
-EXPECTED = [(None, "map[id:2 total:5]", "text/plain"), (None, {"id": 3}, "application/json")]
+# An etag that no state has: the transaction fails.
+STALE: Final[dict[str, Any]] = {
+    "etag": "7d1ee1ac-0b9c-4c4e-ae46-f6fdb0ed0b3d",
+    "options": {"concurrency": "first-write"},
+}
+# Key, data and datacontenttype.
+EXPECTED: Final = [(None, "map[id:2 total:5]", "text/plain"), (None, {"id": 3}, "application/json")]
 
 
-def _store(outbox: Outbox, topic: str | None = None) -> dict[str, str]:
+def _store(outbox: Outbox, topic: str | None = None, **more: str) -> dict[str, str]:
     """The component of the state store, with Dapr's outbox to this topic."""
     metadata = {"connectionString": outbox.settings.dsn.reveal()}
     if topic:
-        metadata |= {"outboxPublishPubsub": PUBSUB, "outboxPublishTopic": topic}
+        metadata |= {"outboxPublishPubsub": PUBSUB, "outboxPublishTopic": topic, **more}
     return {"store": component(STORE, "state.postgresql", "v2", metadata)}
 
 
@@ -82,7 +89,7 @@ def test_a_single_save_publishes_nothing_and_a_transaction_does(
     assert sidecar.call("POST", f"/v1.0/state/{STORE}", single)[0] == 204
     operations = [
         _upsert("order-2", {"id": 2, "total": 5}),
-        _upsert("order-3", {"id": 3}, contentType="application/json"),
+        _upsert("order-3", {"id": 3}, contentType="application/json", metadata={"type": "order.placed"}),
         {"operation": "delete", "request": {"key": "order-1"}},
     ]
     assert sidecar.call("POST", f"/v1.0/state/{STORE}/transaction", {"operations": operations})[0] == 204
@@ -91,7 +98,10 @@ def test_a_single_save_publishes_nothing_and_a_transaction_does(
     assert [(key, value["data"], value["datacontenttype"]) for key, value in outward] == EXPECTED
     assert [(key, value["data"], value["datacontenttype"]) for key, value in internal] == EXPECTED
     assert all(value["id"].startswith("outbox-") for _, value in outward)
-    assert {(value["type"], value["source"]) for _, value in outward} == {("com.dapr.event.sent", "shop")}
+    assert [(value["type"], value["source"]) for _, value in outward] == [
+        ("com.dapr.event.sent", "shop"),
+        ("order.placed", "shop"),
+    ]
     # A message a second, each after the one before: the internal subscriber sleeps.
     first, second = (int(request.headers["__timestamp"]) for request in app.received)
     assert second - first >= 1000
@@ -100,12 +110,32 @@ def test_a_single_save_publishes_nothing_and_a_transaction_does(
 def test_dapr_publishes_before_it_commits(outbox: Outbox, start: Start, topic: str) -> None:
     """Guards against a page that is unfair: the internal topic has the event of a transaction that failed."""
     sidecar = start(App([]), components=_store(outbox, topic))
-    stale = {"etag": "7d1ee1ac-0b9c-4c4e-ae46-f6fdb0ed0b3d", "options": {"concurrency": "first-write"}}
-    body = {"operations": [_upsert("order-1", {"id": 1}, **stale)]}
+    body = {"operations": [_upsert("order-1", {"id": 1}, **STALE)]}
     assert sidecar.call("POST", f"/v1.0/state/{STORE}/transaction", body)[0] == 500
     assert [value["data"] for _, value in _values(outbox.settings.kafka, _internal(topic))] == ["map[id:1]"]
     with outbox.connect() as connection:
         assert connection.execute("SELECT key FROM state").fetchall() == []
+
+
+@pytest.mark.parametrize("discards", ["false", "true"])
+def test_a_failed_transaction_holds_up_later_events(
+    outbox: Outbox, start: Start, topic: str, discards: str
+) -> None:
+    """Guards against a page that is unfair: after 10 s it queries the store without a pause or an end."""
+    sidecar = start(None, components=_store(outbox, topic, outboxDiscardWhenMissingState=discards))
+    path = f"/v1.0/state/{STORE}/transaction"
+    assert sidecar.call("POST", path, {"operations": [_upsert("order-1", {"id": 1}, **STALE)]})[0] == 500
+    assert sidecar.call("POST", path, {"operations": [_upsert("order-2", {"id": 2})]})[0] == 204
+
+    def transactions() -> int:
+        query = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
+        with outbox.connect() as connection:
+            [(count,)] = connection.execute(query).fetchall()
+        return int(count)
+
+    wait_until(lambda: transactions() > 10_000, seconds=60, what="a query after the other")
+    assert _values(outbox.settings.kafka, topic) == []
+    assert not re.search("rejecting for later|discarding message", sidecar.log_text())
 
 
 def test_a_sidecar_without_an_application_publishes_too(outbox: Outbox, start: Start, topic: str) -> None:
@@ -123,11 +153,10 @@ def test_the_trigger_makes_events_of_the_state(outbox: Outbox, start: Start) -> 
     with outbox.connect() as connection:
         connection.execute(TRIGGER.read_bytes())
     state = f"/v1.0/state/{STORE}"
-    stale = {"etag": "7d1ee1ac-0b9c-4c4e-ae46-f6fdb0ed0b3d", "options": {"concurrency": "first-write"}}
     assert sidecar.call("POST", state, [{"key": "order-42", "value": {"total": 5}}])[0] == 204
     operations = [_upsert("order-42", {"total": 6}), _upsert("other-1", "no event")]
     assert sidecar.call("POST", f"{state}/transaction", {"operations": operations})[0] == 204
-    failed = {"operations": [_upsert("order-42", {"total": 7}), _upsert("order-1", {"id": 1}, **stale)]}
+    failed = {"operations": [_upsert("order-42", {"total": 7}), _upsert("order-1", {"id": 1}, **STALE)]}
     assert sidecar.call("POST", f"{state}/transaction", failed)[0] == 500
     assert sidecar.call("DELETE", f"{state}/order-42")[0] == 204
     settings = load_settings(

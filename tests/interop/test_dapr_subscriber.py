@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import load_settings
@@ -118,6 +119,18 @@ def test_a_subscriber_receives_the_cloudevent_unchanged(outbox: Outbox, start: S
         "tenant": "eu",
         "version": "3",
     }
+
+
+def test_no_header_of_kafka_is_needed(outbox: Outbox, start: Start) -> None:
+    """Guards against a page that demands a header: the value alone is read."""
+    event = {"specversion": "1.0", "id": "7", "source": "/shop", "type": "order.placed", "data": {"total": 5}}
+    producer = Producer({"bootstrap.servers": outbox.settings.kafka})
+    producer.produce(outbox.topic(), json.dumps(event))
+    producer.flush()
+    app = App(_subscribed(outbox))
+    start(app)
+    [request] = _until(app, 1)
+    assert request.event == event
 
 
 @pytest.mark.parametrize("payload", [[1, 2], "text", 5, None, True])
