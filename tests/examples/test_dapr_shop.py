@@ -82,6 +82,23 @@ def test_the_trigger_writes_events_in_the_order_of_the_saves(database: Database)
     ]
 
 
+def test_a_role_that_is_no_writer_cannot_save(database: Database) -> None:
+    """Guards against state that is saved without its event."""
+    database.rows(STATE)
+    database.rows((SHOP / "state_trigger.sql").read_text())
+    role = database.role()
+    database.rows(f"GRANT SELECT, INSERT, UPDATE, DELETE ON state TO {role}")
+    for has_failed in (True, False):
+        with database.connect(user=role) as connection:
+            if has_failed:
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    connection.execute(SAVE, ["shop||order-42", b"{}"])
+            else:
+                connection.execute(SAVE, ["shop||order-42", b"{}"])
+        assert len(events(database)) == len(database.rows("SELECT key FROM state")) == int(not has_failed)
+        database.rows(f"SELECT outbox_grant_writer('{role}')")
+
+
 def test_a_second_save_waits_for_the_first(database: Database) -> None:
     """Guards against a trigger that draws `seq` before the row is locked."""
     database.rows(STATE)

@@ -46,7 +46,7 @@ class Request:
         return json.loads(self.body)
 
 
-# The answer to a request: a status code, and a body that is sent as JSON.
+# The answer to a request: a status code, and a body that is sent as JSON. Status 0 closes the connection.
 Answer = tuple[int, Any]
 
 
@@ -71,6 +71,8 @@ class App:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            # Headers and body are sent together: the second of two small packets waits for an acknowledgment.
+            wbufsize = -1
 
             def do_GET(self) -> None:
                 found = self.path == "/dapr/subscribe"
@@ -88,6 +90,9 @@ class App:
 
             def _send(self, status: int, value: Any) -> None:
                 body = json.dumps(value).encode()
+                self.close_connection = not status
+                if not status:
+                    return
                 self.send_response(status)
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(body)))

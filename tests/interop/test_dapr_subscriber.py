@@ -159,7 +159,9 @@ def test_rules_route_by_attributes_and_data(outbox: Outbox, start: Start) -> Non
     assert [request.path for request in _until(app, 3)] == ["/cancelled", "/large", "/orders"]
 
 
-@pytest.mark.parametrize("answer", [(500, {}), (200, {"status": "RETRY"}), (200, {"status": "unknown"})])
+@pytest.mark.parametrize(
+    "answer", [(0, {}), (500, {}), (200, {"status": "RETRY"}), (200, {"status": "other"})]
+)
 def test_an_event_is_delivered_again_before_later_ones(outbox: Outbox, start: Start, answer: Answer) -> None:
     """Guards against a retry that lets later events of the aggregate pass."""
     ids = [_emit(outbox, 1, {"n": n}) for n in range(3)]
@@ -248,6 +250,18 @@ def test_a_value_that_is_no_object_blocks_its_partition(outbox: Outbox, start: S
     wait_until(lambda: sidecar.log_text().count("cannot unmarshal array") > 2, what="three attempts")
     received = [(request.headers["__key"], request.body.decode()) for request in _until(app, len(others))]
     assert sorted(received) == sorted((message.key, message.value) for message in others)
+
+
+def test_a_dead_letter_topic_takes_a_value_that_is_no_object(outbox: Outbox, start: Start) -> None:
+    """Guards against a subscription that has one and is blocked all the same."""
+    _emit(outbox, 42, [1, 2])
+    _emit(outbox, 42, {"n": 2})
+    _relay(outbox, value_format="payload")
+    dead = f"{outbox.topic()}-dead"
+    app = App(_subscribed(outbox, deadLetterTopic=dead))
+    start(app)
+    assert [request.event for request in _until(app, 1)] == [{"n": 2}]
+    assert [letter.value for letter in read_topic(outbox.settings.kafka, dead)] == ["[1, 2]"]
 
 
 def test_a_tombstone_arrives_as_null(outbox: Outbox, start: Start) -> None:
