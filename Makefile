@@ -43,7 +43,8 @@ coverage: $(VENV)/ready
 matrix: $(VENV)/ready
 	@$(BIN)/python -m tests.matrix $(CELLS)
 
-# Messages through Dapr's real sidecar, which is built from its Go module once: Go and a network are needed.
+# Dapr's real sidecar, which is built from its Go module once; handlers in Java and Node. All of them and a
+# network are needed.
 interop: $(VENV)/ready
 	@$(BIN)/python -m tests.interop.build
 	$(BIN)/python -m pytest --durations=5 tests/interop

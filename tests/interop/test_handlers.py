@@ -1,0 +1,124 @@
+"""The handlers in Java and Node of docs/consuming.md, with the usual drivers. Go is in `make test`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from outbox_pipelines.consumer import migrate
+from outbox_pipelines.local import jars
+from outbox_pipelines.settings import load_settings
+from tests.conftest import password_of
+from tests.consumer.place import uuid7
+from tests.schema.servers import Database, empty, wheel_server
+
+__all__ = ["empty", "wheel_server"]
+
+_PAGE: Final = (Path(__file__).parents[2] / "docs" / "consuming.md").read_text()
+_JDBC: Final = ("org.postgresql:postgresql:42.7.4",)
+_JAVA: Final = """
+import java.sql.*;
+import javax.sql.DataSource;
+import org.postgresql.ds.PGSimpleDataSource;
+
+public class Handle {
+    interface Work { void run(Connection connection) throws Exception; }
+
+    %s
+
+    public static void main(String[] args) throws Exception {
+        PGSimpleDataSource source = new PGSimpleDataSource();
+        source.setURL("jdbc:postgresql://" + args[2] + ":" + args[3] + "/" + args[4]);
+        source.setUser(args[5]);
+        source.setPassword(System.getenv("SECRET"));
+        try {
+            handle(source, args[0], connection -> {
+                try (Statement statement = connection.createStatement()) {
+                    statement.executeUpdate("INSERT INTO effects VALUES ('" + args[0] + "')");
+                }
+                if (args[1].equals("fail")) throw new Exception("refused");
+            });
+            System.out.print("done");
+        } catch (Exception error) {
+            System.out.print(error.getMessage());
+        }
+    }
+}
+"""
+_NODE: Final = """
+const { Pool } = require("pg");
+const [event, how, host, port, database, user] = process.argv.slice(2);
+
+%s
+
+const pool = new Pool({ host, port, database, user, password: process.env.SECRET });
+handle(pool, event, async (client) => {
+  await client.query("INSERT INTO effects VALUES ($1)", [event]);
+  if (how === "fail") throw new Error("refused");
+}).then(() => process.stdout.write("done"), (error) => process.stdout.write(error.message))
+  .finally(() => pool.end());
+"""
+
+
+def _require(*programs: str) -> None:
+    for program in programs:
+        if shutil.which(program) is None:
+            pytest.fail(f"{program} is missing: install it and add it to PATH", pytrace=False)
+
+
+def _block(language: str) -> str:
+    found = re.search(rf"^```{language}\n(.*?)^```", _PAGE, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+def _in_java(directory: Path) -> list[str]:
+    _require("java", "javac")
+    classes = f"{directory}:{jars.jars(_JDBC, load_settings().local_jars)}/*"
+    (directory / "Handle.java").write_text(_JAVA % _block("java"))
+    subprocess.run(["javac", "-cp", classes, "Handle.java"], cwd=directory, check=True)
+    return ["java", "-cp", classes, "Handle"]
+
+
+def _in_node(directory: Path) -> list[str]:
+    _require("node", "npm")
+    subprocess.run(
+        ["npm", "install", "--silent", "--no-save", "--no-audit", "pg@8"], cwd=directory, check=True
+    )
+    (directory / "handle.js").write_text(_NODE % _block("javascript"))
+    return ["node", str(directory / "handle.js")]
+
+
+@pytest.mark.parametrize("write", [_in_java, _in_node], ids=["java", "node"])
+def test_a_handler(write: Any, empty: Database, tmp_path: Path) -> None:
+    """Guards against an event that is handled twice, and one that is marked though its handler failed."""
+    with empty.connect() as connection:
+        migrate(connection)
+    empty.rows("CREATE TABLE effects (event_id uuid)")
+    command = write(tmp_path)
+    at = {name: str(value) for name, value in psycopg.conninfo.conninfo_to_dict(empty.dsn).items()}
+    event = str(uuid7())
+
+    def handle(how: str) -> str:
+        where = [at["host"], at["port"], at["dbname"], at["user"]]
+        done = subprocess.run(
+            [*command, event, how, *where],
+            env=os.environ | {"SECRET": password_of(empty.dsn)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    assert handle("fail") == "refused"
+    assert empty.rows("SELECT FROM effects") == empty.rows("SELECT FROM processed_events") == []
+    assert [handle("work"), handle("work")] == ["done", "done"]
+    assert empty.value("SELECT count(*) FROM effects") == 1
+    assert empty.rows("SELECT event_id::text, source FROM processed_events") == [(event, "billing")]
