@@ -17,6 +17,7 @@ from outbox_pipelines.cleaning import archiving, months, queries, rows, target
 from outbox_pipelines.cleaning.target import Target
 from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.errors import NotReadyError
+from outbox_pipelines.relay.shards import pooler
 from outbox_pipelines.settings import NO_ARCHIVE, Settings
 
 _LOCK: Final = 0x6F62_7805
@@ -50,6 +51,7 @@ def clean(settings: Settings, stop: threading.Event | None = None) -> Cleaned:
     with connect(settings, name="outbox table clean") as connection:
         connection.execute(queries.TUNE)
         refuse_standby(connection)
+        pooler.refuse(connection, settings)
         found = target.find(connection, settings)
         if connection.execute(queries.TRY_LOCK, {"key": _LOCK << 32 | found.oid}).fetchone() != (True,):
             raise NotReadyError(f"another clean-up of {found} is running: wait for its end")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,15 @@ def test_a_table_without_a_time(make: Make) -> None:
     )
     with pytest.raises(SetupError, match="has no time of publishing: name processed_at or created_at"):
         make(textbook.STATUS, mapping).clean()
+
+
+def test_a_pooler_in_transaction_mode(plain: Cleaning, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a lock of the pooler's session: two clean-ups would have it."""
+    same = "outbox_pipelines.relay.shards.pooler.connect"
+    monkeypatch.setattr(same, lambda *_, beside, **__: nullcontext(beside))
+    with pytest.raises(SetupError, match="through a pooler in transaction mode"):
+        plain.clean()
+    assert plain.execute("SELECT count(*) FROM events") == [(22,)]
 
 
 def test_by_command(plain: Cleaning, tmp_path: Path) -> None:

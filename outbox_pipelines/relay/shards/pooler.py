@@ -27,6 +27,6 @@ def refuse(connection: Connection, settings: Settings) -> None:
             pids[n].add(row[0])
     if len(pids[0]) > 1 or len(pids[1]) > 1 or pids[0] & pids[1]:
         raise SetupError(
-            "OUTBOX_DSN leads through a pooler in transaction mode, where the relay's session lock has no "
+            "OUTBOX_DSN leads through a pooler in transaction mode, where the lock of a session has no "
             "effect: name the database itself, or a pool in session mode"
         )
