@@ -241,6 +241,7 @@ class Settings(BaseSettings):
     clean_after_hours: float | None = Field(
         default=None,
         ge=0.0,
+        le=1_000_000.0,
         description="For an existing table: hours after which published rows are removed by `outbox table "
         "clean` and Dagster, after they were archived in `OUTBOX_ARCHIVE`. If not set, none are.",
     )

@@ -28,14 +28,12 @@ _SYSTEM: Final = {"tableoid": "oid", "ctid": "tid", "xmin": "xid"}
 
 
 def archive_all(deleter: Deleter, store: Store) -> list[str]:
-    """Archive and delete all rows that may be removed; return the files.
+    """Archive and delete all rows that may be removed; return the files. `complete` comes first.
 
     Raises:
         NotReadyError: rows and file differ; rows that were archived are locked by another session.
     """
-    target = deleter.target
-    waiting = f"_outbox/cleaning/{target}.parquet"
-    files = _complete(deleter, store, waiting)
+    target, files = deleter.target, list[str]()
     for leaf in leaves(deleter.connection, target):
         count = target.statement(queries.COUNT, leaf.name)
         first = found = 0
@@ -46,22 +44,21 @@ def archive_all(deleter: Deleter, store: Store) -> list[str]:
             ((more,),) = deleter.connection.execute(count, given).fetchall()
             found += more
             if found >= _FILE_ROWS or (found and end == leaf.blocks):
-                _write(deleter.connection, store, target, leaf, (first, end), waiting)
-                files += _complete(deleter, store, waiting)
+                _write(deleter.connection, store, target, leaf, (first, end))
+                files += complete(deleter, store)
                 found = 0
             if not found:
                 first = end
     return files
 
 
-def _write(
-    connection: Connection, store: Store, target: Target, leaf: Leaf, blocks: tuple[int, int], waiting: str
-) -> None:
+def _write(connection: Connection, store: Store, target: Target, leaf: Leaf, blocks: tuple[int, int]) -> None:
     """Write the rows of some blocks into the file that waits."""
     start, end = (sql.Literal(place(block)) for block in blocks)
     rows = target.statement(queries.ARCHIVED, leaf.name, start=start, end=end)
     columns = _SYSTEM | target.columns
     # Its name changes after the proof: a file that waits is a proven one.
+    waiting = _waiting(target)
     unproven = f"{waiting}.unproven"
     with store.workplace(datetime.now(UTC).date()) as directory, connection.transaction():
         # The sum is of the rows that were written, whatever changes meanwhile.
@@ -76,11 +73,22 @@ def _write(
     store.rename(unproven, waiting)
 
 
-def _complete(deleter: Deleter, store: Store, waiting: str) -> list[str]:
-    """Delete the rows of the file that waits, if there is one, and give the file its name."""
+def _waiting(target: Target) -> str:
+    return f"_outbox/cleaning/{target}.parquet"
+
+
+def complete(deleter: Deleter, store: Store) -> list[str]:
+    """Delete the rows of the file that waits, if there is one, and give the file its name.
+
+    Before months are dropped: their rows would be in the file of the month as well.
+
+    Raises:
+        NotReadyError: rows that were archived are locked by another session.
+    """
     import pyarrow.parquet as pq
 
     target, digest, locked = deleter.target, hashlib.sha256(), 0
+    waiting = _waiting(target)
     names = ["tableoid", "ctid", "xmin", target.mapping.columns["id"]]
     by_oid = {leaf.oid: leaf for leaf in leaves(deleter.connection, target)}
     try:
@@ -99,6 +107,9 @@ def _complete(deleter: Deleter, store: Store, waiting: str) -> list[str]:
         raise NotReadyError(
             f"{locked:,} archived rows of {target} are locked by other sessions: the next run deletes them"
         )
+    # After a crash of the server, rows whose deletion was not on disk would be back, and archived again.
+    with deleter.connection.transaction():
+        deleter.connection.execute(queries.TO_DISK)
     name = f"tables/{target}/rows-{digest.hexdigest()[:16]}.parquet"
     store.rename(waiting, name)
     return [name]

@@ -57,10 +57,13 @@ def clean(settings: Settings, stop: threading.Event | None = None) -> Cleaned:
             raise NotReadyError(f"another clean-up of {found} is running: wait for its end")
         store = None if settings.archive == NO_ARCHIVE else open_store(settings)
         cleaned = Cleaned(str(found), notes=_partman(connection, found))
-        gone = months.drop_all(connection, found, store, stop)
-        cleaned.dropped, cleaned.files = gone.dropped, gone.files
-        cleaned.notes += gone.kept
         deleter = rows.Deleter(connection, found, stop)
+        if store is not None:
+            cleaned.files += archiving.complete(deleter, store)
+        gone = months.drop_all(connection, found, store, stop)
+        cleaned.dropped = gone.dropped
+        cleaned.files += gone.files
+        cleaned.notes += gone.kept
         if store is None:
             rows.delete_all(deleter)
         else:

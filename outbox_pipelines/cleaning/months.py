@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,6 +26,7 @@ from outbox_pipelines.cleaning.rows import MOST_SECONDS
 from outbox_pipelines.cleaning.target import Target
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError
+from outbox_pipelines.secret import first_line
 
 _ATTEMPTS: Final = 100
 _PAUSE: Final = (0.02, 0.2)
@@ -56,9 +58,15 @@ def drop_all(connection: Connection, target: Target, store: Store | None, stop: 
             continue
         if reason := _why_kept(connection, target, leaf):
             months.kept.append(f"{schema}.{name}: {reason}")
-        elif not _detach(connection, target, leaf, stop):
-            months.kept.append(f"{schema}.{name}: transactions hold the table, or its rows are being written")
-    _drop_detached(connection, target, store, months)
+            continue
+        try:
+            if not _detach(connection, target, leaf, stop):
+                reason = "transactions hold the table, or its rows are being written"
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.IntegrityError) as error:
+            reason = f"it cannot be detached: {first_line(error)}"
+        if reason:
+            months.kept.append(f"{schema}.{name}: {reason}")
+    _drop_detached(connection, target, store, months, stop)
     return months
 
 
@@ -78,17 +86,35 @@ def _why_kept(connection: Connection, target: Target, leaf: sql.Identifier) -> s
 def _detach(connection: Connection, target: Target, leaf: sql.Identifier, stop: threading.Event) -> bool:
     """Take the partition out of the table; return False if that was impossible."""
     remark = sql.SQL(queries.REMARK).format(leaf=leaf, remark=sql.Literal(_remark(target)))
+
+    def attempt() -> bool:
+        connection.execute(target.statement(queries.LOCK, leaf))
+        if connection.execute(target.statement(queries.UNPUBLISHED, leaf)).fetchone() != (False,):
+            return False
+        connection.execute(target.statement(queries.DETACH, leaf))
+        connection.execute(remark)
+        return True
+
+    return _briefly(connection, attempt, stop)
+
+
+def _drop(connection: Connection, target: Target, leaf: sql.Identifier, stop: threading.Event) -> bool:
+    # A table to which its foreign keys refer is locked as well.
+    def attempt() -> bool:
+        connection.execute(target.statement(queries.DROP, leaf))
+        return True
+
+    return _briefly(connection, attempt, stop)
+
+
+def _briefly(connection: Connection, attempt: Callable[[], bool], stop: threading.Event) -> bool:
+    """Run a transaction until it gets its locks, 50 ms at most each time; return False if it never did."""
     limit = f"'{MOST_SECONDS * 1000:.0f}ms'"
     for _ in range(_ATTEMPTS):
         try:
             with connection.transaction():
                 connection.execute(f"SET LOCAL lock_timeout = {limit}; SET LOCAL statement_timeout = {limit}")
-                connection.execute(target.statement(queries.LOCK, leaf))
-                if connection.execute(target.statement(queries.UNPUBLISHED, leaf)).fetchone() != (False,):
-                    return False
-                connection.execute(target.statement(queries.DETACH, leaf))
-                connection.execute(remark)
-            return True
+                return attempt()
         except (
             psycopg.errors.LockNotAvailable,
             psycopg.errors.QueryCanceled,
@@ -103,7 +129,9 @@ def _remark(target: Target) -> str:
     return f"outbox table clean: detached from {target}, all rows published; to be dropped"
 
 
-def _drop_detached(connection: Connection, target: Target, store: Store | None, months: Months) -> None:
+def _drop_detached(
+    connection: Connection, target: Target, store: Store | None, months: Months, stop: threading.Event
+) -> None:
     found = connection.execute(queries.DETACHED, {"remark": _remark(target)}).fetchall()
     for oid, schema, name in found:
         leaf = sql.Identifier(schema, name)
@@ -116,8 +144,16 @@ def _drop_detached(connection: Connection, target: Target, store: Store | None, 
             continue
         if store is not None:
             months.files.append(_archive(connection, target, store, leaf, f"{schema}.{name}-{oid}"))
-        connection.execute(target.statement(queries.DROP, leaf))
-        months.dropped.append(f"{schema}.{name}")
+        try:
+            reason = (
+                "" if _drop(connection, target, leaf, stop) else "transactions hold it, or what it refers to"
+            )
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.DependentObjectsStillExist) as error:
+            reason = first_line(error)
+        if reason:
+            months.kept.append(f"{schema}.{name}: detached, and cannot be dropped: {reason}")
+        else:
+            months.dropped.append(f"{schema}.{name}")
 
 
 def _archive(

@@ -44,6 +44,10 @@ STILL: Final = """
 SELECT count(*) FROM unnest(%(places)s::tid[], %(transactions)s::xid[]) AS k (place, transaction)
 JOIN ONLY {leaf} AS t ON t.ctid = k.place WHERE t.xmin = k.transaction AND {published}"""
 
+# A commit that waits until it, and all that was committed before it, is on disk; one that writes nothing does
+# not wait.
+TO_DISK: Final = "SET LOCAL synchronous_commit = on; SELECT pg_logical_emit_message(true, 'outbox', '')"
+
 # --- months -----------------------------------------------------------------------------------------------
 
 # Partitions by one column, with the end of each. A default partition has none.
