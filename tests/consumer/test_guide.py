@@ -6,6 +6,7 @@ import asyncio
 import re
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,12 @@ def test_other_ways_to_the_database(block: str) -> None:
 )
 def test_links(link: str) -> None:
     assert (PATH.parent / link.partition("#")[0]).exists()
+
+
+def test_the_uuid_of_other_ids_is_the_consumers() -> None:
+    """Guards against a recipe with which another language processes events of this consumer again."""
+    found = re.search(r"namespace\s+`([^`]+)`, name `([^`]+)`", TEXT)
+    assert found is not None
+    namespace, name = found.groups()
+    event = make_event("order.placed", {}, id="1", topic="order-events")
+    assert uuid.uuid5(uuid.UUID(namespace), name) == event.identity(event.topic, by_key=False)
