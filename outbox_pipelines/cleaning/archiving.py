@@ -4,11 +4,14 @@ Invariants:
 - One file at a time waits for its rows to be deleted. After a kill, the next run continues with it, so no row
   is in two files.
 - A file has the place and the transaction of each row: a row that was changed since is not deleted.
+- A file gets its name only when the deletion of its rows is on disk: after a crash of the server, the rows
+  that are back are those of the file that waits.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 from datetime import UTC, datetime
 from typing import Final
 
@@ -23,6 +26,9 @@ from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError
 
 _FILE_ROWS: Final = 100_000
+# The server writes commits that nobody waits for within 0.6 s; others within its 15 s.
+_MOST_SECONDS_TO_DISK: Final = 60.0
+_PAUSE_TO_DISK: Final = 0.05
 # Names that no column can have.
 _SYSTEM: Final = {"tableoid": "oid", "ctid": "tid", "xmin": "xid"}
 
@@ -31,7 +37,7 @@ def archive_all(deleter: Deleter, store: Store) -> list[str]:
     """Archive and delete all rows that may be removed; return the files. `complete` comes first.
 
     Raises:
-        NotReadyError: rows and file differ; rows that were archived are locked by another session.
+        NotReadyError: rows and file differ; rows that were archived cannot be deleted now.
     """
     target, files = deleter.target, list[str]()
     for leaf in leaves(deleter.connection, target):
@@ -74,7 +80,8 @@ def _write(connection: Connection, store: Store, target: Target, leaf: Leaf, blo
 
 
 def _waiting(target: Target) -> str:
-    return f"_outbox/cleaning/{target}.parquet"
+    """Return the name of the file whose rows are being deleted. Of this database: another may be alike."""
+    return f"_outbox/cleaning/{target.database}/{target.file_name}.parquet"
 
 
 def complete(deleter: Deleter, store: Store) -> list[str]:
@@ -83,35 +90,35 @@ def complete(deleter: Deleter, store: Store) -> list[str]:
     Before months are dropped: their rows would be in the file of the month as well.
 
     Raises:
-        NotReadyError: rows that were archived are locked by another session.
+        NotReadyError: some of the rows cannot be deleted now.
     """
     import pyarrow.parquet as pq
 
-    target, digest, locked = deleter.target, hashlib.sha256(), 0
-    waiting = _waiting(target)
+    target, still = deleter.target, 0
+    digest = hashlib.sha256(target.database.encode())
     names = ["tableoid", "ctid", "xmin", target.mapping.columns["id"]]
     by_oid = {leaf.oid: leaf for leaf in leaves(deleter.connection, target)}
     try:
-        with store.local(waiting) as path:
+        with store.local(_waiting(target)) as path:
             for batch in pq.ParquetFile(path).iter_batches(batch_size=20_000, columns=names):
                 oids, places, transactions, ids = (batch.column(name).to_pylist() for name in names)
                 digest.update(repr((oids, places, transactions, ids)).encode())
                 leaf = by_oid.get(int(oids[0]))
                 if leaf is not None:
-                    locked += _delete(deleter, leaf, Versions(places, transactions, ids))
+                    still += _delete(deleter, leaf, Versions(places, transactions, ids))
     except FileNotFoundError:
         return []
     if deleter.stop.is_set():
         return []
-    if locked:
+    if still:
         raise NotReadyError(
-            f"{locked:,} archived rows of {target} are locked by other sessions: the next run deletes them"
+            f"{still:,} archived rows of {target} are locked by other sessions, or kept by a trigger: the "
+            "next run deletes them"
         )
-    # After a crash of the server, rows whose deletion was not on disk would be back, and archived again.
-    with deleter.connection.transaction():
-        deleter.connection.execute(queries.TO_DISK)
-    name = f"tables/{target}/rows-{digest.hexdigest()[:16]}.parquet"
-    store.rename(waiting, name)
+    if not _is_on_disk(deleter):
+        return []
+    name = f"tables/{target.file_name}/rows-{digest.hexdigest()[:16]}.parquet"
+    store.rename(_waiting(target), name)
     return [name]
 
 
@@ -119,8 +126,27 @@ def _delete(deleter: Deleter, leaf: Leaf, versions: Versions) -> int:
     """Delete these versions; return how many are still there."""
     if deleter.delete(leaf.name, versions) == len(versions):
         return 0
-    given = {"places": versions.places, "transactions": versions.transactions}
+    given = {"places": versions.places, "transactions": versions.transactions, "ids": versions.ids}
     ((still,),) = deleter.connection.execute(
         deleter.target.statement(queries.STILL, leaf.name), given
     ).fetchall()
     return int(still)
+
+
+def _is_on_disk(deleter: Deleter) -> bool:
+    """Wait until a crash of the server cannot bring the rows back; return False if it was stopped.
+
+    Raises:
+        NotReadyError: the server has not written it for a minute.
+    """
+    ((written,),) = deleter.connection.execute(queries.WRITTEN).fetchall()
+    limit = time.monotonic() + _MOST_SECONDS_TO_DISK
+    while deleter.connection.execute(queries.IS_ON_DISK, {"written": written}).fetchone() != (True,):
+        if time.monotonic() > limit:
+            raise NotReadyError(
+                f"the server has not yet written to disk that rows of {deleter.target} were deleted: the "
+                "next run continues"
+            )
+        if deleter.stop.wait(_PAUSE_TO_DISK):
+            return False
+    return True

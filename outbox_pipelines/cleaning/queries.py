@@ -6,10 +6,21 @@ from typing import Final
 
 # One clean-up of a table at a time. Not the locks of relays: they continue.
 TRY_LOCK: Final = "SELECT pg_try_advisory_lock(%(key)s::bigint)"
-# No lock waits for the disk: after a crash of the server, the next run deletes the same rows.
+# No lock waits for the disk: after a crash of the server, the next run deletes the same rows. A file gets its
+# name only when the deletion of its rows is on disk.
 TUNE: Final = "SET synchronous_commit = off; SET statement_timeout = 0; SET lock_timeout = 0"
-CUTOFF: Final = "SELECT now() - make_interval(secs => %(seconds)s)"
-MAY_DELETE: Final = "SELECT has_table_privilege(%(oid)s::oid, 'DELETE'), quote_ident(current_user)"
+CUTOFF: Final = """
+SELECT now() - make_interval(secs => %(seconds)s), s.system_identifier || '-' || d.oid
+FROM pg_control_system() AS s, pg_database AS d WHERE d.datname = current_database()"""
+# Rights to the parent are enough for a relay, but rows are deleted from each partition.
+LACKING: Final = """
+SELECT format('%%I.%%I', n.nspname, c.relname), quote_ident(current_user)
+FROM (SELECT %(oid)s::oid UNION SELECT relid FROM pg_partition_tree(%(oid)s::oid::regclass)) AS p (oid)
+JOIN pg_class c USING (oid) JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p')
+  AND NOT (has_table_privilege(c.oid, 'SELECT') AND has_any_column_privilege(c.oid, 'UPDATE')
+           AND has_table_privilege(c.oid, 'DELETE'))
+ORDER BY c.oid <> %(oid)s::oid, 1"""
 
 # --- rows -------------------------------------------------------------------------------------------------
 
@@ -31,18 +42,29 @@ WHERE t.ctid >= %(start)s::tid AND t.ctid < %(end)s::tid AND {published} AND {ol
 # What follows FROM, for the rows that are archived.
 ARCHIVED: Final = """ONLY {leaf} AS t
 WHERE t.ctid >= {start}::tid AND t.ctid < {end}::tid AND {published} AND {old}"""
-# Exactly these versions, if they are still published. A locked row is left to the next run.
+# Exactly these versions, if they are still published. A locked row is left to the next run. LATERAL: a join
+# could read the whole table for each batch.
 DELETE: Final = """
 DELETE FROM ONLY {leaf} AS d WHERE d.ctid = ANY (ARRAY(
-    SELECT t.ctid
-    FROM unnest(%(places)s::tid[], %(transactions)s::xid[], %(ids)s::text[]) AS k (place, transaction, id)
-    JOIN ONLY {leaf} AS t ON t.ctid = k.place
-    WHERE t.xmin = k.transaction AND t.{id}::text = k.id AND {published} FOR UPDATE OF t SKIP LOCKED))"""
+    SELECT found.place
+    FROM unnest(%(places)s::tid[], %(transactions)s::xid[], %(ids)s::text[]) AS k (place, transaction, id),
+    LATERAL (SELECT t.ctid FROM ONLY {leaf} AS t
+             WHERE t.ctid = k.place AND t.xmin = k.transaction AND t.{id}::text IS NOT DISTINCT FROM k.id
+               AND {published} FOR UPDATE SKIP LOCKED) AS found (place)))"""
+# A statement of its own is a transaction of its own: no lock waits for an answer of this process.
+BRIEFLY: Final = "SET statement_timeout = {most}; SET lock_timeout = {wait}"
+AT_LENGTH: Final = "SET statement_timeout = 0; SET lock_timeout = 0"
+NOTHING: Final = "SELECT"
 
-# Those of the versions that are there all the same: another session has locked them.
+# Those of the versions that are there all the same.
 STILL: Final = """
-SELECT count(*) FROM unnest(%(places)s::tid[], %(transactions)s::xid[]) AS k (place, transaction)
-JOIN ONLY {leaf} AS t ON t.ctid = k.place WHERE t.xmin = k.transaction AND {published}"""
+SELECT count(*)
+FROM unnest(%(places)s::tid[], %(transactions)s::xid[], %(ids)s::text[]) AS k (place, transaction, id),
+LATERAL (SELECT FROM ONLY {leaf} AS t
+         WHERE t.ctid = k.place AND t.xmin = k.transaction AND t.{id}::text IS NOT DISTINCT FROM k.id
+           AND {published} OFFSET 0) AS found"""
+WRITTEN: Final = "SELECT pg_current_wal_insert_lsn()::text"
+IS_ON_DISK: Final = "SELECT pg_current_wal_flush_lsn() >= %(written)s::pg_lsn"
 
 # A commit that waits until it, and all that was committed before it, is on disk; one that writes nothing does
 # not wait.

@@ -3,11 +3,13 @@
 Invariants:
 - A statement that takes more than 50 ms is canceled and tried with fewer rows. Between two of them is a pause
   as long as the last one.
+- A batch is one statement, and so one transaction: if this process or the network stops, no lock is held.
 - Only versions of rows that were found published are deleted, and only if they still are.
 """
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +31,11 @@ _WANTED_SECONDS: Final = MOST_SECONDS / 2
 _WINDOW_BLOCKS: Final = 256
 _FIRST_ROWS: Final = 200
 _MOST_ROWS: Final = 5_000
+_ATTEMPTS_OF_ONE: Final = 5
+ATTEMPTS: Final = 100
+"""How often a lock is tried."""
+PAUSE: Final = (0.02, 0.2)
+"""Seconds between two attempts: from, to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +61,27 @@ class Deleter:
     longest: float = 0.0
     """Seconds of the longest batch, which held its locks for less."""
     _rows: int = field(default=_FIRST_ROWS)
+    _round_trip: float | None = None
+    """Seconds that each statement takes on the network, without locks."""
 
     def delete(self, leaf: sql.Identifier, versions: Versions) -> int:
         """Delete these versions; return how many were there and not locked.
 
         Raises:
-            NotReadyError: a single row takes too long.
+            NotReadyError: a single row takes too long; another session locks the table.
         """
-        statement = self.target.statement(queries.DELETE, leaf)
-        at = deleted = 0
+        if self._round_trip is None:
+            self._round_trip = min(self._seconds_of_nothing() for _ in range(3))
+        limits = {"most": MOST_SECONDS, "wait": _WANTED_SECONDS}
+        milliseconds = {name: sql.Literal(round(seconds * 1000)) for name, seconds in limits.items()}
+        self.connection.execute(sql.SQL(queries.BRIEFLY).format(**milliseconds))
+        deleted = self._delete(self.target.statement(queries.DELETE, leaf), versions)
+        self.connection.execute(queries.AT_LENGTH)
+        self.deleted += deleted
+        return deleted
+
+    def _delete(self, statement: sql.Composed, versions: Versions) -> int:
+        at = deleted = failures = 0
         while at < len(versions) and not self.stop.is_set():
             until = at + self._rows
             given = {
@@ -74,26 +93,40 @@ class Deleter:
             try:
                 count = self._execute(statement, given)
             except psycopg.errors.QueryCanceled:
-                if self._rows == 1:
+                # One such statement can also be the fault of a machine that is busy for a moment.
+                failures += self._rows == 1
+                if failures == _ATTEMPTS_OF_ONE:
                     raise NotReadyError(
                         f"deleting one row of {self.target} takes more than {MOST_SECONDS * 1000:.0f} ms: "
                         "look for a trigger, or a foreign key without an index"
                     ) from None
                 self._rows = max(1, self._rows // 4)
+                self.stop.wait(MOST_SECONDS)
                 continue
-            took = time.monotonic() - began
+            except psycopg.errors.LockNotAvailable:
+                failures += 1
+                if failures == ATTEMPTS:
+                    raise NotReadyError(
+                        f"another session locks {self.target}, or rows that its rows reference: the next run "
+                        "continues"
+                    ) from None
+                self.stop.wait(random.uniform(*PAUSE))
+                continue
+            took = max(0.0, time.monotonic() - began - (self._round_trip or 0.0))
             deleted += count
-            at = until
+            at, failures = until, 0
             self.longest = max(self.longest, took)
             self._adapt(took)
             self.stop.wait(took)
-        self.deleted += deleted
         return deleted
 
     def _execute(self, statement: sql.Composed, given: dict[str, list[str]]) -> int:
-        with self.connection.transaction():
-            self.connection.execute(f"SET LOCAL statement_timeout = '{MOST_SECONDS * 1000:.0f}ms'")
-            return self.connection.execute(statement, given).rowcount
+        return self.connection.execute(statement, given).rowcount
+
+    def _seconds_of_nothing(self) -> float:
+        began = time.monotonic()
+        self.connection.execute(queries.NOTHING)
+        return time.monotonic() - began
 
     def _adapt(self, took: float) -> None:
         if took > _WANTED_SECONDS:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, LiteralString
+from urllib.parse import quote
 
 from psycopg import sql
 
@@ -33,6 +34,8 @@ class Target:
     oid: int
     schema: str
     name: str
+    database: str
+    """The identity of the server and the database."""
     mapping: Mapping
     columns: dict[str, str]
     """Types by names."""
@@ -44,6 +47,11 @@ class Target:
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"
+
+    @property
+    def file_name(self) -> str:
+        """Its name as part of a path, whatever characters it has."""
+        return quote(str(self), safe="")
 
     @property
     def table(self) -> sql.Identifier:
@@ -91,8 +99,8 @@ def find(connection: Connection, settings: Settings) -> Target:
     assert examined.oid is not None
     place = pg_catalog.look_up(connection, mapping.schema, mapping.table)
     assert place is not None
-    _require_right(connection, place.oid, place.spelled)
-    ((cutoff,),) = connection.execute(
+    _require_rights(connection, place.oid)
+    ((cutoff, database),) = connection.execute(
         queries.CUTOFF, {"seconds": settings.clean_after_hours * 3600}
     ).fetchall()
     published, unpublished = _conditions(mapping)
@@ -100,6 +108,7 @@ def find(connection: Connection, settings: Settings) -> Target:
         oid=place.oid,
         schema=place.schema,
         name=place.name,
+        database=database,
         mapping=mapping,
         columns={name: column.declared for name, column in examined.columns.items()},
         cutoff=cutoff,
@@ -109,10 +118,15 @@ def find(connection: Connection, settings: Settings) -> Target:
     )
 
 
-def _require_right(connection: Connection, oid: int, spelled: str) -> None:
-    ((may_delete, user),) = connection.execute(queries.MAY_DELETE, {"oid": oid}).fetchall()
-    if not may_delete:
-        raise SetupError(f"role {user} may not delete rows of {spelled}: GRANT DELETE ON {spelled} TO {user}")
+def _require_rights(connection: Connection, oid: int) -> None:
+    lacking = connection.execute(queries.LACKING, {"oid": oid}).fetchall()
+    if lacking:
+        table, user = lacking[0]
+        likewise = f" (likewise for {len(lacking) - 1} more partitions)" if len(lacking) > 1 else ""
+        raise SetupError(
+            f"role {user} may not delete rows of {table}: GRANT SELECT, UPDATE, DELETE ON {table} TO {user}"
+            f"{likewise}"
+        )
 
 
 def _conditions(mapping: Mapping) -> tuple[sql.Composable, sql.Composable]:

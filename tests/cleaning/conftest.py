@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,7 @@ import pytest
 
 from outbox_pipelines.cleaning.clean import Cleaned, clean
 from outbox_pipelines.local import Stack
+from outbox_pipelines.secret import Secret
 from outbox_pipelines.settings import Settings
 from tests.conftest import fresh_database, topic_prefix
 from tests.relay.marked_table import textbook
@@ -72,6 +74,16 @@ class Cleaning:
         files = str(self.archive / "tables" / "*" / "*.parquet")
         query = f"SELECT {what} FROM read_parquet('{files}', union_by_name = true) ORDER BY 1"
         return duckdb.execute(query).fetchall()
+
+    @contextmanager
+    def role(self, right: str) -> Iterator[Secret]:
+        """The DSN of a role that has only these rights."""
+        name = "cleaner_" + self.execute("SELECT current_database()")[0][0]
+        self.execute(f"CREATE ROLE {name}; GRANT {name} TO CURRENT_USER; GRANT {right} TO {name}")
+        try:
+            yield Secret(f"{self.settings.dsn.reveal()} options='-c role={name}'")
+        finally:
+            self.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
 
     @property
     def environment(self) -> dict[str, str]:

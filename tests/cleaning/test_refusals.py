@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from tests.cleaning.conftest import SOME, Cleaning, Make
+from tests.cleaning.conftest import MONTHS, MONTHS_MAPPING, SOME, Cleaning, Make
 from tests.relay.marked_table import textbook
 
 
@@ -35,15 +35,24 @@ def test_settings(plain: Cleaning, settings: dict[str, object], message: str) ->
 
 
 def test_a_role_that_may_not_delete(plain: Cleaning) -> None:
-    name = "cleaner_" + plain.execute("SELECT current_database()")[0][0]
-    plain.execute(f"CREATE ROLE {name}; GRANT {name} TO CURRENT_USER")
-    try:
-        plain.execute(f"GRANT SELECT, UPDATE ON events TO {name}")
-        dsn = str(plain.settings.dsn.reveal())
-        with pytest.raises(SetupError, match=rf"GRANT DELETE ON public.events TO {name}"):
-            plain.clean(dsn=type(plain.settings.dsn)(f"{dsn} options='-c role={name}'"))
-    finally:
-        plain.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+    with (
+        plain.role("SELECT, UPDATE ON events") as dsn,
+        pytest.raises(SetupError, match=r"GRANT SELECT, UPDATE, DELETE ON public.events TO cleaner_\w+$"),
+    ):
+        plain.clean(dsn=dsn)
+
+
+def test_a_role_without_rights_to_partitions(make: Make) -> None:
+    """Guards against a bare refusal of the database: rights to the parent are enough for the relay."""
+    cleaning = make(MONTHS, MONTHS_MAPPING)
+    with (
+        cleaning.role("SELECT, UPDATE, DELETE ON events") as dsn,
+        pytest.raises(
+            SetupError,
+            match=r"may not delete rows of public.events_01: GRANT .* \(likewise for 2 more partitions\)",
+        ),
+    ):
+        cleaning.clean(dsn=dsn)
 
 
 def test_a_table_without_a_time(make: Make) -> None:
