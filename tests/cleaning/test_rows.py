@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from outbox_pipelines.cleaning import queries, rows
 from outbox_pipelines.cleaning.clean import clean
@@ -166,14 +167,18 @@ def test_a_row_that_cannot_be_deleted_in_time_is_named(make: Make) -> None:
 
 
 def test_no_statement_reads_the_table_as_a_whole(make: Make) -> None:
-    """Guards against a scan for each batch: rows are found by their place."""
+    """Guards against a scan for each batch: rows are found by their place, however many there are."""
     cleaning = make(textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING)
     cleaning.table.fill(50_000)
+    cleaning.execute("UPDATE events SET published_at = now() - interval '1 day'; ANALYZE events")
     with connect(cleaning.settings, name="test") as connection:
         target = find(connection, cleaning.settings)
         (leaf,) = rows.leaves(connection, target)
-        versions = {"places": ["(0,1)"], "transactions": ["1"], "ids": ["x"]}
-        block = {"start": rows.place(0), "end": rows.place(8)}
+        block = {"start": rows.place(leaf.blocks - 256), "end": rows.place(leaf.blocks)}
+        found = connection.execute(target.statement(queries.ROWS, leaf.name), block).fetchall()
+        assert len(found) >= 5_000
+        places, transactions, ids = zip(*found[:5_000], strict=True)
+        versions = {"places": list(places), "transactions": list(transactions), "ids": list(ids)}
         for query, given in (
             (queries.ROWS, block),
             (queries.COUNT, block),
@@ -184,6 +189,62 @@ def test_no_statement_reads_the_table_as_a_whole(make: Make) -> None:
             plan = "\n".join(line for (line,) in connection.execute(explain, given))
             assert "Seq Scan" not in plan, plan
             assert "Tid" in plan
+
+
+def test_a_locked_table(cleaning: Cleaning) -> None:
+    """Guards against a message about a trigger that is not there."""
+    delete = Deleter.delete
+
+    def beside_a_lock(self: Deleter, leaf: sql.Identifier, versions: Versions) -> int:
+        with cleaning.connect(autocommit=False) as holder:
+            holder.execute("LOCK TABLE events IN SHARE MODE")
+            return delete(self, leaf, versions)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "ATTEMPTS", 2)
+        patch.setattr(Deleter, "delete", beside_a_lock)
+        with pytest.raises(NotReadyError, match=r"^another session locks public.events, or rows"):
+            cleaning.clean()
+    assert cleaning.clean().deleted == 10
+
+
+def test_a_slow_network(make: Make) -> None:
+    """Guards against batches of one row because an answer takes long, although no lock is held for it."""
+    cleaning = make(textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING)
+    cleaning.table.fill(3_000)
+    cleaning.execute("UPDATE events SET published_at = now() - interval '1 day'")
+    batches: list[int] = []
+    execute, trip = Deleter._execute, Deleter._seconds_of_nothing
+
+    def answered_late(self: Deleter, statement: sql.Composed, given: dict[str, list[str]]) -> int:
+        count = execute(self, statement, given)
+        batches.append(count)
+        threading.Event().wait(0.06)
+        return count
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Deleter, "_execute", answered_late)
+        patch.setattr(Deleter, "_seconds_of_nothing", lambda self: trip(self) + 0.06)
+        assert cleaning.clean().deleted == 3_000
+    # With the network's part, each batch would be half of the one before.
+    assert len(batches) < 30, batches
+
+
+def test_no_transaction_is_open_between_statements(cleaning: Cleaning) -> None:
+    """Guards against locks that stay because this process or the network has stopped."""
+    states: list[str] = []
+    execute = Deleter._execute
+
+    def watched(self: Deleter, statement: sql.Composed, given: dict[str, list[str]]) -> int:
+        count = execute(self, statement, given)
+        query = "SELECT state FROM pg_stat_activity WHERE pid = %s"
+        states.extend(state for (state,) in cleaning.execute(query, self.connection.info.backend_pid))
+        return count
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Deleter, "_execute", watched)
+        assert cleaning.clean().deleted == 10
+    assert set(states) == {"idle"}
 
 
 def test_one_at_a_time(cleaning: Cleaning) -> None:
