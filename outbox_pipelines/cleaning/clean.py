@@ -74,23 +74,32 @@ def clean(settings: Settings, stop: threading.Event | None = None) -> Cleaned:
 
 def _partman(connection: Connection, found: Target) -> list[str]:
     """Return what in the settings of pg_partman would lose events."""
+    notes = []
+    ((children,),) = connection.execute(queries.CHILDREN, {"oid": found.oid}).fetchall()
+    if children:
+        notes.append(
+            f"{children:,} tables inherit from {found}, and their rows stay: only declarative partitions are "
+            "cleaned (pg_partman: the type native)"
+        )
     row = connection.execute(queries.PARTMAN).fetchone()
     if row is None:
-        return []
+        return notes
+    if not row[1]:
+        return [*notes, f"this role may not read {row[0]}: make sure that {found} has no retention there"]
     config = sql.SQL(row[0])
-    notes = []
+    name = sql.Literal(str(found)).as_string()
     for retention, is_infinite in connection.execute(
         sql.SQL(queries.RETENTION).format(config=config), {"table": str(found)}
     ).fetchall():
         if retention is not None:
             notes.append(
                 f"pg_partman drops months of {found} by its retention ({retention}), also with rows that are "
-                f"not published: UPDATE {row[0]} SET retention = NULL WHERE parent_table = '{found}'"
+                f"not published: UPDATE {row[0]} SET retention = NULL WHERE parent_table = {name}"
             )
         if not is_infinite:
             notes.append(
                 f"pg_partman makes no months of {found} while no rows arrive, and later rows would go to the "
                 f"default partition: UPDATE {row[0]} SET infinite_time_partitions = true "
-                f"WHERE parent_table = '{found}'"
+                f"WHERE parent_table = {name}"
             )
     return notes

@@ -51,8 +51,6 @@ DELETE FROM ONLY {leaf} AS d WHERE d.ctid = ANY (ARRAY(
     LATERAL (SELECT t.ctid FROM ONLY {leaf} AS t
              WHERE t.ctid = k.place AND t.xmin = k.transaction AND t.{id}::text IS NOT DISTINCT FROM k.id
                AND {published} FOR UPDATE SKIP LOCKED) AS found (place)))"""
-# A statement of its own is a transaction of its own: no lock waits for an answer of this process.
-BRIEFLY: Final = "SET statement_timeout = {most}; SET lock_timeout = {wait}"
 AT_LENGTH: Final = "SET statement_timeout = 0; SET lock_timeout = 0"
 NOTHING: Final = "SELECT"
 
@@ -72,41 +70,74 @@ TO_DISK: Final = "SET LOCAL synchronous_commit = on; SELECT pg_logical_emit_mess
 
 # --- months -----------------------------------------------------------------------------------------------
 
-# Partitions by one column, with the end of each. A default partition has none.
+# Partitions by one column; a default partition is none. A day after its end at the earliest: a transaction
+# that began before the end still writes into it, and would fail. Times without a zone are UTC, as in the
+# session.
 MONTHS: Final = r"""
-SELECT c.oid::bigint, n.nspname::text, c.relname::text,
-       (regexp_match(pg_get_expr(c.relpartbound, c.oid), 'TO \(''([^'']+)''\)'))[1]
-FROM pg_partitioned_table p
-JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = p.partattrs[0]
-JOIN pg_inherits i ON i.inhparent = p.partrelid
-JOIN pg_class c ON c.oid = i.inhrelid AND c.relkind = 'r' JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE p.partrelid = %(oid)s::oid AND p.partstrat = 'r' AND p.partnatts = 1 AND a.attname = %(column)s
-ORDER BY 4"""
-ENDED: Final = "SELECT {end}::timestamptz <= %(cutoff)s"
+SELECT oid, schema, name, coalesce(until <= least(%(cutoff)s, now() - interval '1 day'), false) AS has_ended,
+       row_number() OVER (ORDER BY until DESC NULLS FIRST) = 1 AS is_newest, is_ours
+FROM (SELECT c.oid::bigint AS oid, n.nspname::text AS schema, c.relname::text AS name,
+             (regexp_match(pg_get_expr(c.relpartbound, c.oid),
+                           'TO \(''([^'']+)''\)'))[1]::timestamptz AS until,
+             obj_description(c.oid, 'pg_class') IS NOT DISTINCT FROM %(remark)s AS is_ours
+      FROM pg_partitioned_table p
+      JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = p.partattrs[0]
+      JOIN pg_inherits i ON i.inhparent = p.partrelid
+      JOIN pg_class c ON c.oid = i.inhrelid AND c.relkind = 'r' JOIN pg_namespace n ON n.oid = c.relnamespace
+      WHERE p.partrelid = %(oid)s::oid AND p.partstrat = 'r' AND p.partnatts = 1 AND a.attname = %(column)s
+        AND c.oid <> p.partdefid) AS month
+ORDER BY until"""
+# Only an owner detaches.
+OWNS: Final = """
+SELECT pg_has_role(relowner, 'USAGE'), quote_ident(current_user), quote_ident(pg_get_userbyid(relowner))
+FROM pg_class WHERE oid = %(oid)s::oid"""
+# Views and functions that name the partition would prevent the DROP when it is detached already.
+DEPENDENT: Final = """
+SELECT pg_describe_object(classid, objid, 0) FROM pg_depend
+WHERE refclassid = 'pg_class'::regclass AND refobjid = %(leaf)s::oid AND deptype = 'n'
+  AND classid IN ('pg_rewrite'::regclass, 'pg_proc'::regclass) LIMIT 1"""
 # What keeps a month: rows that are not published, and rows that are younger.
 LEFT: Final = """
 SELECT count(*) FILTER (WHERE ({published}) IS NOT TRUE), count(*) FILTER (WHERE ({old}) IS NOT TRUE)
 FROM ONLY {leaf} AS t"""
-UNPUBLISHED: Final = "SELECT EXISTS (SELECT FROM ONLY {leaf} AS t WHERE {unpublished})"
-LOCK: Final = "LOCK TABLE {table}, {leaf} IN ACCESS EXCLUSIVE MODE"
-DETACH: Final = "ALTER TABLE {table} DETACH PARTITION {leaf}"
+# One statement, which the server ends in time whatever becomes of this process. Without ONLY, LOCK would wait
+# for all partitions.
+DETACH: Final = """
+BEGIN
+    LOCK TABLE ONLY {table} IN ACCESS EXCLUSIVE MODE;
+    LOCK TABLE ONLY {leaf} IN ACCESS EXCLUSIVE MODE;
+    IF EXISTS (SELECT FROM ONLY {leaf} AS t WHERE {unpublished}) THEN
+        RAISE SQLSTATE '{unpublished_state}';
+    END IF;
+    ALTER TABLE {table} DETACH PARTITION {leaf};
+    COMMENT ON TABLE {leaf} IS {remark};
+END"""
+UNPUBLISHED: Final = "OB001"
+DO: Final = "DO {}"
 # Found again after a kill.
-REMARK: Final = "COMMENT ON TABLE {leaf} IS {remark}"
 DETACHED: Final = """
-SELECT c.oid::bigint, n.nspname::text, c.relname::text
+SELECT n.nspname::text, c.relname::text
 FROM pg_description d JOIN pg_class c ON c.oid = d.objoid JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE d.classoid = 'pg_class'::regclass AND d.objsubid = 0 AND d.description = %(remark)s
-  AND c.relkind = 'r' AND NOT c.relispartition ORDER BY 2, 3"""
+  AND c.relkind = 'r' AND NOT c.relispartition ORDER BY 1, 2"""
+# Attached again by an operator: what becomes of it later is not ours.
+FORGET: Final = "COMMENT ON TABLE {leaf} IS NULL"
+# Sessions that write into it by its own name; readers continue.
+KEEP: Final = "LOCK TABLE {leaf} IN SHARE MODE"
 DROP: Final = "DROP TABLE {leaf}"
 
 # --- pg_partman -------------------------------------------------------------------------------------------
 
-# Its settings, if it is installed and this role may read them.
+# Its settings, if it is installed, and whether this role may read them.
 PARTMAN: Final = """
-SELECT format('%I.part_config', n.nspname)
+SELECT format('%I.part_config', n.nspname),
+       has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
 FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'part_config'
-WHERE e.extname = 'pg_partman' AND has_schema_privilege(n.oid, 'USAGE')
-  AND has_table_privilege(c.oid, 'SELECT')"""
+WHERE e.extname = 'pg_partman'"""
 RETENTION: Final = """
 SELECT retention::text, infinite_time_partitions FROM {config} WHERE parent_table = %(table)s"""
+# Partitions of the old kind, which no statement here reaches.
+CHILDREN: Final = """
+SELECT count(*) FROM pg_inherits i JOIN pg_class p ON p.oid = i.inhparent
+WHERE i.inhparent = %(oid)s::oid AND p.relkind = 'r'"""

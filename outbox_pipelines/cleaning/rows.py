@@ -28,6 +28,9 @@ MOST_SECONDS: Final = 0.05
 """How long a batch may hold its locks."""
 # Half of it: a statement that is canceled was for nothing.
 _WANTED_SECONDS: Final = MOST_SECONDS / 2
+_LIMITS: Final = (round(MOST_SECONDS * 1000), round(_WANTED_SECONDS * 1000))
+BRIEFLY: Final = f"SET statement_timeout = {_LIMITS[0]}; SET lock_timeout = {_LIMITS[1]}"
+"""Limits of a statement: how long it may take, and how much of that it may wait for a lock."""
 _WINDOW_BLOCKS: Final = 256
 _FIRST_ROWS: Final = 200
 _MOST_ROWS: Final = 5_000
@@ -72,9 +75,7 @@ class Deleter:
         """
         if self._round_trip is None:
             self._round_trip = min(self._seconds_of_nothing() for _ in range(3))
-        limits = {"most": MOST_SECONDS, "wait": _WANTED_SECONDS}
-        milliseconds = {name: sql.Literal(round(seconds * 1000)) for name, seconds in limits.items()}
-        self.connection.execute(sql.SQL(queries.BRIEFLY).format(**milliseconds))
+        self.connection.execute(BRIEFLY)
         deleted = self._delete(self.target.statement(queries.DELETE, leaf), versions)
         self.connection.execute(queries.AT_LENGTH)
         self.deleted += deleted

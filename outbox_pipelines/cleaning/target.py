@@ -42,7 +42,7 @@ class Target:
     cutoff: datetime
     published: sql.Composable
     unpublished: sql.Composable
-    """The opposite, in the words of the index over pending rows."""
+    """The opposite, in words that an index answers."""
     time: sql.Composable
 
     def __str__(self) -> str:
@@ -135,14 +135,10 @@ def _conditions(mapping: Mapping) -> tuple[sql.Composable, sql.Composable]:
         return sql.SQL("{} IS NOT NULL").format(mark), sql.SQL("{} IS NULL").format(mark)
     status = sql.Identifier("t", mapping.columns["status"])
     processed = sql.Literal(mapping.states["processed"])
-    waiting = sql.SQL("{} IS NULL OR {} = {} OR {} = {}").format(
-        status,
-        status,
-        sql.Literal(mapping.states["pending"]),
-        status,
-        sql.Literal(mapping.states["failed"]),
-    )
-    return sql.SQL("{} = {}").format(status, processed), waiting
+    # Not "is one of the others": rows can have states that only their publisher knows. In words that an index
+    # over the status answers, which "is not" does not.
+    others = sql.SQL("{} < {} OR {} > {} OR {} IS NULL").format(status, processed, status, processed, status)
+    return sql.SQL("{} = {}").format(status, processed), others
 
 
 def _time(mapping: Mapping, columns: dict[str, Column]) -> sql.Composable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,7 +17,7 @@ from tests.cleaning.conftest import MONTHS, MONTHS_MAPPING, Cleaning, Make
 from tests.conftest import wait_until
 
 # Three published rows in each of the months that have ended.
-_ROWS = """
+ROWS = """
 INSERT INTO events (created_at, published_at, payload)
 SELECT at + n * interval '1 day', at + n * interval '1 day', jsonb_build_object('n', n)
 FROM generate_series(1, 3) n, unnest(ARRAY['2026-01-01Z', '2026-02-01Z']::timestamptz[]) at"""
@@ -26,7 +27,7 @@ FROM generate_series(1, 3) n, unnest(ARRAY['2026-01-01Z', '2026-02-01Z']::timest
 def partitioned(make: Make, request: pytest.FixtureRequest, tmp_path: Path) -> Cleaning:
     archive = "none" if request.param == "none" else str(tmp_path / "archive")
     made = make(MONTHS, MONTHS_MAPPING, archive=archive)
-    made.execute(_ROWS)
+    made.execute(ROWS)
     return made
 
 
@@ -64,7 +65,7 @@ def test_a_month_with_other_rows_stays(partitioned: Cleaning, delivery: str) -> 
 
 def test_a_default_partition_stays(make: Make) -> None:
     cleaning = make(f"{MONTHS}; CREATE TABLE others PARTITION OF events DEFAULT", MONTHS_MAPPING)
-    cleaning.execute(_ROWS.replace("2026-02-01Z", "2025-01-01Z"))
+    cleaning.execute(ROWS.replace("2026-02-01Z", "2025-01-01Z"))
     cleaned = cleaning.clean()
     assert cleaned.dropped == ["public.events_01", "public.events_02"]
     assert cleaned.deleted == 3
@@ -74,11 +75,11 @@ def test_a_default_partition_stays(make: Make) -> None:
 def test_an_event_that_is_written_before_the_lock_is_kept(make: Make) -> None:
     """Guards against the time between the look at a month and its lock."""
     cleaning = make(MONTHS, MONTHS_MAPPING)
-    cleaning.execute(_ROWS)
+    cleaning.execute(ROWS)
     found = months._why_kept
 
-    def meanwhile(*given: object) -> str:
-        reason = found(*given)  # type: ignore[arg-type]
+    def meanwhile(*given: Any, **named: Any) -> str:
+        reason = found(*given, **named)
         cleaning.execute("INSERT INTO events (created_at) VALUES ('2026-01-10Z')")
         return reason
 
@@ -93,7 +94,7 @@ def test_an_event_that_is_written_before_the_lock_is_kept(make: Make) -> None:
 def test_writers_do_not_wait_behind_it(make: Make) -> None:
     """Guards against a lock that queues all writers behind one long transaction."""
     cleaning = make(MONTHS, MONTHS_MAPPING)
-    cleaning.execute(_ROWS)
+    cleaning.execute(ROWS)
     results: list[Cleaned] = []
     with cleaning.connect(autocommit=False) as holder:
         holder.execute("SELECT count(*) FROM events")
@@ -111,9 +112,9 @@ def test_writers_do_not_wait_behind_it(make: Make) -> None:
 
 def test_nothing_changes_while_a_transaction_holds_the_table(make: Make) -> None:
     cleaning = make(MONTHS, MONTHS_MAPPING)
-    cleaning.execute(_ROWS)
+    cleaning.execute(ROWS)
     with pytest.MonkeyPatch.context() as patch, cleaning.connect(autocommit=False) as holder:
-        patch.setattr(months, "_ATTEMPTS", 2)
+        patch.setattr(months, "ATTEMPTS", 2)
         holder.execute("SELECT count(*) FROM events")
         cleaned = cleaning.clean()
     assert cleaned.dropped == []
@@ -125,7 +126,7 @@ def test_nothing_changes_while_a_transaction_holds_the_table(make: Make) -> None
 def test_a_detached_month_with_an_event_is_not_dropped(make: Make) -> None:
     """Guards against a session that writes into the partition by its own name."""
     cleaning = make(MONTHS, MONTHS_MAPPING)
-    cleaning.execute(_ROWS)
+    cleaning.execute(ROWS)
     remark = "outbox table clean: detached from public.events, all rows published; to be dropped"
     cleaning.execute(
         "ALTER TABLE events DETACH PARTITION events_01; "
@@ -140,7 +141,7 @@ def test_a_detached_month_with_an_event_is_not_dropped(make: Make) -> None:
 
 def test_a_file_that_differs_drops_nothing(make: Make, tmp_path: Path) -> None:
     cleaning = make(MONTHS, MONTHS_MAPPING, archive=str(tmp_path / "archive"))
-    cleaning.execute(_ROWS)
+    cleaning.execute(ROWS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "sum_of_file", lambda *_: (3, 1))
         with pytest.raises(NotReadyError, match="and their archive file differ"):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from outbox_pipelines.cleaning.clean import clean
+from outbox_pipelines.secret import Secret
 from outbox_pipelines.settings import Settings
 from tests.cleaning.conftest import MONTHS, MONTHS_MAPPING
 from tests.conftest import Lasting
@@ -67,6 +68,34 @@ def test_months_of_pg_partman(database: Database, settings: Settings) -> None:
     database.rows("CALL partman.run_maintenance_proc()")
     assert len(database.rows(_MONTHS)) >= len(after) + 2
     assert clean(settings).notes == [note for note in cleaned.notes if "not published" in note]
+
+
+def test_its_newest_month_stays(database: Database, settings: Settings) -> None:
+    """Guards against a drop after which its maintenance fails, for all of its tables."""
+    for (name,) in database.rows(_MONTHS)[-3:]:
+        # As if it had not run since the end of the last month.
+        database.rows(f"DROP TABLE {name}")
+    database.rows("UPDATE partman.part_config SET infinite_time_partitions = true")
+    ended = database.rows(_MONTHS)
+    cleaned = clean(settings)
+    assert len(cleaned.dropped) == len(ended) - 1
+    assert "no later partition exists" in cleaned.notes[0]
+    database.rows("CALL partman.run_maintenance_proc()")
+    assert len(database.rows(_MONTHS)) > 2
+
+
+def test_settings_that_the_role_may_not_read(database: Database, settings: Settings) -> None:
+    """Guards against a retention that nobody reports."""
+    role = database.role()
+    database.rows(
+        f"GRANT SELECT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}; GRANT {role} TO CURRENT_USER"
+    )
+    dsn = Secret(f"{settings.dsn.reveal()} options='-c role={role}'")
+    notes = clean(settings.model_copy(update={"dsn": dsn})).notes
+    assert (
+        "this role may not read partman.part_config: make sure that public.events has no retention"
+        in notes[0]
+    )
 
 
 def test_its_retention_is_reported(database: Database, settings: Settings) -> None:
