@@ -25,7 +25,7 @@ from psycopg import sql
 from outbox_pipelines.archive import rows as archive
 from outbox_pipelines.archive.store import Store
 from outbox_pipelines.cleaning import queries
-from outbox_pipelines.cleaning.rows import ATTEMPTS, BRIEFLY, MOST_SECONDS, PAUSE
+from outbox_pipelines.cleaning.rows import ATTEMPTS, BRIEFLY, CANCEL_MS, PAUSE
 from outbox_pipelines.cleaning.target import Target
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError
@@ -129,10 +129,7 @@ def _detach(connection: Connection, target: Target, leaf: sql.Identifier, stop: 
                 return "a row was written meanwhile that is not published"
     finally:
         connection.execute(queries.AT_LENGTH)
-    return (
-        "transactions hold the table, or no index leads to its unpublished rows within "
-        f"{MOST_SECONDS * 1000:.0f} ms"
-    )
+    return f"transactions hold the table, or no index leads to its unpublished rows within {CANCEL_MS} ms"
 
 
 def _remark(target: Target) -> str:
@@ -166,7 +163,7 @@ def _drop(
             return
         file = None if store is None else _archive(connection, target, store, leaf, name)
         # The tables that it references are locked for this, too.
-        connection.execute(f"SET LOCAL lock_timeout = '{MOST_SECONDS * 1000:.0f}ms'")
+        connection.execute(f"SET LOCAL lock_timeout = {CANCEL_MS}")
         for _ in range(ATTEMPTS):
             try:
                 with connection.transaction():

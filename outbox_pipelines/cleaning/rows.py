@@ -1,8 +1,8 @@
 """Deletes published rows in batches so small that no lock is held for long.
 
 Invariants:
-- A statement that takes more than 50 ms is canceled and tried with fewer rows. Between two of them is a pause
-  as long as the last one.
+- A statement that takes more than 40 ms is canceled and tried with fewer rows, so that no lock is held for
+  more than 50 ms. Between two of them is a pause as long as the last one.
 - A batch is one statement, and so one transaction: if this process or the network stops, no lock is held.
 - Only versions of rows that were found published are deleted, and only if they still are.
 """
@@ -28,8 +28,10 @@ MOST_SECONDS: Final = 0.05
 """How long a batch may hold its locks."""
 # Half of it: a statement that is canceled was for nothing.
 _WANTED_SECONDS: Final = MOST_SECONDS / 2
-_LIMITS: Final = (round(MOST_SECONDS * 1000), round(_WANTED_SECONDS * 1000))
-BRIEFLY: Final = f"SET statement_timeout = {_LIMITS[0]}; SET lock_timeout = {_LIMITS[1]}"
+# The rest is for what comes after the statement: its cancellation, or its commit.
+CANCEL_MS: Final = 40
+"""After how many milliseconds the server cancels a statement."""
+BRIEFLY: Final = f"SET statement_timeout = {CANCEL_MS}; SET lock_timeout = {CANCEL_MS // 2}"
 """Limits of a statement: how long it may take, and how much of that it may wait for a lock."""
 _WINDOW_BLOCKS: Final = 256
 _FIRST_ROWS: Final = 200
@@ -98,7 +100,7 @@ class Deleter:
                 failures += self._rows == 1
                 if failures == _ATTEMPTS_OF_ONE:
                     raise NotReadyError(
-                        f"deleting one row of {self.target} takes more than {MOST_SECONDS * 1000:.0f} ms: "
+                        f"deleting one row of {self.target} takes more than {CANCEL_MS} ms: "
                         "look for a trigger, or a foreign key without an index"
                     ) from None
                 self._rows = max(1, self._rows // 4)

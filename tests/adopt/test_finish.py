@@ -85,3 +85,22 @@ def test_without_an_archive(make: Make, tmp_path: Path) -> None:
     )
     assert "add --drop" in adopted.refuse("adopt", "finish", OUTBOX_ARCHIVE="none")[1]
     adopted.run("adopt", "finish", "--drop", OUTBOX_ARCHIVE="none")
+
+
+def test_an_adopted_table_is_not_cleaned(make: Make, tmp_path: Path) -> None:
+    """Guards against rows of the old table or of the view that are removed without the proof of `finish`."""
+    adopted = make(guides.A)
+    adopted.write((KEY, 1))
+    adopted.relay(table=True)
+    with adopted.connect() as connection:
+        connection.execute("UPDATE outbox SET published_at = now() - interval '1 day'")
+    adopted.run("adopt", "prepare")
+    adopted.switch()
+    cleaning = {"OUTBOX_CLEAN_AFTER_HOURS": "1", "OUTBOX_ARCHIVE": str(tmp_path / "archive")}
+    for drain in (adopted.drain, lambda: None):
+        code, said = adopted.refuse("table", "clean", **cleaning)
+        assert code == 2
+        assert "public.outbox is a view of the append-only outbox, whose days are dropped by" in said
+        drain()
+    adopted.run("adopt", "finish", "--drop", **cleaning)
+    assert "public.outbox is not a table but a view" in adopted.refuse("table", "clean", **cleaning)[1]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
+from psycopg import sql
 
 from outbox_pipelines.cleaning import months
 from outbox_pipelines.cleaning.clean import Cleaned, clean
@@ -122,6 +125,25 @@ def test_a_month_that_was_attached_again(make: Make) -> None:
     cleaning.execute("ALTER TABLE events DETACH PARTITION events_03")
     cleaning.clean()
     assert cleaning.execute("SELECT to_regclass('events_03')::text") == [("events_03",)]
+
+
+def test_a_detached_month_that_is_written_by_its_own_name(make: Make, tmp_path: Path) -> None:
+    """Guards against an event that is written between the look at a detached month and its drop."""
+    cleaning = make(MONTHS, MONTHS_MAPPING, archive=str(tmp_path / "archive"))
+    cleaning.execute(ROWS)
+    archived = months._archive
+
+    def beside_a_writer(*given: Any) -> str:
+        insert = sql.SQL("INSERT INTO {} (created_at) VALUES ('2026-01-10Z')").format(given[3])
+        with cleaning.connect() as writer:
+            writer.execute("SET lock_timeout = '100ms'")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                writer.execute(insert)
+        return archived(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(months, "_archive", beside_a_writer)
+        assert cleaning.clean().dropped == ["public.events_01", "public.events_02"]
 
 
 def test_the_newest_month_stays(make: Make) -> None:

@@ -162,7 +162,7 @@ def test_a_row_that_cannot_be_deleted_in_time_is_named(make: Make) -> None:
         CREATE TRIGGER slow BEFORE DELETE ON events FOR EACH ROW EXECUTE FUNCTION slow()"""
     cleaning = make(textbook.PUBLISHED_AT + slow, textbook.PUBLISHED_AT_MAPPING)
     cleaning.execute(SOME)
-    with pytest.raises(NotReadyError, match=r"deleting one row of public.events takes more than 50 ms: look"):
+    with pytest.raises(NotReadyError, match=r"deleting one row of public.events takes more than 40 ms: look"):
         cleaning.clean()
 
 
