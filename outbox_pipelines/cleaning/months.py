@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote
@@ -126,7 +125,7 @@ def _detach(connection: Connection, target: Target, leaf: sql.Identifier, stop: 
             except psycopg.Error as error:
                 if error.sqlstate != queries.UNPUBLISHED:
                     raise
-                return "a row was written meanwhile that is not published"
+                return "a row that is not published was written during the clean-up"
     finally:
         connection.execute(queries.AT_LENGTH)
     return f"transactions hold the table, or no index leads to its unpublished rows within {CANCEL_MS} ms"

@@ -61,12 +61,9 @@ FROM unnest(%(places)s::tid[], %(transactions)s::xid[], %(ids)s::text[]) AS k (p
 LATERAL (SELECT FROM ONLY {leaf} AS t
          WHERE t.ctid = k.place AND t.xmin = k.transaction AND t.{id}::text IS NOT DISTINCT FROM k.id
            AND {published} OFFSET 0) AS found"""
+# Not a message of pg_logical_emit_message: consumers of logical decoding would get it.
 WRITTEN: Final = "SELECT pg_current_wal_insert_lsn()::text"
 IS_ON_DISK: Final = "SELECT pg_current_wal_flush_lsn() >= %(written)s::pg_lsn"
-
-# A commit that waits until it, and all that was committed before it, is on disk; one that writes nothing does
-# not wait.
-TO_DISK: Final = "SET LOCAL synchronous_commit = on; SELECT pg_logical_emit_message(true, 'outbox', '')"
 
 # --- months -----------------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ def test_a_state_of_another_publisher(make: Make) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(months, "_why_kept", meanwhile)
         cleaned = cleaning.clean()
-    assert cleaned.notes == ["public.events_01: a row was written meanwhile that is not published"]
+    assert cleaned.notes == ["public.events_01: a row that is not published was written during the clean-up"]
     assert cleaning.execute("SELECT count(*) FROM events WHERE status = 'PROCESSING'") == [(2,)]
 
 
