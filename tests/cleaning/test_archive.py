@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from outbox_pipelines.archive.store import Store
+from outbox_pipelines.cleaning import archiving, queries
 from outbox_pipelines.cleaning.rows import Deleter
+from outbox_pipelines.errors import NotReadyError
 from tests.cleaning.conftest import MONTHS, MONTHS_MAPPING, SOME, Cleaning, Make
 from tests.relay.marked_table import textbook
 
@@ -60,26 +60,15 @@ def test_a_row_without_an_id(archived: Cleaning) -> None:
 
 def test_a_file_has_its_name_when_the_deletion_is_on_disk(archived: Cleaning) -> None:
     """Guards against rows that a crash of the server brings back, and that are then in two files."""
-    written: list[str] = []
-    named: list[bool] = []
-    delete, rename = Deleter._delete, Store.rename
-
-    def deleting(self: Deleter, *given: Any) -> int:
-        count = delete(self, *given)
-        written.append(archived.execute("SELECT pg_current_wal_insert_lsn()::text")[0][0])
-        return count
-
-    def renaming(self: Store, name: str, target: str) -> None:
-        if target.startswith("tables/"):
-            query = "SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn"
-            named.append(archived.execute(query, written[-1])[0][0])
-        rename(self, name, target)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Deleter, "_delete", deleting)
-        patch.setattr(Store, "rename", renaming)
-        assert archived.clean().deleted == 10
-    assert named == [True]
+        patch.setattr(queries, "IS_ON_DISK", "SELECT %(written)s::pg_lsn IS NULL")
+        patch.setattr(archiving, "_MOST_SECONDS_TO_DISK", 0.1)
+        with pytest.raises(NotReadyError, match=r"has not yet written to disk .*: the next run continues"):
+            archived.clean()
+    assert archived.execute("SELECT count(*) FROM events WHERE seq <= 10") == [(0,)]
+    assert not list(archived.archive.glob("tables/**/*.parquet"))
+    archived.clean()
+    assert len(archived.archived("seq")) == 10
 
 
 def test_two_databases_with_one_archive(archived: Cleaning) -> None:
