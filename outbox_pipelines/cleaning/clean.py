@@ -10,6 +10,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Final
 
+import psycopg
 from psycopg import sql
 
 from outbox_pipelines.archive.store import open_store
@@ -53,8 +54,7 @@ def clean(settings: Settings, stop: threading.Event | None = None) -> Cleaned:
         refuse_standby(connection)
         pooler.refuse(connection, settings)
         found = target.find(connection, settings)
-        if connection.execute(queries.TRY_LOCK, {"key": _LOCK << 32 | found.oid}).fetchone() != (True,):
-            raise NotReadyError(f"another clean-up of {found} is running: wait for its end")
+        _lock(connection, found)
         store = None if settings.archive == NO_ARCHIVE else open_store(settings)
         cleaned = Cleaned(str(found), notes=_partman(connection, found))
         deleter = rows.Deleter(connection, found, stop)
@@ -70,6 +70,15 @@ def clean(settings: Settings, stop: threading.Event | None = None) -> Cleaned:
             cleaned.files += archiving.archive_all(deleter, store)
         cleaned.deleted, cleaned.longest = deleter.deleted, deleter.longest
         return cleaned
+
+
+def _lock(connection: Connection, found: Target) -> None:
+    connection.execute(queries.LOCK_BRIEFLY)
+    try:
+        connection.execute(queries.LOCK, {"key": _LOCK << 32 | found.oid})
+    except psycopg.errors.LockNotAvailable:
+        raise NotReadyError(f"another clean-up of {found} is running: wait for its end") from None
+    connection.execute(queries.AT_LENGTH)
 
 
 def _partman(connection: Connection, found: Target) -> list[str]:
