@@ -148,7 +148,9 @@ def test_a_client_that_reads_trusts_whom_the_file_says(tmp_path: object) -> None
 
 def test_the_tables_of_status_and_partitions_steer_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a session's name, a table's name or a reason with escape sequences of its author's."""
-    of_table = claims_status.TableStatus(HOSTILE, HOSTILE, 1.0, 0, None, 0, {HOSTILE: 1}, False, [HOSTILE])
+    of_table = claims_status.TableStatus(
+        HOSTILE, HOSTILE, 1.0, 0, None, 1, {HOSTILE: 1}, 0, {HOSTILE: 1}, False, [HOSTILE]
+    )
     shown = claims_status.render(of_table, [])
     finding = Finding(HOSTILE, "correct it:", (HOSTILE,))
     checked = table_check.render(table_check.Checked(HOSTILE, [finding]))
@@ -157,6 +159,6 @@ def test_the_tables_of_status_and_partitions_steer_no_terminal(monkeypatch: pyte
     monkeypatch.setattr(schema, "drift", lambda settings: [HOSTILE])
     closings = CliRunner().invoke(cli, ["partitions", "close"]).output
     differences = CliRunner().invoke(cli, ["migrate", "--check"]).output
-    for text, lines in ((shown, 7), (checked, 2), (closings, 1), (differences, 1)):
+    for text, lines in ((shown, 9), (checked, 2), (closings, 1), (differences, 1)):
         assert HARMLESS in text
         assert len(text.splitlines()) == lines

@@ -224,6 +224,13 @@ UNPUBLISHED: Final = "SELECT count(*) FROM {table} AS t WHERE {where}"
 BACKLOG: Final = """
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(at))::float8
 FROM (SELECT {time} AS at FROM {table} AS t WHERE {pending} ORDER BY {order} LIMIT %(cap)s) AS waiting"""
+# Those of them that were rejected, and are tried again: the reasons, with their counts and the count of all.
+RETRIED: Final = """
+SELECT coalesce(reason, 'no reason'), count(*), sum(count(*)) OVER ()
+FROM (SELECT {reason} AS reason, {attempts} AS attempts
+      FROM {table} AS t WHERE {pending} ORDER BY {order} LIMIT %(cap)s) AS waiting
+WHERE reason IS NOT NULL OR attempts > 0
+GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 3"""
 # Why they failed, the most frequent first.
 REASONS: Final = """
 SELECT coalesce(reason, 'no reason'), count(*)
@@ -284,6 +291,7 @@ class Statements:
             "fitting": sql.SQL(_FITTING if mapping.order == "seq" else FITTING),
             "attempts": _attempts(columns),
             "due_in": _due_in(columns),
+            "reason": sql.SQL("{last_error}::text" if "last_error" in columns else "NULL").format(**columns),
             "time": columns.get("created_at", sql.SQL("NULL::timestamptz")),
             "processed": _processed(mapping, targets),
             "refused": _refused(mapping, targets | columns, types, max_attempts),

@@ -37,6 +37,10 @@ class TableStatus:
     """Pending rows, counted up to `CAP`."""
     oldest_seconds: float | None
     """Age of the oldest of them; None without a backlog, or without a created_at."""
+    retried: int
+    """How many of them were rejected and are tried again, counted among the first `CAP`."""
+    retried_reasons: dict[str, int]
+    """Their reasons: the three most frequent, with their counts."""
     failed: int
     """Rows whose event is a dead letter, counted up to `CAP`."""
     reasons: dict[str, int]
@@ -60,6 +64,7 @@ def read(settings: Settings) -> TableStatus:
         statements = Statements(mapping, found.types, max_attempts=settings.max_attempts, with_time=False)
         cap = {"cap": CAP}
         backlog = connection.execute(statements(queries.BACKLOG), cap).fetchone()
+        retried = connection.execute(statements(queries.RETRIED), cap).fetchall()
         failed = connection.execute(statements(queries.FAILURES), cap).fetchone()
         owners = connection.execute(queries.OWNER, {"key": holding(found.oid)}).fetchall()
         waiting = connection.execute(queries.OWNER, {"key": awaiting(found.oid)}).fetchall()
@@ -74,6 +79,8 @@ def read(settings: Settings) -> TableStatus:
             owned_seconds=max((seconds for *_, seconds, _ in owners if seconds is not None), default=None),
             backlog=backlog[0],
             oldest_seconds=backlog[1],
+            retried=int(retried[0][2]) if retried else 0,
+            retried_reasons={reason: number for reason, number, _ in retried},
             failed=failed[0],
             reasons=dict(reasons),
             successor_waits=bool(waiting),
@@ -90,6 +97,8 @@ def render(status: TableStatus, results: Iterable[CheckResult]) -> str:
         f"table {status.table}",
         f"  owner      {status.owner + since if status.owner else 'no active relay; start `outbox relay`'}",
         f"  backlog     {_count(status.backlog)} events{oldest}",
+        *([f"  retried     {_count(status.retried)} of them, which were rejected"] if status.retried else []),
+        *(f"  {count:,} × {reason}" for reason, count in status.retried_reasons.items()),
         f"  failed      {_count(status.failed)}{hint}",
         *(f"  {count:,} × {reason}" for reason, count in status.reasons.items()),
         *(f"  warning     {warning}" for warning in status.warnings),

@@ -58,6 +58,12 @@ def test_only_the_guilty_aggregate_waits(table: Table) -> None:
     (row,) = table.rows("last_error, next_attempt_at > now() + interval '40 s'")[2:3]
     assert "MSG_SIZE_TOO_LARGE" in row[0]
     assert row[1]
+    found = status.read(table.settings)
+    assert (found.backlog, found.retried, found.failed) == (2, 1, 0)
+    assert list(found.retried_reasons.values()) == [1]
+    shown = status.render(found, []).splitlines()
+    assert "  retried     1 of them, which were rejected" in shown
+    assert any("1 × " in line and "MSG_SIZE_TOO_LARGE" in line for line in shown)
     # A new relay: the columns say who waits, and until when.
     table.write(("a", {"n": 3}), ("b", {"n": 2}))
     assert table.drain(retry_seconds=60).unpublished == 3
