@@ -86,6 +86,23 @@ FROM (
 WHERE g.privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
   AND g.grantee <> (SELECT oid FROM pg_roles WHERE rolname = current_user)
 ORDER BY 1"""
+# Others that may insert.
+WRITERS: Final = """
+SELECT DISTINCT CASE WHEN g.grantee = 0 THEN 'PUBLIC' ELSE g.grantee::regrole::text END
+FROM (
+    SELECT e.grantee, e.privilege_type
+    FROM pg_class c, aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) e
+    WHERE c.oid = %(oid)s::oid
+    UNION ALL
+    SELECT e.grantee, e.privilege_type FROM pg_attribute a, aclexplode(a.attacl) e
+    WHERE a.attrelid = %(oid)s::oid AND NOT a.attisdropped
+) g
+WHERE g.privilege_type = 'INSERT' AND g.grantee <> (SELECT oid FROM pg_roles WHERE rolname = current_user)
+ORDER BY 1"""
+# Rows that the append-only outbox would have refused: of some, so that it takes a second at most.
+REFUSED: Final = """
+SELECT count(*) FROM (SELECT * FROM {table} LIMIT 100000) AS t
+WHERE '' IN ({names}) OR octet_length(t.{payload}::text) > {most}"""
 # Statements that users have sent, where the server counts them.
 HAS_STATEMENTS: Final = "SELECT to_regclass('public.pg_stat_statements') IS NOT NULL"
 CONFLICTS: Final = """

@@ -15,6 +15,8 @@ from outbox_pipelines.adopt.facts import Column, Facts
 from outbox_pipelines.parsers.table_mapping import WRITTEN, Mapping
 
 _LITERAL: Final = re.compile(r"('([^']|'')*'|-?\d+(\.\d+)?|true|false)(::[\w \"().\[\]]+)?")
+MOST_PAYLOAD_BYTES: Final = 1_000_000
+"""The largest payload that the append-only outbox takes: see sql/0003_guards.sql."""
 _TEXTS: Final = frozenset({"text", "varchar", "bpchar", "citext", "name"})
 
 
@@ -46,11 +48,24 @@ def unmapped(facts: Facts, mapping: Mapping) -> list[Column]:
     return [column for column in facts.columns.values() if column.name not in known]
 
 
-def judge(facts: Facts, mapping: Mapping, our_schema: str, on_conflict: list[str]) -> Judged:
-    """Return everything that `plan` reports about a table."""
+def judge(
+    facts: Facts, mapping: Mapping, our_schema: str, on_conflict: list[str], refused_rows: int
+) -> Judged:
+    """Return everything that `plan` reports about a table.
+
+    Args:
+        on_conflict: statements that writers have sent.
+        refused_rows: rows that the append-only outbox would have refused.
+    """
+    consequences = dict(_consequences(facts, mapping))
+    if refused_rows:
+        consequences["values"] = (
+            f"{refused_rows:,} rows (of 100,000 that were read) could not be written after the switch: an "
+            f"empty type, id or key, or a payload over {MOST_PAYLOAD_BYTES:,} bytes is refused"
+        )
     return Judged(
         tuple(_problems(facts, mapping, our_schema)),
-        dict(_consequences(facts, mapping)),
+        consequences,
         tuple(_notes(facts, mapping, on_conflict)),
     )
 
@@ -144,7 +159,9 @@ def _consequences(facts: Facts, mapping: Mapping) -> list[tuple[str, str]]:
                 f"the header "
                 "`id` of new events is a UUID that contains it (00000000-0000-8000-8000-00000000002a for "
                 "42), and "
-                "a writer that sends a number of its own is refused. Consumers must treat the header as text",
+                "a writer that sends a number of its own is refused: also one that draws it itself from the "
+                "sequence. RETURNING and lastval() give it; pg_get_serial_sequence finds no sequence of a "
+                "view. Consumers must treat the header as text",
             )
         )
     for column in unmapped(facts, mapping):
@@ -200,7 +217,10 @@ def _notes(facts: Facts, mapping: Mapping, on_conflict: list[str]) -> list[str]:
         *(f"this database has run: {text}" for text in on_conflict),
         "UPDATE and DELETE on the view are refused: stop other publishers and clean-up jobs before the "
         "switch",
-        "TRUNCATE, LOCK TABLE and foreign keys to the name do not work on a view",
+        "TRUNCATE, COPY … TO, SELECT … FOR UPDATE, ctid, tableoid and foreign keys do not work on a view",
+        "the append-only outbox refuses an empty aggregate_type, aggregate_id, event_type or key, and a "
+        f"payload over {MOST_PAYLOAD_BYTES:,} bytes",
+        "errors of the database name other constraints than before",
     ]
     if facts.columns[mapping.columns["id"]].base == "uuid":
         found.append(

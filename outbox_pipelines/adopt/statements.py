@@ -41,8 +41,10 @@ BEGIN
 END """
 _NOT_NULL: Final[LiteralString] = """
     IF num_nulls({values}) > 0 THEN
-        RAISE EXCEPTION 'null value in a column of % violates not-null constraint', {table}
-            USING ERRCODE = 'not_null_violation', DETAIL = {names};
+        RAISE EXCEPTION 'null value in column % of % violates not-null constraint',
+            (SELECT name FROM unnest({names}::text[], ARRAY[{nulls}]) AS c (name, missing)
+             WHERE missing LIMIT 1), {table}
+            USING ERRCODE = 'not_null_violation';
     END IF;"""
 _DRAWN: Final[LiteralString] = """
     IF num_nonnulls({values}) > 0 THEN
@@ -58,6 +60,15 @@ _CHECK: Final[LiteralString] = """
     IF (SELECT ({condition}) IS FALSE FROM (SELECT NEW.*) AS row) THEN
         RAISE EXCEPTION 'new row for relation % violates check constraint %', {table}, {name}
             USING ERRCODE = 'check_violation', CONSTRAINT = {name};
+    END IF;"""
+# A transaction that reads as of before the switch or the way back does not see all keys. It does not see the
+# trigger either: an ordinary query reads the catalog as of then.
+_SNAPSHOT: Final[LiteralString] = """
+    IF current_setting('transaction_isolation') <> 'read committed'
+       AND NOT EXISTS (SELECT FROM pg_trigger AS g WHERE g.tgrelid = TG_RELID AND g.tgname = TG_NAME) THEN
+        RAISE EXCEPTION 'could not serialize access: outbox adopt has replaced % during the transaction',
+            {table}
+            USING ERRCODE = 'serialization_failure', HINT = 'Run the transaction again.';
     END IF;"""
 _UNIQUE: Final[LiteralString] = """
     IF EXISTS (SELECT FROM {kept} AS o WHERE o.{column} = NEW.{column}) THEN
@@ -97,6 +108,7 @@ SET search_path = pg_catalog, {schema}, pg_temp AS {body}"""
 # Keys of old rows have the time of the switch; the table's own unique index knows them.
 _KEYS_BODY: Final[LiteralString] = """
 BEGIN
+{snapshot}
     IF EXISTS (SELECT FROM {schema}.outbox_keys k WHERE k.key = {schema}.outbox_key(NEW.{column}::text)
                AND k.created_at IS DISTINCT FROM (SELECT switched_at FROM {schema}.outbox_adopted)) THEN
         RAISE EXCEPTION 'duplicate key value of % in %', {name}, {table} USING ERRCODE = 'unique_violation';
@@ -142,8 +154,19 @@ class Ddl:
         """The quoted name of the view."""
         return self._view.as_string()
 
-    def switch(self, grants: list[str]) -> list[str]:
-        """Return the statements of the switch, after the lock."""
+    def switch(self, grants: list[str], writers: list[str]) -> list[str]:
+        """Return the statements of the switch, after the lock.
+
+        Args:
+            grants: the statements that give others their rights to the view.
+            writers: who may insert, as SQL.
+        """
+        # For lastval(), which drivers call after an INSERT.
+        readers = [
+            f"GRANT SELECT ON SEQUENCE {self._ours.as_string()}.outbox_seq TO {writer}"
+            for writer in writers
+            if self._drawn
+        ]
         return [
             *self._without_triggers(self._view),
             *self._raised("outbox_seq", [(column.name, self._view) for column in self._drawn]),
@@ -161,6 +184,7 @@ class Ddl:
                 "EXECUTE FUNCTION {ours}.adopted_refuse()"
             ),
             *grants,
+            *readers,
         ]
 
     def back(self) -> list[str]:
@@ -178,7 +202,8 @@ class Ddl:
         ]
         if (key := self._mapping.columns.get("idempotency_key")) is not None:
             names = {"column": sql.Identifier(key), "name": sql.Literal(key), "table": self._shown}
-            body = sql.SQL(_KEYS_BODY).format(schema=self._ours, **names).as_string()
+            snapshot = sql.SQL(_SNAPSHOT).format(table=self._shown)
+            body = sql.SQL(_KEYS_BODY).format(schema=self._ours, snapshot=snapshot, **names).as_string()
             made += [
                 sql.SQL(_KEYS).format(schema=self._ours, body=sql.Literal(body)).as_string(),
                 self._text("REVOKE EXECUTE ON FUNCTION {ours}.adopted_key() FROM PUBLIC"),
@@ -312,7 +337,16 @@ class Ddl:
         if drawn:
             made.append(self._of(_DRAWN, sorted(drawn)))
         if required:
-            made.append(self._of(_NOT_NULL, required))
+            made.append(
+                sql.SQL(_NOT_NULL).format(
+                    values=sql.SQL(", ").join(map(self._new, required)),
+                    names=sql.Literal(required),
+                    nulls=sql.SQL(", ").join(
+                        sql.SQL("{} IS NULL").format(self._new(name)) for name in required
+                    ),
+                    table=self._shown,
+                )
+            )
         marker = self._mapping.columns["status" if self._mapping.has_status else "published_at"]
         condition = sql.SQL("{} IS NOT NULL").format(self._new(marker))
         if self._mapping.has_status:
@@ -334,6 +368,8 @@ class Ddl:
             if with_table
             else []
         )
+        if unique:
+            made.append(sql.SQL(_SNAPSHOT).format(table=self._shown))
         for name in unique:
             column = self._mapping.columns[name]
             if column not in drawn:

@@ -146,7 +146,7 @@ def switch(settings: Settings, accepted: list[str], *, seconds: float, say: Say)
             )
         ddl = Ddl(found, mapping, settings.db_schema, state.name)
         grants = [row[0] for row in connection.execute(queries.GRANTS, {"oid": found.oid, "view": ddl.view})]
-        made = ddl.switch(grants)
+        made = ddl.switch(grants, _writers(connection, found))
         kept = replace(mapping, table=state.kept_as)
 
         def attempt() -> str:
@@ -310,6 +310,8 @@ def _find(connection: Connection, mapping: Mapping) -> tuple[Facts, State | None
         raise SetupError(f"table {mapping} does not exist (OUTBOX_TABLE_FILE): correct `table` in the file")
     found = catalog.read(connection, oid)
     if found.kind not in ("r", "p"):
+        if state is not None and (state.schema, state.name) == (mapping.schema, mapping.table):
+            require(state)
         raise SetupError(f"{mapping} (OUTBOX_TABLE_FILE) is not a table: name the table that has the events")
     return found, state
 
@@ -338,7 +340,7 @@ def require(state: State, *names: str) -> None:
     said = {
         "prepared": f"{state} is not switched: run `outbox adopt switch` first",
         "returning": f"the way back of {state} is not complete: run `outbox adopt back` again",
-        "finished": f"{state} is dropped: nothing can be undone",
+        "finished": f"{state} is adopted and its old table is dropped: nothing is left to do or to undo",
         "draining": f"{state} has pending rows of before the switch: run `outbox adopt drain` first",
         "adopted": f"{state} is adopted already",
     }
@@ -346,7 +348,25 @@ def require(state: State, *names: str) -> None:
 
 
 def _judge(connection: Connection, found: Facts, mapping: Mapping, settings: Settings) -> rules.Judged:
-    return rules.judge(found, mapping, settings.db_schema, _conflicts(connection, mapping.table))
+    refused = _refused_rows(connection, mapping, found)
+    return rules.judge(found, mapping, settings.db_schema, _conflicts(connection, mapping.table), refused)
+
+
+def _refused_rows(connection: Connection, mapping: Mapping, found: Facts) -> int:
+    names = ("aggregate_type", "aggregate_id", "event_type", "idempotency_key")
+    columns = [mapping.columns[name] for name in names if name in mapping.columns]
+    query = sql.SQL(queries.REFUSED).format(
+        table=sql.Identifier(found.schema, found.name),
+        names=sql.SQL(", ").join(sql.SQL("t.{}::text").format(sql.Identifier(name)) for name in columns),
+        payload=sql.Identifier(mapping.columns["payload"]),
+        most=sql.Literal(rules.MOST_PAYLOAD_BYTES),
+    )
+    ((rows,),) = connection.execute(query).fetchall()
+    return int(rows)
+
+
+def _writers(connection: Connection, found: Facts) -> list[str]:
+    return [name for (name,) in connection.execute(queries.WRITERS, {"oid": found.oid})]
 
 
 def _conflicts(connection: Connection, table: str) -> list[str]:
@@ -490,6 +510,7 @@ def _steps(
     connection: Connection, ddl: Ddl, found: Facts, mapping: Mapping, settings: Settings, pending: int
 ) -> tuple[Step, ...]:
     grants = [row[0] for row in connection.execute(queries.GRANTS, {"oid": found.oid, "view": ddl.view})]
+    made = ddl.switch(grants, _writers(connection, found))
     lock = f"LOCK TABLE {sql.Identifier(found.schema, mapping.table).as_string()} IN ACCESS EXCLUSIVE MODE"
     short = (
         f"ACCESS EXCLUSIVE on {found.schema}.{mapping.table}, waits at most 50 ms at a time; held for "
@@ -507,7 +528,12 @@ def _steps(
             "none that writers notice; about 1 s",
             ("-- the files of sql/: see `outbox migrate`",),
         ),
-        Step("switch", "one transaction; stop the relays first", short, (lock, *ddl.switch(grants))),
+        Step(
+            "switch",
+            "one transaction; stop the relays first",
+            short,
+            (lock, *made),
+        ),
         Step(
             "drain",
             f"publish the {pending:,} pending rows first, about {pending / _ROWS_PER_SECOND:.0f} s{keys}; "

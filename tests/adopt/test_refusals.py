@@ -77,6 +77,11 @@ def test_tables_that_cannot_be_adopted(make: Make, more: str, words: str) -> Non
             "CREATE TRIGGER notify AFTER INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION t()",
             "trigger:notify",
         ),
+        (
+            "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, published_at) "
+            f"VALUES ('Order', '{KEY}', '', '{{}}', now())",
+            "values",
+        ),
     ],
 )
 def test_consequences_are_accepted_by_name(make: Make, more: str, name: str) -> None:

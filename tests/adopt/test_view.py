@@ -151,6 +151,39 @@ def test_keys_count_on_both_sides(make: Make) -> None:
         _insert(connection, idempotency_key="newer")
 
 
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_keys_in_a_transaction_that_reads_as_of_before(make: Make, level: str) -> None:
+    """Guards against a key that is taken twice, once on each side of the switch."""
+    adopted = make(guides.A)
+    adopted.run("adopt", "prepare")
+
+    def snapshot() -> psycopg.Connection[Any]:
+        session = adopted.connect_to_write()
+        session.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
+        session.execute("SELECT count(*) FROM pg_class")
+        return session
+
+    def insert(key: str) -> None:
+        with adopted.connect() as connection:
+            _insert(connection, idempotency_key=key)
+
+    with snapshot() as session:
+        insert("before")
+        adopted.switch()
+        with pytest.raises(psycopg.errors.SerializationFailure, match="during the transaction"):
+            _insert(session, idempotency_key="before")
+    with snapshot() as session:
+        _insert(session, idempotency_key="a transaction after the switch")
+    adopted.drain()
+    with snapshot() as session:
+        insert("after")
+        adopted.back()
+        with pytest.raises(psycopg.errors.SerializationFailure, match="during the transaction"):
+            _insert(session, idempotency_key="after")
+    with snapshot() as session:
+        _insert(session, idempotency_key="a transaction after the way back")
+
+
 def test_the_same_id_as_an_old_row(make: Make) -> None:
     """Guards against a retry of before the switch that becomes a second event."""
     adopted = make(guides.A)
@@ -273,3 +306,27 @@ def test_events_of_other_writers_are_shown_as_far_as_they_fit(make: Make) -> Non
         connection.commit()
         rows = connection.execute("SELECT aggregate_id, event_type FROM public.outbox").fetchall()
     assert rows == [(None, "x")]
+
+
+def test_drivers_that_ask_for_the_last_number(make: Make) -> None:
+    """Guards against lastval(), which drivers call after an INSERT, as an error that ends the transaction."""
+    adopted = make(guides.C)
+    role = f"writer_{uuid.uuid4().hex[:8]}"
+    with adopted.connect() as connection:
+        connection.execute(
+            f"CREATE ROLE {role}; GRANT INSERT, SELECT ON outbox_events TO {role}; "
+            f"GRANT USAGE ON SEQUENCE outbox_events_id_seq TO {role}".encode()
+        )
+        try:
+            adopted.run("adopt", "prepare")
+            for step in (adopted.switch, adopted.drain, adopted.back):
+                step()
+                connection.execute(f"SET ROLE {role}".encode())
+                row = connection.execute(
+                    "INSERT INTO outbox_events (aggregate_id, event_type, event_data) "
+                    "VALUES ('1', 'x', '{}') RETURNING id"
+                ).fetchone()
+                assert connection.execute("SELECT lastval()").fetchone() == row
+                connection.execute("RESET ROLE")
+        finally:
+            connection.execute(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}".encode())
