@@ -67,6 +67,7 @@ class Cycles:
         if delivery == "at_least_once":
             self._killable.append(self.of_table)
         self._running: list[Process] = []
+        self._is_writing = True
         write = (sys.executable, "-m", "tests.history.writers", dsn, str(seed), "2")
         self._writer = Process("writer", write, {}, directory)
         self._writers = Writers(dsn, seed, 3)
@@ -97,6 +98,8 @@ class Cycles:
 
     def finish(self) -> Verdict:
         """Everything is published; the verdict."""
+        # What is written after the commits are read would count as a phantom.
+        self._is_writing = False
         self._writer.kill()
         self._writers.stop()
         with psycopg.connect(self._dsn, autocommit=True) as connection:
@@ -141,7 +144,7 @@ class Cycles:
                 process.start()
             elif process.exit_code is not None:
                 process.start()
-        if self.chance.random() < 0.02:
+        if self._is_writing and self.chance.random() < 0.02:
             self._writer.kill()
             self._writer.start()
 
