@@ -25,6 +25,7 @@ from outbox_pipelines.consumer.commands import consumer
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.lint.commands import lint_writes
 from outbox_pipelines.local.commands import local
+from outbox_pipelines.months.commands import make_months
 from outbox_pipelines.partitions.commands import partitions
 from outbox_pipelines.quality.commands import alerts, quality
 from outbox_pipelines.reconciliation.commands import reconcile
@@ -326,3 +327,4 @@ cli.add_command(quality)
 cli.add_command(reconcile)
 cli.add_command(table)
 table.add_command(clean_table)
+table.add_command(make_months)

@@ -245,6 +245,14 @@ class Settings(BaseSettings):
         description="For an existing table: hours after which published rows are removed by `outbox table "
         "clean` and Dagster, after they were archived in `OUTBOX_ARCHIVE`. If not set, none are.",
     )
+    months_ahead: int | None = Field(
+        default=None,
+        ge=1,
+        le=120,
+        description="For an existing table with monthly partitions: number of months after the current one "
+        "that `outbox table months` and Dagster make. If not set, none are: the application or pg_partman "
+        "does.",
+    )
     # Not looked into here: a mistake in a text about events must not stop those who publish them.
     catalog_file: Path | None = Field(
         default=None, description="YAML file that documents the event types: see [the catalog](catalog.md)."

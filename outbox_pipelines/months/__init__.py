@@ -1,0 +1,1 @@
+"""Partitions of an existing table, by months, made before their first row."""
