@@ -223,6 +223,7 @@ def examine(connection: Connection, mapping: Mapping) -> Examined:
         *_states(connection, mapping, place, columns),
         *_forgetful(mapping, place),
         *_slow(connection, mapping, place),
+        *_ending(connection, place),
     ]
     return Examined(place.oid, columns, findings)
 
@@ -475,6 +476,19 @@ def _slow(connection: Connection, mapping: Mapping, place: Place) -> list[Findin
         *_missing_index(unordered, "over its pending rows, so each claim reads all of it", over_pending),
         *_missing_index(unkeyed, f"over {key!r}, so each mark reads all of it", over_keys),
     ]
+
+
+def _ending(connection: Connection, place: Place) -> list[Finding]:
+    row = connection.execute(queries.ENDING, {"oid": place.oid}).fetchone()
+    if row is None:
+        return []
+    end, is_over = row
+    problem = (
+        f"the newest partition of {place.spelled} {'ended' if is_over else 'ends'} on {end} UTC, and there "
+        f"is no default one: writers {'are' if is_over else 'will then be'} refused"
+    )
+    remedy = "make the next one, or let `outbox table months` make them (OUTBOX_MONTHS_AHEAD)"
+    return [Finding(problem, remedy, is_error=False)]
 
 
 def _missing_index(leaves: list[str], what: str, index: str) -> list[Finding]:

@@ -98,6 +98,20 @@ LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 CROSS JOIN LATERAL (SELECT pg_get_expr(d.adbin, d.adrelid)) AS shown (given)
 WHERE a.attrelid = %(oid)s::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
 
+# The end of the newest partition by time, if it is near and no default one takes the rows after it. Times
+# without a zone are UTC, as in the session.
+ENDING: Final = r"""
+SELECT to_char(max(b.until::timestamptz), 'YYYY-MM-DD HH24:MI'), max(b.until::timestamptz) < clock_timestamp()
+FROM pg_partitioned_table p
+JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = p.partattrs[0]
+JOIN pg_inherits i ON i.inhparent = p.partrelid JOIN pg_class c ON c.oid = i.inhrelid
+CROSS JOIN LATERAL (
+    SELECT (regexp_match(pg_get_expr(c.relpartbound, c.oid), 'TO \(''([^'']+)''\)'))[1]) AS b (until)
+WHERE p.partrelid = %(oid)s::oid AND p.partstrat = 'r' AND p.partnatts = 1 AND p.partdefid = 0
+  AND a.atttypid IN ('timestamptz'::regtype, 'timestamp'::regtype, 'date'::regtype)
+HAVING NOT bool_or(b.until IS NULL)
+   AND max(b.until::timestamptz) < clock_timestamp() + interval '7 days'"""
+
 # Values of a column that are cheap to know: from statistics, and from a few rows.
 FREQUENT: Final = """
 SELECT DISTINCT unnest(most_common_vals::text::text[]) FROM pg_stats

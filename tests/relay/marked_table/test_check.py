@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import uuid
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -142,6 +143,31 @@ def test_each_partition_gets_its_index(make_table: Make) -> None:
         ["public.events_past"],
         ["public.events_now"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ("FROM ('2020-01-01') TO ('2021-01-01')", "ended on 2021-01-01 00:00 UTC"),
+        ("FROM ('2020-01-01') TO ('{in_6_days}')", "ends on 20"),
+        ("FROM ('2020-01-01') TO ('{in_9_days}')", ""),
+        ("FROM ('2020-01-01') TO (MAXVALUE)", ""),
+        ("FROM ('2020-01-01') TO ('infinity')", ""),
+        ("DEFAULT", ""),
+    ],
+)
+def test_the_newest_partition_ends(make_table: Make, bounds: str, words: str) -> None:
+    """Guards against writers that are refused on the first of the month, and no one was told."""
+    bounds = bounds if bounds == "DEFAULT" else f"FOR VALUES {bounds}"
+    days = {f"in_{n}_days": f"{datetime.now(UTC) + timedelta(days=n):%Y-%m-%d}" for n in (6, 9)}
+    bounds = bounds.format(**days)
+    table = make_table(
+        PARTITIONED.replace("FOR VALUES FROM ('2020-01-01') TO (MAXVALUE)", bounds),
+        textbook.PUBLISHED_AT_MAPPING,
+    )
+    said = [finding["text"] for finding in _findings(table) if "newest partition" in finding["text"]]
+    assert len(said) == bool(words)
+    assert all(words in text and "OUTBOX_MONTHS_AHEAD" in text for text in said)
 
 
 def test_a_table_in_another_schema_with_names_to_quote(make_table: Make) -> None:
