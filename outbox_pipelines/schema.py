@@ -64,7 +64,9 @@ lines AS (
     FROM pg_trigger t
     LEFT JOIN relations r ON r.oid = t.tgrelid
     LEFT JOIN pg_inherits leaf ON leaf.inhrelid = t.tgrelid AND t.tgenabled IN ('D', 'R')
-    WHERE r.oid IS NOT NULL AND NOT t.tgisinternal OR leaf.inhparent IN (SELECT oid FROM relations)
+    -- `outbox adopt back` makes that one.
+    WHERE t.tgname <> 'adopted_returned'
+      AND (r.oid IS NOT NULL AND NOT t.tgisinternal OR leaf.inhparent IN (SELECT oid FROM relations))
     UNION ALL
     SELECT format('sequence %%s %%s increment %%s cache %%s%%s', r.relname, s.seqtypid::regtype,
                   s.seqincrement, s.seqcache, CASE WHEN s.seqcycle THEN ' cycle' END)

@@ -99,9 +99,15 @@ _REFUSE_FINAL: Final[LiteralString] = """
 BEGIN
     RAISE EXCEPTION 'outbox adopt: % of % refused, the table is being archived', TG_OP, TG_TABLE_NAME
         USING ERRCODE = 'object_not_in_prerequisite_state',
-              HINT = 'To use it again, run `outbox adopt back`.';
+              HINT = 'Run `outbox adopt finish --drop` again, or `outbox adopt back` to use the table.';
 END """
-_FINAL: Final[tuple[LiteralString, ...]] = ("adopted_final", "adopted_no_truncate")
+_FINAL: Final[tuple[LiteralString, LiteralString]] = ("adopted_final", "adopted_no_truncate")
+_REFUSE_EVENT: Final[LiteralString] = """
+BEGIN
+    RAISE EXCEPTION 'outbox adopt: INSERT refused, events go into % again', {table}
+        USING ERRCODE = 'object_not_in_prerequisite_state',
+              HINT = 'Insert there, or run `outbox adopt switch` again.';
+END """
 _KEYS: Final[LiteralString] = """
 CREATE OR REPLACE FUNCTION {schema}.adopted_key() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, {schema}, pg_temp AS {body}"""
@@ -169,6 +175,7 @@ class Ddl:
         ]
         return [
             *self._without_triggers(self._view),
+            self._text("DROP TRIGGER IF EXISTS adopted_returned ON {ours}.outbox"),
             *self._raised("outbox_seq", [(column.name, self._view) for column in self._drawn]),
             self._text("ALTER TABLE {view} RENAME TO {kept_name}"),
             *self._guards(),
@@ -189,8 +196,16 @@ class Ddl:
 
     def back(self) -> list[str]:
         """Return the statements of the way back."""
+        events = sql.SQL(_REFUSE_EVENT).format(table=self._shown).as_string()
         made = [
             self._text("DROP VIEW {view}"),
+            # It waits for transactions that have written into the outbox themselves, and keeps out others:
+            # the table's relay would not wait for what they commit later.
+            self._refusal("adopted_returned", events),
+            self._text(
+                "CREATE TRIGGER adopted_returned BEFORE INSERT ON {ours}.outbox FOR EACH STATEMENT "
+                "EXECUTE FUNCTION {ours}.adopted_returned()"
+            ),
             *self._without_triggers(self._kept),
             *(self._lowered(column) for column in self._drawn),
             self._text("ALTER TABLE {kept} RENAME TO {name}"),
@@ -222,11 +237,9 @@ class Ddl:
 
     def freeze(self) -> list[str]:
         """Return the statements after which no row of the table changes."""
-        body = sql.SQL(_REFUSE_FINAL)
-        drops = [f"DROP TRIGGER IF EXISTS {name} ON {{kept}}" for name in _FINAL]
         return [
-            self._refusal("adopted_final", body.as_string()),
-            *map(self._text, drops),
+            self._refusal("adopted_final", sql.SQL(_REFUSE_FINAL).as_string()),
+            *self.thaw(),
             self._text(
                 "CREATE TRIGGER adopted_final BEFORE UPDATE OR DELETE ON {kept} FOR EACH ROW "
                 "EXECUTE FUNCTION {ours}.adopted_final()"
@@ -236,6 +249,10 @@ class Ddl:
                 "EXECUTE FUNCTION {ours}.adopted_final()"
             ),
         ]
+
+    def thaw(self) -> list[str]:
+        """Return the statements that undo `freeze`."""
+        return [self._text("DROP TRIGGER IF EXISTS " + name + " ON {kept}") for name in _FINAL]
 
     def finish(self) -> list[str]:
         """Return the statements that drop the table."""

@@ -330,3 +330,29 @@ def test_drivers_that_ask_for_the_last_number(make: Make) -> None:
                 connection.execute("RESET ROLE")
         finally:
             connection.execute(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+def test_writers_that_use_the_outbox_itself(make: Make) -> None:
+    """Guards G1: an event that is committed after the way back would be in no position that is waited for."""
+    adopted = _switched(make)
+    adopted.drain()
+    columns = "(aggregate_type, aggregate_id, event_type, payload)"
+    event = f"INSERT INTO box.outbox {columns} VALUES ('Order', '{KEY}', 'x', '{{\"n\": %s}}')"
+    with adopted.connect() as connection, adopted.connect_to_write() as open_one:
+        connection.execute((event % 1).encode())
+        open_one.execute((event % 2).encode())
+        code, said = adopted.refuse("adopt", "back", "--seconds", "0.5")
+        assert (code, "nothing was changed" in said) == (1, True), said
+        open_one.commit()
+        adopted.back()
+        with pytest.raises(
+            psycopg.errors.ObjectNotInPrerequisiteState, match=r"events go into public\.outbox"
+        ):
+            connection.execute((event % 3).encode())
+        assert adopted.run("migrate", "--check") == "the schema is up to date\n"
+        assert adopted.numbers() == {KEY: [1, 2]}
+        adopted.switch()
+        connection.execute((event % 4).encode())
+    adopted.drain()
+    adopted.relay()
+    assert adopted.numbers() == {KEY: [1, 2, 4]}
