@@ -3,6 +3,7 @@
 Invariants:
 - The table is dropped only if none of its rows is unpublished, and if file and rows were proven equal after
   the last change of a row: from then on, a trigger refuses changes.
+- A refused drop leaves the table as it was: rows can be marked again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import psycopg
 from psycopg import sql
 
 from outbox_pipelines.adopt import facts as catalog
@@ -23,7 +25,9 @@ from outbox_pipelines.archive import rows
 from outbox_pipelines.archive.store import Store, open_store
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError, SetupError
+from outbox_pipelines.parsers.table_mapping import Mapping
 from outbox_pipelines.relay.marked_table import queries as marked
+from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import NO_ARCHIVE, Settings
 
 if TYPE_CHECKING:
@@ -46,50 +50,65 @@ def finish(settings: Settings, *, drop: bool, seconds: float, say: Say) -> list[
         found = catalog.read(connection, state.relation)
         ddl = Ddl(found, mapping, settings.db_schema, state.name)
         kept = replace(mapping, table=state.kept_as)
-        if drop:
-            _freeze(connection, ddl, found, seconds, say)
-            if steps.exists(connection, kept, settings, found):
-                raise NotReadyError(
-                    f"{found} has pending rows: publish them with `outbox relay --until-empty`"
+        if not drop:
+            if settings.archive == NO_ARCHIVE:
+                raise SetupError(
+                    "OUTBOX_ARCHIVE=none archives nothing: add --drop to drop the table without an archive"
                 )
-            if failed := steps.count(connection, kept, found, settings, marked.FAILURES):
-                raise NotReadyError(
-                    f"{found} has {failed:,} dead letters, which are not published: publish them "
-                    "(docs/existing-tables.md) or delete them; then run the command again"
-                )
-        done = []
-        if settings.archive != NO_ARCHIVE:
-            file, (count, _) = _archive(connection, open_store(settings), found, state.file)
-            with connection.transaction():
-                connection.execute(queries.ARCHIVED, {"file": file})
-            done.append(f"{count:,} rows of {found} are in {file}, proven equal")
-        elif not drop:
-            raise SetupError(
-                "OUTBOX_ARCHIVE=none archives nothing: add --drop to drop the table without an archive"
-            )
-        if drop:
-
-            def attempt() -> str:
-                connection.execute(queries.ONE_COMMAND)
-                connection.execute(f"SET LOCAL lock_timeout = '{steps.LOCK_TIMEOUT}'")
-                connection.execute(";\n".join(ddl.finish()).encode())
-                connection.execute(queries.FINISHED)
-                return "finished"
-
-            steps.retry(connection, attempt, seconds, str(found), say)
-            done.append(f"{found} is dropped; {state} is a view of the append-only outbox")
-        return done
+            return [_archived(connection, settings, found, state.file)]
+        _require_published(connection, kept, found, settings)
+        _run(connection, ddl.freeze(), found, seconds, say)
+        try:
+            # Marks of between the look and the freeze.
+            _require_published(connection, kept, found, settings)
+            done = []
+            if settings.archive != NO_ARCHIVE:
+                done.append(_archived(connection, settings, found, state.file))
+            _run(connection, ddl.finish(), found, seconds, say, queries.FINISHED)
+        except psycopg.errors.DependentObjectsStillExist as error:
+            _run(connection, ddl.thaw(), found, seconds, say)
+            needed = (error.diag.message_detail or first_line(error)).replace("\n", "; ")
+            raise SetupError(f"{found} is not dropped ({needed}): drop what depends on it first") from None
+        except Exception:
+            if not connection.closed:
+                _run(connection, ddl.thaw(), found, seconds, say)
+            raise
+        return [*done, f"{found} is dropped; {state} is a view of the append-only outbox"]
 
 
-def _freeze(connection: Connection, ddl: Ddl, found: Facts, seconds: float, say: Say) -> None:
-    """Refuse changes of the rows from now on; the way back removes this."""
+def _require_published(connection: Connection, kept: Mapping, found: Facts, settings: Settings) -> None:
+    """Raise `NotReadyError` if a row is pending or a dead letter."""
+    if steps.exists(connection, kept, settings, found):
+        raise NotReadyError(f"{found} has pending rows: publish them with `outbox adopt drain`")
+    if failed := steps.count(connection, kept, found, settings, marked.FAILURES):
+        raise NotReadyError(
+            f"{found} has {failed:,} dead letters, which are not published: publish them "
+            "(docs/existing-tables.md) or delete them; then run the command again"
+        )
+
+
+def _run(
+    connection: Connection, made: list[str], found: Facts, seconds: float, say: Say, then: str | None = None
+) -> None:
+    """Run statements in one transaction, as soon as they get their locks."""
 
     def attempt() -> str:
+        connection.execute(queries.ONE_COMMAND)
         connection.execute(f"SET LOCAL lock_timeout = '{steps.LOCK_TIMEOUT}'")
-        connection.execute(";\n".join(ddl.freeze()).encode())
+        connection.execute(";\n".join(made).encode())
+        if then is not None:
+            connection.execute(then.encode())
         return ""
 
     steps.retry(connection, attempt, seconds, str(found), say)
+
+
+def _archived(connection: Connection, settings: Settings, found: Facts, known: str | None) -> str:
+    """Archive the table; return what was done."""
+    file, (count, _) = _archive(connection, open_store(settings), found, known)
+    with connection.transaction():
+        connection.execute(queries.ARCHIVED, {"file": file})
+    return f"{count:,} rows of {found} are in {file}, proven equal"
 
 
 def _archive(connection: Connection, store: Store, found: Facts, known: str | None) -> tuple[str, rows.Sum]:

@@ -176,6 +176,8 @@ def switch(settings: Settings, accepted: list[str], *, seconds: float, say: Say)
 def drain(settings: Settings, *, seconds: float, say: Say) -> int:
     """Publish the remaining rows of the table, and let the relay of the outbox continue; return how many.
 
+    Repeated later, it publishes what was marked as pending since, such as corrected dead letters.
+
     Raises:
         SetupError: there was no switch.
         NotReadyError: some rows could not be published in time.
@@ -183,9 +185,7 @@ def drain(settings: Settings, *, seconds: float, say: Say) -> int:
     mapping = mapping_of(settings)
     with session(settings) as connection:
         state = require_state(connection, mapping)
-        if state.state == "adopted":
-            return 0
-        require(state, "draining")
+        require(state, "draining", "adopted")
         found = catalog.read(connection, state.relation)
         kept = replace(mapping, table=state.kept_as)
         published, until = 0, time.monotonic() + seconds
@@ -195,11 +195,16 @@ def drain(settings: Settings, *, seconds: float, say: Say) -> int:
             )
             if time.monotonic() > until:
                 left = count(connection, kept, found, settings, marked.BACKLOG)
+                wait = "; new events wait for them" if state.state == "draining" else ""
                 raise NotReadyError(
-                    f"{found} still has {left:,} pending rows; new events wait for them. Run the command "
-                    "again; see `outbox status` for refused rows"
+                    f"{found} still has {left:,} pending rows{wait}. Run the command again; see `outbox "
+                    "status` for refused rows"
                 )
         failed = count(connection, kept, found, settings, marked.FAILURES)
+        if failed and settings.on_dead_letter != "block":
+            say(f"{failed:,} dead letters stay in {found}: publish or delete them before `finish --drop`")
+        if state.state == "adopted":
+            return published
         if failed and settings.on_dead_letter == "block":
             raise NotReadyError(
                 f"{found} has {failed:,} dead letters, which block their aggregates "

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import duckdb
+import psycopg
+import pytest
 
+from outbox_pipelines.adopt import finish
 from tests.adopt.conftest import Adopted, Make
 from tests.relay.marked_table import guides
 
@@ -69,11 +72,70 @@ def test_an_unpublished_row_stays(make: Make, tmp_path: Path) -> None:
             "UPDATE outbox_adopted SET published_at = NULL, retry_count = 9 WHERE payload ->> 'n' = '3'"
         )
     archive = {"OUTBOX_ARCHIVE": str(tmp_path / "archive")}
-    assert "has 1 dead letters" in adopted.refuse("adopt", "finish", "--drop", **archive)[1]
+    said = adopted.refuse("adopt", "finish", "--drop", **archive)[1]
+    assert "has 1 dead letters" in said
     adopted.back()
     with adopted.connect() as connection:
         connection.execute("UPDATE outbox SET retry_count = 0 WHERE retry_count = 9")
     assert adopted.relay(table=True).events == 1
+
+
+def test_a_corrected_dead_letter(make: Make, tmp_path: Path) -> None:
+    """Guards against a refused drop after which no row can be marked, so that there is no way on."""
+    adopted = _switched(make, tmp_path)
+    with adopted.connect() as connection:
+        connection.execute("UPDATE outbox_adopted SET published_at = NULL, retry_count = 9")
+    archive = {"OUTBOX_ARCHIVE": str(tmp_path / "archive")}
+    assert "has 5 dead letters" in adopted.refuse("adopt", "finish", "--drop", **archive)[1]
+    assert adopted.run("adopt", "drain").startswith("0 rows published")
+    with adopted.connect() as connection:
+        connection.execute("UPDATE outbox_adopted SET retry_count = 0")
+    assert "`outbox adopt drain`" in adopted.refuse("adopt", "finish", "--drop", **archive)[1]
+    assert adopted.run("adopt", "drain").startswith("5 rows published")
+    adopted.run("adopt", "finish", "--drop", **archive)
+
+
+def test_a_drop_that_is_refused(make: Make, tmp_path: Path) -> None:
+    """Guards against a table whose rows stay locked up after a view or the archive prevented its end."""
+    adopted = _switched(make, tmp_path)
+    update = b"UPDATE outbox_adopted SET retry_count = 0"
+    (tmp_path / "file").touch()
+    with adopted.connect() as connection:
+        code, said = adopted.refuse(
+            "adopt", "finish", "--drop", OUTBOX_ARCHIVE=str(tmp_path / "file" / "archive")
+        )
+        assert code == 2, said
+        connection.execute(update)
+        connection.execute("CREATE VIEW recent AS SELECT * FROM outbox_adopted")
+        code, said = adopted.refuse("adopt", "finish", "--drop", OUTBOX_ARCHIVE="none")
+        assert (code, "(view public.recent depends on table public.outbox_adopted): drop what" in said) == (
+            2,
+            True,
+        ), said
+        connection.execute(update)
+        connection.execute("DROP VIEW recent")
+    adopted.run("adopt", "finish", "--drop", OUTBOX_ARCHIVE="none")
+
+
+def test_marks_while_the_table_is_archived(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a proof of rows that change after it."""
+    adopted = _switched(make, tmp_path)
+    seen = []
+
+    def archived(*_: object) -> str:
+        with adopted.connect() as connection:
+            for statement in ("UPDATE outbox_adopted SET retry_count = 0", "TRUNCATE outbox_adopted"):
+                with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="is being archived"):
+                    connection.execute(statement.encode())
+                seen.append(statement)
+        return ""
+
+    monkeypatch.setattr(finish, "_archived", archived)
+    given = adopted.settings.model_copy(update={"archive": str(tmp_path / "archive")})
+    finish.finish(given, drop=True, seconds=10, say=print)
+    assert len(seen) == 2
 
 
 def test_without_an_archive(make: Make, tmp_path: Path) -> None:
