@@ -69,6 +69,7 @@ class Facts:
     foreign_keys: tuple[str, ...]
     triggers: tuple[str, ...]
     rules: tuple[str, ...]
+    rules_elsewhere: tuple[str, ...]
     views: tuple[str, ...]
     functions: tuple[str, ...]
     publications: tuple[str, ...]
@@ -129,6 +130,7 @@ def read(connection: Connection, oid: int) -> Facts:
         foreign_keys=names("foreign_keys"),
         triggers=names("triggers"),
         rules=names("rules"),
+        rules_elsewhere=names("rules_elsewhere"),
         views=names("views"),
         functions=names("functions"),
         publications=names("publications"),

@@ -55,10 +55,16 @@ SELECT jsonb_build_object(
                  WHERE g.tgrelid = t.oid AND NOT g.tgisinternal AND g.tgenabled <> 'D'
                    AND g.tgname NOT LIKE 'adopted\\_%%'),
     'rules', (SELECT jsonb_agg(r.rulename ORDER BY 1) FROM pg_rewrite r WHERE r.ev_class = t.oid),
+    'rules_elsewhere', (
+        SELECT jsonb_agg(DISTINCT format('%%s of %%s', r.rulename, r.ev_class::regclass)) FROM pg_depend p
+        JOIN pg_rewrite r ON r.oid = p.objid
+        WHERE p.classid = 'pg_rewrite'::regclass
+          AND p.refclassid = 'pg_class'::regclass AND p.refobjid = t.oid
+          AND r.ev_class <> t.oid AND r.rulename <> '_RETURN'),
     'views', (
         SELECT jsonb_agg(DISTINCT v.oid::regclass::text) FROM pg_depend p
         JOIN pg_rewrite r ON r.oid = p.objid JOIN pg_class v ON v.oid = r.ev_class
-        WHERE p.classid = 'pg_rewrite'::regclass
+        WHERE p.classid = 'pg_rewrite'::regclass AND r.rulename = '_RETURN'
           AND p.refclassid = 'pg_class'::regclass AND p.refobjid = t.oid
           AND v.oid <> t.oid AND NOT EXISTS (
               SELECT FROM pg_trigger g WHERE g.tgrelid = v.oid AND g.tgname = 'adopted_insert')),

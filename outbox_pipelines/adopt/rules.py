@@ -100,6 +100,8 @@ def _problems(facts: Facts, mapping: Mapping, our_schema: str) -> list[str]:
         found.append(f"exclusion constraint {exclusion} of {name} cannot be kept: drop it first")
     for rule in facts.rules:
         found.append(f"rule {rule} of {name} cannot be kept: drop it first")
+    for rule in facts.rules_elsewhere:
+        found.append(f"rule {rule} has {name} in its action and would follow the rename: drop it first")
     for function in facts.functions:
         found.append(f"function {function} has {name} in its body and would follow the rename: drop it first")
     for column in facts.columns.values():
@@ -189,13 +191,21 @@ def _consequences(facts: Facts, mapping: Mapping) -> list[tuple[str, str]]:
         found.append((f"trigger:{trigger}", f"trigger {trigger} does not fire for new events"))
     for view in facts.views:
         found.append(
-            (f"view:{view}", f"view {view} follows the rename: it shows old rows only, until `finish`")
+            (
+                f"view:{view}",
+                f"view {view} follows the rename: it shows old rows only, and must be dropped before "
+                "`finish --drop`",
+            )
         )
     for publication in facts.publications:
         found.append((f"publication:{publication}", f"publication {publication} does not get new events"))
     if facts.columns[columns["payload"]].base == "json":
         found.append(
-            ("json", "payloads become jsonb: spaces, the order of keys and repeated keys are not kept")
+            (
+                "json",
+                "payloads become jsonb: spaces, the order of keys and repeated keys are not kept; \\u0000 "
+                "and numbers out of the range of numeric are refused",
+            )
         )
     return found
 

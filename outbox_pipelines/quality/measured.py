@@ -84,6 +84,8 @@ class Measurements:
     """Age of the oldest open or prepared transaction of this database; 0 without any."""
     oldest_transaction: str | None
     """Its session."""
+    draining: str | None = None
+    """The table whose remaining rows are published first, after `outbox adopt switch`."""
 
     @property
     def unpublished(self) -> int:
@@ -94,6 +96,13 @@ class Measurements:
     def oldest_unpublished_seconds(self) -> float:
         """Age of the oldest of them; 0 without any."""
         return max((shard.oldest_seconds for shard in self.shards), default=0.0)
+
+    @property
+    def waiting(self) -> str | None:
+        """What relays wait for before they take a shard; None if for nothing."""
+        if self.draining is None:
+            return None
+        return f"relays wait for the remaining rows of {self.draining}: run `outbox adopt drain`"
 
     @property
     def events_per_second(self) -> float:

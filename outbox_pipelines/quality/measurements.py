@@ -65,4 +65,5 @@ def read(settings: Settings) -> Measurements:
         **row["keys"],
         oldest_transaction_seconds=float(age),
         oldest_transaction=whose,
+        draining=row["draining"],
     )

@@ -125,6 +125,9 @@ SELECT jsonb_build_array(extract(epoch FROM clock_timestamp() - since), what) FR
     FROM pg_prepared_xacts WHERE database = current_database()
 ) open ORDER BY since LIMIT 1"""
 
+# The old table whose rows come first: its events are not published, and no relay has a shard.
+_DRAINING: Final = "SELECT to_jsonb(schema || '.' || name) FROM outbox_adopted WHERE state = 'draining'"
+
 _PARTS: Final[dict[LiteralString, LiteralString]] = {
     "shards": _SHARDS,
     "parked": _PARKED,
@@ -137,6 +140,7 @@ _PARTS: Final[dict[LiteralString, LiteralString]] = {
     "table_bytes": _TABLE_BYTES,
     "keys": _KEYS,
     "old_transaction": _OLD_TRANSACTION,
+    "draining": _DRAINING,
 }
 
 MEASURE: Final[LiteralString] = "SELECT " + ", ".join(

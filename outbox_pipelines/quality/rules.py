@@ -208,9 +208,14 @@ OF_TABLES: Final = frozenset(("lag", "backlog", "dead_letters", "shards_relayed"
 _DETAILS: Final[dict[str, Callable[[Measurements], str | None]]] = {
     "partitions_ahead": lambda found: _each(shard.top_up_error for shard in found.shards),
     "shards_relayed": lambda found: _each(
-        f"the lock of shard {shard.shard} is held by {shard.intruder}"
-        for shard in found.shards
-        if shard.intruder
+        (
+            found.waiting,
+            *(
+                f"the lock of shard {shard.shard} is held by {shard.intruder}"
+                for shard in found.shards
+                if shard.intruder
+            ),
+        )
     ),
     "blocked_aggregates": lambda found: _reasons(found.parked_reasons),
     "dead_letters": lambda found: _reasons(found.dead_letter_reasons),

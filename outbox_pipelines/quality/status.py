@@ -24,6 +24,7 @@ def render(found: Measurements, results: Iterable[CheckResult]) -> str:
             f"  lag         {'-' if shard.lag_seconds is None else f'{shard.lag_seconds * 1000:,.0f} ms'}",
         ]
     lines += [
+        *([f"waiting       {found.waiting}"] if found.waiting else []),
         f"parked        {_count(found.parked)}",
         *(f"  {count:,} × {reason}" for reason, count in found.parked_reasons.items()),
         f"dead letters  {_count(found.dead_letters)}"

@@ -44,6 +44,10 @@ def _then(more: str) -> Callable[[str], str]:
         ("ALTER TABLE outbox SET UNLOGGED", "unlogged or temporary"),
         ("CREATE RULE r AS ON DELETE TO outbox DO INSTEAD NOTHING", "rule r of public.outbox cannot be kept"),
         (
+            "CREATE TABLE shop (id int); CREATE RULE also AS ON DELETE TO shop DO ALSO DELETE FROM outbox",
+            "rule also of public.shop has public.outbox in its action",
+        ),
+        (
             "CREATE FUNCTION f() RETURNS bigint LANGUAGE sql BEGIN ATOMIC SELECT count(*) FROM outbox; END",
             "function public.f() has public.outbox in its body",
         ),
@@ -151,6 +155,8 @@ def test_a_relay_waits_for_the_old_rows(make: Make) -> None:
         "relay", "--until-empty", **adopted.environment | {"OUTBOX_TABLE_FILE": ""}
     )
     assert (done.returncode, "run `outbox adopt drain`" in done.stderr) == (1, True)
+    status = adopted.table.outbox.outbox("status", **adopted.environment | {"OUTBOX_TABLE_FILE": ""})
+    assert "relays wait for the remaining rows of public.outbox: run `outbox adopt drain`" in status.stdout
     # The relay of the table finds it under its new name.
     assert "table public.outbox_adopted" in adopted.run("status")
     adopted.relay(table=True)
