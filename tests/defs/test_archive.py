@@ -238,7 +238,7 @@ def test_a_range_of_days(dagster: Dagster, database: Database, resource: OutboxR
 
 # --- the schedule -----------------------------------------------------------------------------------------
 
-NOON = datetime(2026, 11, 21, 12, 37, tzinfo=UTC)
+NOON = datetime.now(UTC).replace(hour=12, minute=37, second=0, microsecond=0)
 
 
 def tick(

@@ -111,7 +111,7 @@ def test_a_day_that_is_not_proven(
 
 
 def _tick(instance: dg.DagsterInstance, resource: OutboxResource) -> list[dg.RunRequest] | dg.SkipReason:
-    at = datetime(2026, 11, 21, 12, 52, tzinfo=UTC)
+    at = datetime.now(UTC).replace(minute=52, second=0, microsecond=0)
     # Left to the garbage collector, it would take the instance of a later test with it.
     with dg.build_schedule_context(instance, at, resources={"outbox_pipelines": resource}) as context:
         return cast("list[dg.RunRequest] | dg.SkipReason", drop_days(context))
