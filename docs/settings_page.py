@@ -12,6 +12,7 @@ from outbox_pipelines.settings import Settings
 
 PAGE: Final = Path(__file__).parent / "settings.md"
 GROUPS: Final = {
+    "Several outboxes": "name outboxes_file",
     "Servers and tables": "dsn kafka kafka_config_file db_schema table_file",
     "Topics": "topic topic_map_file create_topics create_topics_pattern create_topics_max topic_partitions "
     "topic_replication",

@@ -26,12 +26,14 @@ from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.lint.commands import lint_writes
 from outbox_pipelines.local.commands import local
 from outbox_pipelines.months.commands import make_months
+from outbox_pipelines.outbox_option import add_to, settings_of
 from outbox_pipelines.partitions.commands import partitions
 from outbox_pipelines.quality.commands import alerts, quality
 from outbox_pipelines.reconciliation.commands import reconcile
-from outbox_pipelines.relay.marked_table.commands import table
+from outbox_pipelines.relay.marked_table.commands import describe, table
 from outbox_pipelines.relay.parking.commands import dead_letters
-from outbox_pipelines.settings import Settings, load_settings
+from outbox_pipelines.settings import Settings
+from outbox_pipelines.status_command import status
 from outbox_pipelines.text import plain
 
 
@@ -60,18 +62,13 @@ def _end(why: str, code: int) -> NoReturn:
 
 @click.group(cls=_Cli, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
-@click.pass_context
-def cli(context: click.Context) -> None:
+def cli() -> None:
     """Relay a transactional outbox from PostgreSQL to Kafka.
 
     Settings come from the environment (OUTBOX_DSN, OUTBOX_KAFKA, …) or from the file that
-    OUTBOX_SETTINGS_FILE names. Exit codes: 0 success; 1 check failed or nothing matched;
-    2 usage or configuration error.
+    OUTBOX_SETTINGS_FILE names; OUTBOX_OUTBOXES_FILE lists several outboxes. Exit codes: 0 success; 1 check
+    failed or nothing matched; 2 usage or configuration error.
     """
-    # A linter in an application's CI has no settings of a relay; `table` loads its own.
-    if context.invoked_subcommand not in (None, lint_writes.name, table.name):
-        context.obj = load_settings()
-        log.configure(context.obj)
 
 
 @cli.command()
@@ -201,7 +198,7 @@ def shards(context: click.Context, as_json: bool) -> None:
 
     if context.invoked_subcommand is not None:
         return
-    found = measurements.read(context.obj).shards
+    found = measurements.read(settings_of(context)).shards
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(shard) for shard in found], indent=2))
     else:
@@ -269,50 +266,6 @@ def _start_at(settings: Settings, where: str) -> None:
     )
 
 
-@cli.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--check", is_flag=True, help="Exit 1 if a check is at ERROR.")
-@click.pass_obj
-def status(settings: Settings, as_json: bool, check: bool) -> None:
-    """Show backlog, lag, parked events, the owner of each shard, and failed checks.
-
-    The checks are those of Dagster's asset outbox/health; OUTBOX_WARN_AT and OUTBOX_ERROR_AT change their
-    thresholds.
-    """
-    from outbox_pipelines.quality import measurements, rules
-    from outbox_pipelines.quality import status as rendering
-
-    if settings.table_file is not None:
-        _table_status(settings, as_json=as_json, check=check)
-        return
-    found = measurements.read(settings)
-    results = rules.judge(settings, found)
-    if as_json:
-        checks = [rendering.described(result) for result in results]
-        click.echo(json.dumps(dataclasses.asdict(found) | {"checks": checks}, indent=2))
-    else:
-        click.echo(rendering.render(found, results))
-    if check and rules.worst(results) is rules.Status.ERROR:
-        sys.exit(1)
-
-
-def _table_status(settings: Settings, *, as_json: bool, check: bool) -> None:
-    from outbox_pipelines.quality import rules
-    from outbox_pipelines.quality.status import described
-    from outbox_pipelines.relay.marked_table import measurements
-    from outbox_pipelines.relay.marked_table import status as table_status
-
-    found = table_status.read(settings)
-    results = rules.judge(settings, measurements.of(found))
-    if as_json:
-        checks = [described(result) for result in results]
-        click.echo(json.dumps(dataclasses.asdict(found) | {"checks": checks}, indent=2))
-    else:
-        click.echo(table_status.render(found, results))
-    if check and rules.worst(results) is rules.Status.ERROR:
-        sys.exit(1)
-
-
 cli.add_command(adopt)
 cli.add_command(alerts)
 cli.add_command(archive)
@@ -325,6 +278,16 @@ cli.add_command(partitions)
 partitions.add_command(drop_days)
 cli.add_command(quality)
 cli.add_command(reconcile)
+cli.add_command(status)
 cli.add_command(table)
 table.add_command(clean_table)
 table.add_command(make_months)
+
+add_to(
+    cli,
+    # A linter in an application's CI has no settings of a relay.
+    besides=(lint_writes, local),
+    many=(status,),
+    # If the output is redirected to that file, the shell has emptied it by now.
+    without={describe: "table_file"},
+)

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.parsers.consumers_file import read_consumers
 from outbox_pipelines.parsers.flat_members import flat_members
 from outbox_pipelines.parsers.header_names import header_names
+from outbox_pipelines.parsers.outboxes_file import NAME, read_outboxes
 from outbox_pipelines.parsers.table_mapping import read_mapping
 from outbox_pipelines.parsers.thresholds import read_thresholds
 from outbox_pipelines.parsers.topics import TopicTemplate, read_map
@@ -47,6 +48,16 @@ class Settings(BaseSettings):
         env_prefix="OUTBOX_", frozen=True, extra="ignore", env_ignore_empty=True, populate_by_name=True
     )
 
+    name: str = Field(
+        default="outbox",
+        description="Name of the outbox in Dagster, metrics, logs and alerts: lower-case letters, digits and "
+        "`_`.",
+    )
+    outboxes_file: Path | None = Field(
+        default=None,
+        description="TOML file that lists [several outboxes](outboxes.md), each with a name, a DSN, and what "
+        "differs from these settings.",
+    )
     dsn: Secret = Field(
         default=Secret(), description="Connection string or URL of the database, in the format of libpq."
     )
@@ -331,6 +342,20 @@ class Settings(BaseSettings):
         default=60.0, ge=0.0, description="The local stack stops when it has not been used for this long."
     )
 
+    @field_validator("name")
+    @classmethod
+    def _name_fits_everywhere(cls, value: str) -> str:
+        if not NAME.fullmatch(value):
+            raise ValueError("write lower-case letters, digits and _, such as orders_eu")
+        return value
+
+    @field_validator("outboxes_file")
+    @classmethod
+    def _outboxes_are_listed(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            read_outboxes(value)
+        return value
+
     @field_validator("dsn", "consumer_dsn")
     @classmethod
     def _dsn_is_understood(cls, value: Secret) -> Secret:
@@ -515,19 +540,15 @@ def load_settings(**overrides: Any) -> Settings:
     Raises:
         SetupError: a value does not fit; the message names the setting.
     """
-    return _load({name: value for name, value in overrides.items() if value is not None})
+    return load_settings_with({name: value for name, value in overrides.items() if value is not None})
 
 
-def load_settings_without(field: str) -> Settings:
-    """Return the same with None in a field, whatever is set.
+def load_settings_with(given: Mapping[str, Any]) -> Settings:
+    """Return the same; a given None wins as well.
 
     Raises:
         SetupError: a value does not fit; the message names the setting.
     """
-    return _load({field: None})
-
-
-def _load(given: dict[str, Any]) -> Settings:
     register_variables()
     path = os.environ.get("OUTBOX_SETTINGS_FILE")
     if path and not Path(path).is_file():
@@ -538,6 +559,38 @@ def _load(given: dict[str, Any]) -> Settings:
         return Settings(_env_file=path, **given)
     except ValidationError as error:
         raise SetupError("; ".join(_one_line(problem) for problem in error.errors())) from None
+
+
+def make_settings(**given: Any) -> Settings:
+    """Return settings of these values and the defaults alone, whatever the environment says.
+
+    Raises:
+        SetupError: a value does not fit; the message names the setting.
+    """
+    if unknown := given.keys() - Settings.model_fields.keys():
+        raise TypeError(f"no settings: {', '.join(sorted(unknown))}")
+    try:
+        return _Given(**given)
+    except ValidationError as error:
+        raise SetupError("; ".join(_one_line(problem) for problem in error.errors())) from None
+
+
+class _Given(Settings):
+    """Settings without the environment."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+
+def setting_names() -> dict[str, str]:
+    """Return the field of each setting by its name in a file: in lower case, without OUTBOX_."""
+    return {
+        (field.alias or name).lower().removeprefix("outbox_"): name
+        for name, field in Settings.model_fields.items()
+    }
 
 
 def _one_line(problem: Any) -> str:

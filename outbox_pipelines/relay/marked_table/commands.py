@@ -7,19 +7,13 @@ import sys
 
 import click
 
-from outbox_pipelines import log
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.settings import Settings, load_settings, load_settings_without
+from outbox_pipelines.settings import Settings
 
 
 @click.group()
-@click.pass_context
-def table(context: click.Context) -> None:
+def table() -> None:
     """Describe and check an outbox table that exists already (OUTBOX_TABLE_FILE)."""
-    # If the output is redirected to that file, the shell has emptied it by now.
-    is_writing = context.invoked_subcommand == describe.name
-    context.obj = load_settings_without("table_file") if is_writing else load_settings()
-    log.configure(context.obj)
 
 
 @table.command()

@@ -1,0 +1,79 @@
+"""The option `--outbox NAME`, which every command takes, and the settings that it chooses.
+
+Invariants:
+- Settings are loaded by the command that runs, not by its groups: its own `--outbox` decides, then those of
+  its groups. `--help` and the list of commands need no settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Final
+
+import click
+
+from outbox_pipelines import log
+from outbox_pipelines.outboxes import Outboxes, load_outboxes
+from outbox_pipelines.settings import Settings, load_settings
+
+_NAME: Final = "outbox_pipelines.outbox"
+_HELP: Final = "Outbox to use (name from OUTBOX_OUTBOXES_FILE; default: the only one)."
+
+
+def add_to(
+    command: click.Command,
+    *,
+    besides: Collection[click.Command],
+    many: Collection[click.Command],
+    without: Mapping[click.Command, str],
+) -> None:
+    """Add the option to a command, and to the commands below it.
+
+    Args:
+        besides: commands that need no settings, or load their own.
+        many: commands that load several outboxes by `chosen`; the name is only recorded.
+        without: commands for which a setting is None, whatever is set.
+    """
+    if command in besides:
+        return
+    is_group = isinstance(command, click.Group)
+    record = _record if is_group or command in many else partial(_load, without=without.get(command))
+    option = click.Option(
+        ["--outbox"], metavar="NAME", help=_HELP, callback=record, expose_value=False, is_eager=True
+    )
+    command.params.append(option)
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            add_to(each, besides=besides, many=many, without=without)
+
+
+def chosen(context: click.Context) -> tuple[Outboxes, str | None]:
+    """Return the outboxes, and the name that was given with the command; configure the log."""
+    outboxes = load_outboxes()
+    log.configure(next(iter(outboxes.settings.values()), None) or load_settings())
+    return outboxes, context.meta.get(_NAME)
+
+
+def settings_of(context: click.Context, *, without: str | None = None) -> Settings:
+    """Return the settings of the chosen outbox, and configure the log.
+
+    Raises:
+        SetupError: settings are wrong, or one of several outboxes must be chosen.
+    """
+    settings = load_outboxes(**({without: None} if without else {})).get(context.meta.get(_NAME))
+    log.configure(settings)
+    return settings
+
+
+def _record(context: click.Context, _: click.Parameter, name: str | None) -> None:
+    if name is not None:
+        context.meta[_NAME] = name
+
+
+def _load(
+    context: click.Context, parameter: click.Parameter, name: str | None, *, without: str | None
+) -> None:
+    _record(context, parameter, name)
+    if not context.resilient_parsing:
+        context.obj = settings_of(context, without=without)

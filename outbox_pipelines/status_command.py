@@ -1,0 +1,81 @@
+"""The command `outbox status`: one outbox in full, or all in a line each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+import click
+
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.outbox_option import chosen
+from outbox_pipelines.settings import Settings
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; with --all an array.")
+@click.option("--check", is_flag=True, help="Exit 1 if a check is at ERROR.")
+@click.option("--all", "of_all", is_flag=True, help="Print a line for each outbox, worst first.")
+@click.pass_context
+def status(context: click.Context, as_json: bool, check: bool, of_all: bool) -> None:
+    """Show backlog, lag, parked events, the owner of each shard, and failed checks.
+
+    The checks are those of Dagster's asset outbox/health; OUTBOX_WARN_AT and OUTBOX_ERROR_AT change their
+    thresholds. With --all, exits with 2 if an outbox cannot be read; its line says why.
+    """
+    outboxes, name = chosen(context)
+    if of_all and name is not None:
+        raise SetupError("--outbox names one outbox and --all asks for every one: omit one of them")
+    if of_all:
+        from outbox_pipelines import overview
+
+        found = overview.read(outboxes)
+        if as_json:
+            click.echo(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
+        else:
+            click.echo(overview.render(found))
+        for line in outboxes.shared_tables():
+            click.echo(f"outbox: {line}", err=True)
+        if any(each.status == overview.UNAVAILABLE for each in found):
+            sys.exit(2)
+        if check and any(each.status == "error" for each in found):
+            sys.exit(1)
+        return
+    settings = outboxes.get(name)
+    if settings.table_file is None:
+        _status(settings, as_json=as_json, check=check)
+    else:
+        _table_status(settings, as_json=as_json, check=check)
+
+
+def _status(settings: Settings, *, as_json: bool, check: bool) -> None:
+    from outbox_pipelines.quality import measurements, rules
+    from outbox_pipelines.quality import status as rendering
+
+    found = measurements.read(settings)
+    results = rules.judge(settings, found)
+    if as_json:
+        checks = [rendering.described(result) for result in results]
+        click.echo(json.dumps(dataclasses.asdict(found) | {"checks": checks}, indent=2))
+    else:
+        click.echo(rendering.render(found, results))
+    if check and rules.worst(results) is rules.Status.ERROR:
+        sys.exit(1)
+
+
+def _table_status(settings: Settings, *, as_json: bool, check: bool) -> None:
+    from outbox_pipelines.quality import rules
+    from outbox_pipelines.quality.status import described
+    from outbox_pipelines.relay.marked_table import measurements
+    from outbox_pipelines.relay.marked_table import status as table_status
+
+    found = table_status.read(settings)
+    results = rules.judge(settings, measurements.of(found))
+    if as_json:
+        checks = [described(result) for result in results]
+        click.echo(json.dumps(dataclasses.asdict(found) | {"checks": checks}, indent=2))
+    else:
+        click.echo(table_status.render(found, results))
+    if check and rules.worst(results) is rules.Status.ERROR:
+        sys.exit(1)

@@ -1,0 +1,1 @@
+"""Several outboxes: the file, and the commands that choose from it."""
