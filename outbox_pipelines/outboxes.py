@@ -107,7 +107,8 @@ def _settings(entry: Entry, given: dict[str, Any]) -> Settings:
     for name, value in entry.values.items():
         values[_field(name)] = value
     for name, variable in entry.variables.items():
-        values[_field(name, is_variable=True)] = _value(name, variable)
+        field_name = _field(name, is_variable=True)
+        values[field_name] = _value(name, variable)
     if not values.get("dsn"):
         raise SetupError('names no database: add dsn_variable = "ORDERS_DSN" (or dsn = "…")')
     return load_settings_with(values | given)
