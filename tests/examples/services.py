@@ -52,7 +52,10 @@ def serving(
                 break
         else:
             raise AssertionError(f"it ended: {''.join(said)}")
-        with httpx.Client(base_url=found.group(), timeout=30) as client:
+        # uvicorn closes a connection shortly after an answer 500, and after 5 s without a request. A request
+        # that is sent at that time fails.
+        no_reuse = httpx.Limits(max_keepalive_connections=0)
+        with httpx.Client(base_url=found.group(), timeout=30, limits=no_reuse) as client:
             yield client
     finally:
         process.kill()
