@@ -1,6 +1,7 @@
-"""Runs a clean-up that kills itself with SIGKILL before its n-th statement or change of the archive.
+"""Runs clean-ups that kill themselves with SIGKILL before their n-th statement or change of the archive.
 
-Usage: python -m tests.cleaning.dying N, settings in the environment.
+Usage: python -m tests.cleaning.dying, settings in the environment. For each line `N` of its standard input it
+forks a process that dies so, and answers with its wait status; 0: the clean-up came to its end.
 """
 
 from __future__ import annotations
@@ -8,15 +9,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from typing import Any
 
 import psycopg
+
+# Imported before the forks: the clean-up imports it when it writes the first file.
+import pyarrow.parquet  # noqa: F401
 
 from outbox_pipelines.archive.store import Store
 from outbox_pipelines.cleaning.clean import clean
 from outbox_pipelines.settings import load_settings
 
-_left = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+_left = 0
 
 
 def _counted(call: Any) -> Any:
@@ -31,6 +36,7 @@ def _counted(call: Any) -> Any:
 
 
 def main() -> None:
+    global _left
     for owner, name in (
         (psycopg.Connection, "execute"),
         (psycopg.Transaction, "__exit__"),
@@ -38,7 +44,17 @@ def main() -> None:
         (Store, "rename"),
     ):
         setattr(owner, name, _counted(getattr(owner, name)))
-    clean(load_settings())
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            _left = int(line)
+            try:
+                clean(load_settings())
+            except BaseException:  # noqa: BLE001 - the test sees it as a status
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        print(os.waitpid(child, 0)[1], flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,10 @@ import itertools
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.cleaning.conftest import MONTHS, MONTHS_MAPPING, Cleaning, Make
 from tests.conftest import clean_environment, wait_until
@@ -23,43 +26,60 @@ WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type 
 _RUNS = 3
 
 
-def _lives(cleaning: Cleaning, statement: int) -> bool:
-    """Whether the run came to its end."""
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.cleaning.dying", str(statement)],
-        env=clean_environment() | cleaning.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode in (0, -signal.SIGKILL), process.stderr
-    # The server notices the crash in its own time.
-    wait_until(lambda: cleaning.execute(_SESSIONS) == [(0,)], what="the sessions of the dead")
-    return process.returncode == 0
+class Lives:
+    """Clean-ups that die, each in a process of its own."""
+
+    def __init__(self, cleaning: Cleaning, process: subprocess.Popen[str]) -> None:
+        self.cleaning, self._process = cleaning, process
+
+    def run(self, statement: int) -> bool:
+        """Whether it came to its end."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{statement}\n")
+        self._process.stdin.flush()
+        status = int(self._process.stdout.readline())
+        assert status in (0, signal.SIGKILL), (statement, status)
+        # The server notices the crash in its own time.
+        wait_until(lambda: self.cleaning.execute(_SESSIONS) == [(0,)], what="the sessions of the dead")
+        return status == 0
 
 
-def test_every_statement(make: Make, tmp_path: Path) -> None:
-    """Guards against a state from which no run continues, a row without a file, and a row in two files."""
+@pytest.fixture
+def lives(make: Make, tmp_path: Path) -> Iterator[Lives]:
     cleaning = make(MONTHS, MONTHS_MAPPING, archive=str(tmp_path / "archive"))
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.cleaning.dying"],
+        env=clean_environment() | cleaning.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield Lives(cleaning, process)
+
+
+def test_every_statement(lives: Lives) -> None:
+    """Guards against a state from which no run continues, a row without a file, and a row in two files."""
+    cleaning = lives.cleaning
     cleaning.execute(_ROWS)
     deaths = 0
     # Each run dies a little later than the one before, and leaves its state to the next one.
     for statement in itertools.count(8):
-        if _lives(cleaning, statement):
+        if lives.run(statement):
             break
         deaths += 1
         unpublished = "SELECT count(*) FROM events WHERE published_at IS NULL"
         assert cleaning.execute(unpublished) == [(1,)]
     assert deaths > 5
-    assert _lives(cleaning, 0)
+    assert lives.run(0)
     assert cleaning.execute("SELECT count(*) FROM events") == [(1,)]
     found = cleaning.archived("(payload::json ->> 'month')::int, (payload::json ->> 'n')::int, id")
     assert len({row[2] for row in found}) == len(found) == 9
 
 
-def test_each_statement_of_a_first_run(make: Make, tmp_path: Path) -> None:
+def test_each_statement_of_a_first_run(lives: Lives) -> None:
     """Guards the same for runs that die at a statement which a continued run does not reach."""
-    cleaning = make(MONTHS, MONTHS_MAPPING, archive=str(tmp_path / "archive"))
+    cleaning = lives.cleaning
     expected = 0
     for statement in itertools.count(10, _RUNS):
         cleaning.execute(
@@ -68,8 +88,8 @@ def test_each_statement_of_a_first_run(make: Make, tmp_path: Path) -> None:
         )
         cleaning.execute(_ROWS)
         expected += 9
-        is_alive = _lives(cleaning, statement)
-        assert _lives(cleaning, 0)
+        is_alive = lives.run(statement)
+        assert lives.run(0)
         found = cleaning.archived("id")
         assert len(set(found)) == len(found) == expected
         if is_alive:
