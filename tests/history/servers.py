@@ -17,7 +17,7 @@ from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.local.server import free_port
 from outbox_pipelines.settings import load_settings
-from tests.conftest import Lasting
+from tests.conftest import Lasting, quicken_logins
 from tests.history.proxy import Proxy
 
 
@@ -63,6 +63,7 @@ def own_servers(directory: Path) -> Iterator[Servers]:
         postgres.prepare()
         kafka.launch()
         postgres.start()
+        quicken_logins(postgres.dsn)
         kafka.wait()
         yield Servers(postgres, kafka, kafka_proxy)
 

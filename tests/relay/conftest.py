@@ -15,7 +15,7 @@ from outbox_pipelines.local.kafka import Kafka, running
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.local.server import Server
 from outbox_pipelines.settings import load_settings
-from tests.conftest import Lasting, Outbox, topic_prefix
+from tests.conftest import Lasting, Outbox, quicken_logins, topic_prefix
 
 
 @contextmanager
@@ -23,6 +23,7 @@ def _running(directory: Path) -> Iterator[tuple[Postgres, Kafka]]:
     postgres, kafka = Postgres(directory / "postgres"), Kafka(directory / "kafka")
     try:
         postgres.start()
+        quicken_logins(postgres.dsn)
         kafka.start()
         yield postgres, kafka
     finally:

@@ -26,7 +26,7 @@ from outbox_pipelines import schema
 from outbox_pipelines.cli import cli
 from outbox_pipelines.local import postgres
 from outbox_pipelines.settings import Settings, load_settings
-from tests.conftest import Lasting, create_database, may_log_in, password_of
+from tests.conftest import Lasting, create_database, may_log_in, quicken_logins
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -123,12 +123,7 @@ def _bin_dir(which: str) -> Path:
 def _quick(directory: Path, programs: Path) -> Iterator[postgres.Postgres]:
     # Each copy of a database adds ten megabytes to the log, which may lie in memory.
     with postgres.running(directory, {"max_wal_size": "128MB"}, bin_dir=programs) as server:
-        with psycopg.connect(server.dsn, autocommit=True) as admin:
-            if admin.info.server_version >= 160_000:
-                # The usual 4,096 iterations double what a connection costs; a driver for Go wants 1,000.
-                admin.execute("SET scram_iterations = 1000")
-                change = sql.SQL("ALTER ROLE postgres PASSWORD {}").format(password_of(server.dsn))
-                admin.execute(change)
+        quicken_logins(server.dsn)
         yield server
 
 
