@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,14 @@ class Load:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Of relays."""
     writers: bool = True
+    pause_seconds: float = 0.04
+    """Most seconds that a writer waits between two transactions."""
 
 
 # Small batches, so that faults meet unfinished ticks, and transactions of many batches.
 SMALL = Load(environment={"OUTBOX_BATCH_EVENTS": "5"})
+# The same concurrency with fewer transactions, for runs that judge faults and not throughput.
+GENTLE = replace(SMALL, pause_seconds=0.15)
 # As users have them: ticks and transactions that take seconds.
 LARGE = Load("mixed", 40_000)
 USUAL = Load("usual", 60_000)

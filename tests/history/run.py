@@ -124,10 +124,9 @@ class Run:
             for n, proxy in enumerate(self.consumer_proxies, 1)
         ]
         write = (sys.executable, "-m", "tests.history.writers", self.dsn)
+        more = (str(_THREADS), load.sizes, str(load.pause_seconds))
         self.writers = [
-            Process(
-                f"{database} writer {n}", (*write, str(seed + n), str(_THREADS), load.sizes), {}, directory
-            )
+            Process(f"{database} writer {n}", (*write, str(seed + n), *more), {}, directory)
             for n in range(_WRITERS if load.writers else 0)
         ]
         self._steps_of_commands = directory / f"{database}-command.steps"

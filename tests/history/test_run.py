@@ -13,7 +13,7 @@ import pytest
 from tests.history import __main__ as program
 from tests.history import nemesis
 from tests.history.__main__ import report
-from tests.history.load import LARGE
+from tests.history.load import GENTLE, LARGE
 from tests.history.relays import RELAYS, Relay
 from tests.history.run import Run
 from tests.history.servers import Servers
@@ -26,7 +26,8 @@ def _run(
     servers: Servers, name: str, seed: int, directory: Path, patience: float = 60.0, consumer: str = ""
 ) -> Iterator[Run]:
     """Under way; ended with the block."""
-    run = Run(servers, name, RELAYS[name], seed, directory, consumer=consumer, patience=patience)
+    relay = RELAYS[name]
+    run = Run(servers, name, relay, seed, directory, load=GENTLE, consumer=consumer, patience=patience)
     try:
         run.start()
         yield run
@@ -110,7 +111,7 @@ def test_a_relay_that_ends_on_its_own(
     """Guards against a relay that falls over unseen, and a harness that forgives where it should not."""
     monkeypatch.setenv("HISTORIES", str(tmp_path))
     falls = Relay(((sys.executable, "-c", "raise SystemExit('cannot')"),), restarts=restarts)
-    run = Run(servers, "falls", falls, seed, tmp_path, patience=2)
+    run = Run(servers, "falls", falls, seed, tmp_path, load=GENTLE, patience=2)
     try:
         run.start()
         verdict = report(run.finish())

@@ -1,7 +1,7 @@
 """Writers: threads that do business until they are stopped, here or in a process that can be killed.
 
-As a program: ``python -m tests.history.writers DSN SEED THREADS [SIZES]`` prints ``writing`` and writes until
-it is killed; with sizes named, some transactions commit in two phases.
+As a program: ``python -m tests.history.writers DSN SEED THREADS [SIZES PAUSE]`` prints ``writing`` and writes
+until it is killed; with sizes named, some transactions commit in two phases. PAUSE: most seconds between two.
 
 Invariants:
 - Their choices follow the seed. An unavailable database is waited for; any other failure ends them.
@@ -14,6 +14,7 @@ import random
 import sys
 import threading
 from contextlib import suppress
+from typing import Any
 
 import psycopg
 
@@ -26,9 +27,17 @@ class Writers:
     """Threads that write."""
 
     def __init__(
-        self, dsn: str, seed: int, count: int, *, two_phases: bool = False, sizes: Sizes = SMALL
+        self,
+        dsn: str,
+        seed: int,
+        count: int,
+        *,
+        two_phases: bool = False,
+        sizes: Sizes = SMALL,
+        pause_seconds: float = 0.04,
     ) -> None:
         self._dsn = dsn
+        self._pause_seconds = pause_seconds
         self._two_phases = two_phases
         self._sizes = sizes
         self._stop = threading.Event()
@@ -64,7 +73,7 @@ class Writers:
                     name = f"{connection.info.dbname} {seed}" if self._two_phases else ""
                     if name:
                         commit_prepared(connection, name)
-                    while not self._stop.wait(chance.uniform(0, 0.04)):
+                    while not self._stop.wait(chance.uniform(0, self._pause_seconds)):
                         transact(connection, chance, name, self._sizes)
         except Exception as error:  # noqa: BLE001 - raised by `stop`, in the thread that asks
             self._failure = error
@@ -73,8 +82,10 @@ class Writers:
 
 if __name__ == "__main__":
     dsn, seed, threads, *more = sys.argv[1:]
-    sizes = SIZES[more[0]] if more else SMALL
-    writers = Writers(dsn, int(seed), int(threads), two_phases=bool(more), sizes=sizes)
+    given: dict[str, Any] = {}
+    if more:
+        given = {"two_phases": True, "sizes": SIZES[more[0]], "pause_seconds": float(more[1])}
+    writers = Writers(dsn, int(seed), int(threads), **given)
     print("writing", flush=True)
     writers.wait()
     writers.stop()
