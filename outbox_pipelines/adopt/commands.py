@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,12 +15,20 @@ from outbox_pipelines.settings import Settings
 from outbox_pipelines.text import plain
 
 if TYPE_CHECKING:
-    from outbox_pipelines.adopt.steps import Plan
+    from outbox_pipelines.adopt.planning import Plan
+
+
+def _finite(_: click.Context, __: click.Parameter, value: float) -> float:
+    if not 0 <= value < math.inf:
+        raise click.BadParameter("use a number of seconds, such as 60")
+    return value
+
 
 _SECONDS: Final = click.option(
     "--seconds",
     default=60.0,
     show_default=True,
+    callback=_finite,
     help="Stop waiting after this time; the command can be repeated.",
 )
 _NEXT: Final = {
@@ -45,9 +54,9 @@ def show_plan(settings: Settings, as_json: bool) -> None:
 
     Exits with 1 if something must be corrected first.
     """
-    from outbox_pipelines.adopt import steps
+    from outbox_pipelines.adopt import planning
 
-    found = steps.plan(settings)
+    found = planning.plan(settings)
     click.echo(json.dumps(dataclasses.asdict(found), indent=2) if as_json else _render(found))
     if found.judged.problems:
         sys.exit(1)
@@ -84,7 +93,7 @@ def switch_names(settings: Settings, accept: tuple[str, ...], seconds: float) ->
 @_SECONDS
 @click.pass_obj
 def drain_table(settings: Settings, seconds: float) -> None:
-    """Publish the rows of before the switch, and then let the relay of the append-only outbox publish.
+    """Publish the rows that were written before the switch; then relays of the append-only outbox continue.
 
     Exits with 1 if rows are left after --seconds.
     """
@@ -98,7 +107,7 @@ def drain_table(settings: Settings, seconds: float) -> None:
 @_SECONDS
 @click.pass_obj
 def go_back(settings: Settings, seconds: float) -> None:
-    """Undo switch: the table has its name again, after the outbox's events its relay continues.
+    """Undo switch: the table gets its name again; its relay continues after the outbox's events.
 
     Exits with 1 if events are left after --seconds; then run it again.
     """

@@ -67,6 +67,8 @@ class Facts:
     exclusions: tuple[str, ...]
     references: tuple[str, ...]
     foreign_keys: tuple[str, ...]
+    indexed: tuple[str, ...]
+    """The columns whose values an index finds."""
     triggers: tuple[str, ...]
     rules: tuple[str, ...]
     rules_elsewhere: tuple[str, ...]
@@ -128,6 +130,7 @@ def read(connection: Connection, oid: int) -> Facts:
         exclusions=names("exclusions"),
         references=names("references"),
         foreign_keys=names("foreign_keys"),
+        indexed=names("indexed"),
         triggers=names("triggers"),
         rules=names("rules"),
         rules_elsewhere=names("rules_elsewhere"),

@@ -12,15 +12,18 @@ import hashlib
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg import sql
 
 from outbox_pipelines.adopt import facts as catalog
-from outbox_pipelines.adopt import queries, steps
+from outbox_pipelines.adopt import queries, renaming
+from outbox_pipelines.adopt import table as existing
 from outbox_pipelines.adopt.facts import Facts
-from outbox_pipelines.adopt.statements import Ddl
+from outbox_pipelines.adopt.renaming import Say
+from outbox_pipelines.adopt.state import State
+from outbox_pipelines.adopt.state import read as read_state
+from outbox_pipelines.adopt.statements import Change, Ddl
 from outbox_pipelines.archive import rows
 from outbox_pipelines.archive.store import Store, open_store
 from outbox_pipelines.database import Connection
@@ -30,9 +33,6 @@ from outbox_pipelines.relay.marked_table import queries as marked
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import NO_ARCHIVE, Settings
 
-if TYPE_CHECKING:
-    from outbox_pipelines.adopt.steps import Say
-
 
 def finish(settings: Settings, *, drop: bool, seconds: float, say: Say) -> list[str]:
     """Archive the old table, prove it, and drop it if asked to; return what was done.
@@ -41,12 +41,12 @@ def finish(settings: Settings, *, drop: bool, seconds: float, say: Say) -> list[
         SetupError: there is no archive; the table is not adopted.
         NotReadyError: rows are unpublished; file and rows differ.
     """
-    mapping = steps.mapping_of(settings)
-    with steps.session(settings) as connection:
-        state = steps.require_state(connection, mapping)
+    mapping = existing.mapping_of(settings)
+    with existing.session(settings) as connection:
+        state = existing.require_state(connection, mapping, settings)
         if state.state == "finished":
             return [f"{state} was dropped already; its rows are in {state.file or 'no archive'}"]
-        steps.require(state, "adopted")
+        existing.require(state, "adopted")
         found = catalog.read(connection, state.relation)
         ddl = Ddl(found, mapping, settings.db_schema, state.name)
         kept = replace(mapping, table=state.kept_as)
@@ -57,30 +57,41 @@ def finish(settings: Settings, *, drop: bool, seconds: float, say: Say) -> list[
                 )
             return [_archived(connection, settings, found, state.file)]
         _require_published(connection, kept, found, settings)
-        _run(connection, ddl.freeze(), found, seconds, say)
+        view = catalog.find(connection, state.schema, state.name)
+
+        def run(change: Change, then: str = "SELECT 1") -> None:
+            _run(connection, change, then, state, [oid for oid in (found.oid, view) if oid], seconds, say)
+
+        run(ddl.freeze())
         try:
             # Marks of between the look and the freeze.
             _require_published(connection, kept, found, settings)
             done = []
             if settings.archive != NO_ARCHIVE:
                 done.append(_archived(connection, settings, found, state.file))
-            _run(connection, ddl.finish(), found, seconds, say, queries.FINISHED)
-        except psycopg.errors.DependentObjectsStillExist as error:
-            _run(connection, ddl.thaw(), found, seconds, say)
+            # Two transactions: to drop a table with many partitions takes longer than writers may wait.
+            run(ddl.leave())
+            try:
+                run(ddl.drop(), queries.FINISHED)
+            except Exception:
+                if not connection.closed:
+                    run(ddl.join())
+                raise
+        except Exception as error:
+            if not connection.closed:
+                run(ddl.thaw())
+            if not isinstance(error, psycopg.errors.DependentObjectsStillExist):
+                raise
             needed = (error.diag.message_detail or first_line(error)).replace("\n", "; ")
             raise SetupError(f"{found} is not dropped ({needed}): drop what depends on it first") from None
-        except Exception:
-            if not connection.closed:
-                _run(connection, ddl.thaw(), found, seconds, say)
-            raise
         return [*done, f"{found} is dropped; {state} is a view of the append-only outbox"]
 
 
 def _require_published(connection: Connection, kept: Mapping, found: Facts, settings: Settings) -> None:
     """Raise `NotReadyError` if a row is pending or a dead letter."""
-    if steps.exists(connection, kept, settings, found):
+    if existing.exists(connection, kept, settings, found):
         raise NotReadyError(f"{found} has pending rows: publish them with `outbox adopt drain`")
-    if failed := steps.count(connection, kept, found, settings, marked.FAILURES):
+    if failed := existing.count(connection, kept, found, settings, marked.FAILURES):
         raise NotReadyError(
             f"{found} has {failed:,} dead letters, which are not published: publish them "
             "(docs/existing-tables.md) or delete them; then run the command again"
@@ -88,19 +99,17 @@ def _require_published(connection: Connection, kept: Mapping, found: Facts, sett
 
 
 def _run(
-    connection: Connection, made: list[str], found: Facts, seconds: float, say: Say, then: str | None = None
+    connection: Connection, change: Change, then: str, state: State, held: list[int], seconds: float, say: Say
 ) -> None:
-    """Run statements in one transaction, as soon as they get their locks."""
+    def is_adopted() -> bool:
+        now = read_state(connection)
+        if now is None or now.state != "adopted":
+            raise NotReadyError(f"another command has changed {state} in between: run the command again")
+        return True
 
-    def attempt() -> str:
-        connection.execute(queries.ONE_COMMAND)
-        connection.execute(f"SET LOCAL lock_timeout = '{steps.LOCK_TIMEOUT}'")
-        connection.execute(";\n".join(made).encode())
-        if then is not None:
-            connection.execute(then.encode())
-        return ""
-
-    steps.retry(connection, attempt, seconds, str(found), say)
+    renaming.change_names(
+        connection, is_adopted, change, sql.SQL(then), seconds=seconds, what=str(state), held=held, say=say
+    )
 
 
 def _archived(connection: Connection, settings: Settings, found: Facts, known: str | None) -> str:

@@ -51,6 +51,11 @@ SELECT jsonb_build_object(
             coalesce(
                 pg_get_expr(i.indpred, i.indrelid) !~ '^\\(\\S+ IS NOT NULL\\)$', false)) ORDER BY x.relname)
         FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid WHERE i.indrelid = t.oid AND i.indisunique),
+    'indexed', (
+        SELECT jsonb_agg(DISTINCT a.attname ORDER BY a.attname)
+        FROM pg_index i JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum = i.indkey[0]
+        WHERE i.indrelid = t.oid AND i.indisvalid
+          AND coalesce(pg_get_expr(i.indpred, i.indrelid) = format('(%%I IS NOT NULL)', a.attname), true)),
     'triggers', (SELECT jsonb_agg(g.tgname ORDER BY g.tgname) FROM pg_trigger g
                  WHERE g.tgrelid = t.oid AND NOT g.tgisinternal AND g.tgenabled <> 'D'
                    AND g.tgname NOT LIKE 'adopted\\_%%'),
@@ -76,7 +81,7 @@ SELECT jsonb_build_object(
                      WHERE r.prrelid IN (SELECT t.oid UNION SELECT relid FROM pg_partition_tree(t.oid))))
 FROM t JOIN pg_namespace n ON n.oid = t.relnamespace"""
 OID: Final = "SELECT to_regclass(%(name)s)::oid::bigint"
-# The rights of others, so that they keep them on the view.
+# The rights of others, so that they keep them on the view; without UPDATE: see `Ddl.switch`.
 GRANTS: Final = """
 SELECT format('GRANT %%s%%s ON %%s TO %%s%%s', g.privilege_type, g.columns, %(view)s::text,
               CASE WHEN g.grantee = 0 THEN 'PUBLIC' ELSE g.grantee::regrole::text END,
@@ -89,7 +94,7 @@ FROM (
     SELECT e.privilege_type, format(' (%%I)', a.attname), e.grantee, e.is_grantable
     FROM pg_attribute a, aclexplode(a.attacl) e WHERE a.attrelid = %(oid)s::oid AND NOT a.attisdropped
 ) g
-WHERE g.privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
+WHERE g.privilege_type IN ('SELECT', 'INSERT', 'DELETE')
   AND g.grantee <> (SELECT oid FROM pg_roles WHERE rolname = current_user)
 ORDER BY 1"""
 # Others that may insert.
@@ -120,6 +125,11 @@ ORDER BY 1 LIMIT 5"""
 # --- state ----------------------------------------------------------------------------------------------
 
 IS_THERE: Final = "SELECT to_regclass('outbox_adopted') IS NOT NULL"
+MAY_USE: Final = "SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = %(schema)s"
+# The schema of the outbox behind a view that a switch has made.
+ADOPTED_BY: Final = """
+SELECT p.pronamespace::regnamespace::text FROM pg_trigger g JOIN pg_proc p ON p.oid = g.tgfoid
+WHERE g.tgrelid = to_regclass(%(name)s) AND g.tgname = 'adopted_insert'"""
 STATE: Final = """
 SELECT relation::bigint, schema::text, name::text, kept_as::text, state, accepted, switched_at,
        returned::text, file, proven_at
@@ -128,10 +138,11 @@ PREPARED: Final = """
 INSERT INTO outbox_adopted (relation, schema, name, kept_as)
 VALUES (%(oid)s::oid, %(schema)s, %(name)s, %(kept_as)s)"""
 FORGET_FINISHED: Final = "DELETE FROM outbox_adopted WHERE state = 'finished'"
+# What is left to drain is looked up after the lock has ended.
 SWITCHED: Final = """
-UPDATE outbox_adopted SET state = %(state)s, accepted = %(accepted)s,
+UPDATE outbox_adopted SET state = 'draining', accepted = {accepted},
     switched_at = coalesce(switched_at, clock_timestamp()), returned = NULL
-WHERE relation = %(oid)s::oid"""
+WHERE relation = {oid}"""
 DRAINED: Final = "UPDATE outbox_adopted SET state = 'adopted' WHERE state = 'draining'"
 # Read after the view is dropped: its lock proves that every transaction that wrote through it has ended.
 RETURNING: Final = "UPDATE outbox_adopted SET state = 'returning', returned = pg_current_snapshot()"
@@ -145,6 +156,22 @@ FINISHED: Final = "UPDATE outbox_adopted SET state = 'finished'"
 ONE_COMMAND: Final = (
     "SELECT pg_advisory_xact_lock(hashtextextended('outbox adopt', 'outbox_adopted'::regclass::oid::bigint))"
 )
+PATIENT: Final = "SET LOCAL lock_timeout = '3s'; SET LOCAL statement_timeout = 0"
+IMPATIENT: Final = "SET LOCAL lock_timeout = '50ms'; SET LOCAL statement_timeout = '100ms'"
+# Who holds a table or its partitions, the longest transaction first. Of other roles' sessions, a role that is
+# not a member of pg_read_all_stats sees no more than the process.
+HOLDERS: Final = """
+SELECT coalesce(format('prepared transaction %%L of %%s', p.gid, p.owner),
+                format('process %%s%%s%%s%%s', l.pid, ' of role ' || a.usename, ', ' || a.state,
+                       ', open for ' || extract(epoch FROM clock_timestamp() - a.xact_start)::int || ' s'))
+FROM (SELECT DISTINCT pid, virtualtransaction FROM pg_locks
+      WHERE locktype = 'relation' AND granted AND pid IS DISTINCT FROM pg_backend_pid()
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND relation = ANY (SELECT unnest(%(oids)s::oid[]) UNION
+                            SELECT t.relid FROM unnest(%(oids)s::oid[]) o, pg_partition_tree(o) t)) l
+LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND l.virtualtransaction = '-1/' || p.transaction
+ORDER BY least(a.xact_start, p.prepared) NULLS LAST LIMIT 3"""
 SHARDS: Final = "SELECT shard FROM outbox_shards ORDER BY shard"
 TRY_SHARD: Final = "SELECT pg_try_advisory_xact_lock(hashtext(%(lock)s), %(shard)s)"
 SHARD_OWNER: Final = "SELECT coalesce(owner, 'another session') FROM outbox_shards WHERE shard = %(shard)s"

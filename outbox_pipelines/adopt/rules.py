@@ -37,6 +37,19 @@ def drawn(facts: Facts, mapping: Mapping) -> list[Column]:
     return [facts.columns[name] for name in sorted(names) if facts.columns[name].is_integer]
 
 
+def looked_up(facts: Facts, mapping: Mapping) -> list[str]:
+    """Return the columns whose value in a new event must not be in an old row.
+
+    An id without an index was not unique in the table either.
+    """
+    names = ("id", "idempotency_key")
+    return [
+        mapping.columns[name]
+        for name in names
+        if name in mapping.columns and mapping.columns[name] in facts.indexed
+    ]
+
+
 def literal(column: Column) -> str | None:
     """Return the default of a column if it is a constant."""
     return column.default if column.default and _LITERAL.fullmatch(column.default) else None
@@ -70,6 +83,14 @@ def judge(
     )
 
 
+def not_the_owner(facts: Facts) -> str:
+    """Return what a role that is not the owner of the table should do."""
+    return (
+        f"{facts} belongs to role {facts.owner}: run the command as this role, or as a role that is a member "
+        "of it"
+    )
+
+
 def _problems(facts: Facts, mapping: Mapping, our_schema: str) -> list[str]:
     columns, name = mapping.columns, str(facts)
     found = []
@@ -79,9 +100,7 @@ def _problems(facts: Facts, mapping: Mapping, our_schema: str) -> list[str]:
             "set OUTBOX_SCHEMA to a schema of its own, for example outbox"
         )
     if not facts.is_owner:
-        found.append(
-            f"{name} belongs to role {facts.owner}: run the command as a role that is a member of it"
-        )
+        found.append(not_the_owner(facts))
     if not facts.may_create:
         found.append(f"this role may not create objects in schema {facts.schema}: GRANT CREATE ON SCHEMA …")
     if not facts.is_logged:
@@ -109,6 +128,12 @@ def _problems(facts: Facts, mapping: Mapping, our_schema: str) -> list[str]:
             found.append(
                 f"column {column.name} of {name} is generated, which a view cannot be: drop it first"
             )
+    keys = columns.get("idempotency_key")
+    if keys is not None and keys not in facts.indexed:
+        found.append(
+            f"column {keys} of {name} has no index, so each INSERT would read the whole table after the "
+            f"switch: CREATE INDEX CONCURRENTLY ON {name} ({keys})"
+        )
     found += _wrong_types(facts, mapping)
     ours = {columns[each] for each in ("id", "seq", "created_at", "aggregate_id") if each in columns}
     found += [
@@ -227,7 +252,8 @@ def _notes(facts: Facts, mapping: Mapping, on_conflict: list[str]) -> list[str]:
         *(f"this database has run: {text}" for text in on_conflict),
         "UPDATE and DELETE on the view are refused: stop other publishers and clean-up jobs before the "
         "switch",
-        "TRUNCATE, COPY … TO, SELECT … FOR UPDATE, ctid, tableoid and foreign keys do not work on a view",
+        "TRUNCATE, COPY … TO, SELECT … FOR UPDATE, ctid, tableoid and foreign keys do not work on a view; "
+        "so that the latter is refused, no role gets UPDATE on the view (superusers have all rights)",
         "the append-only outbox refuses an empty aggregate_type, aggregate_id, event_type or key, and a "
         f"payload over {MOST_PAYLOAD_BYTES:,} bytes",
         "errors of the database name other constraints than before",

@@ -1,7 +1,7 @@
 """The DDL of the switch and of the way back, made for one table.
 
 Invariants:
-- The columns of the view have the names, types and order of the table's: prepared statements stay valid.
+- What needs no lock that writers notice comes first, so that the lock is held for as little as possible.
 - Names are quoted, and values are literals of PostgreSQL: no name of the table is SQL.
 """
 
@@ -14,66 +14,13 @@ from psycopg import sql
 
 from outbox_pipelines.adopt import rules
 from outbox_pipelines.adopt.facts import Column, Facts
+from outbox_pipelines.adopt.view import View, reads_as_of_before
 from outbox_pipelines.parsers.table_mapping import Mapping
 from outbox_pipelines.relay.adoption import ORDER_TRIGGER
-from outbox_pipelines.relay.marked_table import queries as marked
 
 _LONGEST: Final = 63
 _SUFFIX: Final = "_adopted"
-# A number inside of a UUID: version 8 of RFC 9562, "for custom content".
-_NUMBERED: Final = "('00000000-0000-8000-8000-' || lpad(to_hex({number}), 12, '0'))::uuid"
-_UUID: Final = "^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$"
-
-_INSERT: Final[LiteralString] = """
-CREATE OR REPLACE FUNCTION {schema}.adopted_insert() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, {schema}, pg_temp AS {body}"""
-_BODY: Final[LiteralString] = """
-DECLARE
-    drawn   bigint;
-    made_at timestamptz;
-BEGIN
-{checks}
-    drawn := nextval('outbox_seq');
-    INSERT INTO {schema}.outbox (seq, {columns})
-    VALUES (drawn, {values}) RETURNING created_at INTO made_at;
-{returned}
-    RETURN NEW;
-END """
-_NOT_NULL: Final[LiteralString] = """
-    IF num_nulls({values}) > 0 THEN
-        RAISE EXCEPTION 'null value in column % of % violates not-null constraint',
-            (SELECT name FROM unnest({names}::text[], ARRAY[{nulls}]) AS c (name, missing)
-             WHERE missing LIMIT 1), {table}
-            USING ERRCODE = 'not_null_violation';
-    END IF;"""
-_DRAWN: Final[LiteralString] = """
-    IF num_nonnulls({values}) > 0 THEN
-        RAISE EXCEPTION 'outbox adopt: % of % is drawn by the database', {names}, {table}
-            USING ERRCODE = 'generated_always', HINT = 'Leave the column out of the INSERT.';
-    END IF;"""
-_PENDING: Final[LiteralString] = """
-    IF {condition} THEN
-        RAISE EXCEPTION 'outbox adopt: an event is pending when it is inserted into %', {table}
-            USING ERRCODE = 'check_violation', HINT = 'Leave {marker} out of the INSERT.';
-    END IF;"""
-_CHECK: Final[LiteralString] = """
-    IF (SELECT ({condition}) IS FALSE FROM (SELECT NEW.*) AS row) THEN
-        RAISE EXCEPTION 'new row for relation % violates check constraint %', {table}, {name}
-            USING ERRCODE = 'check_violation', CONSTRAINT = {name};
-    END IF;"""
-# A transaction that reads as of before the switch or the way back does not see all keys. It does not see the
-# trigger either: an ordinary query reads the catalog as of then.
-_SNAPSHOT: Final[LiteralString] = """
-    IF current_setting('transaction_isolation') <> 'read committed'
-       AND NOT EXISTS (SELECT FROM pg_trigger AS g WHERE g.tgrelid = TG_RELID AND g.tgname = TG_NAME) THEN
-        RAISE EXCEPTION 'could not serialize access: outbox adopt has replaced % during the transaction',
-            {table}
-            USING ERRCODE = 'serialization_failure', HINT = 'Run the transaction again.';
-    END IF;"""
-_UNIQUE: Final[LiteralString] = """
-    IF EXISTS (SELECT FROM {kept} AS o WHERE o.{column} = NEW.{column}) THEN
-        RAISE EXCEPTION 'duplicate key value of % in %', {name}, {table} USING ERRCODE = 'unique_violation';
-    END IF;"""
+_MADE: Final = "_adopting"
 # Functions that refuse; each is one statement for people and programs.
 _REFUSE: Final[LiteralString] = """
 CREATE OR REPLACE FUNCTION {schema}.{function}() RETURNS trigger LANGUAGE plpgsql
@@ -124,18 +71,22 @@ END """
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """Statements that run together, and what they lock."""
+class Change:
+    """Statements of one transaction."""
 
-    name: str
-    what: str
-    locks: str
-    statements: tuple[str, ...]
+    before: tuple[str, ...]
+    """Under locks that no writer notices."""
+    short: tuple[str, ...]
+    """Under `ACCESS EXCLUSIVE`, which they take first."""
+
+    @property
+    def statements(self) -> tuple[str, ...]:
+        return (*self.before, *self.short)
 
 
 def kept_name(table: str) -> str:
     """Return the name of the table after the switch."""
-    return table.encode()[: _LONGEST - len(_SUFFIX)].decode(errors="ignore") + _SUFFIX
+    return _with(table, _SUFFIX)
 
 
 class Ddl:
@@ -150,21 +101,28 @@ class Ddl:
         self._facts, self._mapping, self._ours = facts, mapping, sql.Identifier(ours)
         self._view = sql.Identifier(facts.schema, name)
         self._name = sql.Identifier(name)
-        self._kept_name = kept_name(name)
-        self._kept = sql.Identifier(facts.schema, self._kept_name)
+        self._kept_name = sql.Identifier(kept_name(name))
+        self._kept = sql.Identifier(facts.schema, kept_name(name))
+        # The view is complete before it gets its name.
+        self._made = sql.Identifier(facts.schema, _with(name, _MADE))
         self._shown = sql.Literal(f"{facts.schema}.{name}")
         self._drawn = rules.drawn(facts, mapping)
+        self._of_view = View(facts, mapping, ours, name, self._kept)
 
     @property
-    def view(self) -> str:
-        """The quoted name of the view."""
-        return self._view.as_string()
+    def made(self) -> str:
+        """The quoted name of the view while it is made."""
+        return self._made.as_string()
 
-    def switch(self, grants: list[str], writers: list[str]) -> list[str]:
-        """Return the statements of the switch, after the lock.
+    def hold(self) -> str:
+        """Return the statement after which nobody else changes the table; writers continue."""
+        return self._text("LOCK TABLE {view} IN SHARE UPDATE EXCLUSIVE MODE")
+
+    def switch(self, grants: list[str], writers: list[str]) -> Change:
+        """Return the statements of the switch.
 
         Args:
-            grants: the statements that give others their rights to the view.
+            grants: the statements that give others their rights to the view under the name `made`.
             writers: who may insert, as SQL.
         """
         # For lastval(), which drivers call after an INSERT.
@@ -173,35 +131,53 @@ class Ddl:
             for writer in writers
             if self._drawn
         ]
-        return [
+        hint = sql.Literal(f"Insert into {self._view.as_string()}.")
+        before = [
+            self.hold(),
+            self._refusal("adopted_refuse", _REFUSE_CHANGE),
+            self._refusal("adopted_frozen", sql.SQL(_REFUSE_INSERT).format(hint=hint).as_string()),
+            *self._of_view.insert_function(with_table=True),
+            sql.SQL("CREATE VIEW {} AS\n{}").format(self._made, self._of_view.select(self._view)).as_string(),
+            *self._of_view.defaults(self._made),
+            self._text(
+                "CREATE TRIGGER adopted_insert INSTEAD OF INSERT ON {made} FOR EACH ROW "
+                "EXECUTE FUNCTION {ours}.adopted_insert()"
+            ),
+            self._text(
+                "CREATE TRIGGER adopted_refuse INSTEAD OF UPDATE OR DELETE ON {made} FOR EACH ROW "
+                "EXECUTE FUNCTION {ours}.adopted_refuse()"
+            ),
+            # SELECT … FOR UPDATE, which needs this right, locks no row behind a view: a publisher that was
+            # forgotten would publish everything again and again.
+            self._text("REVOKE UPDATE ON {made} FROM CURRENT_USER"),
+            *grants,
+            *readers,
+        ]
+        short = [
+            self._text("LOCK TABLE {view} IN ACCESS EXCLUSIVE MODE"),
             *self._without_triggers(self._view),
             self._text("DROP TRIGGER IF EXISTS adopted_returned ON {ours}.outbox"),
             *self._raised("outbox_seq", [(column.name, self._view) for column in self._drawn]),
             self._text("ALTER TABLE {view} RENAME TO {kept_name}"),
-            *self._guards(),
-            self.insert_function(with_table=True),
-            self.create_view(with_table=True),
-            *self._defaults(),
+            self._text("ALTER VIEW {made} RENAME TO {name}"),
             self._text(
-                "CREATE TRIGGER adopted_insert INSTEAD OF INSERT ON {view} FOR EACH ROW "
-                "EXECUTE FUNCTION {ours}.adopted_insert()"
+                "CREATE TRIGGER adopted_frozen BEFORE INSERT ON {kept} FOR EACH ROW "
+                "EXECUTE FUNCTION {ours}.adopted_frozen()"
             ),
-            self._text(
-                "CREATE TRIGGER adopted_refuse INSTEAD OF UPDATE OR DELETE ON {view} FOR EACH ROW "
-                "EXECUTE FUNCTION {ours}.adopted_refuse()"
-            ),
-            *grants,
-            *readers,
         ]
+        return Change(tuple(before), tuple(short))
 
-    def back(self) -> list[str]:
+    def back(self) -> Change:
         """Return the statements of the way back."""
         events = sql.SQL(_REFUSE_EVENT).format(table=self._shown).as_string()
-        made = [
+        before = [
+            self._refusal("adopted_returned", events),
+            self._refusal("adopted_order", _REFUSE_MARK),
+        ]
+        short = [
             self._text("DROP VIEW {view}"),
             # It waits for transactions that have written into the outbox themselves, and keeps out others:
             # the table's relay would not wait for what they commit later.
-            self._refusal("adopted_returned", events),
             self._text(
                 "CREATE TRIGGER adopted_returned BEFORE INSERT ON {ours}.outbox FOR EACH STATEMENT "
                 "EXECUTE FUNCTION {ours}.adopted_returned()"
@@ -209,37 +185,39 @@ class Ddl:
             *self._without_triggers(self._kept),
             *(self._lowered(column) for column in self._drawn),
             self._text("ALTER TABLE {kept} RENAME TO {name}"),
-            self._refusal("adopted_order", _REFUSE_MARK),
             self._text(
                 f"CREATE TRIGGER {ORDER_TRIGGER} BEFORE UPDATE ON {{view}} FOR EACH ROW "
                 "EXECUTE FUNCTION {ours}.adopted_order()"
             ),
         ]
         if (key := self._mapping.columns.get("idempotency_key")) is not None:
-            names = {"column": sql.Identifier(key), "name": sql.Literal(key), "table": self._shown}
-            snapshot = sql.SQL(_SNAPSHOT).format(table=self._shown)
-            body = sql.SQL(_KEYS_BODY).format(schema=self._ours, snapshot=snapshot, **names).as_string()
-            made += [
-                sql.SQL(_KEYS).format(schema=self._ours, body=sql.Literal(body)).as_string(),
+            column = sql.Identifier(key)
+            body = sql.SQL(_KEYS_BODY).format(
+                schema=self._ours,
+                snapshot=reads_as_of_before(self._shown),
+                column=column,
+                name=sql.Literal(key),
+                table=self._shown,
+            )
+            before += [
+                sql.SQL(_KEYS).format(schema=self._ours, body=sql.Literal(body.as_string())).as_string(),
                 self._text("REVOKE EXECUTE ON FUNCTION {ours}.adopted_key() FROM PUBLIC"),
-                sql.SQL(
-                    "CREATE TRIGGER adopted_key BEFORE INSERT ON {view} FOR EACH ROW "
-                    "WHEN (NEW.{column} IS NOT NULL) EXECUTE FUNCTION {ours}.adopted_key()"
-                )
-                .format(view=self._view, ours=self._ours, column=sql.Identifier(key))
-                .as_string(),
             ]
-        return made
+            trigger = sql.SQL(
+                "CREATE TRIGGER adopted_key BEFORE INSERT ON {view} FOR EACH ROW "
+                "WHEN (NEW.{column} IS NOT NULL) EXECUTE FUNCTION {ours}.adopted_key()"
+            )
+            short.append(trigger.format(view=self._view, ours=self._ours, column=column).as_string())
+        return Change(tuple(before), tuple(short))
 
-    def returned(self) -> list[str]:
+    def returned(self) -> Change:
         """Return the statements that let the relay of the table continue."""
-        return [self._text(f"DROP TRIGGER IF EXISTS {ORDER_TRIGGER} ON {{view}}")]
+        return Change((), (self._text(f"DROP TRIGGER IF EXISTS {ORDER_TRIGGER} ON {{view}}"),))
 
-    def freeze(self) -> list[str]:
+    def freeze(self) -> Change:
         """Return the statements after which no row of the table changes."""
-        return [
-            self._refusal("adopted_final", sql.SQL(_REFUSE_FINAL).as_string()),
-            *self.thaw(),
+        short = [
+            *self.thaw().short,
             self._text(
                 "CREATE TRIGGER adopted_final BEFORE UPDATE OR DELETE ON {kept} FOR EACH ROW "
                 "EXECUTE FUNCTION {ours}.adopted_final()"
@@ -249,218 +227,37 @@ class Ddl:
                 "EXECUTE FUNCTION {ours}.adopted_final()"
             ),
         ]
+        return Change((self._refusal("adopted_final", sql.SQL(_REFUSE_FINAL).as_string()),), tuple(short))
 
-    def thaw(self) -> list[str]:
+    def thaw(self) -> Change:
         """Return the statements that undo `freeze`."""
-        return [self._text("DROP TRIGGER IF EXISTS " + name + " ON {kept}") for name in _FINAL]
+        return Change(
+            (), tuple(self._text("DROP TRIGGER IF EXISTS " + name + " ON {kept}") for name in _FINAL)
+        )
 
-    def finish(self) -> list[str]:
-        """Return the statements that drop the table."""
+    def leave(self) -> Change:
+        """Return the statements after which the view does not contain the table."""
+        function = self._of_view.insert_function(with_table=False)
+        return Change(tuple(function), (self._replaced(None),))
+
+    def join(self) -> Change:
+        """Return the statements that undo `leave`."""
+        function = self._of_view.insert_function(with_table=True)
+        return Change(tuple(function), (self._replaced(self._kept),))
+
+    def drop(self) -> Change:
+        """Return the statements that drop the table, which no writer uses after `leave`."""
         kept = [column for column in self._facts.columns.values() if column.sequence and not column.identity]
-        return [
-            self.create_view(with_table=False),
-            self.insert_function(with_table=False),
-            *(f"ALTER SEQUENCE {column.sequence} OWNED BY NONE" for column in kept),
-            self._text("DROP TABLE {kept}"),
-        ]
+        owned = [f"ALTER SEQUENCE {column.sequence} OWNED BY NONE" for column in kept]
+        return Change((*owned, self._text("DROP TABLE {kept}")), ())
 
-    def create_view(self, *, with_table: bool) -> str:
-        """Return the statement that makes the view, of the outbox alone or also of the table's rows."""
-        columns = self._facts.columns.values()
-        new = sql.SQL(", ").join(
-            sql.SQL("{} AS {}").format(self._shown_as(column), sql.Identifier(column.name))
-            for column in columns
-        )
-        arms = [sql.SQL("SELECT {} FROM {}.outbox_events AS e").format(new, self._ours)]
-        if with_table:
-            old = sql.SQL(", ").join(sql.Identifier("o", column.name) for column in columns)
-            arms.insert(0, sql.SQL("SELECT {} FROM {} AS o").format(old, self._kept))
-        how = "CREATE VIEW" if with_table else "CREATE OR REPLACE VIEW"
-        made = sql.SQL(" UNION ALL ").join(arms)
-        return sql.SQL(how + " {} AS\n{}").format(self._view, made).as_string()
-
-    def insert_function(self, *, with_table: bool) -> str:
-        """Return the statement that makes the function behind INSERT."""
-        columns, values = zip(*self._stored(), strict=True)
-        body = sql.SQL(_BODY).format(
-            checks=sql.SQL("").join(self._checks(with_table=with_table)),
-            schema=self._ours,
-            columns=sql.SQL(", ").join(map(sql.Identifier, columns)),
-            values=sql.SQL(", ").join(values),
-            returned=sql.SQL("\n").join(self._given_back()),
-        )
-        made = sql.SQL(_INSERT).format(schema=self._ours, body=sql.Literal(body.as_string())).as_string()
-        return f"{made};\n{self._text('REVOKE EXECUTE ON FUNCTION {ours}.adopted_insert() FROM PUBLIC')}"
+    def _replaced(self, table: sql.Identifier | None) -> str:
+        select = self._of_view.select(table)
+        return sql.SQL("CREATE OR REPLACE VIEW {} AS\n{}").format(self._view, select).as_string()
 
     def _text(self, statement: LiteralString) -> str:
         names = {"view": self._view, "kept": self._kept, "name": self._name, "ours": self._ours}
-        return sql.SQL(statement).format(**names, kept_name=sql.Identifier(self._kept_name)).as_string()
-
-    def _new(self, column: str) -> sql.Composed:
-        return sql.SQL("NEW.{}").format(sql.Identifier(column))
-
-    def _stored(self) -> list[tuple[str, sql.Composable]]:
-        """Return the columns of the outbox with their values, in terms of NEW."""
-        at = self._mapping.columns
-        id_column = self._facts.columns[at["id"]]
-        numbered = sql.SQL(_NUMBERED).format(number=sql.SQL("drawn"))
-        event_id = numbered if id_column.is_integer else self._new(at["id"])
-        new: dict[str, sql.Composable] = {ours: self._new(theirs) for ours, theirs in at.items()}
-        new["id"] = event_id
-        stored: list[tuple[str, sql.Composable]] = [
-            ("id", event_id),
-            ("aggregate_type", self._aggregate_type()),
-            ("payload", sql.SQL("coalesce({}::jsonb, 'null'::jsonb)").format(self._new(at["payload"]))),
-        ]
-        texts = (
-            "aggregate_id",
-            "event_type",
-            "idempotency_key",
-            "correlation_id",
-            "causation_id",
-        )
-        stored += [(name, new[name] + sql.SQL("::text")) for name in texts if name in at]
-        if "trace_id" in at:
-            stored.append(("traceparent", marked.traceparent(new)))
-        elif "traceparent" in at:
-            stored.append(("traceparent", new["traceparent"] + sql.SQL("::text")))
-        if (headers := marked.own_headers(self._mapping, new)) is not None:
-            stored.append(("headers", sql.SQL("nullif({}, '{{}}')").format(headers)))
-        if "version" in at:
-            stored.append(("version", self._new(at["version"]) + sql.SQL("::int")))
-        return stored
-
-    def _aggregate_type(self) -> sql.Composable:
-        if not self._mapping.aggregate_type:
-            return self._new(self._mapping.columns["aggregate_type"]) + sql.SQL("::text")
-        parts: list[sql.Composable] = []
-        event_type = self._new(self._mapping.columns["event_type"])
-        for text, spec in self._mapping.aggregate_type:
-            parts.append(sql.Literal(text))
-            if spec is not None:
-                part = "{}::text" if spec == "" else "split_part({}::text, '.', 1)"
-                parts.append(sql.SQL(part).format(event_type))
-        return sql.SQL(" || ").join(parts)
-
-    def _checks(self, *, with_table: bool) -> list[sql.Composable]:
-        """Return what the table would have refused, as statements of the function."""
-        drawn = {column.name for column in self._drawn}
-        required = [
-            column.name
-            for column in self._facts.columns.values()
-            if column.not_null and column.name not in drawn and not column.identity
-        ]
-        made: list[sql.Composable] = []
-        if drawn:
-            made.append(self._of(_DRAWN, sorted(drawn)))
-        if required:
-            made.append(
-                sql.SQL(_NOT_NULL).format(
-                    values=sql.SQL(", ").join(map(self._new, required)),
-                    names=sql.Literal(required),
-                    nulls=sql.SQL(", ").join(
-                        sql.SQL("{} IS NULL").format(self._new(name)) for name in required
-                    ),
-                    table=self._shown,
-                )
-            )
-        marker = self._mapping.columns["status" if self._mapping.has_status else "published_at"]
-        condition = sql.SQL("{} IS NOT NULL").format(self._new(marker))
-        if self._mapping.has_status:
-            pending = sql.Literal(self._mapping.states["pending"])
-            condition = sql.SQL("{}::text IS DISTINCT FROM {}").format(self._new(marker), pending)
-        made.append(
-            sql.SQL(_PENDING).format(
-                condition=condition, table=self._shown, marker=sql.SQL(marker.replace("'", "''"))
-            )
-        )
-        for name, expression in self._facts.checks:
-            made.append(
-                sql.SQL(_CHECK).format(
-                    condition=sql.SQL(expression), table=self._shown, name=sql.Literal(name)
-                )
-            )
-        unique = (
-            [name for name in ("id", "idempotency_key") if name in self._mapping.columns]
-            if with_table
-            else []
-        )
-        if unique:
-            made.append(sql.SQL(_SNAPSHOT).format(table=self._shown))
-        for name in unique:
-            column = self._mapping.columns[name]
-            if column not in drawn:
-                names = {"column": sql.Identifier(column), "name": sql.Literal(column), "table": self._shown}
-                made.append(sql.SQL(_UNIQUE).format(kept=self._kept, **names))
-        return made
-
-    def _of(self, statement: LiteralString, names: list[str]) -> sql.Composed:
-        values = sql.SQL(", ").join(self._new(name) for name in names)
-        return sql.SQL(statement).format(
-            values=values, names=sql.Literal(", ".join(names)), table=self._shown
-        )
-
-    def _given_back(self) -> list[sql.Composable]:
-        """Return the assignments for RETURNING: what the database has decided."""
-        made: list[sql.Composable] = [
-            sql.SQL("    {} := drawn;").format(self._new(column.name)) for column in self._drawn
-        ]
-        if (name := self._mapping.columns.get("created_at")) is not None:
-            zone = " AT TIME ZONE 'UTC'" if self._facts.columns[name].base == "timestamp" else ""
-            made.append(sql.SQL("    {} := made_at" + zone + ";").format(self._new(name)))
-        return made
-
-    def _shown_as(self, column: Column) -> sql.Composable:
-        """Return how a column of the table is shown for an event of the outbox."""
-        value = self._value(column)
-        return sql.SQL("({})::{}").format(value, sql.SQL(column.type))
-
-    def _value(self, column: Column) -> sql.Composable:
-        if column in self._drawn:
-            return sql.SQL("e.seq")
-        ours = [ours for ours, theirs in self._mapping.columns.items() if theirs == column.name]
-        if not ours:
-            return sql.SQL(rules.literal(column) or "NULL")
-        (name,) = ours
-        if name == "status":
-            states = {word: sql.Literal(value) for word, value in self._mapping.states.items()}
-            return sql.SQL(
-                "CASE e.status WHEN 'PENDING' THEN {pending} WHEN 'PROCESSED' THEN {processed} ELSE "
-                "{failed} END"
-            ).format(**states)
-        if name in ("created_at", "published_at", "processed_at"):
-            source = "created_at" if name == "created_at" else "processed_at"
-            zone = " AT TIME ZONE 'UTC'" if column.base == "timestamp" else ""
-            return sql.SQL(f"e.{source}{zone}")
-        if name in ("failed_at", "next_attempt_at"):
-            return sql.SQL("NULL")
-        if name == "trace_id":
-            return _parsed(sql.SQL("(e.headers ->> {})").format(sql.Literal(column.name)), name, column)
-        if name == "payload":
-            value = sql.SQL("e.event_data")
-            return value if column.not_null else sql.SQL("nullif({}, 'null'::jsonb)").format(value)
-        return _parsed(sql.Identifier("e", name), name, column)
-
-    def _defaults(self) -> list[str]:
-        drawn = {column.name for column in self._drawn}
-        return [
-            sql.SQL("ALTER VIEW {} ALTER COLUMN {} SET DEFAULT {}")
-            .format(self._view, sql.Identifier(column.name), sql.SQL(column.default))
-            .as_string()
-            for column in self._facts.columns.values()
-            if column.default is not None and column.name not in drawn and not column.identity
-        ]
-
-    def _guards(self) -> list[str]:
-        hint = sql.Literal(f"Insert into {self.view}.")
-        return [
-            self._refusal("adopted_refuse", _REFUSE_CHANGE),
-            self._refusal("adopted_frozen", sql.SQL(_REFUSE_INSERT).format(hint=hint).as_string()),
-            self._text(
-                "CREATE TRIGGER adopted_frozen BEFORE INSERT ON {kept} FOR EACH ROW "
-                "EXECUTE FUNCTION {ours}.adopted_frozen()"
-            ),
-        ]
+        return sql.SQL(statement).format(**names, kept_name=self._kept_name, made=self._made).as_string()
 
     def _refusal(self, function: str, body: str) -> str:
         names = {"schema": self._ours, "function": sql.Identifier(function), "body": sql.Literal(body)}
@@ -503,15 +300,6 @@ class Ddl:
         )
 
 
-def _parsed(value: sql.Composable, name: str, column: Column) -> sql.Composable:
-    """Return a text of the outbox as a value of a column; NULL if another writer's text is none."""
-    if name in ("retry_count", "version", "id", "headers"):
-        return value
-    if column.base == "uuid":
-        return sql.SQL("CASE WHEN {0} ~ {1} THEN {0} END").format(value, sql.Literal(_UUID))
-    if column.is_integer or column.base == "numeric":
-        return sql.SQL("CASE WHEN {0} ~ '^-?[0-9]{{1,18}}$' THEN {0} END").format(value)
-    if column.labels:
-        labels = sql.SQL(", ").join(map(sql.Literal, column.labels))
-        return sql.SQL("CASE WHEN {0} IN ({1}) THEN {0} END").format(value, labels)
-    return value
+def _with(table: str, suffix: str) -> str:
+    """Return a name with a suffix, cut to what PostgreSQL keeps of a name."""
+    return table.encode()[: _LONGEST - len(suffix)].decode(errors="ignore") + suffix

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from outbox_pipelines.adopt import steps
+from outbox_pipelines.adopt import planning, steps
 from tests.adopt.conftest import Adopted, Make
 from tests.relay.marked_table import guides
 
@@ -31,7 +31,7 @@ def test_there_and_back_and_there(adopted: Adopted) -> None:
     ids = adopted.write(*_some(0, 6))
     adopted.relay(table=True)
     ids += adopted.write(*_some(6, 12))
-    assert steps.plan(adopted.settings).judged.problems == ()
+    assert planning.plan(adopted.settings).judged.problems == ()
     steps.prepare(adopted.settings)
     assert steps.prepare(adopted.settings) == []
     ids += adopted.write(*_some(12, 15))

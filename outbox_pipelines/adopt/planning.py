@@ -1,0 +1,167 @@
+"""`outbox adopt plan`: what the steps would do, and what speaks against them.
+
+Invariants:
+- Nothing is changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from outbox_pipelines.adopt import queries, rules
+from outbox_pipelines.adopt import table as existing
+from outbox_pipelines.adopt.facts import Facts
+from outbox_pipelines.adopt.statements import Change, Ddl
+from outbox_pipelines.database import Connection
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.parsers.table_mapping import Mapping
+from outbox_pipelines.relay.marked_table import queries as marked
+from outbox_pipelines.settings import Settings
+
+# Rows a second, for the plan.
+_KEYS_PER_SECOND: Final = 100_000
+_ROWS_PER_SECOND: Final = 40_000
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Statements that run together, and what they lock."""
+
+    name: str
+    what: str
+    locks: str
+    statements: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `outbox adopt` finds and would do."""
+
+    table: str
+    state: str
+    rows: int
+    """An estimate."""
+    pending: int
+    judged: rules.Judged
+    steps: tuple[Step, ...]
+
+
+def plan(settings: Settings) -> Plan:
+    """Return what the steps would do.
+
+    Raises:
+        SetupError: the settings do not name a table that can be relayed.
+    """
+    mapping = existing.mapping_of(settings)
+    with existing.session(settings) as connection:
+        found, state = existing.find(connection, mapping, settings)
+        existing.require_relayable(connection, mapping, found)
+        judged = judge(connection, found, mapping, settings)
+        pending = existing.count(connection, mapping, found, settings, marked.BACKLOG)
+        ddl = Ddl(found, mapping, settings.db_schema, mapping.table)
+        steps: tuple[Step, ...] = ()
+        if not judged.problems:
+            steps = _steps(connection, ddl, found, mapping, settings, pending)
+        name = state.state if state is not None else "not prepared"
+        return Plan(f"{found.schema}.{mapping.table}", name, found.rows, pending, judged, steps)
+
+
+def judge(connection: Connection, found: Facts, mapping: Mapping, settings: Settings) -> rules.Judged:
+    """Return what speaks against the switch."""
+    refused = _refused_rows(connection, mapping, found)
+    return rules.judge(found, mapping, settings.db_schema, _conflicts(connection, mapping.table), refused)
+
+
+def _refused_rows(connection: Connection, mapping: Mapping, found: Facts) -> int:
+    names = ("aggregate_type", "aggregate_id", "event_type", "idempotency_key")
+    columns = [mapping.columns[name] for name in names if name in mapping.columns]
+    query = sql.SQL(queries.REFUSED).format(
+        table=sql.Identifier(found.schema, found.name),
+        names=sql.SQL(", ").join(sql.SQL("t.{}::text").format(sql.Identifier(name)) for name in columns),
+        payload=sql.Identifier(mapping.columns["payload"]),
+        most=sql.Literal(rules.MOST_PAYLOAD_BYTES),
+    )
+    ((rows,),) = connection.execute(query).fetchall()
+    return int(rows)
+
+
+def _conflicts(connection: Connection, table: str) -> list[str]:
+    """Return statements with ON CONFLICT that the server has counted."""
+    try:
+        if connection.execute(queries.HAS_STATEMENTS).fetchone() != (True,):
+            return []
+        return [text for (text,) in connection.execute(queries.CONFLICTS, {"name": table})]
+    except psycopg.Error:
+        # It is installed and not loaded, or this role may not read it.
+        return []
+
+
+def refuse(judged: rules.Judged) -> None:
+    """Raise `SetupError` if something must be corrected first."""
+    if judged.problems:
+        more = f" ({len(judged.problems) - 1} more: see `outbox adopt plan`)" if judged.problems[1:] else ""
+        raise SetupError(f"{judged.problems[0]}{more}")
+
+
+def require_accepted(judged: rules.Judged, accepted: list[str]) -> None:
+    """Raise `SetupError` if the operator has not accepted a consequence."""
+    if missing := [name for name in judged.consequences if name not in accepted]:
+        options = " ".join(f"--accept {name}" for name in missing)
+        raise SetupError(
+            f"{judged.consequences[missing[0]]}. If this and what `outbox adopt plan` says about the "
+            f"others is acceptable: {options}"
+        )
+
+
+def change_of_switch(connection: Connection, ddl: Ddl, found: Facts) -> Change:
+    """Return the statements of the switch."""
+    given = {"oid": found.oid, "view": ddl.made}
+    grants = [row[0] for row in connection.execute(queries.GRANTS, given)]
+    writers = [row[0] for row in connection.execute(queries.WRITERS, {"oid": found.oid})]
+    return ddl.switch(grants, writers)
+
+
+def _steps(
+    connection: Connection, ddl: Ddl, found: Facts, mapping: Mapping, settings: Settings, pending: int
+) -> tuple[Step, ...]:
+    short = (
+        f"ACCESS EXCLUSIVE on {found.schema}.{mapping.table}, in its last part: waits at most 50 ms at a "
+        "time; wait and change are canceled after 100 ms"
+    )
+    keys = (
+        f"; copies the idempotency keys, about {found.rows / _KEYS_PER_SECOND:.0f} s"
+        if existing.has_keys(mapping)
+        else ""
+    )
+    return (
+        Step(
+            "prepare",
+            f"create the append-only outbox in schema {settings.db_schema}",
+            "none that writers notice; about 1 s",
+            ("-- the files of sql/: see `outbox migrate`",),
+        ),
+        Step(
+            "switch",
+            "one transaction; stop the relays first",
+            short,
+            change_of_switch(connection, ddl, found).statements,
+        ),
+        Step(
+            "drain",
+            f"publish the {pending:,} pending rows first, about {pending / _ROWS_PER_SECOND:.0f} s{keys}; "
+            "new events wait until then, writers do not",
+            "as the relay",
+            (),
+        ),
+        Step("back", "undoes the switch, until `finish --drop`", short, ddl.back().statements),
+        Step(
+            "finish",
+            "archive the table with proof; with --drop, then drop it",
+            short,
+            (*ddl.freeze().statements, *ddl.leave().statements, *ddl.drop().statements),
+        ),
+    )
