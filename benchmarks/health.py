@@ -12,8 +12,8 @@ import dagster as dg
 from benchmarks.past import publish
 from benchmarks.servers import fill, fresh_outbox
 from benchmarks.table import Row
-from outbox_pipelines.defs.health import health_sensor
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.health import check_health, health_sensor
+from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.settings import Settings
 
@@ -60,12 +60,12 @@ def _seconds(settings: Settings) -> float:
 
 
 def _sensor(settings: Settings) -> list[Row]:
-    resource = OutboxResource(dsn=settings.dsn, db_schema=settings.db_schema)
+    outbox = Outbox(settings={"dsn": settings.dsn, "schema": settings.db_schema})
     sizes: dict[type, float] = {}
     with tempfile.TemporaryDirectory() as home, dg.DagsterInstance.local_temp(home) as instance:
-        _tick(instance, resource)
+        _tick(instance, outbox)
         cpu = time.process_time()
-        ticks = [_tick(instance, resource) for _ in range(_ROUNDS)]
+        ticks = [_tick(instance, outbox) for _ in range(_ROUNDS)]
         cpu = (time.process_time() - cpu) / _ROUNDS
         for kind in (dg.AssetCheckEvaluation, dg.AssetObservation):
             before = _size(home)
@@ -84,9 +84,9 @@ def _sensor(settings: Settings) -> list[Row]:
     ]
 
 
-def _tick(instance: dg.DagsterInstance, resource: OutboxResource) -> list[dg.AssetObservation]:
-    with dg.build_sensor_context(instance=instance, resources={"outbox_pipelines": resource}) as context:
-        result = health_sensor(context)
+def _tick(instance: dg.DagsterInstance, outbox: Outbox) -> list[dg.AssetObservation]:
+    with dg.build_sensor_context(instance=instance) as context:
+        result = health_sensor([outbox], [check_health(outbox)])(context)
     assert isinstance(result, dg.SensorResult)
     return list(result.asset_events)  # type: ignore[arg-type]
 

@@ -23,7 +23,7 @@ from dagster._core.scheduler.instigation import TickData, TickStatus
 
 from benchmarks.table import Row
 from outbox_pipelines.defs.history import LOCATION, purge_history
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.settings import Settings
 
 _DAYS = 7
@@ -31,7 +31,7 @@ _SESSIONS, _HOURLY, _CHECKS, _EVALUATIONS, _TICKS = 144, 24, 12, 288, 17_280
 # Six at first, one a minute afterwards.
 _OBSERVATIONS = 15
 _NUMBERS = ("events", "events_per_second", "lag_ms", "greatest_lag_ms")
-_TAGS = {LOCATION: "__repository__@outbox"}
+_TAGS = {LOCATION: "__repository__@outbox", **Outbox().run_tags}
 # Copies of verdicts were stored in the order of their events.
 _LINK = """
 UPDATE asset_check_executions SET evaluation_event_storage_id = id
@@ -72,9 +72,7 @@ def measure(settings: Settings) -> list[Row]:
             before, used = _megabytes(Path(home))
             runs = instance.get_runs_count()
             started = time.monotonic()
-            result = purge_history.execute_in_process(
-                instance=instance, resources={"outbox_pipelines": OutboxResource()}, tags=_TAGS
-            )
+            result = purge_history(Outbox()).execute_in_process(instance=instance, tags=_TAGS)
             seconds = time.monotonic() - started
             assert result.success
             after, still_used = _megabytes(Path(home))

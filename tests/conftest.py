@@ -371,7 +371,7 @@ def migrated(stack: Stack, lasting: Lasting) -> str:
     return name
 
 
-_ADOPT: Final = """
+ADOPT: Final = """
 UPDATE outbox_shards SET done = pg_current_snapshot(),
     database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
@@ -381,6 +381,6 @@ def outbox(stack: Stack, migrated: str) -> Iterator[Outbox]:
     with fresh_database(stack.dsn, migrated) as dsn:
         with psycopg.connect(dsn) as connection:
             # As if it had been migrated itself; a relay refuses a copy.
-            connection.execute(_ADOPT)
+            connection.execute(ADOPT)
         topic = f"{topic_prefix()}-{{aggregate_type}}-events"
         yield Outbox(load_settings(dsn=dsn, kafka=stack.kafka, topic=topic))

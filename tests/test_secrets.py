@@ -17,7 +17,7 @@ from outbox_pipelines import log, secret
 from outbox_pipelines.cli import cli
 from outbox_pipelines.consumer import Consumer
 from outbox_pipelines.definitions import defs
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.relay.telemetry.prometheus import serving
 from outbox_pipelines.secret import Secret, redacted
@@ -253,9 +253,7 @@ def test_dagster_stores_no_secret(clean: pytest.MonkeyPatch, tmp_path: Path, dsn
         done = job.execute_in_process(instance=instance, raise_on_error=False)
         assert not done.success
         for sensor in REPOSITORY.sensor_defs:
-            with dg.build_sensor_context(
-                instance=instance, repository_def=REPOSITORY, resources={"outbox_pipelines": OutboxResource()}
-            ) as context:
+            with dg.build_sensor_context(instance=instance, repository_def=REPOSITORY) as context:
                 try:
                     told = repr(sensor.evaluate_tick(context))
                 except Exception as error:  # noqa: BLE001 - Dagster stores whatever a tick raises
@@ -265,30 +263,19 @@ def test_dagster_stores_no_secret(clean: pytest.MonkeyPatch, tmp_path: Path, dsn
     assert not leaks(stored.decode("latin-1"))
 
 
-def test_a_password_in_a_definition_is_refused() -> None:
-    """Guards against one in Dagster's snapshots, where it stays."""
-    for given in ({"dsn": DSNS[0]}, {"dsn": "host=a password=hunter2"}, {"archive": ARCHIVES[0]}):
-        with pytest.raises(SetupError, match="Dagster stores and shows") as refused:
-            OutboxResource(**given)
+def test_a_secret_in_a_definition_is_refused(clean: pytest.MonkeyPatch) -> None:
+    """Guards against one in a file of a project, and a refusal of the way that the refusal names."""
+    for given in ({"dsn": DSNS[0]}, {"dsn": "host=a password=hunter2"}, {"alerts": "json://relay:xyzzy9@b"}):
+        with pytest.raises(SetupError, match="put it into an environment variable") as refused:
+            Outbox(name="shop", settings=given).load_settings()
         assert not leaks(str(refused.value))
-    OutboxResource(dsn=f"postgresql://relay@{AWAY}/shop")
-
-
-def test_a_password_in_a_variable_is_taken(clean: pytest.MonkeyPatch) -> None:
-    """Guards against a refusal of the way that the refusal names."""
+    Outbox(settings={"dsn": f"postgresql://relay@{AWAY}/shop"}).load_settings()
+    outbox = Outbox(name="shop", dsn_variable="SHOP_DSN", variables={"alerts": "SHOP_ALERTS"})
+    with pytest.raises(SetupError, match="outbox shop: the environment variable SHOP_ALERTS is not set"):
+        outbox.load_settings()
     clean.setenv("SHOP_DSN", DSNS[0])
-    seen: list[str] = []
-
-    @dg.job(resource_defs={"outbox": OutboxResource(dsn=dg.EnvVar("SHOP_DSN"))})
-    def look() -> None:
-        @dg.op
-        def see(outbox: OutboxResource) -> None:
-            seen.append(outbox.settings().require_dsn())
-
-        see()
-
-    assert look.execute_in_process().success
-    assert seen == [DSNS[0]]
+    clean.setenv("SHOP_ALERTS", "json://relay:xyzzy9@b")
+    assert outbox.load_settings().require_dsn() == DSNS[0]
 
 
 def test_metrics_show_no_secret() -> None:

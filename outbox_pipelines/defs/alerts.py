@@ -4,21 +4,21 @@
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
-from outbox_pipelines.defs import ours, places
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs import ours, places, ticks
+from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.errors import SetupError
 
 if TYPE_CHECKING:
     from outbox_pipelines.quality.alerts import Known, Problem
     from outbox_pipelines.settings import Settings
 
 _DAY = "dagster/partition"
-_HEALTH = dg.AssetKey(["outbox", "health"])
 _AT_ONCE = 100
 # Dagster's messages about a process that ended, and about a run that something else marked as failed.
 _KILLED = re.compile("was terminated by signal|unexpectedly exited")
@@ -27,11 +27,8 @@ _OUTSIDE = "This run has been marked as failed from outside"
 _FORGET_SECONDS = 7 * 86_400.0
 
 
-@dg.sensor(
-    name="alerts",
-    minimum_interval_seconds=30,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-    description="""Sends alerts to OUTBOX_ALERTS: checks that fail with an error, an unavailable database,
+_ALERTS: Final = """\
+Sends alerts to OUTBOX_ALERTS: checks that fail with an error, an unavailable database,
 and failed runs. Each problem gets one message when it begins and one when it is resolved.
 
 Use: set OUTBOX_ALERTS to addresses of apprise (mail, Slack, webhooks, …) and OUTBOX_UI_URL to the address of
@@ -41,26 +38,36 @@ failed run is resolved when a run of the same job and day, or shard, succeeds.
 
 When a tick fails: no address accepted the message, or a setting is wrong; the next tick retries. Prometheus
 has the same rules (deploy/prometheus), and also alerts when Dagster itself is down.
-""",
-)
-def alerts_sensor(
-    context: dg.SensorEvaluationContext, outbox_pipelines: OutboxResource
-) -> dg.SensorResult | dg.SkipReason:
+"""
+
+
+def alerts_sensor(outboxes: Sequence[Outbox]) -> dg.SensorDefinition:
+    """Return the sensor that sends alerts."""
+    return ticks.sensor(
+        outboxes,
+        "alerts",
+        _send,
+        seconds=30,
+        reads=lambda settings: bool(settings.alerts),
+        description=_ALERTS,
+    )
+
+
+def _send(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor: str | None) -> ticks.Tick:
     # Imported here so that definitions load without the drivers.
-    from outbox_pipelines.errors import SetupError
     from outbox_pipelines.quality import alerts
 
-    settings = outbox_pipelines.settings()
+    outbox, settings = reading.outbox, reading.settings()
     if not settings.alerts:
-        return dg.SkipReason("no alert addresses configured: set OUTBOX_ALERTS")
+        return ticks.Tick("no alert addresses configured: set OUTBOX_ALERTS", cursor)
     now = time.time()
     # Problems from before the first tick are not reported.
     kept: dict[str, Any] = {"known": {}, "runs": {}, "begun": now, "after": now}
-    if context.cursor:
-        kept = json.loads(context.cursor)
-    failures, forgotten = _failures(context, kept, now)
+    if cursor:
+        kept = json.loads(cursor)
+    failures, forgotten = _failures(context, outbox, kept, now)
     known = {key: one for key, one in alerts.from_json(kept["known"]).items() if key not in forgotten}
-    of_the_outbox, relayed = _of_the_outbox(settings, known)
+    of_the_outbox, relayed = _of_the_outbox(reading, known)
     # Do not wait until a session ends, after ten minutes: the next one relays within seconds.
     for what in [what for what, one in failures.items() if one.get("shard") in relayed]:
         failures.pop(what)
@@ -69,7 +76,7 @@ def alerts_sensor(
         known,
         [
             *of_the_outbox,
-            *_of_the_instance(context, now),
+            *_of_the_instance(context, outbox, now),
             *(_of_a_run(settings, what, one) for what, one in failures.items()),
         ],
         now=now,
@@ -84,41 +91,39 @@ def alerts_sensor(
             titles = "; ".join(each.title for each in messages)
             raise SetupError(f"no address of OUTBOX_ALERTS accepted: {titles}")
     told = [key for key, one in known.items() if one.told]
-    return dg.SensorResult(
-        skip_reason=dg.SkipReason(
-            f"reported and not resolved: {', '.join(told)}" if told else "nothing to report"
-        ),
-        cursor=json.dumps(kept | {"known": alerts.to_json(known)}),
+    return ticks.Tick(
+        f"reported and not resolved: {', '.join(told)}" if told else "nothing to report",
+        json.dumps(kept | {"known": alerts.to_json(known)}),
     )
 
 
-def _of_the_outbox(settings: "Settings", known: Mapping[str, "Known"]) -> tuple[list["Problem"], set[str]]:
+def _of_the_outbox(reading: ticks.Reading, known: Mapping[str, "Known"]) -> tuple[list["Problem"], set[str]]:
     """Return the problems of the outbox, and the shards that have an active relay."""
     import psycopg
 
-    from outbox_pipelines.errors import SetupError
     from outbox_pipelines.quality.alerts import Problem, of_results
     from outbox_pipelines.quality.rules import RULES, chapter, judge
-    from outbox_pipelines.relay import measuring
     from outbox_pipelines.secret import first_line
 
+    settings = reading.settings()
     # A problem that cannot be measured is not resolved.
     unseen = [Problem(rule.name, known[rule.name].text, rule.help) for rule in RULES if rule.name in known]
     remedy = f"nothing is relayed; check with `outbox status` ({chapter(settings, 'database')})"
     try:
-        found = measuring.read(settings)
+        found = reading.measurements()
     except SetupError as error:
         return [Problem("database", str(error), remedy), *unseen], set()
     except psycopg.Error as error:
         return [Problem("database", f"the database refuses: {first_line(error)}", remedy), *unseen], set()
     relayed = {str(each.shard) for each in found.shards if each.owner is not None}
-    return of_results(settings, judge(settings, found)), relayed
+    page = "/".join(reading.outbox.key("health").path)
+    return of_results(settings, judge(settings, found), page), relayed
 
 
-def _of_the_instance(context: dg.SensorEvaluationContext, now: float) -> list["Problem"]:
+def _of_the_instance(context: dg.SensorEvaluationContext, outbox: Outbox, now: float) -> list["Problem"]:
     from outbox_pipelines.quality.alerts import Problem
 
-    clash = places.clash(context, now)
+    clash = places.clash(context, outbox, now)
     return [Problem("code locations", clash, "see the sensor `health`")] if clash else []
 
 
@@ -131,19 +136,19 @@ def _of_a_run(settings: "Settings", what: str, failure: dict[str, Any]) -> "Prob
 
 
 def _failures(
-    context: dg.SensorEvaluationContext, kept: dict[str, Any], now: float
+    context: dg.SensorEvaluationContext, outbox: Outbox, kept: dict[str, Any], now: float
 ) -> tuple[dict[str, Any], set[str]]:
     """Return the unresolved failures of runs and checks by subject, and the subjects that are too old.
 
     Args:
         kept: the sensor's cursor; advanced past the runs that were read.
     """
-    for what, run in _ended_runs(context, kept):
+    for what, run in _ended_runs(context, outbox, kept):
         if run is None:
             kept["runs"].pop(what, None)
         else:
             kept["runs"][what] = {"at": now, **run}
-    found = kept["runs"] | dict(_failed_checks(context, since=kept["begun"]))
+    found = kept["runs"] | dict(_failed_checks(context, outbox, since=kept["begun"]))
     forgotten = {what for what, one in found.items() if now - one["at"] >= _FORGET_SECONDS}
     for what in forgotten:
         kept["runs"].pop(what, None)
@@ -151,7 +156,7 @@ def _failures(
 
 
 def _ended_runs(
-    context: dg.SensorEvaluationContext, kept: dict[str, Any]
+    context: dg.SensorEvaluationContext, outbox: Outbox, kept: dict[str, Any]
 ) -> Iterator[tuple[str, dict[str, Any] | None]]:
     """Yield the subject of each run that has ended since the last tick, and its failure if it failed."""
     records = context.instance.get_run_records(
@@ -166,19 +171,21 @@ def _ended_runs(
     for record in records:
         run = record.dagster_run
         kept["after"] = max(kept["after"], record.update_timestamp.timestamp())
-        if _is_ours(context, run):
+        if _is_ours(context, outbox, run):
             is_failed = run.status is dg.DagsterRunStatus.FAILURE
             failure = {"run": run.run_id, "why": _why(context.instance, run.run_id), "shard": _shard(run)}
             yield _what(run), failure if is_failed else None
 
 
-def _failed_checks(context: dg.SensorEvaluationContext, since: float) -> Iterator[tuple[str, dict[str, Any]]]:
+def _failed_checks(
+    context: dg.SensorEvaluationContext, outbox: Outbox, since: float
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the checks whose newest result of a day is an error, except those of `outbox/health`."""
     from outbox_pipelines.defs.dagster_internals import COMPLETED_CHECK_STATUSES
 
     graph = context.repository_def.asset_graph if context.repository_def else None
     for key in graph.asset_check_keys if graph else ():
-        if key not in ours.CHECKS or key.asset_key == _HEALTH:
+        if key not in ours.checks(outbox) or key.asset_key == outbox.key("health"):
             continue
         seen = set()
         records = context.instance.event_log_storage.get_asset_check_execution_history(key, limit=_AT_ONCE)
@@ -197,10 +204,11 @@ def _failed_checks(context: dg.SensorEvaluationContext, since: float) -> Iterato
                 yield what, {"run": record.run_id, "why": why, "at": event.timestamp}
 
 
-def _is_ours(context: dg.SensorEvaluationContext, run: dg.DagsterRun) -> bool:
-    """Return whether the run is of a job or an asset of this package, in this code location."""
-    is_of_package = ours.is_ours(run) or any(key in ours.ASSETS for key in run.asset_selection or ())
-    return is_of_package and places.is_here(context, run)
+def _is_ours(context: dg.SensorEvaluationContext, outbox: Outbox, run: dg.DagsterRun) -> bool:
+    """Return whether the run is of a job or an asset of the outbox, in this code location."""
+    # A run of the user's that also has assets of the outbox fails for both.
+    is_of_outbox = ours.is_ours(outbox, run) or bool(ours.assets(outbox) & (run.asset_selection or set()))
+    return is_of_outbox and places.is_here(context, run)
 
 
 def _what(run: dg.DagsterRun) -> str:

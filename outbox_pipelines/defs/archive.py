@@ -2,26 +2,17 @@
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import time
-from typing import Any
+from typing import Any, Final
 
 import dagster as dg
 
-from outbox_pipelines.defs import ours, places
-from outbox_pipelines.defs.day_quality import events_as_expected
-from outbox_pipelines.defs.events import DAYS, OWNERS, events
+from outbox_pipelines.defs import places
 from outbox_pipelines.defs.failures import day_of, one_line
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.runs import NO_DAYS, requests
 
-
-@dg.asset(
-    key=["outbox", "archive"],
-    partitions_def=DAYS,
-    deps=[events],
-    group_name="outbox",
-    owners=OWNERS,
-    kinds={"parquet"},
-    description="""A Parquet file for each past day, in the directory or bucket of OUTBOX_ARCHIVE.
+_ARCHIVE: Final = """\
+A Parquet file for each past day, in the directory or bucket of OUTBOX_ARCHIVE.
 
 A partition is a UTC day. The day is closed first, if possible; then its rows are written with their outcome,
 and a manifest with counts and digests next to the file. A day that is already archived is left unchanged.
@@ -32,38 +23,52 @@ Materialize: each gets its own run.
 When it fails: the error says in one line why the day is not ready and what to do, or reports the error of the
 archive or the database. No incomplete file counts as an archive: run the job again. To replace an existing
 file, use `outbox archive day DAY --again` on a command line.
-""",
-)
-def archive(context: dg.AssetExecutionContext, outbox_pipelines: OutboxResource) -> dg.MaterializeResult[Any]:
-    started = time.monotonic()
-    with one_line():
-        # Imported here so that definitions load without the drivers.
-        from outbox_pipelines.archive import day as days
+"""
 
-        done = days.archive(
-            outbox_pipelines.settings(),
-            day_of(context),
-            progress=lambda rows: context.log.info(f"{rows:,} rows written"),
-        )
-    manifest = done.manifest
-    if not done.written:
-        context.log.info(f"{manifest.day} is already archived: left unchanged")
-    return dg.MaterializeResult(
-        metadata={
-            "rows": manifest.rows,
-            "megabytes": round(manifest.size / 1e6, 3),
-            "file": dg.MetadataValue.path(done.address),
-            "seconds": round(time.monotonic() - started, 3),
-            "archived_before": not done.written,
-        }
+
+def archive(outbox: Outbox) -> dg.AssetsDefinition:
+    """Return the asset `archive`."""
+
+    @dg.asset(
+        key=outbox.key("archive"),
+        partitions_def=outbox.days,
+        deps=[outbox.key("events")],
+        group_name=outbox.asset_group,
+        tags=outbox.asset_tags,
+        pool=outbox.pool,
+        owners=outbox.owners,
+        kinds={"parquet"},
+        description=outbox.text(_ARCHIVE),
     )
+    def archive(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
+        started = time.monotonic()
+        with one_line():
+            # Imported here so that definitions load without the drivers.
+            from outbox_pipelines.archive import day as days
+
+            done = days.archive(
+                outbox.load_settings(),
+                day_of(context),
+                progress=lambda rows: context.log.info(f"{rows:,} rows written"),
+            )
+        manifest = done.manifest
+        if not done.written:
+            context.log.info(f"{manifest.day} is already archived: left unchanged")
+        return dg.MaterializeResult(
+            metadata={
+                "rows": manifest.rows,
+                "megabytes": round(manifest.size / 1e6, 3),
+                "file": dg.MetadataValue.path(done.address),
+                "seconds": round(time.monotonic() - started, 3),
+                "archived_before": not done.written,
+            }
+        )
+
+    return archive
 
 
-@dg.asset_check(
-    asset=archive,
-    name="archive_equals_table",
-    partitions_def=DAYS,
-    description="""Whether the file of a day and its rows in the table are equal, value by value.
+_ARCHIVE_EQUALS_TABLE: Final = """\
+Whether the file of a day and its rows in the table are equal, value by value.
 
 PostgreSQL sums the rows, DuckDB sums the file in the archive; the sums must match each other and the
 manifest, whose digest the database keeps. For a dropped day, the file is compared with its manifest. Each day
@@ -72,38 +77,44 @@ has its own result: the success of a later day hides no failure.
 When it fails: the metadata names the buckets and the events that differ. Find out first who changed what.
 While the rows still exist, `outbox archive day DAY --again` writes the file again. A day that is not proven
 equal is never dropped.
-""",
-)
-def archive_equals_table(
-    context: dg.AssetCheckExecutionContext, outbox_pipelines: OutboxResource
-) -> dg.AssetCheckResult:
-    started = time.monotonic()
-    day = day_of(context)
-    with one_line():
-        from outbox_pipelines.archive import day as days
+"""
 
-        proof = days.verify(outbox_pipelines.settings(), day)
-    for difference in proof.differences:
-        context.log.error(f"{day}: {difference}")
-    return dg.AssetCheckResult(
-        passed=proof.equal,
-        severity=dg.AssetCheckSeverity.ERROR,
-        description=proof.differences[0] if proof.differences else f"{proof.rows:,} rows proven equal",
-        metadata={
-            "rows": proof.rows,
-            "differences": dg.MetadataValue.md("\n".join(f"- {line}" for line in proof.differences)),
-            "seconds": round(time.monotonic() - started, 3),
-            **places.mark(context),
-        },
+
+def archive_equals_table(outbox: Outbox) -> dg.AssetChecksDefinition:
+    """Return the check `archive_equals_table`."""
+
+    @dg.asset_check(
+        asset=outbox.key("archive"),
+        name="archive_equals_table",
+        partitions_def=outbox.days,
+        description=outbox.text(_ARCHIVE_EQUALS_TABLE),
     )
+    def archive_equals_table(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        started = time.monotonic()
+        day = day_of(context)
+        with one_line():
+            from outbox_pipelines.archive import day as days
+
+            proof = days.verify(outbox.load_settings(), day)
+        for difference in proof.differences:
+            context.log.error(f"{day}: {difference}")
+        return dg.AssetCheckResult(
+            passed=proof.equal,
+            severity=dg.AssetCheckSeverity.ERROR,
+            description=proof.differences[0] if proof.differences else f"{proof.rows:,} rows proven equal",
+            metadata={
+                "rows": proof.rows,
+                "differences": dg.MetadataValue.md("\n".join(f"- {line}" for line in proof.differences)),
+                "seconds": round(time.monotonic() - started, 3),
+                **places.mark(context, outbox),
+            },
+        )
+
+    return archive_equals_table
 
 
-archive_day = dg.define_asset_job(
-    "archive_day",
-    selection=dg.AssetSelection.assets(archive) | dg.AssetSelection.checks(events_as_expected),
-    tags=ours.TAGS,
-    executor_def=ours.EXECUTOR,
-    description="""Archives a day and verifies it: the asset `outbox/archive`, then its check. The check
+_ARCHIVE_DAY: Final = """\
+Archives a day and verifies it: the asset `outbox/archive`, then its check. The check
 `events_as_expected` of `outbox/events` runs first, on the day's rows; a failure of it blocks nothing.
 
 Use: the schedule `archive_days` launches it for each closed day. By hand: choose a day or a range of days in
@@ -111,35 +122,54 @@ the launchpad; each gets its own run. Safe for a day that is already archived.
 
 When it fails: the run says in one line what prevents it and what to do; run it again afterwards. When
 the check fails, its metadata names the events that differ.
-""",
-)
+"""
 
 
-@dg.schedule(
-    name="archive_days",
-    job=archive_day,
-    # Not on the hour, when many other jobs start.
-    cron_schedule="37 * * * *",
-    execution_timezone="UTC",
-    default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="""Launches `archive_day` every hour for each day that is closed and not archived.
+def archive_day(outbox: Outbox) -> Any:
+    """Return the job `archive_day`."""
+
+    return dg.define_asset_job(
+        outbox.name_of("archive_day"),
+        selection=dg.AssetSelection.assets(outbox.key("archive"))
+        | dg.AssetSelection.checks(dg.AssetCheckKey(outbox.key("events"), "events_as_expected")),
+        tags=outbox.run_tags,
+        executor_def=outbox.executor,
+        description=outbox.text(_ARCHIVE_DAY),
+    )
+
+
+_ARCHIVE_DAYS: Final = """\
+Launches `archive_day` every hour for each day that is closed and not archived.
 
 Use: leave it on; without OUTBOX_ARCHIVE it does nothing. A day that fails is retried an hour later, but not
 while one of its runs is in progress.
 
 When a tick fails: its error says in one line what to correct (settings, database, schema). Nothing is lost:
 days stay in the table until they are archived.
-""",
-)
-def archive_days(
-    context: dg.ScheduleEvaluationContext, outbox_pipelines: OutboxResource
-) -> list[dg.RunRequest] | dg.SkipReason:
-    """Return the runs to launch. A `SetupError` fails the tick, as in `relay_supervisor`."""
-    from outbox_pipelines.partitions import calendar
+"""
 
-    settings = outbox_pipelines.settings()
-    if settings.table_file is not None:
-        return dg.SkipReason(NO_DAYS)
-    if not settings.archives:
-        return dg.SkipReason("no archive configured: set OUTBOX_ARCHIVE to archive closed days")
-    return requests(context, calendar.waiting(settings), nothing="every closed day is archived")
+
+def archive_days(outbox: Outbox) -> dg.ScheduleDefinition:
+    """Return the schedule `archive_days`."""
+
+    @dg.schedule(
+        name=outbox.name_of("archive_days"),
+        job_name=outbox.name_of("archive_day"),
+        # Not on the hour, when many other jobs start.
+        cron_schedule=outbox.cron("archive_days", "37 * * * *"),
+        execution_timezone="UTC",
+        default_status=outbox.schedule_status,
+        description=outbox.text(_ARCHIVE_DAYS),
+    )
+    def archive_days(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
+        """Return the runs to launch. A `SetupError` fails the tick, as in `relay_supervisor`."""
+        from outbox_pipelines.partitions import calendar
+
+        settings = outbox.load_settings()
+        if settings.table_file is not None:
+            return dg.SkipReason(NO_DAYS)
+        if not settings.archives:
+            return dg.SkipReason("no archive configured: set OUTBOX_ARCHIVE to archive closed days")
+        return requests(context, outbox, calendar.waiting(settings), nothing="every closed day is archived")
+
+    return archive_days

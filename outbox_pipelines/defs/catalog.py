@@ -1,54 +1,60 @@
 """The check that every event type is documented, its job and its schedule."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
-from outbox_pipelines.defs import ours, places
-from outbox_pipelines.defs.events import events
+from outbox_pipelines.defs import places
 from outbox_pipelines.defs.failures import one_line
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.outbox import Outbox
 
 if TYPE_CHECKING:
     from outbox_pipelines.catalog.comparison import Compared
 
 
-@dg.asset_check(
-    asset=events.key,
-    name="event_types_documented",
-    description="""Whether the event catalog (OUTBOX_CATALOG_FILE) documents every event type in the table.
+_EVENT_TYPES_DOCUMENTED: Final = """\
+Whether the event catalog (OUTBOX_CATALOG_FILE) documents every event type in the table.
 
 The check warns if an event type is not documented, or is retired and still written. It blocks no event. An
 active type that is never written is only named in the metadata. The check reads every row once.
 
 When it fails: the metadata lists the types with their counts and times. Document each in the event catalog,
 or stop its writer; `outbox catalog check` shows the same on a command line.
-""",
-)
-def event_types_documented(
-    context: dg.AssetCheckExecutionContext, outbox_pipelines: OutboxResource
-) -> dg.AssetCheckResult:
-    with one_line():
-        # Imported here so that definitions load without the drivers.
-        from outbox_pipelines.catalog.comparison import compare
+"""
 
-        compared = compare(outbox_pipelines.settings())
-    wrong = [each for each in compared if each.is_wrong]
-    never_seen = [each.event_type for each in compared if each.status == "never seen"]
-    return dg.AssetCheckResult(
-        passed=not wrong,
-        severity=dg.AssetCheckSeverity.WARN,
-        description=", ".join(f"{each.event_type} is {each.status}" for each in wrong)
-        or f"{len(compared) - len(never_seen)} event types, all documented",
-        metadata={
-            "offending_types": len(wrong),
-            "offending_events": sum(each.seen.events for each in wrong if each.seen),
-            "never_seen": never_seen,
-            "offending": _table(wrong),
-            **places.mark(context),
-        },
+
+def event_types_documented(outbox: Outbox) -> dg.AssetChecksDefinition:
+    """Return the check `event_types_documented`."""
+
+    @dg.asset_check(
+        asset=outbox.key("events"),
+        name="event_types_documented",
+        description=outbox.text(_EVENT_TYPES_DOCUMENTED),
     )
+    def event_types_documented(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        with one_line():
+            # Imported here so that definitions load without the drivers.
+            from outbox_pipelines.catalog.comparison import compare
+
+            compared = compare(outbox.load_settings())
+        wrong = [each for each in compared if each.is_wrong]
+        never_seen = [each.event_type for each in compared if each.status == "never seen"]
+        return dg.AssetCheckResult(
+            passed=not wrong,
+            severity=dg.AssetCheckSeverity.WARN,
+            description=", ".join(f"{each.event_type} is {each.status}" for each in wrong)
+            or f"{len(compared) - len(never_seen)} event types, all documented",
+            metadata={
+                "offending_types": len(wrong),
+                "offending_events": sum(each.seen.events for each in wrong if each.seen),
+                "never_seen": never_seen,
+                "offending": _table(wrong),
+                **places.mark(context, outbox),
+            },
+        )
+
+    return event_types_documented
 
 
 def _table(wrong: "list[Compared]") -> dg.TableMetadataValue:
@@ -74,39 +80,55 @@ def _table(wrong: "list[Compared]") -> dg.TableMetadataValue:
     )
 
 
-check_catalog = dg.define_asset_job(
-    "check_catalog",
-    selection=dg.AssetSelection.checks(event_types_documented),
-    tags=ours.TAGS,
-    executor_def=ours.EXECUTOR,
-    description="""Compares documented event types with those in the table: check `event_types_documented`.
+_CHECK_CATALOG: Final = """\
+Compares documented event types with those in the table: check `event_types_documented`.
 
 Use: its schedule runs it every day. Run it by hand after a deployment that writes new event types. It reads
 the rows of all attached days once, with two workers, and blocks no writer or relay.
 
 When it fails: the run says in one line what to correct: no event catalog is configured (OUTBOX_CATALOG_FILE),
 the catalog has an error, or the database is unavailable. Undocumented types fail the check, not the run.
-""",
-)
+"""
 
 
-@dg.schedule(
-    name="check_catalog",
-    job=check_catalog,
-    # Not on the hour, when many other jobs start.
-    cron_schedule="7 6 * * *",
-    execution_timezone="UTC",
-    default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="""Runs the job `check_catalog` every day.
+def check_catalog(outbox: Outbox) -> Any:
+    """Return the job `check_catalog`."""
+
+    return dg.define_asset_job(
+        outbox.name_of("check_catalog"),
+        selection=dg.AssetSelection.checks(dg.AssetCheckKey(outbox.key("events"), "event_types_documented")),
+        tags=outbox.run_tags,
+        executor_def=outbox.executor,
+        description=outbox.text(_CHECK_CATALOG),
+    )
+
+
+_CHECK_CATALOG_SCHEDULE: Final = """\
+Runs the job `check_catalog` every day.
 
 Use: leave it on; without OUTBOX_CATALOG_FILE it skips, with the reason.
 
 When a tick fails: its error says in one line which setting is wrong. When a run fails, see the job: its error
 says what is wrong in the event catalog.
-""",
-)
-def check_catalog_schedule(outbox_pipelines: OutboxResource) -> dg.RunRequest | dg.SkipReason:
-    """Return the run to launch. A `SetupError` fails the tick, as in `relay_supervisor`."""
-    if outbox_pipelines.settings().catalog_file is None:
-        return dg.SkipReason("no event catalog configured: set OUTBOX_CATALOG_FILE to check event types")
-    return dg.RunRequest()
+"""
+
+
+def check_catalog_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
+    """Return the schedule `check_catalog_schedule`."""
+
+    @dg.schedule(
+        name=outbox.name_of("check_catalog"),
+        job_name=outbox.name_of("check_catalog"),
+        # Not on the hour, when many other jobs start.
+        cron_schedule=outbox.cron("check_catalog", "7 6 * * *"),
+        execution_timezone="UTC",
+        default_status=outbox.schedule_status,
+        description=outbox.text(_CHECK_CATALOG_SCHEDULE),
+    )
+    def check_catalog_schedule() -> dg.RunRequest | dg.SkipReason:
+        """Return the run to launch. A `SetupError` fails the tick, as in `relay_supervisor`."""
+        if outbox.load_settings().catalog_file is None:
+            return dg.SkipReason("no event catalog configured: set OUTBOX_CATALOG_FILE to check event types")
+        return dg.RunRequest()
+
+    return check_catalog_schedule

@@ -2,15 +2,13 @@
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import time
+from typing import Final
 
 import dagster as dg
 from pydantic import Field
 
-from outbox_pipelines.defs import ours
-from outbox_pipelines.defs.archive import archive
-from outbox_pipelines.defs.events import DAYS, OWNERS
 from outbox_pipelines.defs.failures import day_of, one_line
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.runs import NO_DAYS, requests
 
 
@@ -23,14 +21,8 @@ class DropConfig(dg.Config):
 
 
 # Nothing to materialize: "Materialize all" on a page would drop days.
-dropped = dg.AssetSpec(
-    ["outbox", "dropped"],
-    partitions_def=DAYS,
-    deps=[archive],
-    group_name="outbox",
-    owners=OWNERS,
-    kinds={"postgres"},
-    description="""The days dropped from the table: past OUTBOX_RETENTION_DAYS, archived, and verified.
+_DROPPED: Final = """\
+The days dropped from the table: past OUTBOX_RETENTION_DAYS, archived, and verified.
 
 A partition is a UTC day. It is detached, which blocks no writer; its rows and its file are compared once
 more, under a lock, and the rows are dropped in the same transaction. Dead letters stay. Nothing skips this
@@ -42,81 +34,117 @@ When a day is missing here: the run of `drop_day` for that day says in one line 
 archived (run `archive_day`), is within the retention, or is in use by a long transaction (run the job again);
 or rows and file differ. In that case the error names the events, and the day remains part of the outbox. Find
 out who changed what, then `outbox archive day DAY --again` writes the file again.
-""",
-)
+"""
 
 
-@dg.op
-def drop(context: dg.OpExecutionContext, config: DropConfig, outbox_pipelines: OutboxResource) -> None:
-    """Verify and drop the day of the run's partition."""
-    started = time.monotonic()
-    day = day_of(context)
-    with one_line():
-        # Imported here so that definitions load without the drivers.
-        from outbox_pipelines.archive import drop as days
+def dropped(outbox: Outbox) -> dg.AssetSpec:
+    """Return the asset `dropped`."""
 
-        try:
-            done = days.drop(outbox_pipelines.settings(), day, early=config.early)
-        except days.WithinRetentionError as error:
-            raise dg.Failure(
-                f"{error.why}: to drop it early, launch drop_day for it with `early: true`",
-                allow_retries=False,
-            ) from None
-    context.log_event(
-        dg.AssetMaterialization(
-            dropped.key,
-            partition=context.partition_key,
-            metadata={
-                "dropped_before": not done.now,
-                **({} if done.rows is None else {"rows": done.rows}),
-                "seconds": round(time.monotonic() - started, 3),
-            },
-        )
+    return dg.AssetSpec(
+        outbox.key("dropped"),
+        partitions_def=outbox.days,
+        deps=[outbox.key("archive")],
+        group_name=outbox.asset_group,
+        tags=outbox.asset_tags,
+        owners=outbox.owners,
+        kinds={"postgres"},
+        description=outbox.text(_DROPPED),
     )
 
 
-@dg.job(
-    tags=ours.TAGS,
-    executor_def=ours.EXECUTOR,
-    partitions_def=DAYS,
-    description="""Drops an archived day after verifying it again, and reports it to `outbox/dropped`.
+def drop(outbox: Outbox) -> dg.OpDefinition:
+    """Return the op `drop`."""
+
+    @dg.op(name=outbox.name_of("drop"), pool=outbox.pool)
+    def drop(context: dg.OpExecutionContext, config: DropConfig) -> None:
+        """Verify and drop the day of the run's partition."""
+        started = time.monotonic()
+        day = day_of(context)
+        with one_line():
+            # Imported here so that definitions load without the drivers.
+            from outbox_pipelines.archive import drop as days
+
+            try:
+                done = days.drop(outbox.load_settings(), day, early=config.early)
+            except days.WithinRetentionError as error:
+                raise dg.Failure(
+                    f"{error.why}: to drop it early, launch drop_day for it with `early: true`",
+                    allow_retries=False,
+                ) from None
+        context.log_event(
+            dg.AssetMaterialization(
+                outbox.key("dropped"),
+                partition=context.partition_key,
+                metadata={
+                    "dropped_before": not done.now,
+                    **({} if done.rows is None else {"rows": done.rows}),
+                    "seconds": round(time.monotonic() - started, 3),
+                },
+            )
+        )
+
+    return drop
+
+
+_DROP_DAY: Final = """\
+Drops an archived day after verifying it again, and reports it to `outbox/dropped`.
 
 Use: the schedule `drop_days` launches it for each day that is past the retention. By hand: choose a day or a
 range of days in the launchpad; `ops: {drop: {config: {early: true}}}` also drops a day within the retention.
 Safe for a day that is already dropped.
 
 When it fails: the run says in one line why the day stays and what to do; run it again afterwards.
-""",
-)
-def drop_day() -> None:
-    drop()
+"""
 
 
-@dg.schedule(
-    name="drop_days",
-    job=drop_day,
-    # After `archive_days`, and not on the hour, when many other jobs start.
-    cron_schedule="52 * * * *",
-    execution_timezone="UTC",
-    default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="""Launches `drop_day` every hour for each archived day that is past OUTBOX_RETENTION_DAYS.
+def drop_day(outbox: Outbox) -> dg.JobDefinition:
+    """Return the job `drop_day`."""
+
+    @dg.job(
+        name=outbox.name_of("drop_day"),
+        tags=outbox.run_tags,
+        executor_def=outbox.executor,
+        partitions_def=outbox.days,
+        description=outbox.text(_DROP_DAY),
+    )
+    def drop_day() -> None:
+        drop(outbox).alias("drop")()
+
+    return drop_day
+
+
+_DROP_DAYS: Final = """\
+Launches `drop_day` every hour for each archived day that is past OUTBOX_RETENTION_DAYS.
 
 Use: leave it on. A day whose file and rows differ stays in the table and fails every hour until someone
 corrects it: see its run.
 
 When a tick fails: its error says in one line what to correct (settings, database, schema). Nothing is lost:
 days stay in the table until they are dropped.
-""",
-)
-def drop_days(
-    context: dg.ScheduleEvaluationContext, outbox_pipelines: OutboxResource
-) -> list[dg.RunRequest] | dg.SkipReason:
-    """Return the runs to launch. A `SetupError` fails the tick, as in `relay_supervisor`."""
-    from outbox_pipelines.archive import drop
+"""
 
-    settings = outbox_pipelines.settings()
-    if settings.table_file is not None:
-        return dg.SkipReason(NO_DAYS)
-    if not settings.archive:
-        return dg.SkipReason("no archive configured: set OUTBOX_ARCHIVE to archive and drop days")
-    return requests(context, drop.due(settings), nothing="no archived day is past the retention")
+
+def drop_days(outbox: Outbox) -> dg.ScheduleDefinition:
+    """Return the schedule `drop_days`."""
+
+    @dg.schedule(
+        name=outbox.name_of("drop_days"),
+        job_name=outbox.name_of("drop_day"),
+        # After `archive_days`, and not on the hour, when many other jobs start.
+        cron_schedule=outbox.cron("drop_days", "52 * * * *"),
+        execution_timezone="UTC",
+        default_status=outbox.schedule_status,
+        description=outbox.text(_DROP_DAYS),
+    )
+    def drop_days(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
+        """Return the runs to launch. A `SetupError` fails the tick, as in `relay_supervisor`."""
+        from outbox_pipelines.archive import drop
+
+        settings = outbox.load_settings()
+        if settings.table_file is not None:
+            return dg.SkipReason(NO_DAYS)
+        if not settings.archive:
+            return dg.SkipReason("no archive configured: set OUTBOX_ARCHIVE to archive and drop days")
+        return requests(context, outbox, drop.due(settings), nothing="no archived day is past the retention")
+
+    return drop_days

@@ -2,51 +2,69 @@
 
 Invariants:
 - Definitions load even if the settings or the database are faulty: then no day is left out.
+- A database that does not answer costs the load a few seconds, once for all outboxes on its host.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import sys
+import threading
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Final
 
-from outbox_pipelines.settings import load_settings
+from outbox_pipelines.errors import SetupError
 
 if TYPE_CHECKING:
-    from outbox_pipelines.defs.resources import OutboxResource
+    from outbox_pipelines.defs.outbox import Outbox
+    from outbox_pipelines.settings import Settings
 
 # No outbox is older than the first release.
 _EARLIEST: Final = date(2026, 1, 1)
+_PATIENCE_SECONDS: Final = 3.0
 _LOG: Final = logging.getLogger(__name__)
-_given: OutboxResource | None = None
+_silent: set[str] = set()
 
 
-def read_from(resource: OutboxResource) -> None:
-    """Read the first day from this outbox. Call this before the definitions are imported."""
-    global _given
-    if resource.dsn and resource != _given and "outbox_pipelines.defs.events" in sys.modules:
-        _LOG.warning(
-            "the days of the definitions begin with the first day of another outbox: call outbox_definitions "
-            "once per process, before you import other modules of outbox_pipelines.defs"
-        )
-    _given = resource
-
-
-def first_day() -> date:
+def first_day(outbox: Outbox) -> date:
     """Return the outbox's first day; today if it has none yet; the earliest possible day if unknown."""
-    # Without settings nothing is read, and no driver is loaded.
-    if not (_given and _given.dsn) and not os.environ.keys() & {"OUTBOX_DSN", "OUTBOX_SETTINGS_FILE"}:
+    try:
+        settings = outbox.load_settings()
+    except SetupError:
+        # Reported where the definitions are built.
         return _EARLIEST
     try:
-        from outbox_pipelines.partitions import calendar
-
-        # This replaces the names of variables with their values.
-        settings = _given.process_config_and_initialize().settings() if _given else load_settings()
-        return calendar.first(settings) or datetime.now(UTC).date()
-    except Exception as error:  # noqa: BLE001 - settings, network, rights: sensors and checks report it in full
-        _LOG.warning(
-            "the outbox's first day is unknown (%s): days start at %s", type(error).__name__, _EARLIEST
-        )
+        # Without a database nothing is read, and no driver is loaded.
+        return _read(settings) if settings.dsn else _EARLIEST
+    except Exception as error:  # noqa: BLE001 - network, rights: sensors and checks report it in full
+        # Other errors may repeat a connection string.
+        why = str(error) if isinstance(error, SetupError) else type(error).__name__
+        _LOG.warning("outbox %s: first day unknown, days start at %s: %s", outbox.name, _EARLIEST, why)
         return _EARLIEST
+
+
+def _read(settings: Settings) -> date:
+    from psycopg.conninfo import conninfo_to_dict
+
+    from outbox_pipelines.partitions import calendar
+
+    host = str(conninfo_to_dict(settings.require_dsn()).get("host"))
+    if host in _silent:
+        raise TimeoutError
+    found: list[date | Exception] = []
+
+    def read() -> None:
+        try:
+            found.append(calendar.first(settings) or datetime.now(UTC).date())
+        except Exception as error:  # noqa: BLE001 - raised again below
+            found.append(error)
+
+    # In a thread, because a firewall that drops packets would keep the code location from loading.
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(_PATIENCE_SECONDS)
+    if not found:
+        _silent.add(host)
+        raise TimeoutError
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]

@@ -5,15 +5,14 @@ import json
 import re
 import time
 import warnings
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import dagster as dg
 
-from outbox_pipelines.defs import ours, places
-from outbox_pipelines.defs.events import OWNERS, events
+from outbox_pipelines.defs import places, ticks
 from outbox_pipelines.defs.failures import one_line
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.rules import RULES, Rule, Status
 
@@ -37,19 +36,8 @@ warnings.filterwarnings(
     "ignore", "Function `multi_observable_source_asset` is currently in beta", dg.BetaWarning
 )
 
-_KEY = dg.AssetKey(["outbox", "health"])
-
-
-@dg.multi_observable_source_asset(  # type: ignore[untyped-decorator]
-    name="measure",
-    specs=[
-        dg.AssetSpec(
-            _KEY,
-            deps=[events],
-            group_name="outbox",
-            owners=OWNERS,
-            kinds={"postgres", "greatexpectations"},
-            description="""The health of the outbox: backlog, lag, parked events, dead letters, days, Kafka.
+_HEALTH: Final = """\
+The health of the outbox: backlog, lag, parked events, dead letters, days, Kafka.
 
 The sensor `health` measures twice a minute and reports the checks here: a changed result at once, a failing
 check every minute while its numbers change, all others every half hour; its numbers, as plots, every
@@ -58,16 +46,64 @@ five minutes. `outbox status` shows the same on a command line.
 Use: look at the Checks; Observe measures now, and the job `check_health` runs all checks now. When a check
 fails: its description says what it means and what to do; docs/operating.md has a chapter for each.
 OUTBOX_WARN_AT and OUTBOX_ERROR_AT change the limits.
-""",
-        )
-    ],
-)
-def health(outbox_pipelines: OutboxResource) -> Iterator[dg.ObserveResult]:
-    with one_line():
-        from outbox_pipelines.relay import measuring
+"""
+_DATABASE_ANSWERS: Final = """\
+Whether the database is available and has an outbox of this version.
 
-        found = measuring.read(outbox_pipelines.settings())
-    yield dg.ObserveResult(asset_key=_KEY, metadata=_numbers(found))
+Without the database nothing is relayed, and the other checks keep their last results.
+
+When it fails: its text says in one line what is wrong. The database is unavailable, refuses the credentials
+of OUTBOX_DSN, or has no outbox (`outbox migrate`); a setting is wrong; or another code location of this
+Dagster instance has an outbox of the same name. More: docs/operating.md, database.
+"""
+_CHECK_HEALTH: Final = """\
+Measures the outbox now, and reports every check of `outbox/health`.
+
+Use: by hand, after a correction, to see the result at once; the sensor `health` does the same within
+half a minute, without a run. A failed check does not fail the run.
+
+When it fails: the run says in one line what to correct.
+"""
+_HEALTH_SENSOR: Final = """\
+Measures the outbox, and reports the checks of `outbox/health`, without a run.
+
+Use: leave it on. A tick is one statement in the database and a validation by Great Expectations; it shows as
+skipped, with its findings. A changed result is reported at once. A failing check is reported every minute
+while its numbers change, and every five minutes otherwise. All others are reported every half hour, to limit
+the size of Dagster's storage.
+
+When a check fails: see its description. An unavailable database or a wrong setting fails the check
+`database`, not the tick. The same check fails if another code location of this Dagster instance has an outbox
+of this name, because their checks have equal keys. Until this is corrected, the other checks keep their last
+results.
+"""
+_NAMES: Final = {*(rule.name for rule in RULES), _DATABASE}
+
+
+def health(outbox: Outbox) -> dg.AssetsDefinition:
+    """Return the asset `health`, which measures when it is observed."""
+    key = outbox.key("health")
+    spec = dg.AssetSpec(
+        key,
+        deps=[outbox.key("events")],
+        group_name=outbox.asset_group,
+        tags=outbox.asset_tags,
+        owners=outbox.owners,
+        kinds={"postgres", "greatexpectations"},
+        description=outbox.text(_HEALTH),
+    )
+
+    @dg.multi_observable_source_asset(  # type: ignore[untyped-decorator]
+        name=outbox.name_of("measure"), specs=[spec]
+    )
+    def health() -> Iterator[dg.ObserveResult]:
+        with one_line():
+            from outbox_pipelines.relay import measuring
+
+            found = measuring.read(outbox.load_settings())
+        yield dg.ObserveResult(asset_key=key, metadata=_numbers(found))
+
+    return cast(dg.AssetsDefinition, health)
 
 
 def _description(rule: Rule) -> str:
@@ -82,81 +118,71 @@ When it fails: {rule.help}. More: docs/operating.md, {rule.name}.
 """
 
 
-_SPECS = [
-    *(dg.AssetCheckSpec(rule.name, asset=_KEY, description=_description(rule)) for rule in RULES),
-    dg.AssetCheckSpec(
-        _DATABASE,
-        asset=_KEY,
-        description="""Whether the database is available and has an outbox of this version.
+def checks(outbox: Outbox) -> dg.AssetChecksDefinition:
+    """Return a check for each rule, and the check of the database."""
+    key = outbox.key("health")
 
-Without the database nothing is relayed, and the other checks keep their last results.
+    @dg.multi_asset_check(
+        specs=[
+            *(
+                dg.AssetCheckSpec(rule.name, asset=key, description=outbox.text(_description(rule)))
+                for rule in RULES
+            ),
+            dg.AssetCheckSpec(_DATABASE, asset=key, description=outbox.text(_DATABASE_ANSWERS)),
+        ],
+        name=outbox.name_of("check_health_now"),
+        can_subset=True,
+    )
+    def checks(context: dg.AssetCheckExecutionContext) -> Iterable[dg.AssetCheckResult]:
+        wanted = {key.name for key in context.selected_asset_check_keys}
+        _, evaluations = _evaluate(ticks.Reading(outbox))
+        mark = places.mark(context, outbox)
+        if places.OTHERS in mark:
+            evaluations[_DATABASE] = _answers(mark[places.OTHERS])
+        for name, result in evaluations.items():
+            if name in wanted:
+                context.log.info(f"{name}: {result['description']}")
+                result["metadata"] |= mark
+                yield dg.AssetCheckResult(check_name=name, asset_key=key, **result)
 
-When it fails: its text says in one line what is wrong. The database is unavailable, refuses the credentials
-of OUTBOX_DSN, or has no outbox (`outbox migrate`); or another code location of this Dagster instance also has
-an outbox. More: docs/operating.md, database.
-""",
-    ),
-]
-
-
-_NAMES = {spec.name for spec in _SPECS}
-
-
-@dg.multi_asset_check(specs=_SPECS, name="check_health_now", can_subset=True)
-def checks(
-    context: dg.AssetCheckExecutionContext, outbox_pipelines: OutboxResource
-) -> Iterable[dg.AssetCheckResult]:
-    wanted = {key.name for key in context.selected_asset_check_keys}
-    _, evaluations = _evaluate(outbox_pipelines)
-    mark = places.mark(context)
-    if places.OTHERS in mark:
-        evaluations[_DATABASE] = _answers(mark[places.OTHERS])
-    for name, result in evaluations.items():
-        if name in wanted:
-            context.log.info(f"{name}: {result['description']}")
-            result["metadata"] |= mark
-            yield dg.AssetCheckResult(check_name=name, asset_key=_KEY, **result)
+    return checks
 
 
-check_health = dg.define_asset_job(
-    "check_health",
-    selection=dg.AssetSelection.checks_for_assets(_KEY),
-    tags=ours.TAGS,
-    executor_def=ours.EXECUTOR,
-    description="""Measures the outbox now, and reports every check of `outbox/health`.
-
-Use: by hand, after a correction, to see the result at once; the sensor `health` does the same within
-half a minute, without a run. A failed check does not fail the run.
-
-When it fails: the run says in one line what to correct.
-""",
-)
+def check_health(outbox: Outbox) -> Any:
+    """Return the job `check_health`."""
+    return dg.define_asset_job(
+        outbox.name_of("check_health"),
+        selection=dg.AssetSelection.checks_for_assets(outbox.key("health")),
+        tags=outbox.run_tags,
+        executor_def=outbox.executor,
+        description=outbox.text(_CHECK_HEALTH),
+    )
 
 
-@dg.sensor(
-    name="health",
-    target=check_health,
-    minimum_interval_seconds=30,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-    description="""Measures the outbox, and reports the checks of `outbox/health`, without a run.
+def health_sensor(outboxes: Sequence[Outbox], jobs: Sequence[Any]) -> dg.SensorDefinition:
+    """Return the sensor that reports the checks.
 
-Use: leave it on. A tick is one statement in the database and a validation by Great Expectations; it shows as
-skipped, with its findings. A changed result is reported at once. A failing check is reported every minute
-while its numbers change, and every five minutes otherwise. All others are reported every half hour, to limit
-the size of Dagster's storage.
+    Args:
+        jobs: the job `check_health` of each outbox.
+    """
+    return ticks.sensor(
+        outboxes,
+        "health",
+        _report,
+        jobs=jobs,
+        seconds=30,
+        reads=lambda settings: True,
+        description=_HEALTH_SENSOR,
+    )
 
-When a tick fails: its error says what to correct in the settings. An unavailable database does not fail the
-tick but the check `database`. The same check fails if another code location of this Dagster instance has an
-outbox, because their checks have equal keys. Until this is corrected, the other checks keep their last
-results.
-""",
-)
-def health_sensor(context: dg.SensorEvaluationContext, outbox_pipelines: OutboxResource) -> dg.SensorResult:
-    now = time.time()
-    before: dict[str, Any] = json.loads(context.cursor) if context.cursor else {"checks": {}, "observed": 0.0}
-    clash = places.clash(context, now)
+
+def _report(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor: str | None) -> ticks.Tick:
+    outbox, now = reading.outbox, time.time()
+    key = outbox.key("health")
+    before: dict[str, Any] = json.loads(cursor) if cursor else {"checks": {}, "observed": 0.0}
+    clash = places.clash(context, outbox, now)
     # Results of one outbox would replace those of the other; a failure applies to both.
-    found, evaluations = (None, {_DATABASE: _answers(clash)}) if clash else _evaluate(outbox_pipelines)
+    found, evaluations = (None, {_DATABASE: _answers(clash)}) if clash else _evaluate(reading)
     # Status, time and text of the last report, by name; none for a removed rule, and none for a check that
     # another outbox may have reported since.
     kept = {_DATABASE} if clash else _NAMES
@@ -166,16 +192,16 @@ def health_sensor(context: dg.SensorEvaluationContext, outbox_pipelines: OutboxR
         state, text = _state(evaluation), evaluation["description"]
         if _is_due(state, text, told[name], now):
             told[name] = [state, now, text]
-            reported.append(dg.AssetCheckEvaluation(asset_key=_KEY, check_name=name, **evaluation))
+            reported.append(dg.AssetCheckEvaluation(asset_key=key, check_name=name, **evaluation))
     observed = before["observed"]
     if found is not None and (reported or now - observed >= _REPORT_SECONDS):
-        reported.append(dg.AssetObservation(_KEY, metadata=_numbers(found)))
+        reported.append(dg.AssetObservation(key, metadata=_numbers(found)))
         observed = now
     wrong = [f"{name}: {each['description']}" for name, each in evaluations.items() if not each["passed"]]
-    return dg.SensorResult(
-        asset_events=reported,
-        skip_reason=dg.SkipReason("; ".join(wrong) or "all checks passed"),
-        cursor=json.dumps({"checks": told, "observed": observed}),
+    return ticks.Tick(
+        "; ".join(wrong) or "all checks passed",
+        json.dumps({"checks": told, "observed": observed}),
+        events=reported,
     )
 
 
@@ -196,20 +222,19 @@ def _words(text: str) -> str:
     return _NUMBER.sub("", text)
 
 
-def _evaluate(outbox: OutboxResource) -> tuple["Measurements | None", dict[str, dict[str, Any]]]:
+def _evaluate(reading: ticks.Reading) -> tuple["Measurements | None", dict[str, dict[str, Any]]]:
     """Return the measurements, and the arguments of an evaluation by the check's name."""
     # Imported here so that definitions load without the drivers.
     import psycopg
 
     from outbox_pipelines.quality.health import evaluate
     from outbox_pipelines.quality.rules import chapter
-    from outbox_pipelines.relay import measuring
     from outbox_pipelines.secret import first_line
 
-    settings = outbox.settings()
-    found = None
+    settings, found = None, None
     try:
-        found = measuring.read(settings)
+        settings = reading.settings()
+        found = reading.measurements()
         results = evaluate(settings, found)
     except SetupError as error:
         evaluations = {_DATABASE: _answers(str(error))}
@@ -218,7 +243,7 @@ def _evaluate(outbox: OutboxResource) -> tuple["Measurements | None", dict[str, 
     else:
         evaluations = {result.rule.name: _evaluation(result) for result in results}
         evaluations[_DATABASE] = _answers(None)
-    if settings.runbook_url:
+    if settings is not None and settings.runbook_url:
         for name, evaluation in evaluations.items():
             evaluation["metadata"]["runbook"] = dg.MetadataValue.url(chapter(settings, name))
     return found, evaluations
@@ -265,6 +290,7 @@ def _numbers(found: "Measurements") -> dict[str, Any]:
         "events_per_second": round(found.events_per_second, 1),
         "parked": found.parked,
         "dead_letters": found.dead_letters,
+        "days_late": max(found.days_late.to_close, found.days_late.to_archive, found.days_late.to_drop),
         "megabytes": round(found.table_bytes / 1e6, 1),
         "keys": found.keys,
     } | {name: _table(reasons) for name, reasons in tables.items() if reasons}

@@ -3,11 +3,12 @@
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import time
 from datetime import UTC, datetime, timedelta
+from typing import Final
 
 import dagster as dg
 
 from outbox_pipelines.defs import history_storage, ours
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.errors import SetupError
 
 # Dagster stores this tag with every run that its web server or daemon starts: the run's code location.
@@ -16,39 +17,47 @@ _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRu
 _LOG_EVERY = 100
 
 
-@dg.op
-def delete_old_history(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> None:
-    """Delete runs that ended long ago, then events that have no run."""
-    # Imported here so that definitions load fast.
-    from sqlalchemy.exc import SQLAlchemyError
+def delete_old_history(outbox: Outbox) -> dg.OpDefinition:
+    """Return the op `delete_old_history`."""
 
-    started = time.monotonic()
-    try:
-        days = outbox_pipelines.settings().run_retention_days
-        before = datetime.now(UTC) - timedelta(days=days)
-        context.log.info(f"removing runs that ended before {before:%Y-%m-%d %H:%M} UTC ({days} days)")
-        runs, kept = _delete_runs(context, before)
-        events = history_storage.delete_events(
-            context.instance, before, lambda deleted: context.log.info(f"{deleted:,} events without a run")
+    @dg.op(name=outbox.name_of("delete_old_history"))
+    def delete_old_history(context: dg.OpExecutionContext) -> None:
+        """Delete runs that ended long ago, then events that have no run."""
+        # Imported here so that definitions load fast.
+        from sqlalchemy.exc import SQLAlchemyError
+
+        started = time.monotonic()
+        try:
+            days = outbox.load_settings().run_retention_days
+            before = datetime.now(UTC) - timedelta(days=days)
+            context.log.info(f"removing runs that ended before {before:%Y-%m-%d %H:%M} UTC ({days} days)")
+            runs, kept = _delete_runs(context, outbox, before)
+            events = history_storage.delete_events(
+                context.instance,
+                before,
+                outbox,
+                lambda deleted: context.log.info(f"{deleted:,} events without a run"),
+            )
+        except SetupError as error:
+            raise dg.Failure(str(error), allow_retries=False) from None
+        except (SQLAlchemyError, OSError) as error:
+            raise dg.Failure(
+                f"Dagster's storage failed: {str(error).splitlines()[0]}: correct the cause, or wait until "
+                "it is less busy, and run purge_history again; it continues from here"
+            ) from None
+        context.add_output_metadata(
+            {
+                "runs": runs,
+                "runs_kept_for_what_they_show": kept,
+                "events": events,
+                "seconds": round(time.monotonic() - started, 3),
+            }
         )
-    except SetupError as error:
-        raise dg.Failure(str(error), allow_retries=False) from None
-    except (SQLAlchemyError, OSError) as error:
-        raise dg.Failure(
-            f"Dagster's storage failed: {str(error).splitlines()[0]}: correct the cause, or wait until it is "
-            "less busy, and run purge_history again; it continues from here"
-        ) from None
-    context.add_output_metadata(
-        {
-            "runs": runs,
-            "runs_kept_for_what_they_show": kept,
-            "events": events,
-            "seconds": round(time.monotonic() - started, 3),
-        }
-    )
+
+    return delete_old_history
 
 
-def _delete_runs(context: dg.OpExecutionContext, before: datetime) -> tuple[int, int]:
+def _delete_runs(context: dg.OpExecutionContext, outbox: Outbox, before: datetime) -> tuple[int, int]:
     """Return how many runs were deleted, and how many stay because a page shows their events."""
     location = context.run.tags_for_storage().get(LOCATION)
     if location is None:
@@ -62,7 +71,7 @@ def _delete_runs(context: dg.OpExecutionContext, before: datetime) -> tuple[int,
         for run in context.instance.get_runs(
             dg.RunsFilter(statuses=_ENDED, updated_before=before, tags={LOCATION: location})
         )
-        if ours.is_ours(run)
+        if ours.is_ours(outbox, run)
     ]
     in_view = history_storage.runs_in_view(context.instance)
     to_go = [run_id for run_id in old if run_id not in in_view]
@@ -73,10 +82,8 @@ def _delete_runs(context: dg.OpExecutionContext, before: datetime) -> tuple[int,
     return len(to_go), len(old) - len(to_go)
 
 
-@dg.job(
-    tags=ours.TAGS,
-    executor_def=ours.EXECUTOR,
-    description="""Removes Dagster's history of runs that ended more than OUTBOX_RUN_RETENTION_DAYS ago
+_PURGE_HISTORY: Final = """\
+Removes Dagster's history of runs that ended more than OUTBOX_RUN_RETENTION_DAYS ago
 (14): the runs of this package's jobs in this code location with their events and logs, and old results and
 observations of its assets without a run. Your own jobs, assets and checks keep their history. Dagster itself
 never removes history; a busy outbox adds about 60 MB a day in SQLite.
@@ -89,23 +96,42 @@ Use: its schedule runs it every night. Run it by hand after you lower OUTBOX_RUN
 time.
 
 When it fails: the run says in one line what to correct. Deleted history stays deleted; run the job again.
-""",
-)
-def purge_history() -> None:
-    delete_old_history()
+"""
 
 
-purge_history_schedule = dg.ScheduleDefinition(
-    name="purge_history",
-    job=purge_history,
-    # Not on the hour, when many other jobs start, and not together with the hourly ones.
-    cron_schedule="7 3 * * *",
-    execution_timezone="UTC",
-    default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="""Runs the job `purge_history` every night at 03:07 UTC.
+def purge_history(outbox: Outbox) -> dg.JobDefinition:
+    """Return the job `purge_history`."""
+
+    @dg.job(
+        name=outbox.name_of("purge_history"),
+        tags=outbox.run_tags,
+        executor_def=outbox.executor,
+        description=outbox.text(_PURGE_HISTORY),
+    )
+    def purge_history() -> None:
+        delete_old_history(outbox).alias("delete_old_history")()
+
+    return purge_history
+
+
+_PURGE_HISTORY_SCHEDULE: Final = """\
+Runs the job `purge_history` every night at 03:07 UTC.
 
 Use: leave it on, or Dagster's storage grows without limit. Turn it off if another tool prunes this instance.
 
 When a run fails: see the job. A few missed nights only cost disk space.
-""",
-)
+"""
+
+
+def purge_history_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
+    """Return the schedule `purge_history_schedule`."""
+
+    return dg.ScheduleDefinition(
+        name=outbox.name_of("purge_history"),
+        job_name=outbox.name_of("purge_history"),
+        # Not on the hour, when many other jobs start, and not together with the hourly ones.
+        cron_schedule=outbox.cron("purge_history", "7 3 * * *"),
+        execution_timezone="UTC",
+        default_status=outbox.schedule_status,
+        description=outbox.text(_PURGE_HISTORY_SCHEDULE),
+    )

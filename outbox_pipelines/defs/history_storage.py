@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import dagster as dg
 
 from outbox_pipelines.defs import ours
+from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.errors import SetupError
 
 if TYPE_CHECKING:
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
 
 # One transaction per batch: others write to the same tables, and SQLite has one lock for all of them.
 BATCH: Final = 5_000
-# The stored form of the keys. Another project may share the instance, and the user's assets the prefix
-# `outbox`.
-_ASSETS: Final = [key.to_string() for key in ours.ASSETS]
-_CHECKS: Final = [key.asset_key.to_string() + key.name for key in ours.CHECKS]
 
 # Runs whose events a page still shows. Without its run, an archived day would be shown as missing.
 RUNS_IN_VIEW: Final = """
@@ -89,12 +86,16 @@ def delete_run(instance: dg.DagsterInstance, run_id: str) -> None:
 
 
 def delete_events(
-    instance: dg.DagsterInstance, before: datetime, progress: Callable[[int], None] = lambda deleted: None
+    instance: dg.DagsterInstance,
+    before: datetime,
+    outbox: Outbox,
+    progress: Callable[[int], None] = lambda deleted: None,
 ) -> int:
     """Delete results and events without a run that are older than `before`, except the newest ones.
 
     Args:
         before: time with a time zone.
+        outbox: whose assets and checks.
         progress: called with the number of deleted rows after each batch.
 
     Returns:
@@ -107,10 +108,13 @@ def delete_events(
 
     storage = _storage(instance)
     old = {"before": before.astimezone(UTC).replace(tzinfo=None)}
+    # The stored form of the keys. Another project may share the instance, and the user's assets the prefix.
+    assets = [key.to_string() for key in ours.assets(outbox)]
+    checks = [key.asset_key.to_string() + key.name for key in ours.checks(outbox)]
     deleted = 0
     with storage.index_connection() as connection:
-        verdicts = _read(connection, OLD_VERDICTS, {"checks": _CHECKS, **old})
-        events = _read(connection, OLD_EVENTS, {"assets": _ASSETS, **old})
+        verdicts = _read(connection, OLD_VERDICTS, {"checks": checks, **old})
+        events = _read(connection, OLD_EVENTS, {"assets": assets, **old})
     for some in _batches(verdicts):
         of_them = [event for _, event in some if event is not None]
         with storage.index_connection() as connection:

@@ -4,59 +4,69 @@
 import dataclasses
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
-from outbox_pipelines.defs import ours, places
-from outbox_pipelines.defs.events import OWNERS
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs import places, ticks
+from outbox_pipelines.defs.outbox import NAME, Outbox
 from outbox_pipelines.defs.runs import IN_FLIGHT
 
 if TYPE_CHECKING:
     from outbox_pipelines.consumer.inbox import Backlog
 
-_INBOX = dg.AssetKey(["outbox", "inbox"])
 _CONSUMER = "outbox/consumer"
 _REPORT_SECONDS = 300.0
 # A message that has waited for longer than all of its attempts take is late.
 _LATE_SECONDS = 900.0
 
-inbox = dg.AssetSpec(
-    _INBOX,
-    group_name="outbox",
-    owners=OWNERS,
-    kinds={"postgres"},
-    description="""Events that consumers have received and not yet handled: events of slow handlers, and those
+_INBOX: Final = """\
+Events that consumers have received and not yet handled: events of slow handlers, and those
 whose handling failed. The sensor `inbox` observes them for the consumers of OUTBOX_DRAIN_CONSUMERS: the
 number of waiting events, the longest wait, and dead letters.
 
 When it grows: see the runs of `drain_inbox`; `outbox consumer status` and `outbox consumer dead-letters
 list` show what fails (docs/consuming.md).
-""",
-)
+"""
 
 
-@dg.op(
-    config_schema={"consumer": dg.Field(str, description="module:name, as in OUTBOX_DRAIN_CONSUMERS")},
-    description="Handles the due events in a consumer's inbox.",
-)
-def drain(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> None:
-    from outbox_pipelines.consumer import loading
+def inbox(outbox: Outbox) -> dg.AssetSpec:
+    """Return the asset `inbox`."""
 
-    name = context.op_config["consumer"]
-    seconds = outbox_pipelines.settings().session_seconds
-    context.log.info(f"{name}: draining until nothing is due, for at most {seconds:.0f} s")
-    counts = loading.drain(loading.load(name), until_empty=True, seconds=seconds)
-    context.log.info(f"{name}: {counts}")
-    context.add_output_metadata(dataclasses.asdict(counts))
+    return dg.AssetSpec(
+        outbox.key("inbox"),
+        group_name=outbox.asset_group,
+        tags=outbox.asset_tags,
+        owners=outbox.owners,
+        kinds={"postgres"},
+        description=outbox.text(_INBOX),
+    )
 
 
-@dg.job(
-    tags=ours.TAGS,
-    executor_def=ours.EXECUTOR,
-    name="drain_inbox",
-    description="""Handles the due events in a consumer's inbox, each key in its order, and ends.
+def drain(outbox: Outbox) -> dg.OpDefinition:
+    """Return the op `drain`."""
+
+    @dg.op(
+        name=outbox.name_of("drain"),
+        config_schema={"consumer": dg.Field(str, description="module:name, as in OUTBOX_DRAIN_CONSUMERS")},
+        description="Handles the due events in a consumer's inbox.",
+    )
+    def drain(context: dg.OpExecutionContext) -> None:
+        from outbox_pipelines.consumer import loading
+
+        name = context.op_config["consumer"]
+        seconds = outbox.load_settings().session_seconds
+        context.log.info(f"{name}: draining until nothing is due, for at most {seconds:.0f} s")
+        counts = loading.drain(loading.load(name), until_empty=True, seconds=seconds)
+        context.log.info(f"{name}: {counts}")
+        context.add_output_metadata(dataclasses.asdict(counts))
+
+    return drain
+
+
+_DRAIN_INBOX: Final = """\
+Handles the due events in a consumer's inbox, each key in its order, and ends.
 
 Use: the sensor `inbox` starts it for the consumers of OUTBOX_DRAIN_CONSUMERS. By hand: give the
 consumer's name, module:name, in the run's config. Several runs, and the consumer's own processes, can drain
@@ -64,70 +74,101 @@ at the same time: no event is handled twice.
 
 When it fails: the consumer could not be loaded, or its database is unavailable; run it again. Events whose
 handling fails do not fail the run (see `outbox consumer dead-letters list`).
-""",
-)
-def drain_inbox() -> None:
-    drain()
+"""
 
 
-@dg.asset_check(
-    asset=_INBOX,
-    name="handled",
-    description="""Whether the consumers of OUTBOX_DRAIN_CONSUMERS handle the events they receive.
+def drain_inbox(outbox: Outbox) -> dg.JobDefinition:
+    """Return the job `drain_inbox`."""
+
+    @dg.job(
+        tags=outbox.run_tags,
+        executor_def=outbox.executor,
+        name=outbox.name_of("drain_inbox"),
+        description=outbox.text(_DRAIN_INBOX),
+    )
+    def drain_inbox() -> None:
+        drain(outbox).alias("drain")()
+
+    return drain_inbox
+
+
+_HANDLED: Final = """\
+Whether the consumers of OUTBOX_DRAIN_CONSUMERS handle the events they receive.
 
 Warns if a message has waited for more than 15 minutes; fails if there are dead letters. The sensor
 `inbox` reports it without a run: at once when it changes, otherwise every 5 minutes.
 
 When it fails: `outbox consumer dead-letters list` shows why events were not handled; correct the cause, then
 run `outbox consumer dead-letters replay`. When it warns: see the runs of `drain_inbox`, or start more.
-""",
-)
-def handled(outbox_pipelines: OutboxResource) -> dg.AssetCheckResult:
-    looks = _looks(outbox_pipelines.settings().drain_consumers.split())
-    return dg.AssetCheckResult(**_verdict([backlog for backlog, _ in looks.values()]))
+"""
 
 
-@dg.sensor(
-    name="inbox",
-    target=drain_inbox,
-    minimum_interval_seconds=15,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-    description="""Starts `drain_inbox` for each consumer of OUTBOX_DRAIN_CONSUMERS that has due events in its
+def handled(outbox: Outbox) -> dg.AssetChecksDefinition:
+    """Return the check `handled`."""
+
+    @dg.asset_check(
+        asset=outbox.key("inbox"),
+        name="handled",
+        description=outbox.text(_HANDLED),
+    )
+    def handled() -> dg.AssetCheckResult:
+        looks = _looks(outbox.load_settings().drain_consumers.split())
+        return dg.AssetCheckResult(**_verdict([backlog for backlog, _ in looks.values()]))
+
+    return handled
+
+
+_INBOX_SENSOR: Final = """\
+Starts `drain_inbox` for each consumer of OUTBOX_DRAIN_CONSUMERS that has due events in its
 inbox, one run per consumer at a time. Reports the check `handled` of `outbox/inbox` and observes the backlog
 there: when it changes, and every 5 minutes. Without OUTBOX_DRAIN_CONSUMERS it does nothing: consumers drain
 their own inboxes.
 
 When a tick fails: a name in OUTBOX_DRAIN_CONSUMERS is wrong, or a consumer's database is unavailable; the
 next tick retries.
-""",
-)
-def inbox_sensor(
-    context: dg.SensorEvaluationContext, outbox_pipelines: OutboxResource
-) -> dg.SensorResult | dg.SkipReason:
-    names = outbox_pipelines.settings().drain_consumers.split()
+"""
+
+
+def inbox_sensor(outboxes: Sequence[Outbox], jobs: Sequence[dg.JobDefinition]) -> dg.SensorDefinition:
+    """Return the sensor that starts `drain_inbox`.
+
+    Args:
+        jobs: the job `drain_inbox` of each outbox.
+    """
+    return ticks.sensor(outboxes, "inbox", _drain_due, jobs=jobs, seconds=15, description=_INBOX_SENSOR)
+
+
+def _drain_due(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor: str | None) -> ticks.Tick:
+    outbox = reading.outbox
+    names = reading.settings().drain_consumers.split()
     if not names:
-        return dg.SkipReason("no consumer to drain: OUTBOX_DRAIN_CONSUMERS is empty")
+        return ticks.Tick("no consumer to drain: OUTBOX_DRAIN_CONSUMERS is empty", cursor)
     looks = _looks(names)
     requests = [
-        dg.RunRequest(run_config={"ops": {"drain": {"config": {"consumer": name}}}}, tags={_CONSUMER: name})
+        dg.RunRequest(
+            job_name=outbox.name_of("drain_inbox"),
+            run_config={"ops": {"drain": {"config": {"consumer": name}}}},
+            tags={_CONSUMER: name, NAME: outbox.name},
+        )
         for name, (_, is_due) in looks.items()
-        if is_due and not _is_at_work(context, name)
+        if is_due and not _is_at_work(context, outbox, name)
     ]
     backlogs = [backlog for backlog, _ in looks.values()]
     verdict = _verdict(backlogs)
-    verdict["metadata"] |= places.mark(context)
+    verdict["metadata"] |= places.mark(context, outbox)
     state = [verdict["passed"], any(each.waiting for each in backlogs)]
-    kept: dict[str, Any] = json.loads(context.cursor or '{"state": null, "at": 0.0}')
+    kept: dict[str, Any] = json.loads(cursor or '{"state": null, "at": 0.0}')
     is_news = state != kept["state"] or time.time() - kept["at"] >= _REPORT_SECONDS
+    key = outbox.key("inbox")
     reports: list[Any] = [
-        dg.AssetObservation(_INBOX, metadata=_numbers(backlogs)),
-        dg.AssetCheckEvaluation(asset_key=_INBOX, check_name="handled", **verdict),
+        dg.AssetObservation(key, metadata=_numbers(backlogs)),
+        dg.AssetCheckEvaluation(asset_key=key, check_name="handled", **verdict),
     ]
-    return dg.SensorResult(
-        run_requests=requests,
-        skip_reason=None if requests else dg.SkipReason(verdict["description"]),
-        asset_events=reports if is_news else [],
-        cursor=json.dumps({"state": state, "at": time.time() if is_news else kept["at"]}),
+    return ticks.Tick(
+        verdict["description"],
+        json.dumps({"state": state, "at": time.time() if is_news else kept["at"]}),
+        requests,
+        reports if is_news else [],
     )
 
 
@@ -164,6 +205,6 @@ def _numbers(backlogs: list["Backlog"]) -> dict[str, Any]:
     return numbers
 
 
-def _is_at_work(context: dg.SensorEvaluationContext, name: str) -> bool:
-    in_flight = dg.RunsFilter(statuses=IN_FLIGHT, tags={_CONSUMER: name})
+def _is_at_work(context: dg.SensorEvaluationContext, outbox: Outbox, name: str) -> bool:
+    in_flight = dg.RunsFilter(statuses=IN_FLIGHT, tags={_CONSUMER: name, NAME: outbox.name})
     return any(places.is_here(context, run) for run in context.instance.get_runs(in_flight))

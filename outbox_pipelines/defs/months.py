@@ -1,57 +1,82 @@
 """The job and the schedule that make the coming months of an existing table."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+from typing import Final
+
 import dagster as dg
 
-from outbox_pipelines.defs import ours
 from outbox_pipelines.defs.failures import one_line
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.outbox import Outbox
 
 
-@dg.op
-def make_coming_months(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> None:
-    """Make the partitions of the current month and of OUTBOX_MONTHS_AHEAD after it, as far as missing."""
-    with one_line():
-        # Imported here so that definitions load without the drivers.
-        from outbox_pipelines.months.ahead import ensure
+def make_coming_months(outbox: Outbox) -> dg.OpDefinition:
+    """Return the op `make_coming_months`."""
 
-        done = ensure(outbox_pipelines.settings())
-    until = "" if done.until is None else done.until.isoformat()
-    context.add_output_metadata({"table": done.table, "made": done.made, "newest_ends": until})
+    @dg.op(name=outbox.name_of("make_coming_months"))
+    def make_coming_months(context: dg.OpExecutionContext) -> None:
+        """Make the partitions of the current month and of OUTBOX_MONTHS_AHEAD after it, as far as missing."""
+        with one_line():
+            # Imported here so that definitions load without the drivers.
+            from outbox_pipelines.months.ahead import ensure
+
+            done = ensure(outbox.load_settings())
+        until = "" if done.until is None else done.until.isoformat()
+        context.add_output_metadata({"table": done.table, "made": done.made, "newest_ends": until})
+
+    return make_coming_months
 
 
-@dg.job(
-    tags=ours.TAGS,
-    executor_def=ours.EXECUTOR,
-    description="""Makes the monthly partitions of an existing table (OUTBOX_TABLE_FILE): the current month
+_MAKE_MONTHS: Final = """\
+Makes the monthly partitions of an existing table (OUTBOX_TABLE_FILE): the current month
 and OUTBOX_MONTHS_AHEAD after it. Writers do not wait.
 
 Use: its schedule runs it every six hours once OUTBOX_MONTHS_AHEAD is set. By hand: at any time.
 
 When it fails: the run says in one line what to correct. Writers fail when the newest partition ends.
-""",
-)
-def make_months() -> None:
-    make_coming_months()
+"""
 
 
-@dg.schedule(
-    name="make_months",
-    job=make_months,
-    cron_schedule="37 */6 * * *",
-    execution_timezone="UTC",
-    default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="""Runs the job `make_months` four times a day, if OUTBOX_TABLE_FILE and OUTBOX_MONTHS_AHEAD
+def make_months(outbox: Outbox) -> dg.JobDefinition:
+    """Return the job `make_months`."""
+
+    @dg.job(
+        name=outbox.name_of("make_months"),
+        tags=outbox.run_tags,
+        executor_def=outbox.executor,
+        description=outbox.text(_MAKE_MONTHS),
+    )
+    def make_months() -> None:
+        make_coming_months(outbox).alias("make_coming_months")()
+
+    return make_months
+
+
+_MAKE_MONTHS_SCHEDULE: Final = """\
+Runs the job `make_months` four times a day, if OUTBOX_TABLE_FILE and OUTBOX_MONTHS_AHEAD
 are set.
 
 Use: leave it on; without these settings it skips.
 
 When a tick fails: its error says in one line what to correct in the settings.
-""",
-)
-def make_months_schedule(outbox_pipelines: OutboxResource) -> dg.RunRequest | dg.SkipReason:
-    """Return the run to launch. A `SetupError` fails the tick, as in `relay_supervisor`."""
-    settings = outbox_pipelines.settings()
-    if settings.table_file is None or settings.months_ahead is None:
-        return dg.SkipReason("no months to make: set OUTBOX_TABLE_FILE and OUTBOX_MONTHS_AHEAD")
-    return dg.RunRequest()
+"""
+
+
+def make_months_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
+    """Return the schedule `make_months_schedule`."""
+
+    @dg.schedule(
+        name=outbox.name_of("make_months"),
+        job_name=outbox.name_of("make_months"),
+        cron_schedule=outbox.cron("make_months", "37 */6 * * *"),
+        execution_timezone="UTC",
+        default_status=outbox.schedule_status,
+        description=outbox.text(_MAKE_MONTHS_SCHEDULE),
+    )
+    def make_months_schedule() -> dg.RunRequest | dg.SkipReason:
+        """Return the run to launch. A `SetupError` fails the tick, as in `relay_supervisor`."""
+        settings = outbox.load_settings()
+        if settings.table_file is None or settings.months_ahead is None:
+            return dg.SkipReason("no months to make: set OUTBOX_TABLE_FILE and OUTBOX_MONTHS_AHEAD")
+        return dg.RunRequest()
+
+    return make_months_schedule

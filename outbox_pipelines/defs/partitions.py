@@ -2,92 +2,109 @@
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import dataclasses
+from typing import Final
 
 import dagster as dg
 
-from outbox_pipelines.defs import ours
-from outbox_pipelines.defs.events import events
 from outbox_pipelines.defs.failures import one_line
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.runs import NO_DAYS
 
 # The table stays readable on a page of the UI.
 _DAYS_SHOWN = 60
 
 
-@dg.op
-def make_partitions(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> None:
-    """Create the missing partitions."""
-    with one_line():
-        from outbox_pipelines.partitions import ahead
+def make_partitions(outbox: Outbox) -> dg.OpDefinition:
+    """Return the op `make_partitions`."""
 
-        ensured = ahead.ensure(outbox_pipelines.settings())
-    context.log.info(f"created {ensured.made} partitions; {ensured.ahead} future days have a partition")
-    context.add_output_metadata({"made": ensured.made, "days_ahead": ensured.ahead})
+    @dg.op(name=outbox.name_of("make_partitions"))
+    def make_partitions(context: dg.OpExecutionContext) -> None:
+        """Create the missing partitions."""
+        with one_line():
+            from outbox_pipelines.partitions import ahead
 
+            ensured = ahead.ensure(outbox.load_settings())
+        context.log.info(f"created {ensured.made} partitions; {ensured.ahead} future days have a partition")
+        context.add_output_metadata({"made": ensured.made, "days_ahead": ensured.ahead})
 
-@dg.op
-def close_days(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> None:
-    """Close past days, and report why the others stay open."""
-    with one_line():
-        from outbox_pipelines.partitions import close
-
-        closings = close.close(outbox_pipelines.settings())
-    closed = [str(each.day) for each in closings if each.closed]
-    still_open = {str(each.day): each.why_not for each in closings if not each.closed}
-    if closed:
-        context.log.info(f"closed: {', '.join(closed)}")
-    for day, why_not in still_open.items():
-        context.log.warning(f"{day} stays open: {why_not}")
-    context.add_output_metadata({"closed": closed, "stay_open": still_open})
+    return make_partitions
 
 
-@dg.op
-def purge_rows(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> None:
-    """Remove old idempotency keys, and old progress records of archived days."""
-    with one_line():
-        from outbox_pipelines.partitions import purge
+def close_days(outbox: Outbox) -> dg.OpDefinition:
+    """Return the op `close_days`."""
 
-        purged = purge.purge(outbox_pipelines.settings())
-    context.add_output_metadata(dataclasses.asdict(purged))
+    @dg.op(name=outbox.name_of("close_days"))
+    def close_days(context: dg.OpExecutionContext) -> None:
+        """Close past days, and report why the others stay open."""
+        with one_line():
+            from outbox_pipelines.partitions import close
+
+            closings = close.close(outbox.load_settings())
+        closed = [str(each.day) for each in closings if each.closed]
+        still_open = {str(each.day): each.why_not for each in closings if not each.closed}
+        if closed:
+            context.log.info(f"closed: {', '.join(closed)}")
+        for day, why_not in still_open.items():
+            context.log.warning(f"{day} stays open: {why_not}")
+        context.add_output_metadata({"closed": closed, "stay_open": still_open})
+
+    return close_days
 
 
-@dg.op
-def show_days(context: dg.OpExecutionContext, outbox_pipelines: OutboxResource) -> None:
-    """Observe `outbox/events` with a table of the days, as `outbox partitions list` shows them."""
-    with one_line():
-        from outbox_pipelines.partitions import calendar
+def purge_rows(outbox: Outbox) -> dg.OpDefinition:
+    """Return the op `purge_rows`."""
 
-        days = calendar.read(outbox_pipelines.settings())
-    records = [
-        dg.TableRecord(
-            {
-                "day": str(day.day),
-                "state": day.state,
-                "rows": day.rows,
-                "megabytes": round(day.size / 1e6, 1),
-                "archived": str(day.archived_at or "")[:19],
-                "proven": str(day.proven_at or "")[:19],
-            }
+    @dg.op(name=outbox.name_of("purge_rows"))
+    def purge_rows(context: dg.OpExecutionContext) -> None:
+        """Remove old idempotency keys, and old progress records of archived days."""
+        with one_line():
+            from outbox_pipelines.partitions import purge
+
+            purged = purge.purge(outbox.load_settings())
+        context.add_output_metadata(dataclasses.asdict(purged))
+
+    return purge_rows
+
+
+def show_days(outbox: Outbox) -> dg.OpDefinition:
+    """Return the op `show_days`."""
+
+    @dg.op(name=outbox.name_of("show_days"))
+    def show_days(context: dg.OpExecutionContext) -> None:
+        """Observe `outbox/events` with a table of the days, as `outbox partitions list` shows them."""
+        with one_line():
+            from outbox_pipelines.partitions import calendar
+
+            days = calendar.read(outbox.load_settings())
+        records = [
+            dg.TableRecord(
+                {
+                    "day": str(day.day),
+                    "state": day.state,
+                    "rows": day.rows,
+                    "megabytes": round(day.size / 1e6, 1),
+                    "archived": str(day.archived_at or "")[:19],
+                    "proven": str(day.proven_at or "")[:19],
+                }
+            )
+            for day in reversed(days)
+        ]
+        context.log_event(
+            dg.AssetObservation(
+                outbox.key("events"),
+                metadata={
+                    "days": dg.MetadataValue.table(records[:_DAYS_SHOWN]),
+                    "attached_days": sum(day.partition == "attached" for day in days),
+                    "megabytes": round(sum(day.size for day in days) / 1e6, 1),
+                },
+            )
         )
-        for day in reversed(days)
-    ]
-    context.log_event(
-        dg.AssetObservation(
-            events.key,
-            metadata={
-                "days": dg.MetadataValue.table(records[:_DAYS_SHOWN]),
-                "attached_days": sum(day.partition == "attached" for day in days),
-                "megabytes": round(sum(day.size for day in days) / 1e6, 1),
-            },
-        )
-    )
+
+    return show_days
 
 
-@dg.job(
-    tags=ours.TAGS,
-    executor_def=ours.EXECUTOR,
-    description="""Creates the partitions of future days (OUTBOX_PARTITIONS_AHEAD), closes past days (by the
+_MAINTAIN_PARTITIONS: Final = """\
+Creates the partitions of future days (OUTBOX_PARTITIONS_AHEAD), closes past days (by the
 database's clock), and purges old idempotency keys (OUTBOX_KEY_RETENTION_DAYS) and progress.
 
 Use: its schedule runs it every hour. Run it by hand after an outage of days, or when `outbox status` or the
@@ -100,31 +117,52 @@ transaction, unpublished events) and what to do; the next run retries.
 When it fails: the run says in one line what to correct. It is not urgent: inserts succeed until the last
 future day with a partition is over, and days that are not closed stay in the table. The job needs the
 database role that owns the outbox.
-""",
-)
-def maintain_partitions() -> None:
-    # The steps are independent: partitions are created even if no day can be closed.
-    make_partitions()
-    close_days()
-    purge_rows()
-    show_days()
+"""
 
 
-@dg.schedule(
-    name="maintain_partitions",
-    job=maintain_partitions,
-    # Not on the hour, when many other jobs start.
-    cron_schedule="17 * * * *",
-    execution_timezone="UTC",
-    default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="""Runs the job `maintain_partitions` every hour.
+def maintain_partitions(outbox: Outbox) -> dg.JobDefinition:
+    """Return the job `maintain_partitions`."""
+
+    @dg.job(
+        name=outbox.name_of("maintain_partitions"),
+        tags=outbox.run_tags,
+        executor_def=outbox.executor,
+        description=outbox.text(_MAINTAIN_PARTITIONS),
+    )
+    def maintain_partitions() -> None:
+        # The steps are independent: partitions are created even if no day can be closed.
+        make_partitions(outbox).alias("make_partitions")()
+        close_days(outbox).alias("close_days")()
+        purge_rows(outbox).alias("purge_rows")()
+        show_days(outbox).alias("show_days")()
+
+    return maintain_partitions
+
+
+_MAINTAIN_PARTITIONS_SCHEDULE: Final = """\
+Runs the job `maintain_partitions` every hour.
 
 Use: leave it on. When a run fails: see the job. Writers are not affected for two weeks, until the last future
 day with a partition is over; past days are not closed until then.
-""",
-)
-def maintain_partitions_schedule(outbox_pipelines: OutboxResource) -> dg.RunRequest | dg.SkipReason:
-    """Return the run to launch. A `SetupError` fails the tick, as in `relay_supervisor`."""
-    if outbox_pipelines.settings().table_file is not None:
-        return dg.SkipReason(NO_DAYS)
-    return dg.RunRequest()
+"""
+
+
+def maintain_partitions_schedule(outbox: Outbox) -> dg.ScheduleDefinition:
+    """Return the schedule `maintain_partitions_schedule`."""
+
+    @dg.schedule(
+        name=outbox.name_of("maintain_partitions"),
+        job_name=outbox.name_of("maintain_partitions"),
+        # Not on the hour, when many other jobs start.
+        cron_schedule=outbox.cron("maintain_partitions", "17 * * * *"),
+        execution_timezone="UTC",
+        default_status=outbox.schedule_status,
+        description=outbox.text(_MAINTAIN_PARTITIONS_SCHEDULE),
+    )
+    def maintain_partitions_schedule() -> dg.RunRequest | dg.SkipReason:
+        """Return the run to launch. A `SetupError` fails the tick, as in `relay_supervisor`."""
+        if outbox.load_settings().table_file is not None:
+            return dg.SkipReason(NO_DAYS)
+        return dg.RunRequest()
+
+    return maintain_partitions_schedule

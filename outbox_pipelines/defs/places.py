@@ -6,11 +6,14 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import time
 from collections import defaultdict
 from typing import Final
 
 import dagster as dg
+
+from outbox_pipelines.defs.outbox import ONLY, Outbox
 
 # Tag of a run that relays; `dagster.yaml` limits the runs with one value.
 SHARD: Final = "outbox/shard"
@@ -18,8 +21,9 @@ SHARD: Final = "outbox/shard"
 # In the metadata of a check's result.
 OTHERS: Final = "other_outboxes"
 
-# A sensor with only one of these names may be the user's.
-_SENSORS: Final = {"relay_supervisor", "health"}
+_SENSORS: Final = ("relay_supervisor", "health")
+SHARED_HEALTH: Final = "outboxes_health"
+"""The sensor `health` of several outboxes."""
 _ALIVE_SECONDS: Final = 120.0
 
 
@@ -40,48 +44,63 @@ def is_here(context: dg.SensorEvaluationContext, run: dg.DagsterRun) -> bool:
     return here is None or of_run(run) == here
 
 
-def shard_tag(place: str | None, shard: int) -> dict[str, str]:
-    """Return the tag of a session: without the name, the shards of two outboxes would be counted as one."""
-    return {SHARD: f"{place}:{shard}" if place else str(shard)}
+def shard_tag(place: str | None, outbox: Outbox, shard: int) -> dict[str, str]:
+    """Return the tag of a session: without the names, the shards of two outboxes would be counted as one."""
+    name = None if outbox.name == ONLY else outbox.name
+    return {SHARD: ":".join(filter(None, [place, name, str(shard)]))}
 
 
-def clash(context: dg.SensorEvaluationContext, now: float) -> str | None:
-    """Return what is wrong if another code location of this instance has an outbox, otherwise None."""
-    return _clash(context.instance, of_tick(context), now)
+def clash(context: dg.SensorEvaluationContext, outbox: Outbox, now: float) -> str | None:
+    """Return what is wrong if another code location of this instance has the same outbox, otherwise None."""
+    return _clash(context.instance, outbox, of_tick(context), now)
 
 
 def mark(
     context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext | dg.SensorEvaluationContext,
+    outbox: Outbox,
 ) -> dict[str, str]:
     """Return metadata with the code location of a result, and whether another outbox has the same check."""
     here = of_tick(context) if isinstance(context, dg.SensorEvaluationContext) else of_run(context.run)
-    wrong = _clash(context.instance, here, time.time())
+    wrong = _clash(context.instance, outbox, here, time.time())
     if wrong:
         context.log.warning(wrong)
     return ({"code_location": here} if here else {}) | ({OTHERS: wrong} if wrong else {})
 
 
-def _clash(instance: dg.DagsterInstance, here: str | None, now: float) -> str | None:
-    others = [name for name in _outboxes(instance, now) if name != here] if here else []
+def _clash(instance: dg.DagsterInstance, outbox: Outbox, here: str | None, now: float) -> str | None:
+    others = [name for name in _locations(instance, outbox, now) if name != here] if here else []
     if not others:
         return None
     return (
         f"code locations {', '.join(sorted([here or '', *others]))} of this Dagster instance each have an "
-        "outbox, with equal keys of assets and checks: a result of one hides the other's. Events are still "
-        "relayed. Give each outbox its own instance (DAGSTER_HOME and its storage)"
+        f"outbox named {outbox.name}, with equal keys of assets and checks: a result of one hides the "
+        "other's. Events are still relayed. Rename one (OUTBOX_NAME), or give each its own instance "
+        "(DAGSTER_HOME and its storage)"
     )
 
 
-def _outboxes(instance: dg.DagsterInstance, now: float) -> list[str]:
-    """Return the code locations that have this package's sensors and whose sensors tick."""
+def _locations(instance: dg.DagsterInstance, outbox: Outbox, now: float) -> list[str]:
+    """Return the code locations that have sensors of an outbox of this name, and whose sensors tick."""
     from outbox_pipelines.defs.dagster_internals import InstigatorType
 
-    names: dict[str, set[str]] = defaultdict(set)
+    wanted = {outbox.name_of(name) for name in _SENSORS}
+    found: dict[str, set[str]] = defaultdict(set)
     last: dict[str, float] = defaultdict(float)
     for state in instance.all_instigator_state(instigator_type=InstigatorType.SENSOR):
-        if state.instigator_name in _SENSORS:
+        name, data = state.instigator_name, state.instigator_data
+        is_shared = name == SHARED_HEALTH and outbox.name in _outboxes_of(getattr(data, "cursor", None))
+        if name in wanted or is_shared:
             place = state.origin.repository_origin.code_location_origin.location_name
-            names[place].add(state.instigator_name)
-            ticked = getattr(state.instigator_data, "last_tick_timestamp", None) or 0.0
-            last[place] = max(last[place], ticked)
-    return [place for place in names if names[place] == _SENSORS and now - last[place] < _ALIVE_SECONDS]
+            found[place] |= wanted if is_shared else {name}
+            last[place] = max(last[place], getattr(data, "last_tick_timestamp", None) or 0.0)
+    # A sensor with only one of the names without a prefix may be the user's.
+    enough = len(_SENSORS) if outbox.name == ONLY else 1
+    return [place for place in found if len(found[place]) >= enough and now - last[place] < _ALIVE_SECONDS]
+
+
+def _outboxes_of(cursor: str | None) -> set[str]:
+    """Return the outboxes of a shared sensor: its cursor has an entry for each."""
+    try:
+        return set(json.loads(cursor or "{}"))
+    except (ValueError, TypeError):
+        return set()

@@ -3,14 +3,13 @@
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import dagster as dg
 
-from outbox_pipelines.defs import ours, places
-from outbox_pipelines.defs.events import DAYS, OWNERS, events
+from outbox_pipelines.defs import places
 from outbox_pipelines.defs.failures import day_of, one_line
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.outbox import Outbox
 
 if TYPE_CHECKING:
     from outbox_pipelines.reconciliation.report import Report
@@ -18,24 +17,11 @@ if TYPE_CHECKING:
 # Every process that loads the definitions would print it.
 warnings.filterwarnings("ignore", "Specifying a partitions_def on an AssetCheckSpec", dg.PreviewWarning)
 
-_KEY = dg.AssetKey(["outbox", "reconciliation"])
 _CHECK = "nothing_is_lost"
 
 
-@dg.asset(
-    key=_KEY,
-    partitions_def=DAYS,
-    deps=[events, dg.AssetKey(["outbox", "relay"])],
-    group_name="outbox",
-    owners=OWNERS,
-    kinds={"kafka", "duckdb"},
-    check_specs=[
-        # In the same step: the asset's counts give the check's result.
-        dg.AssetCheckSpec(
-            _CHECK,
-            asset=_KEY,
-            partitions_def=DAYS,
-            description="""Whether the topics and every configured consumer have all events of the day.
+_NOTHING_IS_LOST: Final = """\
+Whether the topics and every configured consumer have all events of the day.
 
 Errors: missing events, messages without an event (phantoms), events behind later ones of their
 aggregate. Warnings: duplicates, lagging events, a consumer's dead letters, and events that cannot be compared
@@ -44,10 +30,9 @@ id, seq and place. Each day has its own result.
 
 When it fails: the metadata says what to do about each finding; docs/reconciliation.md has a chapter for each
 kind. Lagging events disappear from the report when you run the job `reconcile_day` again later.
-""",
-        )
-    ],
-    description="""Compares each day's events with the messages of their topics, and with the events that each
+"""
+_ASSET: Final = """\
+Compares each day's events with the messages of their topics, and with the events that each
 consumer of OUTBOX_CONSUMERS_FILE has handled. The check `nothing_is_lost` reports the result.
 
 A partition is a UTC day, in the table or in the archive. Only ids and places are read, and compared on disk,
@@ -60,37 +45,61 @@ the topics still keep.
 
 When it fails: the error says in one line which database or topic is unavailable, or which setting is wrong.
 Differences fail the check, not the run.
-""",
-)
-def reconciliation(
-    context: dg.AssetExecutionContext, outbox_pipelines: OutboxResource
-) -> Iterator[dg.MaterializeResult[Any]]:
-    with one_line():
-        # Imported here so that definitions load without the drivers.
-        from outbox_pipelines.quality.rules import Status
-        from outbox_pipelines.reconciliation import day as days
+"""
 
-        report = days.reconcile(outbox_pipelines.settings(), day_of(context), progress=context.log.info)
-    for line in report.lines():
-        context.log.info(line)
-    is_error = report.status is Status.ERROR
-    yield dg.MaterializeResult(
-        metadata={
-            "events": report.events,
-            "messages": report.messages,
-            "read_from": report.source,
-            "seconds": report.seconds,
-        },
-        check_results=[
-            dg.AssetCheckResult(
-                check_name=_CHECK,
-                passed=report.equal,
-                severity=dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
-                description=report.summary,
-                metadata=_metadata(report) | places.mark(context),
+
+def reconciliation(outbox: Outbox) -> dg.AssetsDefinition:
+    """Return the asset `reconciliation`."""
+
+    @dg.asset(
+        key=outbox.key("reconciliation"),
+        partitions_def=outbox.days,
+        deps=[outbox.key("events"), outbox.key("relay")],
+        group_name=outbox.asset_group,
+        tags=outbox.asset_tags,
+        pool=outbox.pool,
+        owners=outbox.owners,
+        kinds={"kafka", "duckdb"},
+        check_specs=[
+            # In the same step: the asset's counts give the check's result.
+            dg.AssetCheckSpec(
+                _CHECK,
+                asset=outbox.key("reconciliation"),
+                partitions_def=outbox.days,
+                description=outbox.text(_NOTHING_IS_LOST),
             )
         ],
+        description=outbox.text(_ASSET),
     )
+    def reconciliation(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
+        with one_line():
+            # Imported here so that definitions load without the drivers.
+            from outbox_pipelines.quality.rules import Status
+            from outbox_pipelines.reconciliation import day as days
+
+            report = days.reconcile(outbox.load_settings(), day_of(context), progress=context.log.info)
+        for line in report.lines():
+            context.log.info(line)
+        is_error = report.status is Status.ERROR
+        yield dg.MaterializeResult(
+            metadata={
+                "events": report.events,
+                "messages": report.messages,
+                "read_from": report.source,
+                "seconds": report.seconds,
+            },
+            check_results=[
+                dg.AssetCheckResult(
+                    check_name=_CHECK,
+                    passed=report.equal,
+                    severity=dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
+                    description=report.summary,
+                    metadata=_metadata(report) | places.mark(context, outbox),
+                )
+            ],
+        )
+
+    return reconciliation
 
 
 def _metadata(report: "Report") -> dict[str, Any]:
@@ -102,17 +111,24 @@ def _metadata(report: "Report") -> dict[str, Any]:
     return {**compared, **counts, "report": dg.MetadataValue.md("\n".join(["```", *report.lines(), "```"]))}
 
 
-reconcile_day = dg.define_asset_job(
-    "reconcile_day",
-    selection=dg.AssetSelection.assets(reconciliation),
-    tags=ours.TAGS,
-    executor_def=ours.EXECUTOR,
-    description="""Reconciles a day: the asset `outbox/reconciliation`, and its check `nothing_is_lost`.
+_RECONCILE_DAY: Final = """\
+Reconciles a day: the asset `outbox/reconciliation`, and its check `nothing_is_lost`.
 
 Use: choose a day, or a range of days as a backfill. Run it on the next day: consumers have caught up, and the
 topics still have all events. 10 million events take some minutes of one core, and 750 MB of memory.
 
 When it fails: the run says in one line what is unavailable, or what to set; run it again. When the check
 fails, its metadata names the events and says what to do.
-""",
-)
+"""
+
+
+def reconcile_day(outbox: Outbox) -> Any:
+    """Return the job `reconcile_day`."""
+
+    return dg.define_asset_job(
+        outbox.name_of("reconcile_day"),
+        selection=dg.AssetSelection.assets(outbox.key("reconciliation")),
+        tags=outbox.run_tags,
+        executor_def=outbox.executor,
+        description=outbox.text(_RECONCILE_DAY),
+    )

@@ -10,11 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import dagster as dg
 
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.defs.sources import FILE
 from outbox_pipelines.errors import SetupError
 
 if TYPE_CHECKING:
@@ -23,28 +26,31 @@ if TYPE_CHECKING:
 _PREFIX: Final = "topic"
 # Owners that Dagster accepts; any other is only named in the description.
 _OWNER: Final = re.compile(r"team:.+|[\w.+-]+@[\w-]+(\.[\w-]+)+")
+_NAME_A_CATALOG: Final = {"OUTBOX_CATALOG_FILE", "OUTBOX_SETTINGS_FILE", FILE}
 _LOG: Final = logging.getLogger(__name__)
 
 
-def topic_key(name: str) -> dg.AssetKey:
+def topic_key(outbox: Outbox, name: str) -> dg.AssetKey:
     """Return the key of a topic's asset."""
-    return dg.AssetKey([_PREFIX, name])
+    return outbox.outer_key(_PREFIX, name)
 
 
-def topics(resource: OutboxResource) -> list[dg.AssetSpec]:
+def topics(outbox: Outbox) -> list[dg.AssetSpec]:
     """Return an external asset for each topic that is known when the definitions load."""
-    documented = _documented(resource)
-    return [_topic(name, documented.get(name, {})) for name in sorted(documented.keys() | _seen())]
+    documented = _documented(outbox)
+    return [
+        _topic(outbox, name, documented.get(name, {})) for name in sorted(documented.keys() | _seen(outbox))
+    ]
 
 
-def _documented(resource: OutboxResource) -> dict[str, dict[str, EventType]]:
+def _documented(outbox: Outbox) -> dict[str, dict[str, EventType]]:
     """Return the event types of each topic in the event catalog."""
     found: dict[str, dict[str, EventType]] = {}
     # Checking all settings needs the drivers, which definitions do not load.
-    if not (resource.catalog_file or os.environ.keys() & {"OUTBOX_CATALOG_FILE", "OUTBOX_SETTINGS_FILE"}):
+    if not ("catalog_file" in outbox.settings or os.environ.keys() & _NAME_A_CATALOG):
         return found
     try:
-        settings = resource.process_config_and_initialize().settings()
+        settings = outbox.load_settings()
         if settings.catalog_file is not None:
             from outbox_pipelines.catalog.document import require_catalog
 
@@ -57,26 +63,34 @@ def _documented(resource: OutboxResource) -> dict[str, dict[str, EventType]]:
     return found
 
 
-def _seen() -> set[str]:
-    """Return the topics that relay sessions have reported, from Dagster's storage."""
-    if not os.environ.get("DAGSTER_HOME"):
-        return set()
+def _seen(outbox: Outbox) -> set[str]:
+    """Return the topics that relay sessions of the outbox have reported."""
+    *prefix, _ = topic_key(outbox, "").path
+    home = os.environ.get("DAGSTER_HOME")
+    return {path[-1] for path in (_keys(home) if home else ()) if list(path[:-1]) == prefix}
+
+
+@lru_cache(maxsize=1)
+def _keys(home: str) -> list[Sequence[str]]:
+    """Return the keys of all assets in Dagster's storage, read once for all outboxes of a process."""
     try:
         with dg.DagsterInstance.get() as instance:
-            return {key.path[1] for key in instance.get_asset_keys(prefix=[_PREFIX]) if len(key.path) == 2}
+            return [key.path for key in instance.get_asset_keys()]
     except Exception as error:  # noqa: BLE001 - whatever its storage raises
         _LOG.warning("topics of earlier sessions are not shown: cannot read Dagster's storage: %s", error)
-        return set()
+        return []
 
 
-def _topic(name: str, types: dict[str, EventType]) -> dg.AssetSpec:
+def _topic(outbox: Outbox, name: str, types: dict[str, EventType]) -> dg.AssetSpec:
+    lines = "\n".join(_lines(types)) or _UNDOCUMENTED
     return dg.AssetSpec(
-        topic_key(name),
-        deps=[dg.AssetKey(["outbox", "relay"])],
-        group_name="topics",
+        topic_key(outbox, name),
+        deps=[outbox.key("relay")],
+        group_name=outbox.group_of("topics"),
+        tags=outbox.asset_tags,
         kinds={"kafka"},
         owners=sorted({each.owner for each in types.values() if _OWNER.fullmatch(each.owner)}),
-        description=_DESCRIPTION.format(name=name, types="\n".join(_lines(types)) or _UNDOCUMENTED),
+        description=outbox.text(_DESCRIPTION.format(name=name, types=lines)),
     )
 
 
@@ -89,7 +103,8 @@ def _lines(types: dict[str, EventType]) -> list[str]:
 
 
 _UNDOCUMENTED: Final = "No event type in the event catalog (OUTBOX_CATALOG_FILE) names this topic."
-_DESCRIPTION: Final = """The topic `{name}`, to which the relay publishes. Relay sessions observe it.
+_DESCRIPTION: Final = """\
+The topic `{name}`, to which the relay publishes. Relay sessions observe it.
 
 {types}
 

@@ -50,9 +50,15 @@ class Known:
     gone_at: float | None = None
 
 
-def of_results(settings: Settings, results: Iterable[CheckResult]) -> list[Problem]:
-    """Return the problems among these results: errors, not warnings."""
-    link = f"; {settings.ui_url.rstrip('/')}/assets/outbox/health?view=checks" if settings.ui_url else ""
+def of_results(
+    settings: Settings, results: Iterable[CheckResult], asset: str = "outbox/health"
+) -> list[Problem]:
+    """Return the problems among these results: errors, not warnings.
+
+    Args:
+        asset: the path of Dagster's page with the checks, as `outbox/health`.
+    """
+    link = f"; {settings.ui_url.rstrip('/')}/assets/{asset}?view=checks" if settings.ui_url else ""
     return [
         Problem(
             result.rule.name,

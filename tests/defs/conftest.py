@@ -9,9 +9,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from outbox_pipelines.defs.relay.assets import relay
-from outbox_pipelines.defs.relay.jobs import relay_once, relay_session
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs import health, inbox, outbox_definitions
+from outbox_pipelines.defs.alerts import alerts_sensor
+from outbox_pipelines.defs.build import SCHEDULES
+from outbox_pipelines.defs.outbox import Outbox as Served
+from outbox_pipelines.defs.relay.jobs import relay_session
+from outbox_pipelines.defs.relay.sensors import relay_supervisor
 from outbox_pipelines.relay.shard import Shard
 from tests.conftest import Outbox
 from tests.schema.servers import database, template, wheel_server
@@ -47,15 +50,43 @@ def instance(storage: dg.DagsterInstance) -> dg.DagsterInstance:
 
 
 @pytest.fixture
-def resource(outbox: Outbox) -> OutboxResource:
-    return resource_of(outbox)
+def served(outbox: Outbox) -> Served:
+    return served_of(outbox)
 
 
-def resource_of(outbox: Outbox, **overrides: Any) -> OutboxResource:
+def serving(**settings: Any) -> Served:
+    """An outbox of Dagster with these settings; all others come from the environment."""
+    return Served(settings=settings, automation="running")
+
+
+def served_of(outbox: Outbox, **overrides: Any) -> Served:
+    """The test's outbox in Dagster."""
     settings = outbox.settings
-    return OutboxResource(
-        **{"dsn": settings.dsn, "kafka": settings.kafka, "topic": settings.topic} | overrides
-    )
+    given = {"dsn": settings.dsn, "kafka": settings.kafka, "topic": settings.topic} | overrides
+    return serving(**{name: value for name, value in given.items() if value is not None})
+
+
+def job_of(served: Served, name: str) -> dg.JobDefinition:
+    """A job of an outbox in Dagster."""
+    return outbox_definitions(served).resolve_job_def(served.name_of(name))
+
+
+def sensor_of(served: Served, name: str) -> dg.SensorDefinition:
+    """A sensor of an outbox in Dagster, made alone: all definitions would take a second on a busy machine."""
+    one = [served]
+    if name == "relay_supervisor":
+        return relay_supervisor(one, [relay_session(served)])
+    if name == "health":
+        return health.health_sensor(one, [health.check_health(served)])
+    if name == "inbox":
+        return inbox.inbox_sensor(one, [inbox.drain_inbox(served)])
+    return alerts_sensor(one)
+
+
+def schedule_of(served: Served, name: str) -> dg.ScheduleDefinition:
+    """A schedule of an outbox in Dagster."""
+    made: Iterator[dg.ScheduleDefinition] = (make(served) for makers in SCHEDULES.values() for make in makers)
+    return next(each for each in made if each.name == served.name_of(name))
 
 
 @pytest.fixture
@@ -73,20 +104,11 @@ def hold(outbox: Outbox) -> Iterator[Hold]:
         yield take
 
 
-def jobs(resource: OutboxResource) -> dg.Definitions:
-    return dg.Definitions(
-        assets=[relay],
-        jobs=[relay_session, relay_once],
-        resources={"outbox_pipelines": resource},
-        executor=dg.in_process_executor,
-    )
-
-
 def run(
-    job: str, instance: dg.DagsterInstance, resource: OutboxResource
+    job: str, instance: dg.DagsterInstance, served: Served
 ) -> tuple[dg.ExecuteInProcessResult, dict[str, Any] | None]:
     """A run to its end, and the metadata of what it materialized."""
-    result = jobs(resource).resolve_job_def(job).execute_in_process(instance=instance, raise_on_error=False)
+    result = job_of(served, job).execute_in_process(instance=instance, raise_on_error=False)
     materialized = result.asset_materializations_for_node("relay_shard")
     return result, metadata_of(materialized[0]) if materialized else None
 

@@ -18,11 +18,10 @@ from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatu
 from outbox_pipelines.definitions import defs
 from outbox_pipelines.defs import alerts as module
 from outbox_pipelines.defs import ours, places
-from outbox_pipelines.defs.alerts import alerts_sensor
-from outbox_pipelines.defs.health import health_sensor
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.shard import Shard
+from tests.defs.conftest import job_of, sensor_of, serving
 from tests.defs.test_health import lose_a_letter
 from tests.quality.receivers import Webhook, webhook
 from tests.schema.servers import Database
@@ -38,9 +37,9 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
 
 
 @pytest.fixture
-def resource(database: Database) -> OutboxResource:
+def served(database: Database) -> Served:
     database.rows("UPDATE outbox_shards SET heartbeat = now()")
-    return OutboxResource(dsn=database.dsn)
+    return serving(dsn=database.dsn)
 
 
 class Ticks:
@@ -51,16 +50,15 @@ class Ticks:
         self._hook = hook
         self._cursor: str | None = None
 
-    def tick(self, resource: OutboxResource) -> list[str]:
+    def tick(self, served: Served) -> list[str]:
         """Run a tick; return the titles that it reported."""
         before = len(self._hook.bodies)
         with dg.build_sensor_context(
             instance=self._instance,
             cursor=self._cursor,
-            resources={"outbox_pipelines": resource},
             repository_def=REPOSITORY,
         ) as context:
-            result = alerts_sensor(context)
+            result = sensor_of(served, "alerts")(context)
         assert isinstance(result, dg.SensorResult)
         self._cursor = result.cursor
         return [body["title"].partition(": ")[2] for body in self._hook.bodies[before:]]
@@ -77,7 +75,7 @@ def work(context: dg.OpExecutionContext) -> None:
         raise dg.Failure("the archive is full")
 
 
-@dg.job(tags=ours.TAGS)
+@dg.job(tags=serving().run_tags)
 def some_job() -> None:
     work()
 
@@ -103,46 +101,46 @@ def _run(instance: dg.DagsterInstance, *, fails: bool, day: str) -> str:
 
 
 def test_a_dead_letter_is_reported_until_it_is_resolved(
-    ticks: Ticks, resource: OutboxResource, database: Database, hook: Webhook
+    ticks: Ticks, served: Served, database: Database, hook: Webhook
 ) -> None:
-    assert ticks.tick(resource) == []
+    assert ticks.tick(served) == []
     lose_a_letter(database)
-    assert ticks.tick(resource) == ["dead_letters"]
+    assert ticks.tick(served) == ["dead_letters"]
     assert "too large" in hook.bodies[0]["message"]
     assert "outbox dead-letters list" in hook.bodies[0]["message"]
     assert "http://pages.example/assets/outbox/health?view=checks" in hook.bodies[0]["message"]
-    assert ticks.tick(resource) == []
+    assert ticks.tick(served) == []
     database.rows("DELETE FROM outbox_parked")
     # One tick sees it gone, and with no time to wait the next one says so.
-    assert ticks.tick(resource) + ticks.tick(resource) == ["dead_letters resolved"]
+    assert ticks.tick(served) + ticks.tick(served) == ["dead_letters resolved"]
 
 
-def test_a_lost_database_is_reported(ticks: Ticks, resource: OutboxResource, database: Database) -> None:
+def test_a_lost_database_is_reported(ticks: Ticks, served: Served, database: Database) -> None:
     """Guards against silence when nothing can be measured; earlier reports are not resolved by that."""
     lose_a_letter(database)
-    assert ticks.tick(resource) == ["dead_letters"]
-    away = OutboxResource(dsn="postgresql://nobody@127.0.0.1:1/nowhere")
+    assert ticks.tick(served) == ["dead_letters"]
+    away = serving(dsn="postgresql://nobody@127.0.0.1:1/nowhere")
     assert ticks.tick(away) + ticks.tick(away) == ["database"]
-    assert ticks.tick(resource) + ticks.tick(resource) == ["database resolved"]
+    assert ticks.tick(served) + ticks.tick(served) == ["database resolved"]
     database.rows("DELETE FROM outbox_parked")
-    assert ticks.tick(resource) + ticks.tick(resource) == ["dead_letters resolved"]
+    assert ticks.tick(served) + ticks.tick(served) == ["dead_letters resolved"]
 
 
 def test_what_is_of_others_is_not_reported(
-    ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    ticks: Ticks, served: Served, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against the user's own failures, and another outbox's, in the outbox's messages."""
-    ticks.tick(resource)
+    ticks.tick(served)
     fails = {"ops": {"work": {"config": {"fails": True}}}}
     nightly.execute_in_process(instance=instance, run_config=fails, raise_on_error=False)
-    assert ticks.tick(resource) == []
+    assert ticks.tick(served) == []
     monkeypatch.setattr(places, "of_tick", lambda context: "another outbox")
     _run(instance, fails=True, day="2026-01-01")
-    assert ticks.tick(resource) == []
+    assert ticks.tick(served) == []
 
 
 def test_a_second_outbox_is_reported(
-    ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    ticks: Ticks, served: Served, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against one outbox's green over another's red."""
     ticked(instance, "billing", "relay_supervisor", "health")
@@ -150,43 +148,41 @@ def test_a_second_outbox_is_reported(
     ticked(instance, "shop", "health")
     ticked(instance, "gone", "relay_supervisor", "health", at=time.time() - 600)
     monkeypatch.setattr(places, "of_tick", lambda context: "orders")
-    assert ticks.tick(resource) == ["code locations"]
+    assert ticks.tick(served) == ["code locations"]
     monkeypatch.setattr(places, "of_tick", lambda context: "billing")
     with dg.build_sensor_context(instance=instance) as context:
-        assert places.clash(context, time.time()) is None
+        assert places.clash(context, serving(), time.time()) is None
 
 
 def test_two_outboxes_hide_nothing_of_each_other(
-    ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    ticks: Ticks, served: Served, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against one outbox's green over another's red, while both are in an instance and afterwards."""
-    away = OutboxResource(dsn="postgresql://nobody@127.0.0.1:1/nowhere")
+    away = serving(dsn="postgresql://nobody@127.0.0.1:1/nowhere")
     cursors: dict[str, str | None] = {}
 
-    def look(place: str, outbox: OutboxResource) -> dict[str, bool]:
+    def look(place: str, outbox: Served) -> dict[str, bool]:
         """What a tick of a code location stores; the page's newest result of each check afterwards."""
         monkeypatch.setattr(places, "of_tick", lambda context: place)
-        with dg.build_sensor_context(
-            instance=instance, cursor=cursors.get(place), resources={"outbox_pipelines": outbox}
-        ) as context:
-            result = health_sensor(context)
+        with dg.build_sensor_context(instance=instance, cursor=cursors.get(place)) as context:
+            result = sensor_of(outbox, "health")(context)
         assert isinstance(result, dg.SensorResult)
         cursors[place] = result.cursor
         for event in result.asset_events:
             instance.report_runless_asset_event(event)
-        keys = [key for key in ours.CHECKS if key.asset_key.path[-1] == "health"]
+        keys = [key for key in ours.checks(served) if key.asset_key.path[-1] == "health"]
         found = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
         return {
             key.name: bool(record.evaluation and record.evaluation.passed) for key, record in found.items()
         }
 
     ticked(instance, "orders", "relay_supervisor", "health")
-    assert look("orders", resource)["database"]
+    assert look("orders", served)["database"]
     ticked(instance, "billing", "relay_supervisor", "health")
     # Neither reports that all is well, since that would be of one alone.
-    assert not look("billing", resource)["database"]
-    assert not look("orders", resource)["database"]
-    assert not look("billing", resource)["database"]
+    assert not look("billing", served)["database"]
+    assert not look("orders", served)["database"]
+    assert not look("billing", served)["database"]
     [entry] = instance.event_log_storage.get_asset_check_execution_history(
         dg.AssetCheckKey(dg.AssetKey(["outbox", "health"]), "database"), limit=1
     )
@@ -194,21 +190,21 @@ def test_two_outboxes_hide_nothing_of_each_other(
     assert "code locations billing, orders of this" in str(entry.evaluation.description)
     # The other one is gone: what is known of this one is reported again.
     monkeypatch.setattr(places, "_ALIVE_SECONDS", 0.0)
-    assert look("orders", resource)["database"]
+    assert look("orders", served)["database"]
     assert not look("orders", away)["database"]
 
 
 def test_a_result_says_whose_it_is(
-    resource: OutboxResource, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    served: Served, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a day that is green for another outbox's sake without a word."""
     monkeypatch.setattr(places, "of_run", lambda run: "orders")
-    job = REPOSITORY.get_job("check_health")
-    result = job.execute_in_process(instance=instance, resources={"outbox_pipelines": resource})
+    job = job_of(served, "check_health")
+    result = job.execute_in_process(instance=instance)
     marks = [each.metadata["code_location"].value for each in result.get_asset_check_evaluations()]
     assert set(marks) == {"orders"}
     ticked(instance, "billing", "relay_supervisor", "health")
-    result = job.execute_in_process(instance=instance, resources={"outbox_pipelines": resource})
+    result = job.execute_in_process(instance=instance)
     for each in result.get_asset_check_evaluations():
         assert "billing, orders" in str(each.metadata["other_outboxes"].value)
         # What a slow machine makes of the others is not meant.
@@ -227,19 +223,19 @@ def ticked(instance: dg.DagsterInstance, place: str, *sensors: str, at: float | 
 
 
 def test_a_run_that_fails_is_reported_until_one_succeeds(
-    ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, hook: Webhook
+    ticks: Ticks, served: Served, instance: dg.DagsterInstance, hook: Webhook
 ) -> None:
-    ticks.tick(resource)
+    ticks.tick(served)
     failed = _run(instance, fails=True, day="2026-01-01")
-    assert ticks.tick(resource) == ["failed run of some_job 2026-01-01"]
+    assert ticks.tick(served) == ["failed run of some_job 2026-01-01"]
     assert "the archive is full" in hook.bodies[0]["message"]
     assert f"http://pages.example/runs/{failed}" in hook.bodies[0]["message"]
     _run(instance, fails=True, day="2026-01-01")
-    assert ticks.tick(resource) == []
+    assert ticks.tick(served) == []
     _run(instance, fails=False, day="2026-01-02")
-    assert ticks.tick(resource) + ticks.tick(resource) == []
+    assert ticks.tick(served) + ticks.tick(served) == []
     _run(instance, fails=False, day="2026-01-01")
-    assert ticks.tick(resource) + ticks.tick(resource) == ["failed run of some_job 2026-01-01 resolved"]
+    assert ticks.tick(served) + ticks.tick(served) == ["failed run of some_job 2026-01-01 resolved"]
 
 
 def killed(instance: dg.DagsterInstance, shard: int) -> None:
@@ -249,7 +245,7 @@ def killed(instance: dg.DagsterInstance, shard: int) -> None:
         job,
         run_config={"ops": {"relay_shard": {"config": {"shard": shard}}}},
         status=dg.DagsterRunStatus.STARTED,
-        tags={**ours.TAGS, places.SHARD: f"outbox:{shard}"},
+        tags={**serving().run_tags, places.SHARD: f"outbox:{shard}"},
     )
     instance.report_engine_event("Executing steps in process (pid: 4711)", session)
     instance.report_engine_event(f"{_PROCESS} was terminated by signal 9 (SIGKILL).", session)
@@ -260,50 +256,50 @@ _PROCESS = "Run execution process for 12345678"
 
 
 def test_a_session_that_was_replaced_is_not_reported(
-    ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, hook: Webhook, database: Database
+    ticks: Ticks, served: Served, instance: dg.DagsterInstance, hook: Webhook, database: Database
 ) -> None:
     """Guards against a message for each killed process, long after the next one relays; and against one that
     does not say what Dagster knows."""
-    ticks.tick(resource)
+    ticks.tick(served)
     killed(instance, 0)
-    assert ticks.tick(resource) == ["failed run of relay_session shard 0"]
+    assert ticks.tick(served) == ["failed run of relay_session shard 0"]
     assert f"{_PROCESS} was terminated by signal 9 (SIGKILL)." in hook.bodies[-1]["message"]
     # At once, not when the next session ends.
     # It is a copy of a template.
     database.rows(
         "UPDATE outbox_shards SET database = (SELECT oid FROM pg_database WHERE datname = current_database())"
     )
-    successor = Shard(resource.settings(), 0, "dagster run 87654321 on host")
+    successor = Shard(served.load_settings(), 0, "dagster run 87654321 on host")
     assert successor.try_take()
     try:
-        assert ticks.tick(resource) + ticks.tick(resource) == ["failed run of relay_session shard 0 resolved"]
+        assert ticks.tick(served) + ticks.tick(served) == ["failed run of relay_session shard 0 resolved"]
         killed(instance, 0)
-        assert ticks.tick(resource) == []
+        assert ticks.tick(served) == []
     finally:
         successor.release()
 
 
 def test_runs_before_the_first_tick_are_not_reported(
-    ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance
+    ticks: Ticks, served: Served, instance: dg.DagsterInstance
 ) -> None:
     """Guards against a flood when alerts are switched on."""
     _run(instance, fails=True, day="2026-01-01")
-    assert ticks.tick(resource) == []
+    assert ticks.tick(served) == []
 
 
 def test_a_failure_that_is_never_corrected_is_forgotten(
-    ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    ticks: Ticks, served: Served, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ticks.tick(resource)
+    ticks.tick(served)
     _run(instance, fails=True, day="2026-01-01")
-    assert len(ticks.tick(resource)) == 1
+    assert len(ticks.tick(served)) == 1
     monkeypatch.setattr(module, "_FORGET_SECONDS", 0.0)
     # It is not over: so no message says that it is.
-    assert ticks.tick(resource) + ticks.tick(resource) == []
+    assert ticks.tick(served) + ticks.tick(served) == []
 
 
 def test_a_check_that_fails_is_reported_until_it_passes(
-    ticks: Ticks, resource: OutboxResource, instance: dg.DagsterInstance, hook: Webhook
+    ticks: Ticks, served: Served, instance: dg.DagsterInstance, hook: Webhook
 ) -> None:
     """Guards against a file that differs from its day, unnoticed until the table is full."""
 
@@ -322,35 +318,35 @@ def test_a_check_that_fails_is_reported_until_it_passes(
 
     error, warn = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
     judge("2026-01-01", passed=False, severity=error)
-    assert ticks.tick(resource) == []
+    assert ticks.tick(served) == []
     judge("2026-01-02", passed=False, severity=error)
     judge("2026-01-03", passed=False, severity=warn)
     judge("2026-01-04", passed=False, severity=error, asset="health")
-    assert ticks.tick(resource) == ["check archive_equals_table 2026-01-02"]
+    assert ticks.tick(served) == ["check archive_equals_table 2026-01-02"]
     assert "2 events differ" in hook.bodies[0]["message"]
     judge("2026-01-03", passed=True, severity=error)
-    assert ticks.tick(resource) + ticks.tick(resource) == []
+    assert ticks.tick(served) + ticks.tick(served) == []
     judge("2026-01-02", passed=True, severity=error)
-    assert ticks.tick(resource) + ticks.tick(resource) == ["check archive_equals_table 2026-01-02 resolved"]
+    assert ticks.tick(served) + ticks.tick(served) == ["check archive_equals_table 2026-01-02 resolved"]
 
 
 def test_what_no_address_accepted_is_sent_again(
-    ticks: Ticks, resource: OutboxResource, database: Database, hook: Webhook
+    ticks: Ticks, served: Served, database: Database, hook: Webhook
 ) -> None:
     """Guards against an alert that counts as delivered although only a delivery was attempted."""
     lose_a_letter(database)
     hook.status = 500
     with pytest.raises(SetupError, match="no address of OUTBOX_ALERTS accepted: "):
-        ticks.tick(resource)
+        ticks.tick(served)
     hook.status = 200
-    assert ticks.tick(resource) == ["dead_letters"]
+    assert ticks.tick(served) == ["dead_letters"]
 
 
 def test_without_addresses_it_does_nothing(
-    instance: dg.DagsterInstance, resource: OutboxResource, monkeypatch: pytest.MonkeyPatch
+    instance: dg.DagsterInstance, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OUTBOX_ALERTS", raising=False)
-    with dg.build_sensor_context(instance=instance, resources={"outbox_pipelines": resource}) as context:
-        found = alerts_sensor(context)
-    assert isinstance(found, dg.SkipReason)
-    assert "OUTBOX_ALERTS" in str(found.skip_message)
+    with dg.build_sensor_context(instance=instance) as context:
+        found = sensor_of(served, "alerts")(context)
+    assert isinstance(found, dg.SensorResult)
+    assert "OUTBOX_ALERTS" in str(found.skip_reason)

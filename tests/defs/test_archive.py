@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -10,43 +11,35 @@ import pytest
 from dagster._core.event_api import PartitionKeyFilter
 
 from outbox_pipelines.archive import export
-from outbox_pipelines.defs import ours
-from outbox_pipelines.defs.archive import archive, archive_day, archive_days, archive_equals_table
-from outbox_pipelines.defs.day_quality import events_as_expected
-from outbox_pipelines.defs.events import DAYS, events
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs import outbox_definitions
+from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.partitions import close
 from tests.archive.days import days_ago, file, make_days, manifest, publish, write, write_shapes
-from tests.defs.conftest import failure_of, metadata_of
+from tests.defs.conftest import failure_of, metadata_of, schedule_of, serving
 from tests.schema.servers import Database
 
 _STEP = "outbox__archive"
-CHECK = dg.AssetCheckKey(archive.key, "archive_equals_table")
+ARCHIVE = dg.AssetKey(["outbox", "archive"])
+CHECK = dg.AssetCheckKey(ARCHIVE, "archive_equals_table")
 DAY, NEXT = days_ago(4), days_ago(3)
 
 
 @pytest.fixture
-def resource(database: Database, tmp_path: Path) -> OutboxResource:
+def served(database: Database, tmp_path: Path) -> Served:
     """Of an outbox with two days that are over and published."""
     make_days(database, DAY)
     write_shapes(database, DAY)
     write(database, NEXT)
     publish(database)
-    return OutboxResource(dsn=database.dsn, archive=str(tmp_path / "archive"))
+    return serving(dsn=database.dsn, archive=str(tmp_path / "archive"))
 
 
 class Dagster:
     """Runs of the job, and what they leave."""
 
-    def __init__(self, instance: dg.DagsterInstance, resource: OutboxResource) -> None:
+    def __init__(self, instance: dg.DagsterInstance, served: Served) -> None:
         self.instance = instance
-        self.definitions = dg.Definitions(
-            assets=[events, archive],
-            asset_checks=[archive_equals_table, events_as_expected],
-            jobs=[archive_day],
-            resources={"outbox_pipelines": resource},
-            executor=dg.in_process_executor,
-        )
+        self.definitions = outbox_definitions(served)
 
     def run(self, day: date) -> dg.ExecuteInProcessResult:
         job = self.definitions.resolve_job_def("archive_day")
@@ -71,24 +64,24 @@ class Dagster:
 
 
 @pytest.fixture
-def dagster(instance: dg.DagsterInstance, resource: OutboxResource) -> Dagster:
-    return Dagster(instance, resource)
+def dagster(instance: dg.DagsterInstance, served: Served) -> Dagster:
+    return Dagster(instance, served)
 
 
 def test_a_day_is_archived_and_proven(
-    dagster: Dagster, resource: OutboxResource, monkeypatch: pytest.MonkeyPatch
+    dagster: Dagster, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a materialization that says nothing, and a job that leaves out its check."""
     monkeypatch.setattr(export, "_PROGRESS_ROWS", 10)
     result = dagster.run(DAY)
     assert result.success
     (materialized,) = result.asset_materializations_for_node("outbox__archive")
-    said = manifest(resource.settings(), DAY)
+    said = manifest(served.load_settings(), DAY)
     metadata = metadata_of(materialized)
     assert materialized.partition == str(DAY)
     assert metadata["rows"] == said.rows > 20
     assert metadata["megabytes"] == round(said.size / 1e6, 3) > 0
-    assert metadata["file"] == str(file(resource.settings(), DAY))
+    assert metadata["file"] == str(file(served.load_settings(), DAY))
     assert metadata["seconds"] > 0
     assert metadata["archived_before"] is False
     logged = [entry.user_message for entry in dagster.instance.all_logs(result.run_id)]
@@ -104,7 +97,7 @@ def test_a_day_is_archived_and_proven(
 
 
 def test_the_rows_are_looked_at_before_they_are_archived(
-    dagster: Dagster, resource: OutboxResource, database: Database
+    dagster: Dagster, served: Served, database: Database
 ) -> None:
     """Guards against a result that comes only once the file exists, one that delays the file, and one day's
     result that hides another's."""
@@ -117,10 +110,10 @@ def test_the_rows_are_looked_at_before_they_are_archived(
     assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert found.description == "2 payloads are not a JSON object"
     metadata = {name: value.value for name, value in found.metadata.items()}
-    assert metadata["events"] == manifest(resource.settings(), DAY).rows
+    assert metadata["events"] == manifest(served.load_settings(), DAY).rows
     assert (metadata["not_objects"], metadata["seqs_twice"]) == (2, 0)
     assert dagster.run(NEXT).success
-    key = dg.AssetCheckKey(events.key, "events_as_expected")
+    key = dg.AssetCheckKey(dg.AssetKey(["outbox", "events"]), "events_as_expected")
     for day, passed in ((DAY, False), (NEXT, True)):
         record = dagster.instance.event_log_storage.get_latest_asset_check_execution_by_key(
             [key], PartitionKeyFilter(key=str(day))
@@ -140,21 +133,21 @@ def test_the_rows_are_looked_at_before_they_are_archived(
     assert again.asset_materializations_for_node(_STEP)
 
 
-def test_a_check_that_fails_holds_no_archive_up(
-    dagster: Dagster, resource: OutboxResource, tmp_path: Path
-) -> None:
+def test_a_check_that_fails_holds_no_archive_up(dagster: Dagster, served: Served, tmp_path: Path) -> None:
     """Guards against days that stay in the table because of a typo in the event catalog."""
     (tmp_path / "catalog.yaml").write_text("events: [")
-    mistyped = OutboxResource(
-        dsn=resource.dsn, archive=resource.archive, catalog_file=str(tmp_path / "catalog.yaml")
+    mistyped = serving(
+        dsn=served.settings["dsn"],
+        archive=served.settings["archive"],
+        catalog_file=str(tmp_path / "catalog.yaml"),
     )
     result = Dagster(dagster.instance, mistyped).run(DAY)
     assert not result.success
     assert result.asset_materializations_for_node(_STEP)
-    assert manifest(resource.settings(), DAY).rows > 20
+    assert manifest(served.load_settings(), DAY).rows > 20
 
 
-def test_a_later_day_hides_no_failure(dagster: Dagster, resource: OutboxResource, database: Database) -> None:
+def test_a_later_day_hides_no_failure(dagster: Dagster, served: Served, database: Database) -> None:
     """Guards against a check that is green for all days because the last one is."""
     dagster.run(DAY)
     database.rows("ALTER TABLE outbox DISABLE TRIGGER outbox_append_only")
@@ -177,9 +170,7 @@ def test_a_later_day_hides_no_failure(dagster: Dagster, resource: OutboxResource
     assert str(verdict.metadata["differences"].value).splitlines()[-1] == f"- {difference}"
 
 
-def test_a_tampered_file_of_a_dropped_day(
-    dagster: Dagster, resource: OutboxResource, database: Database
-) -> None:
+def test_a_tampered_file_of_a_dropped_day(dagster: Dagster, served: Served, database: Database) -> None:
     """Guards against a check that can say nothing once the rows are gone."""
     dagster.run(DAY)
     database.rows(f"DROP TABLE outbox_{DAY:%Y%m%d}")
@@ -188,7 +179,7 @@ def test_a_tampered_file_of_a_dropped_day(
     verdict = dagster.verdict(DAY)
     assert verdict is not None
     assert verdict.passed
-    path = file(resource.settings(), DAY)
+    path = file(served.load_settings(), DAY)
     path.write_bytes(path.read_bytes()[:-1])
     assert dagster.run(DAY).success
     verdict = dagster.verdict(DAY)
@@ -199,11 +190,11 @@ def test_a_tampered_file_of_a_dropped_day(
 
 @pytest.mark.parametrize("setting", [{}, {"archive": "/proc/archive"}, {"db_schema": "elsewhere"}])
 def test_a_refusal_is_one_line(
-    database: Database, dagster: Dagster, resource: OutboxResource, setting: dict[str, str]
+    database: Database, dagster: Dagster, served: Served, setting: dict[str, str]
 ) -> None:
     """Guards against a stack trace for a day that is not ready, and for a set-up that is not right."""
-    given = {"dsn": database.dsn, "archive": resource.archive} | setting
-    wrong = Dagster(dagster.instance, OutboxResource(**given))
+    given = {"dsn": database.dsn, "archive": served.settings["archive"]} | setting
+    wrong = Dagster(dagster.instance, replace(serving(**given), partition_start=date(2026, 1, 1)))
     # Today is no partition: no day that can be chosen is not over.
     day = DAY if setting else date(2026, 1, 2)
     result = wrong.run(day)
@@ -221,16 +212,16 @@ def test_a_refusal_is_one_line(
     assert wrong.verdict(day) is None
 
 
-def test_a_range_of_days(dagster: Dagster, database: Database, resource: OutboxResource) -> None:
+def test_a_range_of_days(dagster: Dagster, database: Database, served: Served) -> None:
     """Guards against a backfill that takes all days in one run, and fails all for one."""
     # Dagster's default: a run for each.
-    assert archive.backfill_policy is None
+    assert dagster.definitions.get_assets_def(ARCHIVE).backfill_policy is None
     job = dagster.definitions.resolve_job_def("archive_day")
-    assert job.partitions_def == DAYS
-    keys = DAYS.get_partition_keys_in_range(dg.PartitionKeyRange(str(DAY), str(days_ago(2))))
+    assert job.partitions_def == served.days
+    keys = served.days.get_partition_keys_in_range(dg.PartitionKeyRange(str(DAY), str(days_ago(2))))
     assert keys == [str(DAY), str(NEXT), str(days_ago(2))]
     assert all(dagster.run(date.fromisoformat(key)).success for key in keys)
-    done = dagster.instance.get_materialized_partitions(archive.key)
+    done = dagster.instance.get_materialized_partitions(ARCHIVE)
     assert done == set(keys)
     query = "SELECT day::text FROM outbox_days WHERE state = 'archived' AND proven_at IS NOT NULL ORDER BY 1"
     assert [day for (day,) in database.rows(query)] == keys
@@ -242,66 +233,64 @@ NOON = datetime.now(UTC).replace(hour=12, minute=37, second=0, microsecond=0)
 
 
 def tick(
-    dagster: Dagster, resource: OutboxResource, at: datetime = NOON
+    dagster: Dagster, served: Served, at: datetime = NOON
 ) -> tuple[list[tuple[str | None, str | None]], str | None]:
     """What a tick asks for, as days and keys of runs; and why it skips."""
     # As a block: the context opens the instance once more, and Dagster remembers it until it is closed.
     with dg.build_schedule_context(
         dagster.instance,
         at,
-        resources={"outbox_pipelines": resource},
         repository_def=dagster.definitions.get_repository_def(),
     ) as context:
-        found = archive_days.evaluate_tick(context)
+        found = schedule_of(served, "archive_days").evaluate_tick(context)
     requests = found.run_requests or []
     return [(request.partition_key, request.run_key) for request in requests], found.skip_message
 
 
-def test_each_closed_day_is_requested_once(
-    dagster: Dagster, database: Database, resource: OutboxResource
-) -> None:
+def test_each_closed_day_is_requested_once(dagster: Dagster, database: Database, served: Served) -> None:
     """Guards against days that wait for an operator, and against two runs of one day."""
-    assert tick(dagster, resource) == ([], "every closed day is archived")
-    close.close(resource.settings(), DAY)
-    close.close(resource.settings(), NEXT)
-    requests, _ = tick(dagster, resource)
+    assert tick(dagster, served) == ([], "every closed day is archived")
+    close.close(served.load_settings(), DAY)
+    close.close(served.load_settings(), NEXT)
+    requests, _ = tick(dagster, served)
     assert [day for day, _ in requests] == [str(DAY), str(NEXT)]
     # The same tick again asks for the same runs; the next one tries again.
-    assert tick(dagster, resource)[0] == requests
-    later, _ = tick(dagster, resource, NOON + timedelta(hours=1))
+    assert tick(dagster, served)[0] == requests
+    later, _ = tick(dagster, served, NOON + timedelta(hours=1))
     assert [day for day, _ in later] == [str(DAY), str(NEXT)]
     assert not set(later) & set(requests)
     dagster.run(DAY)
-    assert [day for day, _ in tick(dagster, resource)[0]] == [str(NEXT)]
+    assert [day for day, _ in tick(dagster, served)[0]] == [str(NEXT)]
 
 
-def test_a_day_at_work_is_left_alone(dagster: Dagster, database: Database, resource: OutboxResource) -> None:
+def test_a_day_at_work_is_left_alone(dagster: Dagster, database: Database, served: Served) -> None:
     """Guards against a second run each hour of a day that takes longer; one that failed is tried again."""
-    close.close(resource.settings(), DAY)
+    close.close(served.load_settings(), DAY)
     job = dagster.definitions.resolve_job_def("archive_day")
     dagster.instance.create_run_for_job(job, tags={"dagster/partition": str(NEXT)})
-    tags = {**ours.TAGS, "dagster/partition": str(DAY)}
+    tags = {**served.run_tags, "dagster/partition": str(DAY)}
     run = dagster.instance.create_run_for_job(job, tags=tags)
-    assert tick(dagster, resource) == ([], f"runs in progress for {DAY}")
-    close.close(resource.settings(), NEXT)
-    assert [day for day, _ in tick(dagster, resource)[0]] == [str(NEXT)]
+    assert tick(dagster, served) == ([], f"runs in progress for {DAY}")
+    close.close(served.load_settings(), NEXT)
+    assert [day for day, _ in tick(dagster, served)[0]] == [str(NEXT)]
     dagster.instance.report_run_failed(run)
-    assert [day for day, _ in tick(dagster, resource)[0]] == [str(DAY), str(NEXT)]
+    assert [day for day, _ in tick(dagster, served)[0]] == [str(DAY), str(NEXT)]
 
 
 def test_without_an_archive_nothing_is_requested(
-    dagster: Dagster, database: Database, resource: OutboxResource
+    dagster: Dagster, database: Database, served: Served
 ) -> None:
     """Guards against an hourly failure where no archive is configured."""
-    close.close(resource.settings(), DAY)
+    close.close(served.load_settings(), DAY)
     for archive_ in ("", "none"):
-        requests, reason = tick(dagster, OutboxResource(dsn=database.dsn, archive=archive_))
+        requests, reason = tick(dagster, serving(dsn=database.dsn, archive=archive_))
         assert requests == []
         assert "set OUTBOX_ARCHIVE" in str(reason)
 
 
 def test_it_runs_automatically() -> None:
     """Guards against a schedule that a user must find and switch on."""
+    archive_days = schedule_of(serving(), "archive_days")
     assert archive_days.default_status is dg.DefaultScheduleStatus.RUNNING
     assert archive_days.job_name == "archive_day"
     # Not with everybody's jobs, at the full hour.

@@ -7,9 +7,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from outbox_pipelines.defs.cleaning import clean_table, clean_table_schedule
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.outbox import Outbox as Served
 from tests.cleaning.conftest import SOME, Cleaning, Make, make
+from tests.defs.conftest import job_of, schedule_of, serving
 from tests.relay.marked_table import textbook
 
 __all__ = ["make"]
@@ -25,14 +25,12 @@ def cleaning(make: Make, monkeypatch: pytest.MonkeyPatch) -> Cleaning:
     return cleaning
 
 
-def _resource(cleaning: Cleaning) -> OutboxResource:
-    return OutboxResource(dsn=cleaning.settings.dsn, kafka=cleaning.settings.kafka)
+def _served(cleaning: Cleaning) -> Served:
+    return serving(dsn=cleaning.settings.dsn, kafka=cleaning.settings.kafka)
 
 
 def _run(cleaning: Cleaning) -> dg.ExecuteInProcessResult:
-    return clean_table.execute_in_process(
-        resources={"outbox_pipelines": _resource(cleaning)}, raise_on_error=False
-    )
+    return job_of(_served(cleaning), "clean_table").execute_in_process(raise_on_error=False)
 
 
 def test_rows_are_removed(cleaning: Cleaning) -> None:
@@ -61,9 +59,10 @@ def test_the_schedule_starts_it_if_it_is_configured(
     cleaning: Cleaning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against rows that are removed although nobody asked for it."""
-    with dg.build_schedule_context(resources={"outbox_pipelines": _resource(cleaning)}) as context:
-        assert isinstance(clean_table_schedule(context), dg.RunRequest)
+    schedule = schedule_of(_served(cleaning), "clean_table")
+    with dg.build_schedule_context() as context:
+        assert isinstance(schedule(context), dg.RunRequest)
         monkeypatch.delenv("OUTBOX_CLEAN_AFTER_HOURS")
-        skipped = clean_table_schedule(context)
+        skipped = schedule(context)
     assert isinstance(skipped, dg.SkipReason)
     assert "no clean-up configured" in str(skipped.skip_message)

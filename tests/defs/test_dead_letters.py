@@ -8,11 +8,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from outbox_pipelines.defs.relay.dead_letters import dead_letters_job
 from outbox_pipelines.relay import service
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox
-from tests.defs.conftest import failure_of, records_of, resource_of
+from tests.defs.conftest import failure_of, job_of, records_of, served_of
 
 
 @pytest.fixture
@@ -25,9 +24,8 @@ def letter(outbox: Outbox) -> str:
 
 
 def _run(outbox: Outbox, instance: dg.DagsterInstance, **config: Any) -> dg.ExecuteInProcessResult:
-    return dead_letters_job.execute_in_process(
+    return job_of(served_of(outbox), "dead_letters").execute_in_process(
         run_config={"ops": {"act_on_dead_letters": {"config": config}}},
-        resources={"outbox_pipelines": resource_of(outbox)},
         instance=instance,
         raise_on_error=False,
     )

@@ -13,6 +13,7 @@ import pytest
 
 from outbox_pipelines.definitions import defs
 from outbox_pipelines.errors import SetupError
+from tests.defs.conftest import serving
 
 EVENTS, TABLES = dg.AssetKey(["outbox", "events"]), dg.AssetKey(["application", "tables"])
 
@@ -127,14 +128,13 @@ def test_the_instance_template_is_what_dagster_reads(tmp_path: Path) -> None:
         assert instance.get_settings("retention")["sensor"]["purge_after_days"]["skipped"] == 1
 
 
-def test_resource_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outbox_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an override that is ignored, and a wrong one that surfaces as pydantic's many lines."""
-    from outbox_pipelines.defs.resources import OutboxResource
 
     monkeypatch.setenv("OUTBOX_DSN", "dbname=environment")
     monkeypatch.setenv("OUTBOX_KAFKA", "from-environment")
-    settings = OutboxResource(dsn="dbname=given", db_schema="shop").settings()
+    settings = serving(dsn="dbname=given", schema="shop").load_settings()
     assert settings.require_dsn() == "dbname=given"
     assert (settings.kafka, settings.db_schema) == ("from-environment", "shop")
     with pytest.raises(SetupError, match="OUTBOX_SESSION_SECONDS"):
-        OutboxResource(session_seconds=0).settings()
+        serving(session_seconds=0).load_settings()

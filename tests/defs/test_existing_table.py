@@ -8,15 +8,12 @@ from contextlib import contextmanager
 import dagster as dg
 import pytest
 
-from outbox_pipelines.defs.archive import archive_days
-from outbox_pipelines.defs.dropped import drop_days
-from outbox_pipelines.defs.partitions import maintain_partitions_schedule
+from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.defs.relay.owner import owner_of
 from outbox_pipelines.defs.relay.session import Session
-from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.quality.rules import OF_TABLES
 from tests.conftest import wait_until
-from tests.defs.conftest import run
+from tests.defs.conftest import run, schedule_of, serving
 from tests.defs.test_health import _tick as health_tick
 from tests.defs.test_supervisor import evaluate
 from tests.relay.marked_table.conftest import Make, make_table, table
@@ -26,9 +23,9 @@ __all__ = ["Make", "make_table", "table"]
 
 
 @pytest.fixture
-def resource(table: Table, monkeypatch: pytest.MonkeyPatch) -> OutboxResource:
+def served(table: Table, monkeypatch: pytest.MonkeyPatch) -> Served:
     monkeypatch.setenv("OUTBOX_TABLE_FILE", str(table.settings.table_file))
-    return OutboxResource(
+    return serving(
         dsn=table.settings.dsn, kafka=table.settings.kafka, topic=table.settings.topic, session_seconds=600
     )
 
@@ -48,10 +45,10 @@ def _session(table: Table, run_id: str, seconds: float) -> Iterator[Session]:
 def test_a_run_publishes(
     instance: dg.DagsterInstance,
     table: Table,
-    resource: OutboxResource,
+    served: Served,
 ) -> None:
     seqs = table.write(("a", {"n": 1}), ("b", {"n": 2}))
-    result, _ = run("relay_once", instance, resource)
+    result, _ = run("relay_once", instance, served)
     assert result.success
     assert not table.pending()
     assert len(table.messages()) == len(seqs)
@@ -73,17 +70,17 @@ def test_sessions_hand_over(table: Table) -> None:
 def test_the_supervisor_keeps_it_relayed(
     instance: dg.DagsterInstance,
     table: Table,
-    resource: OutboxResource,
+    served: Served,
 ) -> None:
-    (request,) = evaluate(instance, resource).run_requests or []
+    (request,) = evaluate(instance, served).run_requests or []
     assert request.run_config == {"ops": {"relay_shard": {"config": {"shard": 0}}}}
     with _session(table, "1111111122", 600) as session:
         wait_until(lambda: session.progress() is not None, what="the session")
-        result = evaluate(instance, resource)
+        result = evaluate(instance, served)
         assert not result.run_requests
         assert "shard 0 has been relayed by dagster run 11111111 on here for" in str(result.skip_reason)
     with table.relayed():
-        result = evaluate(instance, resource)
+        result = evaluate(instance, served)
         assert not result.run_requests
         assert "which Dagster did not start" in str(result.skip_reason)
 
@@ -91,7 +88,7 @@ def test_the_supervisor_keeps_it_relayed(
 def test_its_checks(
     instance: dg.DagsterInstance,
     table: Table,
-    resource: OutboxResource,
+    served: Served,
 ) -> None:
     """Guards against a dead letter that no check shows, and against checks of days that it has not."""
     with table.connect() as connection:
@@ -103,7 +100,7 @@ def test_its_checks(
             "INSERT INTO events (aggregate_type, aggregate_id, event_type, payload, created_at) "
             "VALUES ('order', 'b', 'e', '{}', now() - interval '1 hour')"
         )
-    found, (observation,), _ = health_tick(instance, resource)
+    found, (observation,), _ = health_tick(instance, served)
     assert set(found) == OF_TABLES | {"database"}
     assert {name for name, check in found.items() if not check.passed} == {
         "lag",
@@ -130,10 +127,10 @@ def test_the_command_fails_as_the_checks_do(table: Table) -> None:
     assert quiet.returncode == 0
 
 
-@pytest.mark.parametrize("schedule", [archive_days, drop_days, maintain_partitions_schedule])
-def test_schedules_of_days_skip(resource: OutboxResource, schedule: dg.ScheduleDefinition) -> None:
+@pytest.mark.parametrize("schedule", ["archive_days", "drop_days", "maintain_partitions"])
+def test_schedules_of_days_skip(served: Served, schedule: str) -> None:
     """Guards against a run that fails every hour."""
-    with dg.build_schedule_context(resources={"outbox_pipelines": resource}) as context:
-        skipped = schedule(context)
+    with dg.build_schedule_context() as context:
+        skipped = schedule_of(served, schedule)(context)
     assert isinstance(skipped, dg.SkipReason)
     assert "has no days" in str(skipped.skip_message)

@@ -10,23 +10,20 @@ import pytest
 
 from outbox_pipelines.definitions import defs
 from outbox_pipelines.defs import health as module
-from outbox_pipelines.defs.health import checks, health, health_sensor
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.quality.rules import RULES
-from tests.defs.conftest import records_of
+from tests.defs.conftest import job_of, records_of, sensor_of, serving
 from tests.schema.servers import Database
 
 NAMES = {rule.name for rule in RULES} | {"database"}
 
 
 def _tick(
-    instance: dg.DagsterInstance, resource: OutboxResource, cursor: str | None = None
+    instance: dg.DagsterInstance, served: Served, cursor: str | None = None
 ) -> tuple[dict[str, dg.AssetCheckEvaluation], list[dg.AssetObservation], dg.SensorResult]:
     """A tick: what it reports of the checks, of the asset, and all of it."""
-    with dg.build_sensor_context(
-        instance=instance, cursor=cursor, resources={"outbox_pipelines": resource}
-    ) as context:
-        result = health_sensor(context)
+    with dg.build_sensor_context(instance=instance, cursor=cursor) as context:
+        result = sensor_of(served, "health")(context)
     assert isinstance(result, dg.SensorResult)
     found = list(result.asset_events)
     return (
@@ -37,9 +34,9 @@ def _tick(
 
 
 @pytest.fixture
-def resource(database: Database) -> OutboxResource:
+def served(database: Database) -> Served:
     database.rows("UPDATE outbox_shards SET heartbeat = now()")
-    return OutboxResource(dsn=database.dsn)
+    return serving(dsn=database.dsn)
 
 
 def lose_a_letter(database: Database) -> None:
@@ -51,8 +48,8 @@ def lose_a_letter(database: Database) -> None:
     )
 
 
-def test_a_tick_reports_every_check(instance: dg.DagsterInstance, resource: OutboxResource) -> None:
-    evaluations, (observation,), result = _tick(instance, resource)
+def test_a_tick_reports_every_check(instance: dg.DagsterInstance, served: Served) -> None:
+    evaluations, (observation,), result = _tick(instance, served)
     assert set(evaluations) == NAMES
     assert all(evaluation.passed for evaluation in evaluations.values())
     assert observation.metadata["unpublished"].value == 0
@@ -64,16 +61,16 @@ def test_a_tick_reports_every_check(instance: dg.DagsterInstance, resource: Outb
 
 def test_only_what_changes_is_reported_at_once(
     instance: dg.DagsterInstance,
-    resource: OutboxResource,
+    served: Served,
     database: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Guards against a storage filled with unrequested data, and against news that wait for five minutes."""
-    _, _, first = _tick(instance, resource)
-    evaluations, observations, second = _tick(instance, resource, first.cursor)
+    _, _, first = _tick(instance, served)
+    evaluations, observations, second = _tick(instance, served, first.cursor)
     assert (evaluations, observations) == ({}, [])
     lose_a_letter(database)
-    evaluations, observations, third = _tick(instance, resource, second.cursor)
+    evaluations, observations, third = _tick(instance, served, second.cursor)
     assert set(evaluations) == {"dead_letters"}
     found = evaluations["dead_letters"]
     assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.ERROR)
@@ -84,85 +81,74 @@ def test_only_what_changes_is_reported_at_once(
     assert record.data == {"events": 1, "reason": "too large"}
     assert "dead_letters: 1 dead letters" in str(third.skip_reason)
     monkeypatch.setattr(module, "_REPORT_SECONDS", 0.0)
-    evaluations, observations, fourth = _tick(instance, resource, third.cursor)
+    evaluations, observations, fourth = _tick(instance, served, third.cursor)
     assert (set(evaluations), len(observations)) == ({"dead_letters"}, 1)
     monkeypatch.setattr(module, "_STILL_WELL_SECONDS", 0.0)
-    evaluations, _, _ = _tick(instance, resource, fourth.cursor)
+    evaluations, _, _ = _tick(instance, served, fourth.cursor)
     assert set(evaluations) == NAMES
 
 
 def test_a_text_is_not_old(
     instance: dg.DagsterInstance,
-    resource: OutboxResource,
+    served: Served,
     database: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Guards against an error whose page names the reason of five minutes ago."""
     lose_a_letter(database)
-    _, _, first = _tick(instance, resource)
+    _, _, first = _tick(instance, served)
     database.rows("UPDATE outbox_parked SET last_error = 'not authorized'")
-    evaluations, _, second = _tick(instance, resource, first.cursor)
+    evaluations, _, second = _tick(instance, served, first.cursor)
     assert evaluations["dead_letters"].description == "1 dead letters (1 × not authorized)"
     database.rows("UPDATE outbox_parked SET seq = 2")
     lose_a_letter(database)
     database.rows("UPDATE outbox_parked SET last_error = 'not authorized'")
-    evaluations, _, _ = _tick(instance, resource, second.cursor)
+    evaluations, _, _ = _tick(instance, served, second.cursor)
     assert evaluations == {}
     monkeypatch.setattr(module, "_NUMBERS_SECONDS", 0.0)
-    evaluations, _, _ = _tick(instance, resource, second.cursor)
+    evaluations, _, _ = _tick(instance, served, second.cursor)
     assert evaluations["dead_letters"].description == "2 dead letters (2 × not authorized)"
     assert set(evaluations) == {"dead_letters"}
 
 
 def test_each_check_links_to_its_chapter(
-    instance: dg.DagsterInstance, resource: OutboxResource, monkeypatch: pytest.MonkeyPatch
+    instance: dg.DagsterInstance, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a name of a file where an operator looks for something to click on."""
     monkeypatch.setenv("OUTBOX_RUNBOOK_URL", "https://wiki.example.com/outbox")
-    evaluations, _, _ = _tick(instance, resource)
+    evaluations, _, _ = _tick(instance, served)
     links = {name: evaluation.metadata["runbook"] for name, evaluation in evaluations.items()}
     assert links == {name: dg.MetadataValue.url(f"https://wiki.example.com/outbox#{name}") for name in NAMES}
 
 
-def test_a_lost_database_is_a_failed_check(instance: dg.DagsterInstance, resource: OutboxResource) -> None:
+def test_a_lost_database_is_a_failed_check(instance: dg.DagsterInstance, served: Served) -> None:
     """Guards against a sensor that falls silent when it matters."""
-    _, _, first = _tick(instance, resource)
-    away = OutboxResource(dsn="postgresql://nobody@127.0.0.1:1/nowhere")
+    _, _, first = _tick(instance, served)
+    away = serving(dsn="postgresql://nobody@127.0.0.1:1/nowhere")
     evaluations, observations, second = _tick(instance, away, first.cursor)
     assert set(evaluations) == {"database"}
     assert not evaluations["database"].passed
     assert "cannot connect to the database" in str(evaluations["database"].description)
     assert observations == []
-    evaluations, _, _ = _tick(instance, resource, second.cursor)
+    evaluations, _, _ = _tick(instance, served, second.cursor)
     assert {name for name, each in evaluations.items() if each.passed} == {"database"}
 
 
-def test_the_cursor_survives_a_rule_that_is_gone(
-    instance: dg.DagsterInstance, resource: OutboxResource
-) -> None:
+def test_the_cursor_survives_a_rule_that_is_gone(instance: dg.DagsterInstance, served: Served) -> None:
     """Guards against an upgrade after which every tick fails."""
     cursor = json.dumps({"checks": {"of_old": [2, 0.0]}, "observed": 0.0})
-    evaluations, _, result = _tick(instance, resource, cursor)
+    evaluations, _, result = _tick(instance, served, cursor)
     assert set(evaluations) == NAMES
     assert "of_old" not in json.loads(str(result.cursor))["checks"]
 
 
-def test_the_job_reports_the_same(
-    instance: dg.DagsterInstance, resource: OutboxResource, database: Database
-) -> None:
+def test_the_job_reports_the_same(instance: dg.DagsterInstance, served: Served, database: Database) -> None:
     """Guards against a rerun by hand that says something else than the sensor, or that fails."""
     lose_a_letter(database)
-    definitions = dg.Definitions(
-        assets=[health],
-        asset_checks=[checks],
-        jobs=[module.check_health],
-        resources={"outbox_pipelines": resource},
-        executor=dg.in_process_executor,
-    )
-    result = definitions.resolve_job_def("check_health").execute_in_process(instance=instance)
+    result = job_of(served, "check_health").execute_in_process(instance=instance)
     assert result.success
     by_job = {each.check_name: each for each in result.get_asset_check_evaluations()}
-    by_sensor, _, _ = _tick(instance, resource)
+    by_sensor, _, _ = _tick(instance, served)
     assert set(by_job) == NAMES
     for name in NAMES:
         assert (by_job[name].passed, by_job[name].severity) == (
@@ -181,20 +167,20 @@ def test_every_check_says_what_to_do() -> None:
         assert f"docs/operating.md, {name}." in description
 
 
-def test_observing_measures_now(resource: OutboxResource) -> None:
-    (observed,) = health(outbox_pipelines=resource)
+def test_observing_measures_now(served: Served) -> None:
+    measure: Any = module.health(served)
+    (observed,) = measure()
     assert observed.metadata["unpublished"] == 0
+    measure = module.health(serving(dsn="postgresql://nobody@127.0.0.1:1/nowhere"))
     with pytest.raises(dg.Failure, match="cannot connect to the database"):
-        list(health(outbox_pipelines=OutboxResource(dsn="postgresql://nobody@127.0.0.1:1/nowhere")))
+        list(measure())
 
 
-def test_a_warning_is_no_error(
-    instance: dg.DagsterInstance, resource: OutboxResource, database: Database
-) -> None:
+def test_a_warning_is_no_error(instance: dg.DagsterInstance, served: Served, database: Database) -> None:
     """Guards against pages that are red for what can wait."""
     database.rows("UPDATE outbox_shards SET heartbeat = now() - interval '20 seconds'")
-    found = _tick(instance, resource)[0]["shards_relayed"]
+    found = _tick(instance, served)[0]["shards_relayed"]
     assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.WARN)
     database.rows("UPDATE outbox_shards SET heartbeat = now() - interval '2 minutes'")
-    found = _tick(instance, resource)[0]["shards_relayed"]
+    found = _tick(instance, served)[0]["shards_relayed"]
     assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.ERROR)

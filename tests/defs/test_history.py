@@ -23,12 +23,12 @@ from sqlalchemy.engine import Connection
 
 from outbox_pipelines.definitions import defs
 from outbox_pipelines.defs import history_storage, ours
-from outbox_pipelines.defs.history import LOCATION, purge_history, purge_history_schedule
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.history import LOCATION
+from outbox_pipelines.defs.outbox import PACKAGE
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.postgres import Postgres
 from tests.conftest import Lasting, password_of
-from tests.defs.conftest import failure_of
+from tests.defs.conftest import failure_of, job_of, schedule_of, serving
 from tests.schema.servers import Database, fresh
 
 pytestmark = pytest.mark.slow
@@ -53,7 +53,7 @@ def equal() -> dg.AssetCheckResult:
 def nothing() -> None: ...
 
 
-@dg.job(tags=ours.TAGS)
+@dg.job(tags=serving().run_tags)
 def idle() -> None:
     nothing()
 
@@ -80,12 +80,12 @@ DEFINITIONS = dg.Definitions(
         dg.define_asset_job(
             "archive_day",
             selection=dg.AssetSelection.assets(archived) - dg.AssetSelection.checks(mine),
-            tags=ours.TAGS,
+            tags=serving().run_tags,
         ),
         dg.define_asset_job(
             "without_check",
             selection=dg.AssetSelection.assets(archived).without_checks(),
-            tags=ours.TAGS,
+            tags=serving().run_tags,
         ),
         dg.define_asset_job(
             "my_days", selection=dg.AssetSelection.assets(archived) - dg.AssetSelection.checks(mine)
@@ -176,9 +176,8 @@ def age(instance: dg.DagsterInstance, days: int) -> None:
 
 def purge(instance: dg.DagsterInstance, **tags: str) -> dict[str, Any]:
     """What the job reports about itself, and under "log" its lines."""
-    result = purge_history.execute_in_process(
+    result = job_of(serving(), "purge_history").execute_in_process(
         instance=instance,
-        resources={"outbox_pipelines": OutboxResource()},
         tags=tags or {LOCATION: OURS},
         raise_on_error=False,
     )
@@ -315,9 +314,9 @@ def test_a_run_of_chosen_assets_is_ours_where_all_are(
     """Guards against runs that stay permanently because they were started on an asset's page; and against the
     loss of those that the user's assets were part of."""
     chosen = {"asset_selection": frozenset(assets), "asset_check_selection": checks and frozenset(checks)}
-    assert ours.is_ours(dg.DagsterRun("__ASSET_JOB", **chosen)) is expected  # type: ignore[arg-type]
+    assert ours.is_ours(serving(), dg.DagsterRun("__ASSET_JOB", **chosen)) is expected  # type: ignore[arg-type]
     # What a user's own job chooses is the user's run.
-    assert not ours.is_ours(dg.DagsterRun("my_days", **chosen))  # type: ignore[arg-type]
+    assert not ours.is_ours(serving(), dg.DagsterRun("my_days", **chosen))  # type: ignore[arg-type]
 
 
 def test_all_that_is_here_is_known_as_ours() -> None:
@@ -325,10 +324,10 @@ def test_all_that_is_here_is_known_as_ours() -> None:
     found = defs
     repository = found.get_repository_def()
     jobs = {name for name in repository.job_names if not name.startswith("__")}
-    assert {name for name in jobs if ours.TAGS.items() <= repository.get_job(name).run_tags.items()} == jobs
+    assert {name for name in jobs if PACKAGE.items() <= repository.get_job(name).run_tags.items()} == jobs
     keys = {spec.key for spec in found.resolve_all_asset_specs() if spec.group_name == "outbox"}
-    assert keys == ours.ASSETS
-    assert set(repository.asset_graph.asset_check_keys) == ours.CHECKS
+    assert keys == ours.assets(serving())
+    assert set(repository.asset_graph.asset_check_keys) == ours.checks(serving())
 
 
 def test_an_archived_day_stays_archived(instance: dg.DagsterInstance) -> None:
@@ -407,7 +406,7 @@ def test_batches_are_bounded(instance: dg.DagsterInstance, monkeypatch: pytest.M
         report(instance, "lag")
     monkeypatch.setattr(history_storage, "BATCH", 3)
     told: list[int] = []
-    history_storage.delete_events(instance, datetime.now(UTC) + timedelta(days=1), told.append)
+    history_storage.delete_events(instance, datetime.now(UTC) + timedelta(days=1), serving(), told.append)
     assert told == [3, 6, 7, 10, 13, 14]
 
 
@@ -442,9 +441,10 @@ def test_a_storage_of_another_kind_is_one_line() -> None:
 
 def test_it_runs_automatically_at_night() -> None:
     """Guards against a schedule that a user must find and switch on."""
-    assert purge_history_schedule.default_status is dg.DefaultScheduleStatus.RUNNING
-    assert purge_history_schedule.job_name == "purge_history"
-    assert purge_history_schedule.cron_schedule == "7 3 * * *"
+    schedule = schedule_of(serving(), "purge_history")
+    assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
+    assert schedule.job_name == "purge_history"
+    assert schedule.cron_schedule == "7 3 * * *"
 
 
 def test_loading_touches_no_internals() -> None:

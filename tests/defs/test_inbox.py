@@ -12,9 +12,9 @@ import psycopg
 import pytest
 
 from outbox_pipelines.consumer import migrate
-from outbox_pipelines.defs.inbox import drain_inbox, handled, inbox_sensor
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.inbox import handled
 from outbox_pipelines.errors import SetupError
+from tests.defs.conftest import job_of, sensor_of, serving
 from tests.schema.servers import Database
 
 SERVICE = """
@@ -56,9 +56,8 @@ def look(instance: dg.DagsterInstance, names: str, cursor: str | None = None) ->
     context = dg.build_sensor_context(
         instance=instance,
         cursor=cursor,
-        resources={"outbox_pipelines": OutboxResource(drain_consumers=names)},
     )
-    return inbox_sensor.evaluate_tick(context)
+    return sensor_of(serving(drain_consumers=names), "inbox").evaluate_tick(context)
 
 
 def test_what_is_due_is_handled_by_a_run(
@@ -68,11 +67,10 @@ def test_what_is_due_is_handled_by_a_run(
     told = look(instance, named)
     assert told.run_requests is not None
     [request] = told.run_requests
-    done = drain_inbox.execute_in_process(
+    done = job_of(serving(), "drain_inbox").execute_in_process(
         run_config=request.run_config,
         tags=request.tags,
         instance=instance,
-        resources={"outbox_pipelines": OutboxResource()},
     )
     assert done.success
     with psycopg.connect(database.dsn) as connection:
@@ -99,7 +97,10 @@ def test_one_run_at_a_time_and_the_backlog_is_observed(
     assert told.run_requests is not None
     [request] = told.run_requests
     instance.create_run_for_job(
-        drain_inbox, run_config=request.run_config, tags=request.tags, status=dg.DagsterRunStatus.STARTED
+        job_of(serving(), "drain_inbox"),
+        run_config=request.run_config,
+        tags=request.tags,
+        status=dg.DagsterRunStatus.STARTED,
     )
     again = look(instance, named, told.cursor)
     assert not again.run_requests
@@ -128,7 +129,7 @@ def test_one_run_at_a_time_and_the_backlog_is_observed(
 def test_the_check_by_hand(database: Database, named: str, change: str, passed: bool, says: str) -> None:
     with database.connect() as connection:
         connection.execute(change.encode())
-    verdict = handled(outbox_pipelines=OutboxResource(drain_consumers=named))
+    verdict = handled(serving(drain_consumers=named))()
     assert isinstance(verdict, dg.AssetCheckResult)
     assert verdict.passed is passed
     assert re.search(says, str(verdict.description))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
 
 from outbox_pipelines.defs import outbox_definitions
-from outbox_pipelines.defs.resources import OutboxResource
 from tests.defs.conftest import failure_of
 
 pytestmark = pytest.mark.slow
@@ -59,12 +59,17 @@ mine = lambda: dg.Definitions(
 """
 
 
+def project() -> dg.Definitions:
+    """The project's own definitions."""
+    names: dict[str, Any] = {"__name__": "project"}
+    exec(PROJECT, names)
+    found: dg.Definitions = names["mine"]()
+    return found
+
+
 @pytest.fixture(scope="module")
 def merged() -> dg.Definitions:
-    project: dict[str, object] = {"__name__": "project"}
-    exec(PROJECT, project)
-    mine = project["mine"]()  # type: ignore[operator]
-    return dg.Definitions.merge(mine, outbox_definitions())
+    return dg.Definitions.merge(project(), outbox_definitions())
 
 
 def test_everything_of_both_is_there(merged: dg.Definitions) -> None:
@@ -87,21 +92,15 @@ def test_each_keeps_its_executor(merged: dg.Definitions) -> None:
 
 
 def test_each_keeps_its_resource(merged: dg.Definitions, instance: dg.DagsterInstance) -> None:
-    """Guards against the user's resource `outbox` under a job here, and against ours under the user's."""
+    """Guards against a resource of ours under the user's jobs."""
     assert merged.resources is not None
-    assert set(merged.resources) == {"outbox", "io_manager", "outbox_pipelines"}
+    assert set(merged.resources) == {"outbox", "io_manager"}
     done = merged.resolve_job_def("all_mails").execute_in_process(instance=instance)
     assert done.asset_materializations_for_node("mails")[0].metadata["mails"].value == 7
     job = merged.resolve_job_def("maintain_partitions")
     failed = job.execute_in_process(instance=instance, raise_on_error=False)
     [error, *_] = instance.all_logs(failed.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
     assert "OUTBOX_DSN" in failure_of(error.dagster_event)
-
-
-def test_settings_of_its_own() -> None:
-    """Guards against a resource that is given and not used."""
-    resource = OutboxResource(dsn=dg.EnvVar("SHOP_DSN"))
-    assert outbox_definitions(resource=resource).resources == {"outbox_pipelines": resource}
 
 
 @pytest.mark.parametrize(

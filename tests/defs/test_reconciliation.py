@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -9,15 +10,13 @@ import dagster as dg
 import pytest
 from dagster._core.event_api import PartitionKeyFilter
 
-from outbox_pipelines.defs.events import DAYS, events
-from outbox_pipelines.defs.reconciliation import reconcile_day, reconciliation
-from outbox_pipelines.defs.relay.assets import relay
+from outbox_pipelines.defs.reconciliation import reconciliation
 from tests.conftest import Outbox
-from tests.defs.conftest import failure_of, metadata_of, resource_of
+from tests.defs.conftest import failure_of, job_of, metadata_of, served_of, serving
 from tests.reconciliation.place import DAY, Place
 from tests.relay.topic import create_topic
 
-CHECK = dg.AssetCheckKey(reconciliation.key, "nothing_is_lost")
+CHECK = dg.AssetCheckKey(dg.AssetKey(["outbox", "reconciliation"]), "nothing_is_lost")
 
 
 @pytest.fixture
@@ -30,13 +29,8 @@ def _run(
     place: Place, instance: dg.DagsterInstance, day: date, **overrides: str
 ) -> dg.ExecuteInProcessResult:
     consumers = str(place.file) if place.file.exists() else None
-    definitions = dg.Definitions(
-        assets=[events, relay, reconciliation],
-        jobs=[reconcile_day],
-        resources={"outbox_pipelines": resource_of(place.outbox, consumers_file=consumers)},
-        executor=dg.in_process_executor,
-    )
-    job = definitions.resolve_job_def("reconcile_day")
+    served = replace(served_of(place.outbox, consumers_file=consumers), partition_start=date(2026, 1, 1))
+    job = job_of(served, "reconcile_day")
     return job.execute_in_process(instance=instance, partition_key=str(day), raise_on_error=False)
 
 
@@ -93,6 +87,8 @@ def test_a_failure_is_one_line(place: Place, instance: dg.DagsterInstance) -> No
 
 
 def test_its_days_are_those_of_the_table() -> None:
-    assert reconciliation.partitions_def is DAYS
-    (spec,) = reconciliation.check_specs
-    assert spec.partitions_def is DAYS
+    served = serving()
+    made = reconciliation(served)
+    assert made.partitions_def is served.days
+    (spec,) = made.check_specs
+    assert spec.partitions_def is served.days

@@ -17,12 +17,12 @@ import dagster as dg
 import pytest
 
 from outbox_pipelines import definitions
+from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.defs.relay import assets
-from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.quality.measured import ShardStatus
 from tests.conftest import Message, Outbox, clean_environment, wait_until
-from tests.defs.conftest import RELAY, Hold, failure_of, metadata_of, observed, resource_of, run
+from tests.defs.conftest import RELAY, Hold, failure_of, metadata_of, observed, run, served_of
 
 # Each name is a plot of its own: reports show the time since the last one, and a session shows its totals.
 REPORTED = {"events", "events_per_second", "lag_ms", "greatest_lag_ms"}
@@ -55,11 +55,11 @@ def written(outbox: Outbox) -> dict[str, list[str]]:
 
 
 def test_once_publishes_what_is_committed(
-    outbox: Outbox, instance: dg.DagsterInstance, resource: OutboxResource
+    outbox: Outbox, instance: dg.DagsterInstance, served: Served
 ) -> None:
     """Guards against a run that ends before the backlog does, and metadata that Dagster cannot plot."""
     outbox.fill(2_000)
-    result, numbers = run("relay_once", instance, resource)
+    result, numbers = run("relay_once", instance, served)
     assert result.success
     assert by_key(outbox.messages()) == written(outbox)
     assert numbers is not None
@@ -72,10 +72,10 @@ def test_once_publishes_what_is_committed(
 
 
 def test_once_without_events_is_a_materialization_of_none(
-    instance: dg.DagsterInstance, resource: OutboxResource
+    instance: dg.DagsterInstance, served: Served
 ) -> None:
     """Guards against a division by nothing, and against a quiet day that looks like a failed one."""
-    result, numbers = run("relay_once", instance, resource)
+    result, numbers = run("relay_once", instance, served)
     assert result.success
     assert numbers is not None
     assert numbers["session_events"] == 0
@@ -83,12 +83,12 @@ def test_once_without_events_is_a_materialization_of_none(
 
 
 def test_once_names_the_owner_of_the_shard(
-    outbox: Outbox, instance: dg.DagsterInstance, resource: OutboxResource, hold: Hold
+    outbox: Outbox, instance: dg.DagsterInstance, served: Served, hold: Hold
 ) -> None:
     """Guards against a job that waits, or turns red, because the relay that it replaces is alive."""
     hold("relay-7 on db-host")
     outbox.fill(10)
-    result, numbers = run("relay_once", instance, resource)
+    result, numbers = run("relay_once", instance, served)
     assert result.success
     assert numbers is None
     [observation] = observed(instance, result.run_id)
@@ -98,12 +98,12 @@ def test_once_names_the_owner_of_the_shard(
 
 
 def test_session_ends_where_its_place_is_taken(
-    outbox: Outbox, instance: dg.DagsterInstance, resource: OutboxResource, hold: Hold
+    outbox: Outbox, instance: dg.DagsterInstance, served: Served, hold: Hold
 ) -> None:
     """Guards against standbys that pile up behind an owner and its successor."""
     hold("the owner")
     hold("the successor")
-    result, numbers = run("relay_session", instance, resource)
+    result, numbers = run("relay_session", instance, served)
     assert result.success
     assert numbers is None
     assert "the owner" in str(observed(instance, result.run_id)[0].description)
@@ -118,7 +118,7 @@ def test_sessions_hand_over(outbox: Outbox, instance: dg.DagsterInstance, hold: 
         for _ in range(2):
             before = shard(outbox)
             sessions.append(
-                threads.submit(run, "relay_session", instance, resource_of(outbox, session_seconds=1.0))
+                threads.submit(run, "relay_session", instance, served_of(outbox, session_seconds=1.0))
             )
             wait_until(lambda before=before: shard(outbox).owner not in (None, before.owner))  # type: ignore[misc]
             outbox.fill(1_000)
@@ -143,7 +143,7 @@ def test_session_reports_while_it_runs(
     monkeypatch.setattr(assets, "_FIRST_REPORTS", 0.05)
     outbox.fill(500)
     with ThreadPoolExecutor(1) as threads:
-        session = threads.submit(run, "relay_session", instance, resource_of(outbox, session_seconds=1.0))
+        session = threads.submit(run, "relay_session", instance, served_of(outbox, session_seconds=1.0))
 
         def reports() -> list[dg.AssetObservation]:
             found = instance.get_runs(limit=1)
@@ -186,7 +186,7 @@ def test_session_outlives_a_report_that_fails(
     monkeypatch.setattr(dg.DagsterInstance, "handle_new_event", flaky)
     outbox.fill(500)
     with ThreadPoolExecutor(1) as threads:
-        session = threads.submit(run, "relay_session", instance, resource_of(outbox, session_seconds=1.0))
+        session = threads.submit(run, "relay_session", instance, served_of(outbox, session_seconds=1.0))
         assert failed.wait(20)
         hold("the successor")
         result, numbers = session.result(timeout=30)
@@ -196,12 +196,12 @@ def test_session_outlives_a_report_that_fails(
 
 
 def test_what_an_operator_must_correct_is_one_line(
-    outbox: Outbox, instance: dg.DagsterInstance, resource: OutboxResource
+    outbox: Outbox, instance: dg.DagsterInstance, served: Served
 ) -> None:
     """Guards against a stack trace where the operator needs a sentence."""
     with outbox.connect() as connection:
         connection.execute("DROP TABLE outbox CASCADE; DROP TABLE outbox_migrations")
-    result, _ = run("relay_once", instance, resource)
+    result, _ = run("relay_once", instance, served)
     assert not result.success
     [failed] = instance.all_logs(result.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
     shown = failure_of(failed.dagster_event)
@@ -210,7 +210,7 @@ def test_what_an_operator_must_correct_is_one_line(
 
 
 def test_an_unexpected_error_fails_the_run(
-    outbox: Outbox, instance: dg.DagsterInstance, resource: OutboxResource, monkeypatch: pytest.MonkeyPatch
+    outbox: Outbox, instance: dg.DagsterInstance, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a relay thread whose crash is not reported."""
     from outbox_pipelines.relay import service
@@ -219,7 +219,7 @@ def test_an_unexpected_error_fails_the_run(
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(service, "relay", broken)
-    result, numbers = run("relay_session", instance, resource)
+    result, numbers = run("relay_session", instance, served)
     assert not result.success
     assert numbers is None
 

@@ -17,16 +17,15 @@ from dagster._core.remote_origin import (
 
 from outbox_pipelines import schema
 from outbox_pipelines.defs import places
+from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.defs.places import SHARD
 from outbox_pipelines.defs.relay import sensors
 from outbox_pipelines.defs.relay.owner import owner_of
-from outbox_pipelines.defs.relay.sensors import relay_supervisor
-from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import Stack
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox, fresh_database
-from tests.defs.conftest import Hold, jobs, resource_of
+from tests.defs.conftest import Hold, job_of, sensor_of, served_of, serving
 
 QUEUED, STARTED = dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED
 Tick = Callable[[], dg.SensorResult]
@@ -52,7 +51,7 @@ def outbox(migrated: Outbox) -> Outbox:
 @pytest.fixture
 def tick(outbox: Outbox, instance: dg.DagsterInstance) -> Tick:
     """One tick; each sees the runs that are there by then, as the daemon's do."""
-    return lambda: evaluate(instance, resource_of(outbox, session_seconds=600))
+    return lambda: evaluate(instance, served_of(outbox, session_seconds=600))
 
 
 @pytest.fixture
@@ -65,9 +64,9 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Later:
     return move
 
 
-def evaluate(instance: dg.DagsterInstance, resource: OutboxResource) -> dg.SensorResult:
-    context = dg.build_sensor_context(instance=instance, resources={"outbox_pipelines": resource})
-    result = relay_supervisor(context)
+def evaluate(instance: dg.DagsterInstance, served: Served) -> dg.SensorResult:
+    context = dg.build_sensor_context(instance=instance)
+    result = sensor_of(served, "relay_supervisor")(context)
     assert isinstance(result, dg.SensorResult)
     return result
 
@@ -77,7 +76,7 @@ def launched(
 ) -> dg.DagsterRun:
     """What the daemon makes of the one request of a tick."""
     [request] = result.run_requests or []
-    job = jobs(OutboxResource()).resolve_job_def("relay_session")
+    job = job_of(serving(), "relay_session")
     repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("outbox"), "__repository__")
     return instance.create_run_for_job(
         job,
@@ -158,7 +157,7 @@ def test_too_few_places_are_named(outbox: Outbox, tmp_path: Path, hold: Hold) ->
     overrides = {"concurrency": {"runs": {"max_concurrent_runs": 1}}, "telemetry": {"enabled": False}}
     with dg.DagsterInstance.local_temp(str(tmp_path), overrides=overrides) as instance:
         hold(owner_of("a-session", "host:1"))
-        assert "max_concurrent_runs is 1" in reason(evaluate(instance, resource_of(outbox)))
+        assert "max_concurrent_runs is 1" in reason(evaluate(instance, served_of(outbox)))
 
 
 def test_a_session_is_first_in_the_queue(tick: Tick) -> None:
@@ -262,13 +261,13 @@ def test_runs_of_another_outbox_are_not_ours(
 ) -> None:
     """Guards against two outboxes in one Dagster that end each other's sessions."""
     monkeypatch.setattr(places, "of_tick", lambda context: "another outbox")
-    resource = resource_of(outbox)
-    theirs = launched(instance, evaluate(instance, resource))
-    assert evaluate(instance, resource).run_requests
+    served = served_of(outbox)
+    theirs = launched(instance, evaluate(instance, served))
+    assert evaluate(instance, served).run_requests
     # As one value of the tag, two outboxes would have two places in the queue between them.
     assert theirs.tags[SHARD] == "another outbox:0"
     later(3600)
-    assert evaluate(instance, resource).run_requests
+    assert evaluate(instance, served).run_requests
     assert instance.get_run_by_id(theirs.run_id).status is STARTED  # type: ignore[union-attr]
 
 
@@ -281,7 +280,7 @@ def test_tick_fails_where_the_state_is_unknown(
 ) -> None:
     """Guards against a sensor that skips, as if all were well, while it cannot know."""
     with pytest.raises(SetupError, match=remedy) as error:
-        evaluate(instance, resource_of(outbox, **overrides))
+        evaluate(instance, served_of(outbox, **overrides))
     assert "\n" not in str(error.value)
 
 

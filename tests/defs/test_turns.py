@@ -20,9 +20,8 @@ from dagster._daemon.types import DaemonHeartbeat
 
 from outbox_pipelines.defs import places
 from outbox_pipelines.defs.relay import assets, queue
-from outbox_pipelines.defs.relay.sensors import relay_supervisor
 from tests.conftest import Outbox, wait_until
-from tests.defs.conftest import jobs, resource_of
+from tests.defs.conftest import job_of, sensor_of, served_of, serving
 from tests.defs.conftest import run as run_to_its_end
 from tests.defs.test_relay import by_key, shard, written
 
@@ -76,8 +75,8 @@ def put(
     if number is None:
         job, tags = other, {**tags}
     else:
-        job = jobs(resource=None).resolve_job_def("relay_session")  # type: ignore[arg-type]
-        tags = {**job.tags, **places.shard_tag(place, number), **queue.PRIORITY, **tags}
+        job = job_of(serving(), "relay_session")
+        tags = {**job.tags, **places.shard_tag(place, serving(), number), **queue.PRIORITY, **tags}
     repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(place), "__repository__")
     return instance.create_run_for_job(
         job, tags=tags, status=status, remote_job_origin=RemoteJobOrigin(repository, job.name)
@@ -104,7 +103,7 @@ def asked(
     """What a session that is an hour past its time has to do."""
     arguments = {"overdue": 3500.0, "session_seconds": 600.0, "now": time.time() + 3500.0} | given
     beat(instance, ago=time.time() - arguments["now"])
-    return queue.turn(instance, run, number, **arguments)
+    return queue.turn(instance, run, serving(), number, **arguments)
 
 
 def test_a_session_ends_for_a_run_that_is_queued(of: Of) -> None:
@@ -158,7 +157,10 @@ def test_a_session_goes_on(of: Of, why: str) -> None:
     now = time.time() + 3500.0
     if why == "no daemon":
         beat(instance)
-        assert queue.turn(instance, session, 0, overdue=3500.0, session_seconds=600.0, now=now) is None
+        assert (
+            queue.turn(instance, session, serving(), 0, overdue=3500.0, session_seconds=600.0, now=now)
+            is None
+        )
     elif why == "soon":
         assert asked(instance, session, overdue=29.0) is None
         assert asked(instance, session, overdue=31.0) is not None
@@ -192,7 +194,9 @@ def test_everything_gets_its_turn(of: Of, slots: int, shards: int) -> None:
     gaps, longest = dict.fromkeys(range(shards), 0), 0
 
     def of_shard(number: int, status: dg.DagsterRunStatus) -> list[dg.DagsterRun]:
-        found = instance.get_runs(dg.RunsFilter(statuses=[status], tags=places.shard_tag("outbox", number)))
+        found = instance.get_runs(
+            dg.RunsFilter(statuses=[status], tags=places.shard_tag("outbox", serving(), number))
+        )
         return sorted(found, key=lambda run: shown.index(run.run_id) if run.run_id in shown else 0)
 
     # Once round is a session's time: the supervisor asks, sessions give way, other runs end.
@@ -231,13 +235,13 @@ def test_the_session_at_work_gives_its_slot(outbox: Outbox, of: Of, monkeypatch:
     """Guards against a session that never looks, and events that are lost or published twice when it ends."""
     monkeypatch.setattr(assets, "_FIRST_REPORTS", 0.05)
     instance = of(1)
-    resource = resource_of(outbox, session_seconds=1.0)
+    served = served_of(outbox, session_seconds=1.0)
     outbox.fill(1_000)
     with ThreadPoolExecutor(1) as threads:
-        session = threads.submit(run_to_its_end, "relay_session", instance, resource)
+        session = threads.submit(run_to_its_end, "relay_session", instance, served)
         wait_until(lambda: shard(outbox).owner, what="the session")
         # In this process neither the session nor a tick knows of a code location.
-        successor = put(instance, 0, **places.shard_tag(None, 0))
+        successor = put(instance, 0, **places.shard_tag(None, serving(), 0))
         put(instance, None)
         result, numbers = session.result(timeout=120)
     assert result.success
@@ -246,8 +250,8 @@ def test_the_session_at_work_gives_its_slot(outbox: Outbox, of: Of, monkeypatch:
     assert shard(outbox).owner is None
     assert by_key(outbox.messages()) == written(outbox)
     put(instance, None, STARTED)
-    with dg.build_sensor_context(instance=instance, resources={"outbox_pipelines": resource}) as context:
-        tick = relay_supervisor(context)
+    with dg.build_sensor_context(instance=instance) as context:
+        tick = sensor_of(served, "relay_supervisor")(context)
     assert isinstance(tick, dg.SensorResult)
     assert not tick.run_requests
     found = instance.get_run_by_id(successor.run_id)

@@ -17,7 +17,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from outbox_pipelines import schema
 from outbox_pipelines.consumer import Consumer, Event, migrate
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import postgres
 from outbox_pipelines.reconciliation.day import reconcile
@@ -135,7 +135,7 @@ def test_what_is_documented_is_enough(
     for name, value in given.items():
         monkeypatch.setenv(f"OUTBOX_{name}", str(value))
     with dg.instance_for_test() as instance:
-        result, numbers = run("relay_once", instance, OutboxResource(dsn=owner.dsn))
+        result, numbers = run("relay_once", instance, Served(settings={"dsn": owner.dsn}))
     assert result.success
     assert numbers is not None
     assert numbers["session_events"] + service.relay(once, shard=1, until_empty=True).events == 10

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.defs.months import make_months, make_months_schedule
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.months import ahead
 from outbox_pipelines.months.ahead import ensure
@@ -228,11 +228,12 @@ def test_the_command(table: Cleaning) -> None:
 
 def test_the_job(table: Cleaning, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBOX_TABLE_FILE", str(table.settings.table_file))
-    resource = OutboxResource(dsn=table.settings.dsn, kafka=table.settings.kafka)
-    with dg.build_schedule_context(resources={"outbox_pipelines": resource}) as context:
-        skipped = make_months_schedule(context)
+    served = Served(settings={"dsn": table.settings.dsn, "kafka": table.settings.kafka})
+    schedule = make_months_schedule(served)
+    with dg.build_schedule_context() as context:
+        skipped = schedule(context)
         monkeypatch.setenv("OUTBOX_MONTHS_AHEAD", "1")
-        assert isinstance(make_months_schedule(context), dg.RunRequest)
+        assert isinstance(schedule(context), dg.RunRequest)
     assert isinstance(skipped, dg.SkipReason)
-    assert make_months.execute_in_process(resources={"outbox_pipelines": resource}).success
+    assert make_months(served).execute_in_process().success
     assert len(table.execute(NAMES)) == 2

@@ -3,16 +3,15 @@
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 import logging
 import time
-from typing import Any
+from typing import Any, Final
 
 import dagster as dg
 from pydantic import Field
 
-from outbox_pipelines.defs.events import OWNERS, events
+from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.relay import queue
 from outbox_pipelines.defs.relay.owner import owner_of
 from outbox_pipelines.defs.relay.session import Progress, Session
-from outbox_pipelines.defs.resources import OutboxResource
 from outbox_pipelines.defs.topics import topic_key
 from outbox_pipelines.errors import SetupError
 
@@ -36,13 +35,8 @@ class RelayConfig(dg.Config):
 
 # Nothing to materialize: a session that was killed would show as "Failed" while the next one relays, and
 # "Materialize all" on a page would start another.
-relay = dg.AssetSpec(
-    ["outbox", "relay"],
-    deps=[events],
-    group_name="outbox",
-    owners=OWNERS,
-    kinds={"postgres", "kafka"},
-    description="""The committed events, published to Kafka in order.
+_RELAY: Final = """\
+The committed events, published to Kafka in order.
 
 A running session observes the asset if it has published events: every ten seconds at first, later every
 minute. An observation has the number of events since the last report, the rate and the lag. At the end of a
@@ -54,51 +48,70 @@ Use: let the sensor `relay_supervisor` start the sessions. By hand: the job `rel
 When a session fails: its run says in one line what to correct (database, schema, broker). Nothing is lost:
 the next session continues where this one ended. An event that Kafka refuses does not end a session: it is
 parked. The check `shards_relayed` of `outbox/health` shows whether a relay is active now.
-""",
-)
+"""
 
 
-@dg.op
-def relay_shard(
-    context: dg.OpExecutionContext, config: RelayConfig, outbox_pipelines: OutboxResource
-) -> None:
-    """Publish a shard's events until the session time ends or, with `until_empty`, until none is left."""
-    # Imported here so that definitions load without the drivers.
-    from outbox_pipelines.relay.core.errors import ShardLostError
-    from outbox_pipelines.relay.service import ShardOwnedError, default_owner
+def relay(outbox: Outbox) -> dg.AssetSpec:
+    """Return the asset `relay`."""
 
-    interrupted: BaseException | None = None
-    progress: Progress | None = None
-    try:
-        settings = outbox_pipelines.settings()
-        session = Session(
-            settings,
-            shard=config.shard,
-            owner=owner_of(context.run.run_id, default_owner()),
-            until_empty=config.until_empty,
-            hand_over_after=None if config.until_empty else settings.session_seconds,
-        )
+    return dg.AssetSpec(
+        outbox.key("relay"),
+        deps=[outbox.key("events")],
+        group_name=outbox.asset_group,
+        tags=outbox.asset_tags,
+        owners=outbox.owners,
+        kinds={"postgres", "kafka"},
+        description=outbox.text(_RELAY),
+    )
+
+
+def relay_shard(outbox: Outbox, job: str) -> dg.OpDefinition:
+    """Return the op of a job that relays."""
+
+    # A name for each job: two ops of one name clash.
+    @dg.op(name=outbox.name_of(f"{job}_shard"))
+    def relay_shard(context: dg.OpExecutionContext, config: RelayConfig) -> None:
+        """Publish a shard's events until the session time ends or, with `until_empty`, until none is left."""
+        # Imported here so that definitions load without the drivers.
+        from outbox_pipelines.relay.core.errors import ShardLostError
+        from outbox_pipelines.relay.service import ShardOwnedError, default_owner
+
+        interrupted: BaseException | None = None
+        progress: Progress | None = None
         try:
-            with session:
-                _attend(context, session, config, settings.session_seconds)
-        except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt) as error:
-            # The session has still ended properly.
-            interrupted = error
-        progress = session.progress()
+            settings = outbox.load_settings()
+            session = Session(
+                settings,
+                shard=config.shard,
+                owner=owner_of(context.run.run_id, default_owner()),
+                until_empty=config.until_empty,
+                hand_over_after=None if config.until_empty else settings.session_seconds,
+            )
+            try:
+                with session:
+                    _attend(context, outbox, session, config, settings.session_seconds)
+            except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt) as error:
+                # The session has still ended properly.
+                interrupted = error
+            progress = session.progress()
+            if progress is not None:
+                _observe_topics(context, outbox, progress.topics, progress)
+            session.result()
+        except ShardOwnedError as error:
+            context.log_event(
+                dg.AssetObservation(
+                    outbox.key("relay"), description=str(error), metadata={"owned_by": str(error)}
+                )
+            )
+        except (SetupError, ShardLostError) as error:
+            metadata = _of_session(progress) if progress else {}
+            raise dg.Failure(str(error), metadata=metadata, allow_retries=False) from None
         if progress is not None:
-            _observe_topics(context, progress.topics, progress)
-        session.result()
-    except ShardOwnedError as error:
-        context.log_event(
-            dg.AssetObservation(relay.key, description=str(error), metadata={"owned_by": str(error)})
-        )
-    except (SetupError, ShardLostError) as error:
-        metadata = _of_session(progress) if progress else {}
-        raise dg.Failure(str(error), metadata=metadata, allow_retries=False) from None
-    if progress is not None:
-        context.log_event(dg.AssetMaterialization(relay.key, metadata=_of_session(progress)))
-    if interrupted is not None and (config.until_empty or _is_cancelled(context)):
-        raise interrupted
+            context.log_event(dg.AssetMaterialization(outbox.key("relay"), metadata=_of_session(progress)))
+        if interrupted is not None and (config.until_empty or _is_cancelled(context)):
+            raise interrupted
+
+    return relay_shard
 
 
 def _is_cancelled(context: dg.OpExecutionContext) -> bool:
@@ -108,7 +121,11 @@ def _is_cancelled(context: dg.OpExecutionContext) -> bool:
 
 
 def _attend(
-    context: dg.OpExecutionContext, session: Session, config: RelayConfig, session_seconds: float
+    context: dg.OpExecutionContext,
+    outbox: Outbox,
+    session: Session,
+    config: RelayConfig,
+    session_seconds: float,
 ) -> None:
     """Observe a session's progress until it ends or other runs need its slot."""
     before: Progress | None = None
@@ -118,7 +135,7 @@ def _attend(
         if now is None:
             continue
         overdue = now.seconds - session_seconds
-        if not config.until_empty and _gives_turn(context, config.shard, overdue, session_seconds):
+        if not config.until_empty and _gives_turn(context, outbox, config.shard, overdue, session_seconds):
             return
         if time.monotonic() < report_at or now.events == (before.events if before else 0):
             continue
@@ -127,16 +144,18 @@ def _attend(
         metadata = _since(now, before, session.take_greatest_lag())
         _observe(
             context,
-            relay.key,
+            outbox.key("relay"),
             f"{metadata['events']:,} events, {metadata['events_per_second']:,.0f} a second; "
             f"{now.events:,} in this session",
             metadata,
         )
-        _observe_topics(context, now.topics - (before.topics if before else frozenset()))
+        _observe_topics(context, outbox, now.topics - (before.topics if before else frozenset()))
         before = now
 
 
-def _gives_turn(context: dg.OpExecutionContext, shard: int, overdue: float, session_seconds: float) -> bool:
+def _gives_turn(
+    context: dg.OpExecutionContext, outbox: Outbox, shard: int, overdue: float, session_seconds: float
+) -> bool:
     """Return whether the session must end although its successor is still queued."""
     if overdue < 0:
         return False
@@ -144,6 +163,7 @@ def _gives_turn(context: dg.OpExecutionContext, shard: int, overdue: float, sess
         turn = queue.turn(
             context.instance,
             context.run,
+            outbox,
             shard,
             overdue=overdue,
             session_seconds=session_seconds,
@@ -159,13 +179,13 @@ def _gives_turn(context: dg.OpExecutionContext, shard: int, overdue: float, sess
 
 
 def _observe_topics(
-    context: dg.OpExecutionContext, topics: frozenset[str], ended: Progress | None = None
+    context: dg.OpExecutionContext, outbox: Outbox, topics: frozenset[str], ended: Progress | None = None
 ) -> None:
     """Observe the topics of the session; at its end with its event count if it published to only one."""
     # To count events per topic, the relay would have to inspect each event.
     metadata = {"session_events": ended.events} if ended and len(ended.topics) == 1 else {}
     for topic in sorted(topics):
-        _observe(context, topic_key(topic), "a relay session publishes to this topic", metadata)
+        _observe(context, topic_key(outbox, topic), "a relay session publishes to this topic", metadata)
 
 
 def _observe(

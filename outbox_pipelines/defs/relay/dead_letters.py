@@ -2,15 +2,14 @@
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import UUID
 
 import dagster as dg
 from pydantic import Field
 
-from outbox_pipelines.defs import ours
 from outbox_pipelines.defs.failures import one_line
-from outbox_pipelines.defs.resources import OutboxResource
+from outbox_pipelines.defs.outbox import Outbox
 
 if TYPE_CHECKING:
     from outbox_pipelines.relay.parking.dead_letters import DeadLetterRow, Replayed
@@ -35,50 +34,58 @@ class DeadLettersConfig(dg.Config):
     )
 
 
-@dg.op
-def act_on_dead_letters(
-    context: dg.OpExecutionContext, config: DeadLettersConfig, outbox_pipelines: OutboxResource
-) -> None:
-    """List the selected dead letters, then replay or discard them if requested."""
-    # Imported here so that definitions load without the drivers.
-    from outbox_pipelines.relay.parking import dead_letters
+def act_on_dead_letters(outbox: Outbox) -> dg.OpDefinition:
+    """Return the op `act_on_dead_letters`."""
 
-    try:
-        which = dead_letters.Filter(
-            ids=tuple(UUID(one) for one in config.ids),
-            event_type=config.event_type,
-            aggregate_type=config.aggregate_type,
-            aggregate_id=config.aggregate_id,
-            error=config.error,
-        )
-    except ValueError as error:
-        raise dg.Failure(f"{error}: use the ids that `list` shows", allow_retries=False) from None
-    if config.action != "list" and which.is_empty is not config.everything:
-        raise dg.Failure("set ids or a filter, or set only `everything`", allow_retries=False)
-    if config.action != "list" and not config.reason.strip():
-        raise dg.Failure("reason is empty: set it; it is recorded in the audit", allow_retries=False)
-    actor = f"Dagster run {context.run_id[:8]}"
-    done = 0
-    replayed = None
-    with one_line():
-        settings = outbox_pipelines.settings()
-        found = dead_letters.find(settings, which)
-        if config.action == "replay":
-            replayed = dead_letters.replay(
-                settings, which, actor=actor, reason=config.reason, seconds=config.wait_seconds
+    @dg.op(name=outbox.name_of("act_on_dead_letters"))
+    def act_on_dead_letters(context: dg.OpExecutionContext, config: DeadLettersConfig) -> None:
+        """List the selected dead letters, then replay or discard them if requested."""
+        # Imported here so that definitions load without the drivers.
+        from outbox_pipelines.relay.parking import dead_letters
+
+        try:
+            which = dead_letters.Filter(
+                ids=tuple(UUID(one) for one in config.ids),
+                event_type=config.event_type,
+                aggregate_type=config.aggregate_type,
+                aggregate_id=config.aggregate_id,
+                error=config.error,
             )
-            done = replayed.done
+        except ValueError as error:
+            raise dg.Failure(f"{error}: use the ids that `list` shows", allow_retries=False) from None
+        if config.action != "list" and which.is_empty is not config.everything:
+            raise dg.Failure("set ids or a filter, or set only `everything`", allow_retries=False)
+        if config.action != "list" and not config.reason.strip():
+            raise dg.Failure("reason is empty: set it; it is recorded in the audit", allow_retries=False)
+        actor = f"Dagster run {context.run_id[:8]}"
+        done = 0
+        replayed = None
+        with one_line():
+            settings = outbox.load_settings()
+            found = dead_letters.find(settings, which)
+            if config.action == "replay":
+                replayed = dead_letters.replay(
+                    settings, which, actor=actor, reason=config.reason, seconds=config.wait_seconds
+                )
+                done = replayed.done
+            elif config.action == "discard":
+                done = dead_letters.act(settings, "discard", which, actor=actor, reason=config.reason)
+        context.add_output_metadata(
+            {
+                "found": found.total,
+                "done": done,
+                "by_reason": found.by_error,
+                "dead_letters": _table(found.rows),
+            }
+        )
+        if replayed is not None:
+            _tell_replayed(context, replayed, config.wait_seconds)
         elif config.action == "discard":
-            done = dead_letters.act(settings, "discard", which, actor=actor, reason=config.reason)
-    context.add_output_metadata(
-        {"found": found.total, "done": done, "by_reason": found.by_error, "dead_letters": _table(found.rows)}
-    )
-    if replayed is not None:
-        _tell_replayed(context, replayed, config.wait_seconds)
-    elif config.action == "discard":
-        context.log.info(f"discarded: {done:,} of {found.total:,}")
-    else:
-        context.log.info(f"dead letters found: {found.total:,}; shown in the table: {len(found.rows):,}")
+            context.log.info(f"discarded: {done:,} of {found.total:,}")
+        else:
+            context.log.info(f"dead letters found: {found.total:,}; shown in the table: {len(found.rows):,}")
+
+    return act_on_dead_letters
 
 
 def _tell_replayed(context: dg.OpExecutionContext, replayed: "Replayed", seconds: float) -> None:
@@ -126,11 +133,8 @@ def _table(rows: Iterable["DeadLetterRow"]) -> dg.MetadataValue[Any]:
     )
 
 
-@dg.job(
-    tags=ours.TAGS,
-    executor_def=ours.EXECUTOR,
-    name="dead_letters",
-    description="""Lists, replays or discards dead letters, like `outbox dead-letters`.
+_DEAD_LETTERS_JOB: Final = """\
+Lists, replays or discards dead letters, like `outbox dead-letters`.
 
 Use: launch it without configuration to list them (the step's output has a table). Then launch it again with
 `action` replay or discard, a `reason`, and `ids`, a filter or `everything`. A replayed event is tried
@@ -139,7 +143,19 @@ Each action writes a row to `outbox_audit`: the run, the time, the reason, the e
 
 When it fails: the run says in one line what to change in its configuration, and nothing was changed; or it
 names the events that are dead letters again, and why: correct the cause, then replay them.
-""",
-)
-def dead_letters_job() -> None:
-    act_on_dead_letters()
+"""
+
+
+def dead_letters_job(outbox: Outbox) -> dg.JobDefinition:
+    """Return the job `dead_letters_job`."""
+
+    @dg.job(
+        tags=outbox.run_tags,
+        executor_def=outbox.executor,
+        name=outbox.name_of("dead_letters"),
+        description=outbox.text(_DEAD_LETTERS_JOB),
+    )
+    def dead_letters_job() -> None:
+        act_on_dead_letters(outbox).alias("act_on_dead_letters")()
+
+    return dead_letters_job

@@ -1,26 +1,25 @@
 """The two jobs that run the relay."""
 
 # No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
-from typing import Any
+from typing import Any, Final
 
 import dagster as dg
 
-from outbox_pipelines.defs import ours
+from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.relay import queue
 from outbox_pipelines.defs.relay.assets import relay_shard
+
+STEP: Final = "relay_shard"
+"""The step of both jobs, for every outbox."""
 
 
 def config(**values: Any) -> dict[str, Any]:
     """Return the run configuration of a relay."""
-    return {"ops": {relay_shard.name: {"config": values}}}
+    return {"ops": {STEP: {"config": values}}}
 
 
-@dg.job(
-    name=queue.SESSION,
-    # The supervisor's request names the shard and the code location.
-    tags=ours.TAGS,
-    executor_def=ours.EXECUTOR,
-    description="""Relays for about OUTBOX_SESSION_SECONDS (ten minutes), then hands over to its successor.
+_RELAY_SESSION: Final = """\
+Relays for about OUTBOX_SESSION_SECONDS (ten minutes), then hands over to its successor.
 
 While another relay owns the shard, the session waits as the warm successor: the handover takes milliseconds.
 If a successor already waits, the session ends at once, in success. After its time it continues until a
@@ -33,23 +32,46 @@ terminate the run: events in flight are published and settled first.
 
 When it fails: the run says in one line what to correct. The supervisor retries automatically, with increasing
 pauses.
-""",
-)
-def relay_session() -> None:
-    relay_shard()
+"""
 
 
-@dg.job(
-    tags=ours.TAGS,
-    executor_def=ours.EXECUTOR,
-    config=config(until_empty=True),
-    description="""Publishes the events that are committed when it starts, then ends.
+def relay_session(outbox: Outbox) -> dg.JobDefinition:
+    """Return the job `relay_session`."""
+
+    @dg.job(
+        name=outbox.name_of("relay_session"),
+        # The supervisor's request names the shard and the code location.
+        tags=outbox.run_tags | queue.SESSION,
+        executor_def=outbox.executor,
+        description=outbox.text(_RELAY_SESSION),
+    )
+    def relay_session() -> None:
+        relay_shard(outbox, "relay_session").alias(STEP)()
+
+    return relay_session
+
+
+_RELAY_ONCE: Final = """\
+Publishes the events that are committed when it starts, then ends.
 
 Use: instead of a permanent relay; on your own schedule; after an outage, to watch the backlog drain. While
 another relay owns the shard, the run reports the owner and ends in success: that relay publishes all events.
 
 When it fails: the run says in one line what to correct; run it again afterwards. Nothing is lost.
-""",
-)
-def relay_once() -> None:
-    relay_shard()
+"""
+
+
+def relay_once(outbox: Outbox) -> dg.JobDefinition:
+    """Return the job `relay_once`."""
+
+    @dg.job(
+        name=outbox.name_of("relay_once"),
+        tags=outbox.run_tags,
+        executor_def=outbox.executor,
+        config=config(until_empty=True),
+        description=outbox.text(_RELAY_ONCE),
+    )
+    def relay_once() -> None:
+        relay_shard(outbox, "relay_once").alias(STEP)()
+
+    return relay_once

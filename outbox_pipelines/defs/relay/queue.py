@@ -17,13 +17,15 @@ from typing import Final
 import dagster as dg
 
 from outbox_pipelines.defs import ours, places
+from outbox_pipelines.defs.outbox import Outbox
 
 _KEY: Final = "dagster/priority"
 _HIGHEST: Final = 10
 # First in the queue: the other runs depend on events.
 PRIORITY: Final = {_KEY: str(_HIGHEST)}
 
-SESSION: Final = "relay_session"
+SESSION: Final = {"outbox/job": "relay_session"}
+"""Tag of the job that relays, of any outbox."""
 # How long, at most, a session waits for its successor after its time is over: while other runs are queued,
 # and while none is. A session that ends without a successor leaves the shard without a relay for seconds.
 _PATIENCE: Final = 30.0
@@ -73,6 +75,7 @@ class Turn:
 def turn(
     instance: dg.DagsterInstance,
     run: dg.DagsterRun,
+    outbox: Outbox,
     shard: int,
     *,
     overdue: float,
@@ -94,7 +97,7 @@ def turn(
         # Another run will free its slot, and the successor is first in the queue.
         return None
     place = places.of_run(run)
-    tag = places.shard_tag(place, shard)
+    tag = places.shard_tag(place, outbox, shard)
     served = {
         # A session started by hand has no tag.
         tag[places.SHARD] if _is(r, run) else r.dagster_run.tags.get(places.SHARD, r.dagster_run.run_id)
@@ -147,8 +150,8 @@ def put_first(instance: dg.DagsterInstance, sessions: Sequence[dg.DagsterRun]) -
 
 
 def is_session(run: dg.DagsterRun) -> bool:
-    """Return whether a run is a relay session, of this code location or another."""
-    return run.job_name == SESSION and ours.TAGS.items() <= run.tags.items()
+    """Return whether a run is a relay session, of any outbox and code location."""
+    return ours.is_of_package(run) and SESSION.items() <= run.tags.items()
 
 
 def _is(record: dg.RunRecord, run: dg.DagsterRun) -> bool:

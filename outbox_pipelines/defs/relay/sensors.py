@@ -1,32 +1,28 @@
 """The sensor that keeps every shard relayed."""
 
-# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+from __future__ import annotations
+
 import time
+from collections.abc import Sequence
+from typing import Final
 
 import dagster as dg
 
-from outbox_pipelines.defs import places
+from outbox_pipelines.defs import places, ticks
+from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.defs.relay import queue
-from outbox_pipelines.defs.relay.jobs import config, relay_session
+from outbox_pipelines.defs.relay.jobs import config
 from outbox_pipelines.defs.relay.supervision import RUNS_TO_LOOK_BACK, Verdict, judge
-from outbox_pipelines.defs.resources import OutboxResource
 
-_UNFINISHED = [
+_UNFINISHED: Final = [
     dg.DagsterRunStatus.NOT_STARTED,
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.STARTING,
     dg.DagsterRunStatus.STARTED,
 ]
-_FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
-
-
-@dg.sensor(
-    target=relay_session,
-    # The daemon checks its sensors every five seconds and runs those whose interval is over. With an interval
-    # of 5, about every third check would come slightly too early and skip the tick.
-    minimum_interval_seconds=1,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-    description="""Keeps every shard relayed: launches `relay_session` for a shard without an active relay,
+_FINISHED: Final = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+_RELAY_SUPERVISOR: Final = """\
+Keeps every shard relayed: launches `relay_session` for a shard without an active relay,
 and a successor shortly before the owner's time is over. A skipped tick names the owner of each shard.
 
 Use: leave it on. The sensor launches nothing for a shard that a standalone `outbox relay` owns; if the relay
@@ -36,33 +32,49 @@ run.
 When a tick fails, the relay is not supervised: the error says in one line what to correct (settings,
 database, schema). A running session continues. When several sessions fail in a row, the next
 attempts wait for 10 s, 20 s, and so on up to 5 minutes: the failed run says what to correct.
-""",
-)
-def relay_supervisor(
-    context: dg.SensorEvaluationContext, outbox_pipelines: OutboxResource
-) -> dg.SensorResult:
+"""
+
+
+def relay_supervisor(outboxes: Sequence[Outbox], sessions: Sequence[dg.JobDefinition]) -> dg.SensorDefinition:
+    """Return the sensor that launches relay sessions.
+
+    Args:
+        sessions: the job `relay_session` of each outbox.
+    """
+    return ticks.sensor(
+        outboxes,
+        "relay_supervisor",
+        _supervise,
+        jobs=sessions,
+        # The daemon checks its sensors every five seconds and runs those whose interval is over. With an
+        # interval of 5, about every third check would come slightly too early and skip the tick.
+        seconds=1,
+        reads=lambda settings: bool(settings.kafka),
+        description=_RELAY_SUPERVISOR,
+    )
+
+
+def _supervise(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor: str | None) -> ticks.Tick:
     """Return the sessions to launch. A `SetupError` fails the tick, so that an operator sees an unavailable
     database in red; a skipped tick would look healthy."""
-    # Imported here so that definitions load without the drivers.
-    from outbox_pipelines.relay import measuring
-
-    settings = outbox_pipelines.settings()
+    outbox, settings = reading.outbox, reading.settings()
     settings.require_kafka()
     requests, reasons = [], []
     place = places.of_tick(context)
-    shards = measuring.read(settings).shards
+    shards = reading.measurements().shards
     few = queue.too_few(context.instance, len(shards))
     if few:
         context.log.warning(few)
         reasons.append(few)
     for shard in shards:
-        unfinished = _runs(context, shard.shard, _UNFINISHED)
+        tag = places.shard_tag(place, outbox, shard.shard)
+        unfinished = _runs(context, tag, _UNFINISHED)
         if shard.owner is None:
             queue.put_first(context.instance, [record.dagster_run for record in unfinished])
         verdict = judge(
             shard,
             unfinished,
-            _runs(context, shard.shard, _FINISHED, limit=RUNS_TO_LOOK_BACK),
+            _runs(context, tag, _FINISHED, limit=RUNS_TO_LOOK_BACK),
             session_seconds=settings.session_seconds,
             now=time.time(),
             # Pods start slowly; Dagster itself ends a run that takes longer to start.
@@ -74,23 +86,22 @@ def relay_supervisor(
             context.log.info(verdict.reason)
             requests.append(
                 dg.RunRequest(
+                    job_name=outbox.name_of("relay_session"),
                     run_config=config(shard=shard.shard),
-                    tags=places.shard_tag(place, shard.shard) | queue.PRIORITY,
+                    tags=tag | queue.PRIORITY,
                 )
             )
-    return dg.SensorResult(run_requests=requests, skip_reason=None if requests else "; ".join(reasons))
+    return ticks.Tick("; ".join(reasons), cursor, requests)
 
 
 def _runs(
     context: dg.SensorEvaluationContext,
-    shard: int,
+    tag: dict[str, str],
     statuses: list[dg.DagsterRunStatus],
     limit: int | None = None,
 ) -> list[dg.RunRecord]:
     """Return the shard's runs of this code location, newest first: others may relay other outboxes."""
-    records = context.instance.get_run_records(
-        dg.RunsFilter(statuses=statuses, tags=places.shard_tag(places.of_tick(context), shard)), limit=limit
-    )
+    records = context.instance.get_run_records(dg.RunsFilter(statuses=statuses, tags=tag), limit=limit)
     return [record for record in records if places.is_here(context, record.dagster_run)]
 
 

@@ -1,0 +1,136 @@
+"""All definitions of some outboxes, from the modules of the parts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import dagster as dg
+
+from outbox_pipelines.defs import (
+    alerts,
+    archive,
+    catalog,
+    cleaning,
+    day_quality,
+    dropped,
+    events,
+    health,
+    history,
+    inbox,
+    months,
+    overview,
+    partitions,
+    reconciliation,
+    topics,
+)
+from outbox_pipelines.defs.outbox import Outbox, Part
+from outbox_pipelines.defs.relay import assets as relay
+from outbox_pipelines.defs.relay import dead_letters, sensors
+from outbox_pipelines.defs.relay import jobs as relay_jobs
+from outbox_pipelines.errors import SetupError
+
+_LOG: Final = logging.getLogger(__name__)
+# What a part consists of. Sensors are made below, since several outboxes share them.
+_ASSETS: dict[Part, list[Callable[[Outbox], Any]]] = {
+    "checks": [health.health],
+    "inbox": [inbox.inbox],
+    "archive": [archive.archive, dropped.dropped],
+    "reconciliation": [reconciliation.reconciliation],
+}
+_CHECKS: dict[Part, list[Callable[[Outbox], Any]]] = {
+    "archive": [day_quality.events_as_expected, archive.archive_equals_table],
+    "catalog": [catalog.event_types_documented],
+    "checks": [health.checks],
+    "inbox": [inbox.handled],
+}
+_JOBS: dict[Part, list[Callable[[Outbox], Any]]] = {
+    "relay": [relay_jobs.relay_session, relay_jobs.relay_once],
+    "partitions": [partitions.maintain_partitions],
+    "archive": [archive.archive_day, dropped.drop_day],
+    "existing_table": [cleaning.clean_table, months.make_months],
+    "reconciliation": [reconciliation.reconcile_day],
+    "catalog": [catalog.check_catalog],
+    "checks": [health.check_health],
+    "inbox": [inbox.drain_inbox],
+    "history": [history.purge_history],
+}
+SCHEDULES: dict[Part, list[Callable[[Outbox], Any]]] = {
+    "partitions": [partitions.maintain_partitions_schedule],
+    "archive": [archive.archive_days, dropped.drop_days],
+    "existing_table": [cleaning.clean_table_schedule, months.make_months_schedule],
+    "catalog": [catalog.check_catalog_schedule],
+    "history": [history.purge_history_schedule],
+}
+
+
+def build(outboxes: Sequence[Outbox]) -> dg.Definitions:
+    """Return the definitions.
+
+    Raises:
+        SetupError: two outboxes have one name.
+    """
+    names = [outbox.name for outbox in outboxes]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SetupError(f"two outboxes are named {', '.join(twice)}: rename one")
+    parts = [_definitions(outbox) for outbox in outboxes]
+    jobs = {job.name: job for part in parts for job in part.jobs or ()}
+    return dg.Definitions.merge(
+        *parts,
+        dg.Definitions(assets=overview.assets(outboxes), sensors=_sensors(outboxes, jobs)),
+    )
+
+
+def _definitions(outbox: Outbox) -> dg.Definitions:
+    """Return all definitions of an outbox except its sensors."""
+    try:
+        outbox.load_settings()
+    except SetupError as error:
+        # The others are served; the sensors and runs of this one fail with the same line.
+        _LOG.error("%s", error if outbox.name in str(error) else f"outbox {outbox.name}: {error}")
+    assets: list[Any] = [
+        events.application_tables(outbox),
+        events.events(outbox),
+        relay.relay(outbox),
+        *_made(outbox, _ASSETS),
+        *topics.topics(outbox),
+    ]
+    if outbox.map_spec is not None:
+        assets = [
+            each.map_asset_specs(outbox.map_spec)
+            if isinstance(each, dg.AssetsDefinition)
+            else outbox.map_spec(each)
+            for each in assets
+        ]
+    checks = _made(outbox, _CHECKS)
+    jobs = [*_made(outbox, _JOBS), dead_letters.dead_letters_job(outbox)]
+    # Jobs of assets are resolved here, among the assets of this outbox alone: Dagster would look at the
+    # assets of all outboxes for each of them, which takes two seconds with 50.
+    resolved = dg.Definitions(assets=assets, asset_checks=checks, jobs=jobs)
+    return dg.Definitions(
+        assets=assets,
+        asset_checks=checks,
+        jobs=[resolved.resolve_job_def(job.name) for job in jobs],
+        schedules=_made(outbox, SCHEDULES),
+    )
+
+
+def _made(outbox: Outbox, parts: dict[Part, list[Callable[[Outbox], Any]]]) -> list[Any]:
+    return [make(outbox) for part, makers in parts.items() if outbox.has(part) for make in makers]
+
+
+def _sensors(outboxes: Sequence[Outbox], jobs: dict[str, Any]) -> list[dg.SensorDefinition]:
+    def having(part: Part) -> list[Outbox]:
+        return [outbox for outbox in outboxes if outbox.has(part)]
+
+    def of(part: Part, job: str) -> tuple[list[Outbox], list[Any]]:
+        return having(part), [jobs[outbox.name_of(job)] for outbox in having(part)]
+
+    return [
+        *([sensors.relay_supervisor(*of("relay", "relay_session"))] if having("relay") else []),
+        *([health.health_sensor(*of("checks", "check_health"))] if having("checks") else []),
+        *([inbox.inbox_sensor(*of("inbox", "drain_inbox"))] if having("inbox") else []),
+        *([alerts.alerts_sensor(having("alerts"))] if having("alerts") else []),
+        *overview.sensors(outboxes),
+    ]

@@ -1,0 +1,148 @@
+"""The asset `outboxes`: a row for each outbox, and the sensor that keeps it current.
+
+Invariants:
+- The rows come from Dagster's storage alone: no database is read, and an outbox that is unavailable delays
+  nothing.
+"""
+
+# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import dagster as dg
+
+from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.quality.rules import RULES
+
+KEY: Final = dg.AssetKey(["outboxes"])
+_REPORT_SECONDS: Final = 300.0
+_CHECKS: Final = ("database", *(rule.name for rule in RULES))
+# Worst first.
+_STATES: Final = ("ERROR", "WARN", "UNKNOWN", "OK")
+
+_OUTBOXES: Final = """\
+All outboxes of this code location: a row for each, the worst first, with its state, the lag, the backlog,
+dead letters, late days, and when this was measured. The lineage leads to the checks of each.
+
+The sensor `outboxes_overview` reports the table when the state of an outbox changes, and every five minutes.
+It reads what the sensor `outboxes_health` has reported, and no database.
+
+Use: look here first; then open the checks of the outboxes that are not OK. Materialize reports the table now.
+`outbox status --all` prints the same on a command line.
+
+When a row is UNKNOWN: the outbox has not been measured yet, or the sensor `outboxes_health` is off.
+"""
+_SENSOR: Final = """\
+Reports the asset `outboxes` when the state of an outbox changes, and every five minutes.
+
+Use: leave it on. A tick reads Dagster's storage only.
+
+When a tick fails: Dagster's storage is unavailable. The next tick retries.
+"""
+
+
+def assets(outboxes: Sequence[Outbox]) -> list[dg.AssetsDefinition]:
+    """Return the overview asset; none for one outbox, whose health shows the same."""
+    shown = [outbox for outbox in outboxes if outbox.has("checks")]
+    if len(outboxes) < 2:
+        return []
+
+    @dg.asset(
+        key=KEY,
+        deps=[outbox.key("health") for outbox in shown],
+        group_name="outboxes",
+        owners=sorted({owner for outbox in shown for owner in outbox.owners}),
+        kinds={"postgres"},
+        description=_OUTBOXES,
+    )
+    def overview(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
+        return dg.MaterializeResult(metadata=_metadata(rows(context.instance, shown, time.time())))
+
+    return [overview]
+
+
+def sensors(outboxes: Sequence[Outbox]) -> list[dg.SensorDefinition]:
+    """Return the sensor of the overview; none for one outbox."""
+    shown = [outbox for outbox in outboxes if outbox.has("checks")]
+    if len(outboxes) < 2:
+        return []
+
+    @dg.sensor(
+        name="outboxes_overview",
+        target=dg.AssetSelection.assets(KEY),
+        minimum_interval_seconds=30,
+        default_status=outboxes[0].sensor_status,
+        description=_SENSOR,
+    )
+    def overview_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        now = time.time()
+        found = rows(context.instance, shown, now)
+        states = {row["outbox"]: row["state"] for row in found}
+        before: dict[str, Any] = json.loads(context.cursor) if context.cursor else {"states": {}, "at": 0.0}
+        is_due = states != before["states"] or now - before["at"] >= _REPORT_SECONDS
+        wrong = [f"{name} is {state}" for name, state in states.items() if state != "OK"]
+        return dg.SensorResult(
+            asset_events=[dg.AssetMaterialization(KEY, metadata=_metadata(found))] if is_due else [],
+            skip_reason=dg.SkipReason("; ".join(wrong) or f"all {len(found)} outboxes are OK"),
+            cursor=json.dumps({"states": states, "at": now if is_due else before["at"]}),
+        )
+
+    return [overview_sensor]
+
+
+def rows(instance: dg.DagsterInstance, outboxes: Sequence[Outbox], now: float) -> list[dict[str, Any]]:
+    """Return the row of each outbox, the worst first."""
+    keys = [dg.AssetCheckKey(outbox.key("health"), name) for outbox in outboxes for name in _CHECKS]
+    results = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
+    found = [_row(instance, outbox, results, now) for outbox in outboxes]
+    return sorted(found, key=lambda row: (_STATES.index(row["state"]), row["outbox"]))
+
+
+def _row(instance: dg.DagsterInstance, outbox: Outbox, results: Any, now: float) -> dict[str, Any]:
+    key = outbox.key("health")
+    failed: dict[str, list[str]] = {"ERROR": [], "WARN": []}
+    is_known = False
+    for name in _CHECKS:
+        record = results.get(dg.AssetCheckKey(key, name))
+        evaluation = record.evaluation if record else None
+        if evaluation is not None:
+            is_known = True
+            if not evaluation.passed:
+                failed[evaluation.severity.value].append(f"{name}: {evaluation.description}")
+    state = next((state for state in ("ERROR", "WARN") if failed[state]), "OK" if is_known else "UNKNOWN")
+    observed = instance.fetch_observations(key, limit=1).records
+    numbers: dict[str, Any] = {}
+    if observed and (event := observed[0].asset_observation):
+        numbers = {name: value.value for name, value in event.metadata.items()}
+    return {
+        "outbox": outbox.name,
+        "state": state,
+        "lag_seconds": numbers.get("oldest_unpublished_seconds"),
+        "backlog": numbers.get("unpublished"),
+        "dead_letters": numbers.get("dead_letters"),
+        "days_late": numbers.get("days_late"),
+        "measured_seconds_ago": round(now - observed[0].timestamp) if observed else None,
+        "wrong": "; ".join([*failed["ERROR"], *failed["WARN"]]),
+        "checks": f"/assets/{'/'.join(key.path)}?view=checks",
+    }
+
+
+def _metadata(found: list[dict[str, Any]]) -> dict[str, Any]:
+    states = [row["state"] for row in found]
+    # A record cannot hold None.
+    records = [
+        dg.TableRecord({name: "-" if value is None else value for name, value in row.items()})
+        for row in found
+    ]
+    counts = {f"outboxes_{state.lower()}": states.count(state) for state in _STATES}
+    if not records:
+        return counts
+    schema = dg.TableSchema([dg.TableColumn(name, "string") for name in found[0]])
+    links = {
+        f"checks of {row['outbox']}": dg.MetadataValue.url(row["checks"])
+        for row in found
+        if row["state"] != "OK"
+    }
+    return {"outboxes": dg.MetadataValue.table(records, schema=schema), **counts, **links}

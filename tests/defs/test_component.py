@@ -1,0 +1,147 @@
+"""`OutboxComponent` in a project: found by `dg`, scaffolded, and loaded whatever is wrong with its file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster.components.core.component_tree import ComponentTree
+
+from outbox_pipelines.defs.component import OutboxComponent
+from tests.conftest import clean_environment
+
+pytestmark = pytest.mark.slow
+
+DEFINITIONS = """
+from pathlib import Path
+import dagster as dg
+
+@dg.definitions
+def defs():
+    return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)
+"""
+PROJECT = """
+[project]
+name = "shop"
+version = "1"
+[tool.dg]
+directory_type = "project"
+[tool.dg.project]
+root_module = "shop"
+"""
+# What is said about each, once.
+WRONG = {
+    "misspelled": ("name: misspelled\n  colour: red", "outbox misspelled: there is no attribute colour"),
+    "number": ("name: number\n  parts: 7", "outbox number: attribute parts: input should be a valid list"),
+    "unset": (
+        "name: unset\n  settings: {kafka: '{{ env.NOT_SET }}'}",
+        "outbox unset: kafka has no value: a template may name a variable that is not set",
+    ),
+    "capitals": ("name: My Shop", "outbox my_shop: an outbox cannot be named 'My Shop'"),
+    "setting": ("name: setting\n  settings: {kafkaa: x}", "outbox setting: there is no setting 'kafkaa'"),
+    "inline": (
+        "name: inline\n  settings: {dsn: 'postgresql://a:hunter2@b/c'}",
+        "outbox inline: dsn is a secret, and has no place in a definition",
+    ),
+    "variable": (
+        "name: variable\n  dsn_variable: SHOP_DSN",
+        "outbox variable: the environment variable SHOP_DSN is not set",
+    ),
+    "zz_second": ("name: orders", "zz_second is ignored, since src/shop/defs/orders has this name"),
+}
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    package = tmp_path / "src" / "shop"
+    (package / "defs").mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    (package / "__init__.py").touch()
+    (package / "defs" / "__init__.py").touch()
+    (package / "definitions.py").write_text(DEFINITIONS)
+    return tmp_path
+
+
+def dg_(shop: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(sys.executable).with_name("dg"), *arguments],
+        cwd=shop,
+        env=clean_environment() | {"PYTHONPATH": str(shop / "src"), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+
+
+def test_a_project_loads_whatever_is_wrong_with_one(shop: Path) -> None:
+    """Guards against `dg` commands that do not know the component, a file that keeps all others from loading,
+    and a mistake that nobody is told of."""
+    made = dg_(shop, "scaffold", "defs", "outbox_pipelines.OutboxComponent", "orders")
+    file = shop / "src" / "shop" / "defs" / "orders" / "defs.yaml"
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert "dsn_variable: ORDERS_DSN" in file.read_text()
+    for name, (attributes, _) in WRONG.items():
+        (file.parent.parent / name).mkdir()
+        (file.parent.parent / name / "defs.yaml").write_text(
+            f"type: outbox_pipelines.OutboxComponent\n\nattributes:\n  {attributes}\n"
+        )
+    # With several files of one type, Dagster 1.13 checks the last one only.
+    checked = dg_(shop, "check", "yaml", "src/shop/defs/misspelled")
+    assert checked.returncode != 0
+    assert "'colour' was unexpected" in checked.stdout + checked.stderr
+    loaded = dg_(shop, "check", "defs", "--no-check-yaml")
+    said = loaded.stdout + loaded.stderr
+    assert loaded.returncode == 0, said
+    for _, line in WRONG.values():
+        assert line in said
+    assert "hunter2" not in said
+
+
+class Shown(OutboxComponent):
+    def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
+        return spec.merge_attributes(metadata={"runbook": "https://wiki.example.com"})
+
+
+def test_translation_and_options() -> None:
+    """Guards against an attribute that is accepted and has no effect, and a method that is not called."""
+    component = Shown.from_attributes_dict(
+        attributes={
+            "name": "orders",
+            "dsn_variable": "ORDERS_DSN",
+            "partition_start": "2026-11-01",
+            "parts": ["archive", "checks"],
+            "automation": "running",
+            "schedules": {"archive_days": "10 4 * * *"},
+            "pool": "disk",
+            "translation": {
+                "key_prefix": ["shop", "events"],
+                "group": "shop",
+                "owners": ["ada@example.com"],
+                "tags": {"team": "shop"},
+            },
+        }
+    )
+    definitions = component.build_defs(ComponentTree.for_test().load_context)
+    specs = {spec.key.to_user_string(): spec for spec in definitions.resolve_all_asset_specs()}
+    assert set(specs) == {
+        f"shop/events/{name}"
+        for name in ("application/tables", "archive", "dropped", "events", "health", "relay")
+    }
+    archive = specs["shop/events/archive"]
+    assert (archive.group_name, archive.owners, archive.tags["team"]) == ("shop", ["ada@example.com"], "shop")
+    assert archive.metadata["runbook"] == "https://wiki.example.com"
+    assert archive.partitions_def is not None
+    assert archive.partitions_def.get_first_partition_key() == str(date(2026, 11, 1))
+    schedule = definitions.resolve_schedule_def("outbox_orders_archive_days")
+    assert schedule.cron_schedule == "10 4 * * *"
+    [sensor] = list(definitions.sensors or ())
+    assert (sensor.name, sensor.default_status) == ("outbox_orders_health", dg.DefaultSensorStatus.RUNNING)
+    job = definitions.resolve_job_def("outbox_orders_archive_day")
+    assert job.tags["team"] == "shop"
+    assert {pool for node in job.nodes for pool in node.definition.pools} == {"disk"}
+    assert "`outbox_orders_archive_days`" in str(archive.description)
