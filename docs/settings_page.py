@@ -38,8 +38,7 @@ line that names the setting, and ends with exit code 2. Passwords and tokens nev
 `OUTBOX_DSN`, `OUTBOX_CONSUMER_DSN`, `OUTBOX_ALERTS` and `OUTBOX_DEAD_LETTER_COMMAND` are secrets.
 Passwords in other settings are refused.
 
-In Dagster, `OutboxResource` can override `dsn`, `kafka`, `db_schema`, `topic`, `catalog_file`, `archive`,
-`consumers_file`, `drain_consumers` and `session_seconds`.
+In Dagster, an outbox can override each of them: see [Outboxes in a Dagster project](dagster.md).
 """
 
 

@@ -23,6 +23,7 @@ from outbox_pipelines.defs import (
     overview,
     partitions,
     reconciliation,
+    sources,
     topics,
 )
 from outbox_pipelines.defs.outbox import Outbox, Part
@@ -85,7 +86,12 @@ def build(outboxes: Sequence[Outbox]) -> dg.Definitions:
 def _definitions(outbox: Outbox) -> dg.Definitions:
     """Return all definitions of an outbox except its sensors."""
     try:
-        outbox.load_settings()
+        if other := sources.same_tables(outbox.name, outbox.load_settings()):
+            _LOG.warning(
+                "outbox %s: has the same tables as outbox %s: their relays take turns; remove one",
+                outbox.name,
+                other,
+            )
     except SetupError as error:
         # The others are served; the sensors and runs of this one fail with the same line.
         _LOG.error("%s", error if outbox.name in str(error) else f"outbox {outbox.name}: {error}")

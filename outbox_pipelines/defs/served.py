@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from typing import Final
 
 from outbox_pipelines.defs.outbox import NAMES, ONLY, Outbox
 from outbox_pipelines.defs.sources import FILE
 from outbox_pipelines.errors import SetupError
-
-_LOG: Final = logging.getLogger(__name__)
 
 
 def served() -> list[Outbox]:
@@ -28,7 +24,5 @@ def served() -> list[Outbox]:
         found = load_outboxes()
     except SetupError as error:
         return [Outbox(automation="running", error=str(error))]
-    for line in found.shared_tables():
-        _LOG.warning(line)
     # A name that cannot be one in Dagster has no place to be shown.
     return [Outbox(name=name, automation="running") for name in found.names if NAMES.fullmatch(name)]

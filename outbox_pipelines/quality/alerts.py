@@ -106,8 +106,9 @@ def where(settings: Settings) -> str:
 
     given = conninfo_to_dict(settings.require_dsn())
     schema = "" if settings.db_schema == "public" else f", schema {settings.db_schema}"
+    name = "outbox" if settings.name == "outbox" else f"outbox {settings.name}"
     return (
-        f"outbox in {given.get('dbname', 'the default database')} at {given.get('host', 'this host')}{schema}"
+        f"{name} in {given.get('dbname', 'the default database')} at {given.get('host', 'this host')}{schema}"
     )
 
 
