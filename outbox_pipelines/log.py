@@ -13,7 +13,10 @@ import json
 import logging
 import sys
 import traceback
+from collections.abc import Callable
+from contextvars import ContextVar, copy_context
 from datetime import UTC, datetime
+from functools import partial
 from types import TracebackType
 from typing import Final, TextIO
 
@@ -21,6 +24,8 @@ from outbox_pipelines.secret import redacted
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.text import plain
 
+outbox: Final[ContextVar[str]] = ContextVar("outbox", default="")
+"""The outbox that this thread works for, if the process has several."""
 _OURS: Final = logging.getLogger("outbox_pipelines")
 _KAFKA: Final = logging.getLogger("outbox_pipelines.librdkafka")
 # Progress of a command: shown at any level, without time and level.
@@ -48,6 +53,11 @@ def say(message: str, **fields: object) -> None:
     _COMMAND.info(message, extra=fields)
 
 
+def inherit(body: Callable[[], None]) -> Callable[[], None]:
+    """Return the body of a thread, for the outbox of the thread that starts it."""
+    return partial(copy_context().run, body)
+
+
 class _Stderr(logging.StreamHandler[TextIO]):
     """Writes to the current stderr: tests replace it while a command runs."""
 
@@ -62,6 +72,8 @@ class _Text(logging.Formatter):
         if record.exc_info:
             lines += map(plain, self.formatException(record.exc_info).split("\n"))
         message = redacted("\n".join(lines))
+        if name := outbox.get():
+            message = f"{name}: {message}"
         if record.name == _COMMAND.name:
             return message
         return f"{_time(record, 'milliseconds')} {record.levelname.lower()}: {message}"
@@ -75,11 +87,13 @@ class _Json(logging.Formatter):
             "logger": record.name,
             "message": redacted(record.getMessage()),
         }
+        if name := outbox.get():
+            fields["outbox"] = name
         if record.exc_info:
             fields["exception"] = redacted(self.formatException(record.exc_info))
-        for name, value in vars(record).items():
-            if name not in _USUAL:
-                fields.setdefault(name, redacted(value) if isinstance(value, str) else value)
+        for key, value in vars(record).items():
+            if key not in _USUAL:
+                fields.setdefault(key, redacted(value) if isinstance(value, str) else value)
         return json.dumps(fields, default=lambda value: redacted(str(value)))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, LiteralString, Protocol
 
 
 class Ownership(Protocol):
@@ -16,6 +17,9 @@ class Ownership(Protocol):
 
     def try_take(self) -> bool:
         """Take it if nothing owns it; return whether it is taken."""
+
+    def execute(self, query: LiteralString, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """Run a statement in the session that owns it; return its rows."""
 
     def is_awaited(self) -> bool:
         """Return whether another relay waits."""

@@ -25,6 +25,7 @@ from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.core.settler import CHANGE_POLL, MANY_EVENTS
+from outbox_pipelines.relay.host import Host, Turn
 from outbox_pipelines.relay.kafka.encoding import needs_time
 from outbox_pipelines.relay.memory import EndingError, LargeEvent
 from outbox_pipelines.relay.shard import Shard
@@ -55,6 +56,8 @@ class Reader:
         has_passed: set when a batch that had to be settled alone is settled.
         prepare: prepares what this number of shards needs.
         until_empty: read only events that are committed at the start.
+        host: the process, which may know when there is something to read.
+        turn: needed while the crash guard is.
     """
 
     def __init__(
@@ -70,7 +73,11 @@ class Reader:
         has_passed: threading.Event,
         prepare: Callable[[int], None],
         until_empty: bool,
+        host: Host,
+        turn: Turn,
     ) -> None:
+        self._turn = turn
+        self._host = host
         self._settings = settings
         self._shard = shard
         self._crash_guard = crash_guard
@@ -81,7 +88,7 @@ class Reader:
         self._until_empty = until_empty
         self._pause = pause
         self._has_passed = has_passed
-        self.batches = SharedBatchQueue()
+        self.batches = SharedBatchQueue(host.patience)
 
     def run(self) -> None:
         """Read until the end, or until nothing is left; raise any error."""
@@ -99,10 +106,11 @@ class Reader:
                 with_time=needs_time(self._settings),
                 shard=self._shard.shard,
                 shards=self._shard.shards,
-                guard=self._crash_guard,
+                guard=_InTurn(self._crash_guard, self._turn, self._ending),
                 may_take_large=self._large.take,
             )
             change = Change(connection, self._shard.key)
+            watch = self._host.watch(self._shard, connection, ending=self._ending, end=self._end)
             now = source.now()
             self._crash_guard.until(now)
             upto: Snapshot | None = now if self._until_empty else None
@@ -130,7 +138,7 @@ class Reader:
                         continue
                 elif self._until_empty:
                     break
-                self._end.wait(pause.next())
+                watch.wait(source.done, pause.next())
 
     def _take_part(self, change: Change, source: SnapshotSource) -> None:
         """Take part in a change of the number of shards: settle what was read, and reach the barrier."""
@@ -186,6 +194,19 @@ class Reader:
         if is_awaited:
             self._has_passed.clear()
         self._large.give_back()
+
+
+class _InTurn:
+    """The crash guard, whose events are read when it is this relay's turn."""
+
+    def __init__(self, guard: CrashGuard, turn: Turn, ending: Callable[[], bool]) -> None:
+        self.step = guard.step
+        self.before = guard.before
+        self._turn = turn
+        self._ending = ending
+
+    def approach(self) -> None:
+        self._turn.wait(self._ending)
 
 
 class _Pause:

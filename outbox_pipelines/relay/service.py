@@ -27,6 +27,7 @@ from outbox_pipelines.database import connect
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.host import ALONE, Host
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.marked_table.ownership import TableOwnership
 from outbox_pipelines.relay.marked_table.worker import MarkedTableWorker, make_marked_table_worker
@@ -103,6 +104,7 @@ def relay(
     on_take: Callable[[int], None] | None = None,
     on_progress: Callable[[Settled], None] | None = None,
     metrics: Metrics | None = None,
+    host: Host = ALONE,
 ) -> Totals:
     """Relay one shard until `stop` is set, in the calling thread.
 
@@ -113,6 +115,7 @@ def relay(
         on_take: called with the shard after the relay has taken it.
         on_progress: called about once a second while the relay settles events.
         metrics: where to count; None counts nothing.
+        host: the process, which may have other relays.
 
     Raises:
         SetupError: the database, the schema or the broker is not set up correctly.
@@ -135,6 +138,7 @@ def relay(
                 on_take=on_take,
                 on_progress=on_progress,
                 metrics=metrics,
+                host=host,
             )
         return totals
     kind = _APPEND_ONLY if settings.table_file is None else _MARKED_TABLE
@@ -164,6 +168,7 @@ def relay(
                     on_progress=on_progress,
                     on_dead_letter=partial(hooks.dead_letter, metrics),
                     metrics=metrics,
+                    host=host,
                 )
                 if on_take is not None:
                     on_take(place.shard)

@@ -114,10 +114,15 @@ class SharedLedger(Ledger):
 
 
 class SharedBatchQueue(BatchQueue):
-    """What has been read, from the reading to the publishing thread; each waits for the other."""
+    """What has been read, from the reading to the publishing thread; each waits for the other.
 
-    def __init__(self) -> None:
+    Args:
+        patience: how many times as long `get` waits as it is told to.
+    """
+
+    def __init__(self, patience: float = 1.0) -> None:
         super().__init__()
+        self._patience = patience
         self._changed = threading.Condition()
 
     def add(self, batch: Batch | None) -> None:
@@ -135,7 +140,7 @@ class SharedBatchQueue(BatchQueue):
 
     def get(self, seconds: float, wanted: Callable[[Batch], bool]) -> Batch | None:
         with self._changed:
-            if not self._changed.wait_for(lambda: self.has(wanted), seconds):
+            if not self._changed.wait_for(lambda: self.has(wanted), seconds * self._patience):
                 raise LookupError
             batch = self.pop()
             self._changed.notify_all()

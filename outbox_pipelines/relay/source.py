@@ -42,6 +42,9 @@ class Guard(Protocol):
     def step(self) -> int | None:
         """Return how many events may be read at once; None: any number."""
 
+    def approach(self) -> None:
+        """Wait until the content of events may be read at all; asked if `step` limits them."""
+
     def before(self, seq: int) -> str | None:
         """Record an event before it is read alone; return a reason if it must not be read (a crash)."""
 
@@ -49,6 +52,9 @@ class Guard(Protocol):
 class _Unguarded:
     def step(self) -> int | None:
         return None
+
+    def approach(self) -> None:
+        pass
 
     def before(self, seq: int) -> str | None:
         return None
@@ -227,6 +233,8 @@ class SnapshotSource:
         step = self._guard.step()
         if step is not None:
             rows, _, is_all = self._list(query, parameters, bodies.NOTHING)
+            if rows:
+                self._guard.approach()
             return self._read(rows[:step], is_all=is_all and len(rows) <= step, alone=step == 1)
         if self._careful:
             self._careful -= 1

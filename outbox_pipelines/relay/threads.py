@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import psycopg
 
+from outbox_pipelines import log
 from outbox_pipelines.relay.core.errors import ShardLostError
 
 
@@ -40,6 +42,6 @@ class Threads:
 
     def start(self, body: Callable[[], None], name: str) -> threading.Thread:
         """Start a thread."""
-        thread = threading.Thread(target=self.guard, args=[body], name=name, daemon=True)
+        thread = threading.Thread(target=log.inherit(partial(self.guard, body)), name=name, daemon=True)
         thread.start()
         return thread

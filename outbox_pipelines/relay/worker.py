@@ -30,6 +30,7 @@ from outbox_pipelines.relay.core.quarantine import Quarantine
 from outbox_pipelines.relay.core.retries import MAX_CRASHES, Retries
 from outbox_pipelines.relay.core.settler import MANY_EVENTS, Settler
 from outbox_pipelines.relay.core.transactions import TransactionalPublisher
+from outbox_pipelines.relay.host import ALONE, Host
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.kafka.routing import Router
 from outbox_pipelines.relay.parking.due_commands import DueCommands
@@ -70,7 +71,10 @@ class Worker:
         on_progress: Callable[[Settled], None] | None = None,
         on_dead_letter: Callable[[DeadLetter], None] | None = None,
         metrics: Metrics | None = None,
+        host: Host = ALONE,
     ) -> None:
+        self._host = host
+        self._guard_turn, self._trial_turn = host.turn(), host.turn()
         self._shard = shard
         self._producer = producer
         self._publisher = publisher
@@ -115,6 +119,7 @@ class Worker:
             on_dead_letter=on_dead_letter,
             on_crash=_warn,
             counters=self._metrics,
+            may_isolate=self._trial_turn.take,
         )
         self._settler = Settler(
             shard,
@@ -139,6 +144,8 @@ class Worker:
             has_passed=has_passed,
             prepare=producer.prepare,
             until_empty=until_empty,
+            host=host,
+            turn=self._guard_turn,
         )
         self._flow = Flow(
             publisher,
@@ -184,6 +191,8 @@ class Worker:
                 self._commands.close(_OFF_SECONDS if self._until_empty else _HURRY_SECONDS)
                 self._marks.close()
                 self._publisher.discard()
+            self._guard_turn.give_back()
+            self._trial_turn.give_back()
         self._report()
         self.totals.events += self._retries.published
         self.totals.seconds = time.monotonic() - self._started
@@ -212,6 +221,8 @@ class Worker:
                 return
             self._commands.look(time.monotonic())
             self._settler.look_after()
+            if self._retries.is_quiet:
+                self._trial_turn.give_back()
             if self._is_time_to_hand_over():
                 self._stop.set()
             if self._pauses and events is not None and events < MANY_EVENTS:
@@ -237,14 +248,16 @@ class Worker:
         if self._crash_guard.is_over:
             self._crash_guard.is_over = False
             self._shard.calm()
+            self._guard_turn.give_back()
 
     def _is_time_to_hand_over(self) -> bool:
-        return (
+        is_over = (
             self._hand_over_after is not None
             and time.monotonic() - self._started >= self._hand_over_after
             # Without a successor the relay continues: the process that starts relays may have crashed.
             and self._shard.is_awaited()
         )
+        return is_over or self._host.must_hand_over(self._shard)
 
     def _report(self) -> None:
         while self._settled:

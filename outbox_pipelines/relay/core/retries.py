@@ -57,6 +57,7 @@ class Retries:
         retry_seconds: the first pause.
         batch_bytes: content that is read at once.
         on_crash: called with an event that was being tried alone when a relay crashed.
+        may_isolate: asked before an event that relays have crashed at is tried; if not, it is asked again.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Retries:
         on_dead_letter: Callable[[DeadLetter], None],
         on_crash: Callable[[TakenOver], None],
         counters: Counters,
+        may_isolate: Callable[[], bool] = lambda: True,
     ) -> None:
         self._table = table
         self._blocked = blocked
@@ -89,6 +91,7 @@ class Retries:
         self._on_dead_letter = on_dead_letter
         self._on_death = on_crash
         self._counters = counters
+        self._may_isolate = may_isolate
         self._has_large = False
         """Whether something large is tried or released."""
         self._news = -1
@@ -250,7 +253,8 @@ class Retries:
 
     def _isolate(self, heads: list[ParkedEvent]) -> None:
         """Tries or releases one event that a relay has died of, when nothing else is under way."""
-        now, later = ([], heads) if self._in_flight else (heads[:1], heads[1:])
+        must_wait = self._in_flight or not self._may_isolate()
+        now, later = ([], heads) if must_wait else (heads[:1], heads[1:])
         for head in later:
             self._blocked.look_again(head.aggregate, MOMENT_SECONDS)
         if now and now[0].state == "waiting":
@@ -364,7 +368,7 @@ class Retries:
     def _replay(self, now: float) -> None:
         due = self._table.replays(_AT_ONCE)
         if deadly := [one for one in due if one.crashes]:
-            if not self._in_flight:
+            if not self._in_flight and self._may_isolate():
                 self._try(deadly[:1])
         elif due:
             self._try(due)

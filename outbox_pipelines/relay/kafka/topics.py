@@ -22,6 +22,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
+from outbox_pipelines import log
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.core.refusal import Refusal
 from outbox_pipelines.relay.kafka import errors
@@ -311,7 +312,7 @@ class Topics:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="outbox-topics", daemon=True)
+            self._thread = threading.Thread(target=log.inherit(self._run), name="outbox-topics", daemon=True)
             self._thread.start()
 
     # --- the thread ---

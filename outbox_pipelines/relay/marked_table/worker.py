@@ -19,6 +19,7 @@ from outbox_pipelines.relay.core.breaker import State
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
 from outbox_pipelines.relay.core.flow import Flow
 from outbox_pipelines.relay.core.publisher import Publisher
+from outbox_pipelines.relay.host import ALONE, Host
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.marked_table import queries
 from outbox_pipelines.relay.marked_table.core.claimer import Claimer
@@ -52,7 +53,9 @@ class MarkedTableWorker:
         on_progress: Callable[[Settled], None] | None = None,
         on_dead_letter: Callable[[DeadLetter], None] | None = None,
         metrics: Metrics | None = None,
+        host: Host = ALONE,
     ) -> None:
+        self._host = host
         self._metrics = metrics or Metrics()
         self._heartbeat = settings.lease_seconds / 5
         self._ownership = ownership
@@ -73,7 +76,7 @@ class MarkedTableWorker:
             on_dead_letter=on_dead_letter or (lambda dead_letter: None),
         )
         self._ledger = SharedLedger()
-        batches = SharedBatchQueue()
+        batches = SharedBatchQueue(host.patience)
         self._claimer = Claimer(
             self._source,
             batches,
@@ -183,13 +186,15 @@ class MarkedTableWorker:
             self._ownership.show_kafka(breaker)
 
     def _is_time_to_hand_over(self) -> bool:
-        return (
+        if self._stop.is_set():
+            return False
+        is_over = (
             self._hand_over_after is not None
             and time.monotonic() - self._started >= self._hand_over_after
-            and not self._stop.is_set()
             # Without a successor the relay continues: the process that starts relays may have crashed.
             and self._ownership.is_awaited()
         )
+        return is_over or self._host.must_hand_over(self._ownership)
 
     def _count_unpublished(self) -> None:
         """Count what a run until empty leaves unpublished: blocked events and dead letters."""

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
+from outbox_pipelines import log
 from outbox_pipelines.event import Event
 
 _LOG = logging.getLogger(__name__)
@@ -63,7 +64,9 @@ class DeadLetterRuns:
             self._queue.append((seq, description))
             self._change.notify()
             if len(self._threads) < _WORKERS:
-                thread = threading.Thread(target=self._work, name="outbox-dead-letter", daemon=True)
+                thread = threading.Thread(
+                    target=log.inherit(self._work), name="outbox-dead-letter", daemon=True
+                )
                 self._threads.append(thread)
                 thread.start()
 

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from outbox_pipelines import log
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.event import Event
 from outbox_pipelines.parsers.topics import IllegalTopicError
@@ -105,7 +106,7 @@ class Prober:
             self._batch, self._is_preparing = batch, is_preparing
             self._wake.notify()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="outbox-prober", daemon=True)
+            self._thread = threading.Thread(target=log.inherit(self._run), name="outbox-prober", daemon=True)
             self._thread.start()
 
     def verdicts(self) -> list[Tried]:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import psycopg
 
+from outbox_pipelines import log
 from outbox_pipelines.relay.core.errors import ShardLostError
 
 
@@ -32,7 +33,7 @@ def beating(beat: Callable[[], object], every: float) -> Iterator[None]:
             except (ShardLostError, psycopg.Error):
                 return
 
-    thread = threading.Thread(target=run, name="outbox-heartbeats", daemon=True)
+    thread = threading.Thread(target=log.inherit(run), name="outbox-heartbeats", daemon=True)
     thread.start()
     try:
         yield

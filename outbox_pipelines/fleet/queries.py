@@ -1,0 +1,34 @@
+"""SQL of a fleet. Table names are unqualified: the search_path finds them."""
+
+from typing import Final, LiteralString
+
+# What the shared thread asks while readers wait: it touches no table. The snapshot is taken before the
+# sequences are read, which `quiet.py` relies on.
+WATCH_ONE: Final = b"SELECT pg_current_snapshot()::text, pg_sequence_last_value($1::oid)::text"
+# The same for outboxes that are schemas of one database; an outbox whose sequence says nothing is not in it.
+WATCH_MANY: Final = b"""
+SELECT pg_current_snapshot()::text,
+       (SELECT string_agg(coalesce(pg_sequence_last_value(one)::text, ''), ',' ORDER BY n)
+        FROM unnest($1::oid[]) WITH ORDINALITY AS sequences(one, n))"""
+
+# A session that takes numbers in advance (CACHE) does not move the sequence when it uses them.
+SEQUENCE: Final = """
+SELECT seqrelid::bigint FROM pg_sequence
+WHERE seqrelid = to_regclass('outbox_seq') AND seqcache = 1
+  AND has_sequence_privilege(seqrelid, 'USAGE, SELECT')"""
+
+SHARDS: Final = "SELECT shard FROM outbox_shards ORDER BY shard"
+
+# Released when the statement ends: a look is no attempt to take the shard, which an owner would notice.
+IS_FREE: Final = "SELECT pg_try_advisory_xact_lock(hashtext(%(lock)s), %(shard)s)"
+TABLE_IS_FREE: Final = "SELECT pg_try_advisory_xact_lock(%(key)s)"
+
+# Shared by all processes of the fleet that would take over.
+STAND_BY: Final = "SELECT pg_try_advisory_lock_shared(hashtext(%(fleet)s), 0)"
+STANDBYS: Final[LiteralString] = """
+SELECT count(*) FROM pg_locks
+WHERE locktype = 'advisory' AND objsubid = 2 AND granted
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND classid = hashtext(%(fleet)s)::bigint & 4294967295 AND objid = 0"""
+
+SILENCE: Final = "SELECT set_config('idle_session_timeout', %s, false)"

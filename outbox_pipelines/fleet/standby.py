@@ -1,0 +1,91 @@
+"""The session with which a process stands by for the shards of an outbox that it does not relay.
+
+Invariants:
+- It takes no shard, and no relay that is alone notices it: a look takes a lock within one statement.
+- A process that is frozen no longer stands by: the database ends its session after the lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from outbox_pipelines.database import Connection, connect, refuse_standby
+from outbox_pipelines.fleet import queries
+from outbox_pipelines.relay import queries as relay_queries
+from outbox_pipelines.relay.adoption import regclass
+from outbox_pipelines.relay.marked_table.check import open_mapping
+from outbox_pipelines.relay.marked_table.ownership import holding
+from outbox_pipelines.schema import require_schema
+from outbox_pipelines.settings import Settings
+
+
+class Look(NamedTuple):
+    """What a look has shown of a shard."""
+
+    shard: int
+    is_free: bool
+
+
+class Standby:
+    """An open session; for one thread.
+
+    Args:
+        settings: of the outbox.
+
+    Raises:
+        SetupError: the database is unavailable, or has no outbox.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._key = fleet_key(settings)
+        if settings.table_file is None:
+            require_schema(settings)
+        self._connection: Connection = connect(settings, name="outbox relay: fleet")
+        try:
+            refuse_standby(self._connection)
+            self._table = self._table_key()
+            self._connection.execute(queries.SILENCE, [f"{int(settings.lease_seconds * 1000)}ms"])
+            self._connection.execute(queries.STAND_BY, self._key)
+            identity = self._connection.execute(relay_queries.IDENTITY).fetchone()
+            self.tables = (identity, settings.db_schema, self._table)
+            """Equal for two outboxes that are the same tables."""
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def looks(self) -> Iterator[Look]:
+        """Yield the shards, and whether each is free."""
+        if self._table is not None:
+            yield Look(0, self._is(queries.TABLE_IS_FREE, {"key": self._table}))
+            return
+        for (shard,) in self._connection.execute(queries.SHARDS).fetchall():
+            lock = {"lock": f"{self._settings.db_schema}.outbox_shards", "shard": shard}
+            yield Look(shard, self._is(queries.IS_FREE, lock))
+
+    def standbys(self) -> int:
+        """Return how many processes stand by, this one included."""
+        row = self._connection.execute(queries.STANDBYS, self._key).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def close(self) -> None:
+        """Stand by no longer."""
+        self._connection.close()
+
+    def _table_key(self) -> int | None:
+        if self._settings.table_file is None:
+            return None
+        mapping = open_mapping(self._settings)
+        query = b"SELECT to_regclass(" + regclass(mapping).as_bytes(self._connection) + b")::oid::bigint"
+        row = self._connection.execute(query).fetchone()
+        return None if row is None or row[0] is None else holding(row[0])
+
+    def _is(self, query: Any, parameters: dict[str, Any]) -> bool:
+        return self._connection.execute(query, parameters).fetchone() == (True,)
+
+
+def fleet_key(settings: Settings) -> dict[str, str]:
+    """Return the parameters that name the lock of the processes that stand by for an outbox."""
+    what = "outbox_shards" if settings.table_file is None else str(open_mapping(settings))
+    return {"fleet": f"{settings.db_schema}.{what}.fleet"}

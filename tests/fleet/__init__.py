@@ -1,0 +1,1 @@
+"""Many outboxes in one process."""
