@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import signal
 import sys
-import threading
-from types import FrameType
 from typing import NoReturn
 
 import click
@@ -32,6 +29,7 @@ from outbox_pipelines.quality.commands import alerts, quality
 from outbox_pipelines.reconciliation.commands import reconcile
 from outbox_pipelines.relay.marked_table.commands import describe, table
 from outbox_pipelines.relay.parking.commands import dead_letters
+from outbox_pipelines.relay_command import relay
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.status_command import status
 from outbox_pipelines.text import plain
@@ -90,104 +88,6 @@ def migrate(settings: Settings, check: bool) -> None:
     click.echo(f"applied {', '.join(applied)}" if applied else "nothing to do")
 
 
-@cli.command()
-@click.option(
-    "--until-empty",
-    is_flag=True,
-    help="Publish what is committed at the start, then exit 0, or 1 if any event is parked or a dead letter.",
-)
-@click.option("--shard", type=click.IntRange(0), help="Shard to relay (default: the first free one).")
-@click.option(
-    "--delivery",
-    type=click.Choice(["at_least_once", "exactly_once"]),
-    help="Override OUTBOX_DELIVERY. exactly_once publishes in Kafka transactions.",
-)
-@click.option(
-    "--rebase",
-    is_flag=True,
-    help="Adopt an outbox that was restored from a dump or copied: loses nothing, may duplicate. "
-    "Run it before any writer starts.",
-)
-@click.option(
-    "--start-at",
-    metavar="START",
-    help="Where the first relay of an outbox begins: now, beginning (the default), a time with its zone, or "
-    "a pg_snapshot. Refused once the outbox has been relayed.",
-)
-@click.option(
-    "--metrics-port",
-    type=click.IntRange(0, 65535),
-    help="Serve Prometheus metrics on this port of OUTBOX_METRICS_ADDRESS (default 127.0.0.1); 0: any port.",
-)
-@click.pass_obj
-def relay(
-    settings: Settings,
-    until_empty: bool,
-    shard: int | None,
-    delivery: str | None,
-    rebase: bool,
-    start_at: str | None,
-    metrics_port: int | None,
-) -> None:
-    """Relay committed events to Kafka, until stopped by Ctrl-C or SIGTERM.
-
-    If another relay owns the shard, this one waits as its standby; with --until-empty it names the owner and
-    exits 1. An event that Kafka refuses is parked, together with the later events of its aggregate: see
-    `outbox status` and `outbox dead-letters`.
-    """
-    from outbox_pipelines.relay import service
-    from outbox_pipelines.relay.telemetry import serving, tracing
-
-    if delivery is not None:
-        settings = settings.model_copy(update={"delivery": delivery})
-    stop = threading.Event()
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    if metrics_port is not None:
-        settings = settings.model_copy(update={"metrics_port": metrics_port})
-    if rebase:
-        _rebase(settings)
-    if start_at is not None:
-        _start_at(settings, start_at)
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
-    try:
-        with serving.metrics(settings, lambda url: log.say(f"metrics at {url}", url=url)) as counting:
-            totals = service.relay(
-                settings,
-                shard=shard,
-                stop=stop,
-                until_empty=until_empty,
-                standby=service.Standby.REFUSE if until_empty else service.Standby.ANY,
-                on_take=lambda taken: log.say(f"shard {taken} taken", shard=taken),
-                metrics=counting,
-            )
-    except service.ShardOwnedError as error:
-        _end(str(error), 1)
-    finally:
-        tracing.close()
-    log.say(
-        f"published {totals.events} events in {totals.seconds:.1f} s",
-        events=totals.events,
-        seconds=round(totals.seconds, 3),
-    )
-    if until_empty and totals.unpublished:
-        click.echo(
-            f"outbox: {totals.unpublished} events could not be published; they are parked or dead letters: "
-            "see `outbox status`",
-            err=True,
-        )
-        if totals.paused:
-            click.echo(
-                f"outbox: a relay crashed while it tried {totals.paused} of them: the next attempt is due in "
-                f"{totals.paused_seconds:.0f} s; after three crashes such an event becomes a dead letter",
-                err=True,
-            )
-        sys.exit(1)
-
-
 @cli.group(invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @click.pass_context
@@ -235,37 +135,6 @@ def set_shards(settings: Settings, /, number: int, seconds: float) -> None:
     click.echo(f"{number} shards" + ("" if changed else ": nothing to change"))
 
 
-def _rebase(settings: Settings) -> None:
-    from outbox_pipelines.relay.shards.rebase import rebase
-
-    found = rebase(settings)
-    if found is None:
-        log.say("the position was made in this database: nothing to rebase")
-        return
-    log.say(
-        "the position was made in another database, whose transaction ids mean nothing here. By it "
-        f"{found.published:,} events are published; the other {found.waiting:,} will be published now, "
-        "again if they were after the dump was taken",
-        published=found.published,
-        waiting=found.waiting,
-    )
-
-
-def _start_at(settings: Settings, where: str) -> None:
-    from outbox_pipelines.relay.start import start_at
-
-    start = start_at(settings, where)
-    if start is None:
-        log.say("the outbox is published from its beginning")
-        return
-    log.say(
-        f"the outbox is published from snapshot {start.snapshot}; {start.skipped:,} events before it count "
-        "as published",
-        snapshot=start.snapshot,
-        skipped=start.skipped,
-    )
-
-
 cli.add_command(adopt)
 cli.add_command(alerts)
 cli.add_command(archive)
@@ -278,6 +147,7 @@ cli.add_command(partitions)
 partitions.add_command(drop_days)
 cli.add_command(quality)
 cli.add_command(reconcile)
+cli.add_command(relay)
 cli.add_command(status)
 cli.add_command(table)
 table.add_command(clean_table)
@@ -288,6 +158,7 @@ add_to(
     # A linter in an application's CI has no settings of a relay.
     besides=(lint_writes, local),
     many=(status,),
+    lists=(relay,),
     # If the output is redirected to that file, the shell has emptied it by now.
     without={describe: "table_file"},
 )

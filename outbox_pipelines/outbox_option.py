@@ -7,9 +7,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -26,6 +26,7 @@ def add_to(
     *,
     besides: Collection[click.Command],
     many: Collection[click.Command],
+    lists: Collection[click.Command],
     without: Mapping[click.Command, str],
 ) -> None:
     """Add the option to a command, and to the commands below it.
@@ -33,19 +34,26 @@ def add_to(
     Args:
         besides: commands that need no settings, or load their own.
         many: commands that load several outboxes by `chosen`; the name is only recorded.
+        lists: commands that take several names, and load the outboxes by `chosen_list`.
         without: commands for which a setting is None, whatever is set.
     """
     if command in besides:
         return
-    is_group = isinstance(command, click.Group)
-    record = _record if is_group or command in many else partial(_load, without=without.get(command))
+    is_list = command in lists
+    is_recorded = isinstance(command, click.Group) or is_list or command in many
     option = click.Option(
-        ["--outbox"], metavar="NAME", help=_HELP, callback=record, expose_value=False, is_eager=True
+        ["--outbox"],
+        metavar="NAME",
+        multiple=is_list,
+        help=f"{_HELP} May be repeated." if is_list else _HELP,
+        callback=_record if is_recorded else partial(_load, without=without.get(command)),
+        expose_value=False,
+        is_eager=True,
     )
     command.params.append(option)
     if isinstance(command, click.Group):
         for each in command.commands.values():
-            add_to(each, besides=besides, many=many, without=without)
+            add_to(each, besides=besides, many=many, lists=lists, without=without)
 
 
 def chosen(context: click.Context) -> tuple[Outboxes, str | None]:
@@ -53,6 +61,15 @@ def chosen(context: click.Context) -> tuple[Outboxes, str | None]:
     outboxes = load_outboxes()
     log.configure(next(iter(outboxes.settings.values()), None) or load_settings())
     return outboxes, context.meta.get(_NAME)
+
+
+def chosen_list(context: click.Context) -> tuple[Outboxes, list[str]]:
+    """Return the outboxes, and the names that were given with the command; configure the log."""
+    outboxes, _ = chosen(context)
+    given = context.meta.get(_NAME) or ()
+    # A group's own option has one name.
+    names: Sequence[str] = [given] if isinstance(given, str) else given
+    return outboxes, list(dict.fromkeys(names))
 
 
 def settings_of(context: click.Context, *, without: str | None = None) -> Settings:
@@ -66,8 +83,8 @@ def settings_of(context: click.Context, *, without: str | None = None) -> Settin
     return settings
 
 
-def _record(context: click.Context, _: click.Parameter, name: str | None) -> None:
-    if name is not None:
+def _record(context: click.Context, _: click.Parameter, name: Any) -> None:
+    if name:
         context.meta[_NAME] = name
 
 

@@ -64,10 +64,12 @@ class Shared:
     Args:
         outboxes: how many there are.
         stop: set when all must end.
+        owner: identifies this process; None: host and process id.
     """
 
-    def __init__(self, outboxes: int, stop: threading.Event) -> None:
+    def __init__(self, outboxes: int, stop: threading.Event, owner: str | None = None) -> None:
         self.stop = stop
+        self.owner = owner
         self.watcher = Watcher()
         self.division = Division(outboxes, time.monotonic)
         self.suspicion = threading.Lock()
@@ -108,6 +110,11 @@ class Member:
         self._failed = False
         self._thread = threading.Thread(target=self._run, name="outbox-member", daemon=True)
 
+    @property
+    def is_reported(self) -> bool:
+        """Whether this process relays one of its shards, or fails to."""
+        return bool(self._relays) or self._trouble is not None
+
     def start(self) -> None:
         """Begin."""
         self._thread.start()
@@ -130,8 +137,10 @@ class Member:
                 self._stand_by()
                 pause = _FIRST_PAUSE
                 # All shards are relayed here: until one of them ends, or their number changes.
-                self._changed.wait()
-                self._changed.clear()
+                # `wake` comes after `stop`; a look may have taken it for another change.
+                if not self._shared.stop.is_set():
+                    self._changed.wait()
+                    self._changed.clear()
             except Exception as error:  # noqa: BLE001 - the other outboxes go on
                 self._note(error)
             if self._failed:
@@ -179,6 +188,7 @@ class Member:
                 if self._shards <= self._relays.keys():
                     return
                 if not any(look.is_free for look in looks):
+                    self._trouble = None
                     self._on_state(None)
                 self._changed.wait(_LOOK_SECONDS * random.uniform(0.8, 1.2))
                 self._changed.clear()
@@ -223,6 +233,7 @@ class Member:
                 self.totals += service.relay(
                     self._settings,
                     shard=unit.shard,
+                    owner=shared.owner,
                     stop=stop,
                     standby=service.Standby.REFUSE,
                     on_take=on_take,

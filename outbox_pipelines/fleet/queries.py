@@ -2,14 +2,16 @@
 
 from typing import Final, LiteralString
 
-# What the shared thread asks while readers wait: it touches no table. The snapshot is taken before the
-# sequences are read, which `quiet.py` relies on.
-WATCH_ONE: Final = b"SELECT pg_current_snapshot()::text, pg_sequence_last_value($1::oid)::text"
+# What the shared thread asks while readers wait: it touches no table. `quiet.py` relies on the order: the
+# snapshot, the sequences, the counter of transaction ids (age compares with it).
+WATCH_ONE: Final = b"""
+SELECT pg_current_snapshot()::text, pg_sequence_last_value($1::oid)::text, age('3'::xid)::text"""
 # The same for outboxes that are schemas of one database; an outbox whose sequence says nothing is not in it.
 WATCH_MANY: Final = b"""
 SELECT pg_current_snapshot()::text,
        (SELECT string_agg(coalesce(pg_sequence_last_value(one)::text, ''), ',' ORDER BY n)
-        FROM unnest($1::oid[]) WITH ORDINALITY AS sequences(one, n))"""
+        FROM unnest($1::oid[]) WITH ORDINALITY AS sequences(one, n)),
+       age('3'::xid)::text"""
 
 # A session that takes numbers in advance (CACHE) does not move the sequence when it uses them.
 SEQUENCE: Final = """

@@ -1,13 +1,14 @@
 """Whether an outbox can have an event that has not been read: from its sequence, and without reading a table.
 
 Invariants:
-- An event takes its number (`seq`) before it commits. So if the sequence has not moved since the reader's
-  snapshot, an unread event belongs to a transaction that ran then: those are remembered, and the end of each
-  is news.
+- An event takes its number (`seq`) before it commits, and a look sees the sequence before it sees the counter
+  of transaction ids. So an event whose number was seen is of a transaction with an id below that counter: those
+  that the reader's snapshot does not see are remembered, and the end of each is news.
 - Anything it cannot judge is news: the cost is a look into the table, never an event.
 - An INSERT that is the first statement of its transaction takes the number just before the transaction's id.
-  If its process is stopped between the two, its event is found when the reader looks without news
-  (`watcher.py`: every two seconds).
+  If a look comes between the two, the event is found when the reader looks without news: see `watcher.py`.
+
+A snapshot does not name all running transactions: its xmax follows the last one that ended, not the counter.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ class Quiet:
 
     def __init__(self) -> None:
         self._last: bytes | None = None
+        self._below = 0
+        """The counter of transaction ids when the sequence was seen to have moved."""
         self._has_moved = True
         self._running: frozenset[int] = frozenset()
         self._done: Snapshot | None = None
@@ -30,23 +33,28 @@ class Quiet:
         Args:
             done: a snapshot that was taken after the last answer of `is_new`.
         """
-        running = frozenset(done.xip)
-        self._running = running if self._has_moved else self._running & running
+        running = self._running
+        if self._has_moved:
+            running = frozenset((*done.xip, *range(done.xmax, self._below)))
+        self._running = frozenset(tx for tx in running if tx < self._below and not done.sees(tx))
         self._has_moved = False
         self._done = done
 
-    def is_new(self, snapshot: bytes, last: bytes | None) -> bool:
+    def is_new(self, snapshot: bytes, last: bytes | None, age: bytes) -> bool:
         """Return whether there may be something that is not read.
 
         Args:
-            snapshot: the current one, taken before `last` was read.
+            snapshot: the current one, taken before the others were read.
             last: the last number of the sequence; None if it says nothing.
+            age: how far the counter of transaction ids is from 3, in 32 bits; read after `last`.
         """
         if last is None:
-            self._has_moved = True
+            self._last = None
             return self._done is None or Snapshot.parse(snapshot.decode()) != self._done
         if last != self._last:
+            now = Snapshot.parse(snapshot.decode())
             self._last, self._has_moved = last, True
+            self._below = now.xmax + (int(age) + 3 - now.xmax) % (1 << 32)
             return True
         if not self._running:
             return False

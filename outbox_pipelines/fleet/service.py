@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Final
 
 from outbox_pipelines.errors import SetupError
@@ -29,16 +31,18 @@ def relay_all(
     outboxes: Sequence[Settings],
     *,
     stop: threading.Event,
+    owner: str | None = None,
     errors: Mapping[str, str] | None = None,
     on_take: Callable[[str, int], None] = lambda outbox, shard: None,
-    metrics: Callable[[Settings], Metrics] = lambda settings: Metrics(),
+    on_serve: Callable[[str], None] = lambda url: None,
 ) -> Totals:
     """Relay these outboxes until `stop` is set.
 
     Args:
+        owner: identifies this process; None: host and process id.
         errors: by name, why further outboxes cannot be loaded.
         on_take: called with an outbox and the number of its shard that this process has taken.
-        metrics: makes what counts the relay of an outbox.
+        on_serve: called with the URL of the metrics, if the first outbox's settings name a port.
 
     Raises:
         SetupError: none of the outboxes can be reached at the start.
@@ -50,31 +54,48 @@ def relay_all(
     return_large_blocks()
     sys.setswitchinterval(_SWITCH_SECONDS)
     states = _States(len(outboxes), stop)
-    shared = Shared(len(outboxes), stop)
-    members = [
-        Member(
-            settings,
-            shared,
-            lambda settings=settings: metrics(settings),  # type: ignore[misc]
-            on_take=on_take,
-            on_state=lambda why, name=settings.name: states.report(name, why),  # type: ignore[misc]
-        )
-        for settings in outboxes
-    ]
-    with shared.watcher:
-        for member in members:
+    shared = Shared(len(outboxes), stop, owner)
+    members: dict[str, Member] = {}
+    with ExitStack() as process:
+        metrics = process.enter_context(_metrics(outboxes, members, on_serve))
+        process.enter_context(shared.watcher)
+        for settings in outboxes:
+            members[settings.name] = Member(
+                settings,
+                shared,
+                partial(metrics, settings),
+                on_take=on_take,
+                on_state=partial(states.report, settings.name),
+            )
+        for member in members.values():
             member.start()
         stop.wait()
-        for member in members:
+        for member in members.values():
             member.wake()
-        for member in members:
+        for member in members.values():
             member.join()
     if states.none_works:
         raise SetupError("none of the outboxes can be relayed: see the lines above")
     totals = Totals()
-    for member in members:
+    for member in members.values():
         totals += member.totals
     return totals
+
+
+@contextmanager
+def _metrics(
+    outboxes: Sequence[Settings], members: Mapping[str, Member], on_serve: Callable[[str], None]
+) -> Iterator[Callable[[Settings], Metrics]]:
+    if outboxes[0].metrics_port is None:
+        yield lambda settings: Metrics()
+        return
+    from outbox_pipelines.fleet import metrics
+
+    def is_reported(name: str) -> bool:
+        return name in members and members[name].is_reported
+
+    with metrics.serving(outboxes, is_reported, on_serve) as made:
+        yield made
 
 
 class _States:

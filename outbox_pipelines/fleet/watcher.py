@@ -87,6 +87,7 @@ class _Database:
         self._asked: list[FleetWatch] = []
         """Those that the open question is about; the first one's connection asks."""
         self._socket = -1
+        self._result: PGresult | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -134,31 +135,32 @@ class _Database:
     def answer(self) -> None:
         """Take what has arrived."""
         connection: PGconn = self._asked[0].connection.pgconn
-        last: PGresult | None = None
         try:
             connection.consume_input()
             while not connection.is_busy():
                 result = connection.get_result()
                 if result is None:
                     break
-                last = result
+                self._result = result
             else:
                 return
         except psycopg.Error as error:
             self._fail(error)
             return
+        last, self._result = self._result, None
         if last is None or last.status != ExecStatus.TUPLES_OK:
             self._refused(connection, last)
             return
         asked = self._stop_asking()
         snapshot = last.get_value(0, 0) or b""
+        age = last.get_value(0, 2) or b""
         texts = last.get_value(0, 1) if len(asked) > 1 else None
         many = iter((texts or b"").split(b","))
         for watch in asked:
             number: bytes | None = None
             if watch.sequence is not None:
                 number = next(many, None) if len(asked) > 1 else last.get_value(0, 1) or b""
-            if watch.quiet.is_new(snapshot, number):
+            if watch.quiet.is_new(snapshot, number, age):
                 watch.woken.set()
             else:
                 self._waiting.append(watch)

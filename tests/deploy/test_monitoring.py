@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from outbox_pipelines.quality.rules import RULES, Rule
-from outbox_pipelines.relay.telemetry.prometheus import Database, Registered
+from outbox_pipelines.relay.telemetry.prometheus import Database, Families
 from outbox_pipelines.settings import Settings
 from tests.deploy.files import (
     DEPLOY,
@@ -33,7 +33,7 @@ CHECKS = {rule.name for rule in RULES} | {"database"}
 def served() -> set[str]:
     """The names of all samples that a relay can serve."""
     registry = CollectorRegistry()
-    Registered(registry)
+    Families(registry)
     # Without a database it says the names all the same.
     registry.register(Database(Settings(dsn="")))
     names: set[str] = set()
@@ -67,8 +67,8 @@ def test_panels_ask_for_what_is_served(served: set[str]) -> None:
             assert found, panel["title"]
             assert found <= served, panel["title"]
             asked |= found
-            # A board of one outbox, where several are scraped.
-            assert '{job="$job"}' in target["expr"], panel["title"]
+            # A board of the chosen outboxes, where several are scraped.
+            assert '{job="$job",outbox=~"$outbox"}' in target["expr"], panel["title"]
     plain = {re.sub(r"_(bucket|sum|count)$", "", name) for name in served if "batch" not in name}
     left_out = plain - {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked}
     assert {name for name in left_out if "batch" not in name} == set()

@@ -13,6 +13,7 @@ class Database:
 
     def __init__(self) -> None:
         self.next_tx = 100
+        self.last_ended = 99
         self.last: int | None = None
         self.running: set[int] = set()
         self.committed: dict[int, int] = {}
@@ -31,13 +32,20 @@ class Database:
 
     def end(self, tx: int, *, commits: bool) -> None:
         self.running.remove(tx)
+        self.last_ended = max(self.last_ended, tx)
         events = self.unfinished.pop(tx)
         if commits:
             self.committed |= dict.fromkeys(events, tx)
 
     def snapshot(self) -> Snapshot:
-        running = tuple(sorted(self.running))
-        return Snapshot(min(running, default=self.next_tx), self.next_tx, running)
+        """As PostgreSQL makes it: transactions that began after the last one that ended are not in it."""
+        end = self.last_ended + 1
+        running = tuple(sorted(tx for tx in self.running if tx < end))
+        return Snapshot(min(running, default=end), end, running)
+
+    @property
+    def age(self) -> bytes:
+        return str(self.next_tx - 3).encode()
 
     @property
     def number(self) -> bytes:
@@ -74,7 +82,7 @@ def _quiet_looks(seed: int) -> int:
             # Others write between the snapshot of the question and its answer.
             if choose.random() < 0.3:
                 database.insert(database.begin())
-            if done is None or quiet.is_new(str(snapshot).encode(), database.number):
+            if done is None or quiet.is_new(str(snapshot).encode(), database.number, database.age):
                 # They write before the reader looks, too.
                 if choose.random() < 0.3 and database.running:
                     database.end(choose.choice(sorted(database.running)), commits=True)
@@ -93,24 +101,24 @@ def test_neighbors_are_no_news() -> None:
     database, quiet = Database(), Quiet()
     writer = database.begin()
     database.insert(writer)
-    assert quiet.is_new(str(database.snapshot()).encode(), database.number)
+    assert quiet.is_new(str(database.snapshot()).encode(), database.number, database.age)
     quiet.has_read(database.snapshot())
     for _ in range(3):
         database.end(database.begin(), commits=True)
-        assert not quiet.is_new(str(database.snapshot()).encode(), database.number)
+        assert not quiet.is_new(str(database.snapshot()).encode(), database.number, database.age)
     database.end(writer, commits=True)
-    assert quiet.is_new(str(database.snapshot()).encode(), database.number)
+    assert quiet.is_new(str(database.snapshot()).encode(), database.number, database.age)
     quiet.has_read(database.snapshot())
     neighbor = database.begin()
     quiet.has_read(database.snapshot())
     database.end(neighbor, commits=True)
-    assert not quiet.is_new(str(database.snapshot()).encode(), database.number)
+    assert not quiet.is_new(str(database.snapshot()).encode(), database.number, database.age)
 
 
 def test_without_a_sequence_the_snapshot_decides() -> None:
     """Guards against a role that may not read the sequence, and is never woken."""
     database, quiet = Database(), Quiet()
     quiet.has_read(database.snapshot())
-    assert not quiet.is_new(str(database.snapshot()).encode(), None)
+    assert not quiet.is_new(str(database.snapshot()).encode(), None, database.age)
     database.end(database.begin(), commits=True)
-    assert quiet.is_new(str(database.snapshot()).encode(), None)
+    assert quiet.is_new(str(database.snapshot()).encode(), None, database.age)

@@ -47,141 +47,175 @@ _EVENTS: Final = (1, 10, 100, 500, 1_000, 2_500, 5_000, 10_000, 20_000)
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
-class Registered(Metrics):
-    """Counts what one process relays, in a registry; for one shard at a time."""
+class Families:
+    """The metrics of a process that are counted, of all its outboxes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._shard = ""
-        shard = ["shard"]
-        self._held = Gauge(
+        shard = ["outbox", "shard"]
+        self.held = Gauge(
             "outbox_shard_owned", "1 for the shard that this process owns", shard, registry=registry
         )
-        self._published = Counter(
+        self.published = Counter(
             "outbox_published_total", "Events published and settled", shard, registry=registry
         )
-        self._rejected = Counter(
+        self.rejected = Counter(
             "outbox_rejected_total",
             "Refusals of events that were tried alone; each counts as an attempt",
             [*shard, "reason"],
             registry=registry,
         )
-        self._dead_lettered = Counter(
+        self.dead_lettered = Counter(
             "outbox_dead_lettered_total", "Events that became dead letters", shard, registry=registry
         )
-        self._batch = Histogram(
+        self.batch = Histogram(
             "outbox_batch_events",
             "Events per batch passed to the Kafka client",
             shard,
             buckets=_EVENTS,
             registry=registry,
         )
-        self._publish = Histogram(
+        self.publish = Histogram(
             "outbox_publish_seconds",
             "Seconds from passing a batch to the Kafka client until all of it is acknowledged",
             shard,
             buckets=_SECONDS,
             registry=registry,
         )
-        self._settle = Histogram(
+        self.settle = Histogram(
             "outbox_settle_seconds",
             "Seconds to move the position in the database, including heartbeats",
             shard,
             buckets=_SECONDS,
             registry=registry,
         )
-        self._lag = Gauge(
+        self.lag = Gauge(
             "outbox_lag_seconds",
             "Seconds from commit to settled, for the newest settled event",
             shard,
             registry=registry,
         )
-        self._breaker = Gauge(
+        self.breaker = Gauge(
             "outbox_breaker_state",
             "Circuit breaker to Kafka: 0 closed (normal), 1 half-open, 2 open (Kafka is unavailable)",
             shard,
             registry=registry,
         )
 
+
+class Registered(Metrics):
+    """Counts what one relay does: for one shard at a time.
+
+    Args:
+        families: of the process.
+        outbox: the outbox's name.
+    """
+
+    def __init__(self, families: Families, outbox: str) -> None:
+        self._to = families
+        self._outbox = outbox
+        self._shard = ""
+
     def took(self, shard: int) -> None:
         self._shard = str(shard)
-        self._held.labels(self._shard).set(1)
+        self._to.held.labels(self._outbox, self._shard).set(1)
         # From the start, so that the first increase is visible.
-        self._published.labels(self._shard)
-        self._dead_lettered.labels(self._shard)
+        self._to.published.labels(self._outbox, self._shard)
+        self._to.dead_lettered.labels(self._outbox, self._shard)
         self.breaker(State.CLOSED)
 
     def released(self) -> None:
         if self._shard:
-            self._held.labels(self._shard).set(0)
+            self._to.held.labels(self._outbox, self._shard).set(0)
             # From now on another relay reports these.
-            for gauge in (self._breaker, self._lag):
+            for gauge in (self._to.breaker, self._to.lag):
                 with suppress(KeyError):
-                    gauge.remove(self._shard)
+                    gauge.remove(self._outbox, self._shard)
             self._shard = ""
 
     def acknowledged(self, complete: Iterable[Complete]) -> None:
         now = time.monotonic()
         for batch in complete:
             if len(batch.batch.events) > len(batch.parked_events()):
-                self._batch.labels(self._shard).observe(len(batch.batch.events))
-                self._publish.labels(self._shard).observe(now - batch.begun_at)
+                self._to.batch.labels(self._outbox, self._shard).observe(len(batch.batch.events))
+                self._to.publish.labels(self._outbox, self._shard).observe(now - batch.begun_at)
 
     def settled(self, events: int, seconds: float, progress: Settled | None) -> None:
-        self._settle.labels(self._shard).observe(seconds)
+        self._to.settle.labels(self._outbox, self._shard).observe(seconds)
         self.published(events)
         if progress is not None and progress.lag is not None:
-            self._lag.labels(self._shard).set(progress.lag)
+            self._to.lag.labels(self._outbox, self._shard).set(progress.lag)
 
     def published(self, events: int) -> None:
-        self._published.labels(self._shard).inc(events)
+        self._to.published.labels(self._outbox, self._shard).inc(events)
 
     def rejected(self, reasons: Iterable[str]) -> None:
         for reason in reasons:
             # The text before the colon is a Kafka error code or an exception name: few distinct values.
-            self._rejected.labels(self._shard, reason.partition(":")[0]).inc()
+            self._to.rejected.labels(self._outbox, self._shard, reason.partition(":")[0]).inc()
 
     def dead_lettered(self) -> None:
-        self._dead_lettered.labels(self._shard).inc()
+        self._to.dead_lettered.labels(self._outbox, self._shard).inc()
 
     def breaker(self, state: State) -> None:
-        self._breaker.labels(self._shard).set(_STATES[state])
+        self._to.breaker.labels(self._outbox, self._shard).set(_STATES[state])
 
 
-class Database(Collector):
-    """Metrics of all shards that are read from the database at each scrape."""
+class Reading:
+    """The measurements of one outbox, read again when they are old."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self.settings = settings
+        self.asked_at = -math.inf
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._asked_at = -math.inf
+        self._found_at = -math.inf
         self._found: Measurements | None = None
 
-    def describe(self) -> Iterable[Metric]:
-        return _families(self._settings, None)
+    @property
+    def is_asking(self) -> bool:
+        """Whether the database owes an answer."""
+        return self._thread is not None and self._thread.is_alive()
 
-    def collect(self) -> Iterable[Metric]:
-        return _families(self._settings, self._read())
-
-    def _read(self) -> Measurements | None:
-        """Return the measurements, at most `FRESH` old; None if the database does not answer in time."""
+    def begin(self, fresh: float) -> None:
+        """Have the database asked, unless it is being asked or was asked within so many seconds."""
         with self._lock:
-            asking = self._thread is not None and self._thread.is_alive()
-            if not asking and time.monotonic() - self._asked_at > FRESH:
-                self._asked_at = time.monotonic()
+            if not self.is_asking and time.monotonic() - self.asked_at > fresh:
+                self.asked_at = time.monotonic()
                 # In a thread, because nothing limits the wait for a database that hangs.
                 self._thread = threading.Thread(target=self._ask, name="outbox-metrics", daemon=True)
                 self._thread.start()
-            thread = self._thread
-        assert thread is not None
-        thread.join(PATIENCE)
-        return None if thread.is_alive() else self._found
+
+    def wait(self, seconds: float) -> Measurements | None:
+        """Return the answer; None if the database does not answer in time."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(max(0.0, seconds))
+        return None if self.is_asking else self._found
+
+    def latest(self, oldest: float) -> Measurements | None:
+        """Return the last answer, if the database has given one within so many seconds."""
+        return self._found if time.monotonic() - self._found_at <= oldest else None
 
     def _ask(self) -> None:
         try:
-            self._found = measuring.read(self._settings)
+            self._found = measuring.read(self.settings)
         except (SetupError, psycopg.Error):
             self._found = None
+        self._found_at = time.monotonic()
+
+
+class Database(Collector):
+    """Metrics of all shards of an outbox, read from the database at each scrape."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._reading = Reading(settings)
+
+    def describe(self) -> Iterable[Metric]:
+        return families([(self._reading.settings, None)])
+
+    def collect(self) -> Iterable[Metric]:
+        self._reading.begin(FRESH)
+        return families([(self._reading.settings, self._reading.wait(PATIENCE))])
 
 
 _DEAD_LETTERS: Final = "outbox_dead_letters_count"
@@ -240,40 +274,52 @@ _OF_A_SHARD: Final[tuple[tuple[str, str, Callable[[ShardStatus], float]], ...]] 
 )
 
 
-def _families(settings: Settings, found: Measurements | None) -> list[Metric]:
-    up = GaugeMetricFamily("outbox_database_up", "1 if the database answered this scrape, otherwise 0")
-    up.add_metric([], 1 if found else 0)
+def families(outboxes: Iterable[tuple[Settings, Measurements | None]]) -> list[Metric]:
+    """Return the metrics of outboxes; of one whose database does not answer only that."""
+    up = GaugeMetricFamily(
+        "outbox_database_up",
+        "1 if the database answered this scrape, otherwise 0",
+        labels=["outbox"],
+    )
     late = GaugeMetricFamily(
         "outbox_days_late",
         "Days for which this maintenance step (close, archive, drop) is a day or more overdue",
-        labels=["step"],
+        labels=["outbox", "step"],
     )
     states = GaugeMetricFamily(
         "outbox_check_status",
         "Result of the check in `outbox status`: 0 ok, 1 warn, 2 error",
-        labels=["check"],
+        labels=["outbox", "check"],
     )
-    families = [up]
-    for name, meaning, of_shard in _OF_A_SHARD:
-        families.append(family := GaugeMetricFamily(name, meaning, labels=["shard"]))
-        for shard in found.shards if found else ():
-            family.add_metric([str(shard.shard)], of_shard(shard))
-    is_table = settings.table_file is not None
-    for name, meaning, of_outbox in _OF_THE_OUTBOX:
-        if is_table and name != _DEAD_LETTERS:
-            # A table has no days and no keys: 0 would mean that they are missing.
+    of_shards = [
+        (GaugeMetricFamily(name, meaning, labels=["outbox", "shard"]), value)
+        for name, meaning, value in _OF_A_SHARD
+    ]
+    of_outboxes = [
+        (GaugeMetricFamily(name, meaning, labels=["outbox"]), value)
+        for name, meaning, value in _OF_THE_OUTBOX
+    ]
+    for settings, found in outboxes:
+        outbox = settings.name
+        up.add_metric([outbox], 1 if found else 0)
+        if found is None:
             continue
-        families.append(family := GaugeMetricFamily(name, meaning))
-        if found:
-            family.add_metric([], of_outbox(found))
-    if found is not None:
+        for family, of_shard in of_shards:
+            for shard in found.shards:
+                family.add_metric([outbox, str(shard.shard)], of_shard(shard))
+        is_table = settings.table_file is not None
+        for family, of_outbox in of_outboxes:
+            # A table has no days and no keys: 0 would mean that they are missing.
+            if not is_table or family.name == _DEAD_LETTERS:
+                family.add_metric([outbox], of_outbox(found))
         if not is_table:
-            late.add_metric(["close"], found.days_late.to_close)
-            late.add_metric(["archive"], found.days_late.to_archive)
-            late.add_metric(["drop"], found.days_late.to_drop)
+            late.add_metric([outbox, "close"], found.days_late.to_close)
+            late.add_metric([outbox, "archive"], found.days_late.to_archive)
+            late.add_metric([outbox, "drop"], found.days_late.to_drop)
         for result in rules.judge(settings, found):
-            states.add_metric([result.rule.name], result.status)
-    return [*families, late, states]
+            states.add_metric([outbox, result.rule.name], result.status)
+    of_all = [*of_shards, *of_outboxes]
+    return [up, *(family for family, _ in of_all), late, states]
 
 
 @contextmanager
@@ -287,7 +333,7 @@ def serving(settings: Settings, port: int) -> Iterator[tuple[Metrics, str]]:
         SetupError: the port cannot be opened.
     """
     registry = CollectorRegistry()
-    metrics = Registered(registry)
+    metrics = Registered(Families(registry), settings.name)
     registry.register(Database(settings))
     with metrics_server.serving(registry, settings.metrics_address, port) as url:
         yield metrics, url

@@ -1,0 +1,86 @@
+"""The metrics of a fleet for Prometheus: those of a relay, for several outboxes.
+
+Invariants:
+- A process reports an outbox while it relays one of its shards, or fails to: each is reported, mostly once.
+- A scrape asks a part of the databases, in turn, and waits `PATIENCE` for them together. Answers of earlier
+  scrapes are reported until they are `OLDEST`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from outbox_pipelines import metrics_server
+from outbox_pipelines.relay.telemetry.metrics import Metrics
+from outbox_pipelines.relay.telemetry.prometheus import (
+    FRESH,
+    PATIENCE,
+    Families,
+    Reading,
+    Registered,
+    families,
+)
+from outbox_pipelines.settings import Settings
+
+OLDEST: Final = 300.0
+_AT_LEAST: Final = 8
+_PART: Final = 4
+
+
+class Databases(Collector):
+    """Metrics that are read from the databases.
+
+    Args:
+        is_reported: whether this process reports the outbox with this name now.
+    """
+
+    def __init__(self, outboxes: Sequence[Settings], is_reported: Callable[[str], bool]) -> None:
+        self._readings = [Reading(settings) for settings in outboxes]
+        self._is_reported = is_reported
+
+    def describe(self) -> Iterable[Metric]:
+        return families([])
+
+    def collect(self) -> Iterable[Metric]:
+        reported = [reading for reading in self._readings if self._is_reported(reading.settings.name)]
+        until = time.monotonic() + PATIENCE
+        most = max(_AT_LEAST, math.ceil(len(reported) / _PART))
+        asked = sorted(reported, key=lambda reading: reading.asked_at)[:most]
+        for reading in asked:
+            reading.begin(FRESH)
+        for reading in asked:
+            reading.wait(until - time.monotonic())
+        known = [reading for reading in reported if reading.asked_at > -math.inf]
+        return families((reading.settings, reading.latest(OLDEST)) for reading in known)
+
+
+@contextmanager
+def serving(
+    outboxes: Sequence[Settings],
+    is_reported: Callable[[str], bool],
+    on_serve: Callable[[str], None],
+) -> Iterator[Callable[[Settings], Metrics]]:
+    """Serve metrics while the block runs, on the port of the first outbox; yield what makes a relay's.
+
+    Args:
+        on_serve: called with the URL.
+
+    Raises:
+        SetupError: the port cannot be opened.
+    """
+    registry = CollectorRegistry()
+    to = Families(registry)
+    registry.register(Databases(outboxes, is_reported))
+    port = outboxes[0].metrics_port
+    assert port is not None
+    with metrics_server.serving(registry, outboxes[0].metrics_address, port) as url:
+        on_serve(url)
+        yield lambda settings: Registered(to, settings.name)

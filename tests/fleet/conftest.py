@@ -1,0 +1,56 @@
+"""Several outboxes, each in a database of its own, and fleets in threads of the test."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import psycopg
+import pytest
+
+from outbox_pipelines.fleet.service import relay_all
+from outbox_pipelines.local import Stack
+from outbox_pipelines.relay.totals import Totals
+from outbox_pipelines.settings import load_settings
+from tests.conftest import _ADOPT, Outbox, fresh_database, topic_prefix
+
+NAMES = ("orders", "billing", "shipping")
+
+
+@pytest.fixture
+def outboxes(stack: Stack, migrated: str) -> Iterator[list[Outbox]]:
+    """Three."""
+    with ExitStack() as databases:
+        found = []
+        for name in NAMES:
+            dsn = databases.enter_context(fresh_database(stack.dsn, migrated))
+            with psycopg.connect(dsn) as connection:
+                connection.execute(_ADOPT)
+            topic = f"{topic_prefix()}-{name}-{{aggregate_type}}-events"
+            found.append(Outbox(load_settings(dsn=dsn, kafka=stack.kafka, topic=topic, name=name)))
+        yield found
+
+
+@contextmanager
+def fleet(outboxes: list[Outbox], owner: str | None = None, **more: object) -> Iterator[Totals]:
+    """A process of a fleet; its totals are known when the block has ended."""
+    stop, totals, failures = threading.Event(), Totals(), list[BaseException]()
+
+    def run() -> None:
+        settings = [outbox.settings.model_copy(update={"retry_seconds": 0.05, **more}) for outbox in outboxes]
+        try:
+            totals.events = relay_all(settings, stop=stop, owner=owner).events
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield totals
+    finally:
+        stop.set()
+        thread.join(30)
+    assert not thread.is_alive()
+    if failures:
+        raise failures[0]

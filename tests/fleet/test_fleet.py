@@ -1,0 +1,139 @@
+"""Several outboxes in one process, and several such processes (real PostgreSQL and Kafka)."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psycopg
+import pytest
+
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.fleet import watcher
+from outbox_pipelines.relay import service
+from tests.conftest import Outbox, wait_until
+from tests.fleet.conftest import fleet
+from tests.relay.threads import owners
+
+
+def _keys(outbox: Outbox) -> list[str]:
+    return [message.key for message in outbox.messages()]
+
+
+def _wait_for(outbox: Outbox, *keys: str, seconds: float = 30.0) -> None:
+    wait_until(lambda: _keys(outbox) == list(keys), seconds=seconds, what=f"{keys} in Kafka")
+
+
+def _owners(outboxes: list[Outbox]) -> list[str | None]:
+    return [owner for outbox in outboxes for owner in owners(outbox)]
+
+
+def test_each_outbox_is_relayed(outboxes: list[Outbox]) -> None:
+    """Guards against events that reach another outbox's topic, and against a commit that nobody notices."""
+    for n, outbox in enumerate(outboxes):
+        outbox.write(f"early {n}")
+    with fleet(outboxes) as totals:
+        for n, outbox in enumerate(outboxes):
+            _wait_for(outbox, f"early {n}")
+        first = outboxes[0]
+        with first.connect(autocommit=False) as late:
+            late.execute(
+                "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
+                "VALUES ('order', 'late', 'order.placed', '{}')"
+            )
+            first.write("in between")
+            _wait_for(first, "early 0", "in between")
+        _wait_for(first, "early 0", "in between", "late")
+    assert totals.events == 5
+    assert _owners(outboxes) == [None, None, None]
+
+
+def test_news_wakes_the_reader(outboxes: list[Outbox], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an outbox that is read only because its reader looks from time to time."""
+    monkeypatch.setattr(watcher, "LONGEST", 60.0)
+    with fleet(outboxes):
+        for outbox in outboxes:
+            outbox.write("a")
+            _wait_for(outbox, "a", seconds=20)
+        for outbox in outboxes:
+            with outbox.connect(autocommit=False) as late:
+                late.execute(
+                    "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
+                    "VALUES ('order', 'late', 'order.placed', '{}')"
+                )
+                outbox.write("b")
+                _wait_for(outbox, "a", "b", seconds=20)
+            _wait_for(outbox, "a", "b", "late", seconds=20)
+
+
+def test_one_that_cannot_be_relayed_does_not_stop_the_others(
+    outboxes: list[Outbox], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against a missing table or a database that is away, which concerns all outboxes."""
+    absent, away, sound = outboxes
+    with absent.connect() as connection:
+        connection.execute("ALTER TABLE outbox_shards RENAME TO elsewhere")
+    database = away.settings.dsn.reveal().split("dbname=")[1].split()[0]
+    with psycopg.connect(sound.settings.dsn.reveal(), autocommit=True) as admin:
+        admin.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS false".encode())
+        with fleet(outboxes):
+            sound.write("a")
+            _wait_for(sound, "a")
+            wait_until(lambda: len(_errors(caplog)) >= 2, what="a line for each")
+            admin.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true".encode())
+            with absent.connect() as connection:
+                connection.execute("ALTER TABLE elsewhere RENAME TO outbox_shards")
+            for outbox in (absent, away):
+                outbox.write("b")
+                _wait_for(outbox, "b")
+    assert len(_errors(caplog)) == 2, "each is said once"
+
+
+def _errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.name == "outbox_pipelines.fleet.member"]
+
+
+def test_none_is_an_error(outboxes: list[Outbox]) -> None:
+    """Guards against a process that runs for ever and relays nothing."""
+    for outbox in outboxes:
+        with outbox.connect() as connection:
+            connection.execute("ALTER TABLE outbox_shards RENAME TO elsewhere")
+    with pytest.raises(SetupError, match="none of the outboxes"), fleet(outboxes):
+        time.sleep(20)
+
+
+def test_two_processes_divide_the_outboxes(outboxes: list[Outbox]) -> None:
+    """Guards against a process that keeps everything, and outboxes that the rest does not take over."""
+    with fleet(outboxes, "one"):
+        wait_until(lambda: _owners(outboxes) == ["one"] * 3, what="one process to own all")
+        with fleet(outboxes, "two"):
+            wait_until(
+                lambda: sorted(map(str, _owners(outboxes))) == ["one", "one", "two"], what="a division"
+            )
+            for outbox in outboxes:
+                outbox.write("a")
+                _wait_for(outbox, "a")
+        wait_until(lambda: _owners(outboxes) == ["one"] * 3, what="one process to own all again")
+        for outbox in outboxes:
+            outbox.write("b")
+            _wait_for(outbox, "a", "b")
+
+
+def test_an_outbox_gets_a_process_of_its_own(outboxes: list[Outbox]) -> None:
+    """Guards against a busy outbox that cannot be taken out of a fleet, and does not come back."""
+    busy = outboxes[1]
+    with fleet(outboxes, "fleet"):
+        wait_until(lambda: _owners(outboxes) == ["fleet"] * 3, what="the fleet to own all")
+        stop = threading.Event()
+        own = threading.Thread(
+            target=service.relay, args=[busy.settings], kwargs={"owner": "own", "stop": stop}
+        )
+        own.start()
+        try:
+            wait_until(lambda: _owners(outboxes) == ["fleet", "own", "fleet"], what="the hand-over")
+            busy.write("a")
+            _wait_for(busy, "a")
+        finally:
+            stop.set()
+            own.join(30)
+        wait_until(lambda: _owners(outboxes) == ["fleet"] * 3, what="the fleet to take it back")
