@@ -59,6 +59,8 @@ BEGIN
                    outbox_columns('outbox_shards', 'shard', 'shards', 'system_identifier', 'database'), relay);
     EXECUTE format('GRANT UPDATE (%s) ON outbox_parked TO %s', outbox_columns('outbox_parked', 'parked_at'), relay);
     EXECUTE format('GRANT INSERT ON outbox_progress TO %s', relay);
+    -- A process with many outboxes looks at the sequence, not into the table.
+    EXECUTE format('GRANT SELECT ON SEQUENCE outbox_seq TO %s', relay);
     EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_covers, outbox_shard_of, outbox_open_from, outbox_park, '
                    'outbox_release TO %s', relay);
 END $$;

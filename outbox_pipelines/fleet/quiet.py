@@ -2,8 +2,8 @@
 
 Invariants:
 - An event takes its number (`seq`) before it commits, and a look sees the sequence before it sees the counter
-  of transaction ids. So an event whose number was seen is of a transaction with an id below that counter: those
-  that the reader's snapshot does not see are remembered, and the end of each is news.
+  of transaction ids. So an event whose number was seen is of a transaction with an id below that counter:
+  those that the reader's snapshot does not see are remembered, and the end of each is news.
 - Anything it cannot judge is news: the cost is a look into the table, never an event.
 - An INSERT that is the first statement of its transaction takes the number just before the transaction's id.
   If a look comes between the two, the event is found when the reader looks without news: see `watcher.py`.

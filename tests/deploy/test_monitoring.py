@@ -55,7 +55,7 @@ def test_rules_ask_for_what_is_served(served: set[str]) -> None:
         assert asked <= served | recorded, rule
     # Each is used: an unused rule costs Prometheus as much as any other.
     alerted = set().union(*(metrics_in(rule["expr"]) for rule in alerts()))
-    assert {"job_shard:outbox_lag_seconds:max", "job_shard:outbox_unpublished:max"} <= alerted
+    assert {"job_outbox_shard:outbox_lag_seconds:max", "job_outbox_shard:outbox_unpublished:max"} <= alerted
 
 
 def test_panels_ask_for_what_is_served(served: set[str]) -> None:
