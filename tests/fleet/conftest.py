@@ -13,7 +13,7 @@ from outbox_pipelines.fleet.service import relay_all
 from outbox_pipelines.local import Stack
 from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.settings import load_settings
-from tests.conftest import _ADOPT, Outbox, fresh_database, topic_prefix
+from tests.conftest import ADOPT, Outbox, fresh_database, topic_prefix
 
 NAMES = ("orders", "billing", "shipping")
 
@@ -26,7 +26,7 @@ def outboxes(stack: Stack, migrated: str) -> Iterator[list[Outbox]]:
         for name in NAMES:
             dsn = databases.enter_context(fresh_database(stack.dsn, migrated))
             with psycopg.connect(dsn) as connection:
-                connection.execute(_ADOPT)
+                connection.execute(ADOPT)
             topic = f"{topic_prefix()}-{name}-{{aggregate_type}}-events"
             found.append(Outbox(load_settings(dsn=dsn, kafka=stack.kafka, topic=topic, name=name)))
         yield found
