@@ -19,7 +19,7 @@ CELLS ?=
 # A suite starts a thousand processes: none should compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo ui test test-fast coverage matrix interop model soak lint docs bench release clean
+.PHONY: demo ui fleet test test-fast coverage matrix interop model soak lint docs bench release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/ready
@@ -27,6 +27,9 @@ demo: $(VENV)/ready
 
 ui: $(VENV)/ready
 	@$(BIN)/python -m examples.airline ui $(if $(PORT),--port $(PORT))
+
+fleet: $(VENV)/ready
+	@$(BIN)/python -m examples.airline fleet $(if $(PORT),--port $(PORT))
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 $(TESTS)

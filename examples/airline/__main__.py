@@ -1,4 +1,4 @@
-"""`make demo` and `make ui`: python -m examples.airline [--flights N|all] [--seed N] | ui [--port N].
+"""`make demo`, `make ui`, `make fleet`: python -m examples.airline [--flights N|all] [--seed N] | ui | fleet.
 
 Exit codes: 0 everything verified; 1 verification failed; 2 usage or setup error, with one line that says what
 to do; 130 interrupted.
@@ -46,19 +46,21 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         # Ending the pages is not a failure.
-        return 0 if chosen is not None and chosen.command == "ui" else 130
+        return 0 if chosen is not None and chosen.command else 130
 
 
 def _carry_out(chosen: argparse.Namespace) -> int:
     # Imported here, so that wrong input and missing packages are reported first.
     import psycopg
 
-    from examples.airline import run, ui
+    from examples.airline import fleet, run, ui
     from outbox_pipelines.secret import first_line
 
     try:
         if chosen.command == "ui":
             return ui.run(chosen.port, chosen.seed)
+        if chosen.command == "fleet":
+            return fleet.run(chosen.port, chosen.seed)
         return run.run(chosen.flights, chosen.seed)
     except psycopg.OperationalError as error:
         raise SetupError(f"database error: {first_line(error)}") from None
@@ -84,10 +86,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seed", type=int, default=2013, help="decides which transactions are rolled back (default: 2013)"
     )
-    ui = parser.add_subparsers(dest="command", metavar="[ui]").add_parser(
-        "ui", help="show the running relay in Dagster's pages until Ctrl-C instead"
-    )
-    ui.add_argument("--port", type=_port, default=3000, help="port of Dagster's pages (default: 3000)")
+    commands = parser.add_subparsers(dest="command", metavar="[ui | fleet]")
+    for name, help_ in (
+        ("ui", "show the running relay in Dagster's pages until Ctrl-C instead"),
+        ("fleet", "show three airlines with one relay process until Ctrl-C instead"),
+    ):
+        shown = commands.add_parser(name, help=help_)
+        shown.add_argument("--port", type=_port, default=3000, help="port of Dagster's pages (default: 3000)")
     return parser
 
 

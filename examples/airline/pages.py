@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -65,6 +66,17 @@ class Pages:
     def _last_words(self) -> str:
         lines = (self._home / "dagster.log").read_text(errors="replace").split("\n")
         return " | ".join([line.strip() for line in lines if line.strip()][-3:])
+
+
+def require_free(port: int) -> None:
+    """Raise a `SetupError` if a port is in use."""
+    with socket.socket() as probe:
+        # As servers do: a connection that was closed lately does not block a port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            raise SetupError(f"port {port} is in use: choose another with --port") from None
 
 
 @contextmanager

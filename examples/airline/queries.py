@@ -11,6 +11,9 @@ DROP: Final = "DROP SCHEMA {schema} CASCADE"
 CREATE: Final = "CREATE SCHEMA {schema}"
 SET_COMMENT: Final = "COMMENT ON SCHEMA {schema} IS {comment}"
 
+DROP_DATABASE: Final = "DROP DATABASE IF EXISTS {name} WITH (FORCE)"
+CREATE_DATABASE: Final = "CREATE DATABASE {name}"
+
 # The relay's own numbers, for the progress line and the summary; the verification does not ask it. Each
 # session that takes the shard counts the epoch up.
 RELAYED: Final = """

@@ -40,8 +40,7 @@ def make_home(path: Path) -> None:
 def environment(settings: Settings, home: Path, session_seconds: float) -> dict[str, str]:
     """Return the environment of a Dagster process, with the outbox's settings."""
     return {
-        **os.environ,
-        "DAGSTER_HOME": str(home),
+        **base_environment(home),
         "OUTBOX_DSN": settings.require_dsn(),
         "OUTBOX_KAFKA": settings.require_kafka(),
         "OUTBOX_SCHEMA": settings.db_schema,
@@ -49,6 +48,14 @@ def environment(settings: Settings, home: Path, session_seconds: float) -> dict[
         "OUTBOX_SESSION_SECONDS": str(session_seconds),
         **({"OUTBOX_ARCHIVE": settings.archive} if settings.archive else {}),
         **({"OUTBOX_CATALOG_FILE": str(settings.catalog_file)} if settings.catalog_file else {}),
+    }
+
+
+def base_environment(home: Path) -> dict[str, str]:
+    """Return the environment of a Dagster process, without settings of an outbox."""
+    return {
+        **os.environ,
+        "DAGSTER_HOME": str(home),
         # The working directory, where `-m` would look first, is the user's: no place to import from.
         "PYTHONSAFEPATH": "1",
     }

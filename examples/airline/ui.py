@@ -6,7 +6,6 @@ Invariants:
 
 from __future__ import annotations
 
-import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,13 +16,12 @@ from typing import Final
 from examples.airline import past, report
 from examples.airline.desks import Desks
 from examples.airline.flights import IN_A_YEAR, Operation, operations
-from examples.airline.pages import HOST, serving
+from examples.airline.pages import HOST, require_free, serving
 from examples.airline.place import prepared
 from examples.airline.report import Progress, say
 from examples.airline.run import relayed
 from examples.airline.sessions import environment, make_home
 from outbox_pipelines.database import connect
-from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local import stack
 from outbox_pipelines.settings import Settings, load_settings
 
@@ -43,7 +41,7 @@ def run(port: int, seed: int) -> int:
     Raises:
         SetupError: the environment must be corrected first, such as a port in use.
     """
-    _require_free(port)
+    require_free(port)
     given = load_settings()
     say("Starting PostgreSQL and Kafka …" if not (given.dsn and given.kafka) else "Connecting …")
     with (
@@ -106,13 +104,3 @@ Dagster: {address}
   days to archive                     {address}/assets/outbox/archive?view=partitions
 {_PER_SECOND:.0f} flights a second are planned, leave, arrive or are cancelled. Ctrl-C ends everything.
 """
-
-
-def _require_free(port: int) -> None:
-    with socket.socket() as probe:
-        # As servers do: a connection that was closed lately does not block a port.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            raise SetupError(f"port {port} is in use: choose another with --port") from None
