@@ -161,16 +161,18 @@ IMPATIENT: Final = "SET LOCAL lock_timeout = '50ms'; SET LOCAL statement_timeout
 # Who holds a table or its partitions, the longest transaction first. Of other roles' sessions, a role that is
 # not a member of pg_read_all_stats sees no more than the process.
 HOLDERS: Final = """
-SELECT coalesce(format('prepared transaction %%L of %%s', p.gid, p.owner),
-                format('process %%s%%s%%s%%s', l.pid, ' of role ' || a.usename, ', ' || a.state,
-                       ', open for ' || extract(epoch FROM clock_timestamp() - a.xact_start)::int || ' s'))
+SELECT CASE WHEN l.pid IS NULL THEN format('prepared transaction %%L of %%s', p.gid, p.owner)
+       ELSE format('process %%s%%s%%s%%s', l.pid, ' of role ' || a.usename, ', ' || a.state,
+                   ', open for ' || extract(epoch FROM clock_timestamp() - a.xact_start)::int || ' s') END
 FROM (SELECT DISTINCT pid, virtualtransaction FROM pg_locks
       WHERE locktype = 'relation' AND granted AND pid IS DISTINCT FROM pg_backend_pid()
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
         AND relation = ANY (SELECT unnest(%(oids)s::oid[]) UNION
                             SELECT t.relid FROM unnest(%(oids)s::oid[]) o, pg_partition_tree(o) t)) l
 LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND l.virtualtransaction = '-1/' || p.transaction
+LEFT JOIN pg_locks x ON l.pid IS NULL AND x.pid IS NULL AND x.virtualtransaction = l.virtualtransaction
+    AND x.locktype = 'transactionid'
+LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
 ORDER BY least(a.xact_start, p.prepared) NULLS LAST LIMIT 3"""
 SHARDS: Final = "SELECT shard FROM outbox_shards ORDER BY shard"
 TRY_SHARD: Final = "SELECT pg_try_advisory_xact_lock(hashtext(%(lock)s), %(shard)s)"

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
+from outbox_pipelines.adopt import steps
 from tests.adopt.conftest import Make
 from tests.relay.marked_table import guides
 
@@ -52,6 +54,11 @@ def _then(more: str) -> Callable[[str], str]:
             "function public.f() has public.outbox in its body",
         ),
         ("ALTER TABLE outbox ADD EXCLUDE (id WITH =)", "exclusion constraint outbox_id_excl"),
+        (
+            "ALTER TABLE outbox DROP CONSTRAINT outbox_idempotency_key_key; "
+            "DROP INDEX outbox_idempotency_key_idx",
+            "column idempotency_key of public.outbox has no index",
+        ),
     ],
 )
 def test_tables_that_cannot_be_adopted(make: Make, more: str, words: str) -> None:
@@ -139,9 +146,30 @@ def test_the_order_of_the_steps(make: Make) -> None:
     assert "run `outbox adopt switch` first" in adopted.refuse("adopt", "drain")[1]
     assert adopted.run("adopt", "back") == "nothing left to undo\n"
     adopted.write((KEY, 0))
+    assert "use a number of seconds" in adopted.refuse("adopt", "switch", "--seconds", "nan")[1]
     adopted.run("adopt", "switch")
+    for step in ("plan", "switch", "drain"):
+        assert "set OUTBOX_SCHEMA=box" in adopted.refuse("adopt", step, OUTBOX_SCHEMA="other")[1]
     assert "run `outbox adopt drain` first" in adopted.refuse("adopt", "back")[1]
     assert "run `outbox adopt drain` first" in adopted.refuse("adopt", "finish")[1]
+
+
+def test_a_way_back_that_is_continued(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a command that completes the step, and says that nothing was left."""
+    adopted = make(guides.D)
+    adopted.run("adopt", "prepare")
+    adopted.switch()
+
+    def killed(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "_left", killed)
+        with pytest.raises(KeyboardInterrupt):
+            adopted.back()
+    assert adopted.state() == "returning"
+    assert adopted.run("adopt", "back") == "the table has its name again; its relay may run\n"
+    assert adopted.run("adopt", "back") == "nothing left to undo\n"
 
 
 def test_a_relay_waits_for_the_old_rows(make: Make) -> None:
@@ -194,12 +222,19 @@ def test_a_transaction_that_holds_the_table(make: Make) -> None:
 def test_a_role_without_rights(make: Make) -> None:
     """Guards against a half of the work done."""
     adopted = make(guides.A)
-    role = f"other_{uuid.uuid4().hex[:8]}"
+    role, stranger = (f"other_{uuid.uuid4().hex[:8]}" for _ in range(2))
     with adopted.connect() as connection:
         connection.execute(f"CREATE ROLE {role}; ALTER TABLE outbox OWNER TO {role}".encode())
+        connection.execute(f"CREATE ROLE {stranger} LOGIN PASSWORD 'x'".encode())
         try:
+            dsn = make_conninfo(adopted.settings.dsn, user=stranger, password="x", passfile="")
+            for step in ("plan", "prepare"):
+                said = adopted.refuse("adopt", step, OUTBOX_DSN=dsn)[1]
+                assert f"public.outbox belongs to role {role}: run the command as this role" in said
             # A superuser may act for the owner, who keeps the rights on the view.
             adopted.run("adopt", "prepare")
+            said = adopted.refuse("adopt", "switch", OUTBOX_DSN=dsn)[1]
+            assert "may not use schema box (OUTBOX_SCHEMA): run the command as the role that" in said
             adopted.run("adopt", "switch")
             connection.execute(f"SET ROLE {role}".encode())
             columns = "aggregate_type, aggregate_id, event_type, payload"
@@ -208,6 +243,7 @@ def test_a_role_without_rights(make: Make) -> None:
             connection.execute("RESET ROLE")
         finally:
             connection.execute(f"RESET ROLE; DROP OWNED BY {role} CASCADE; DROP ROLE {role}".encode())
+            connection.execute(f"DROP ROLE {stranger}".encode())
 
 
 def test_plan_prints_every_statement(make: Make) -> None:
