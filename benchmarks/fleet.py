@@ -37,7 +37,7 @@ _ADOPT: Final = """
 UPDATE outbox_shards SET done = pg_current_snapshot(),
     database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 _SESSIONS: Final = """
-SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox relay%' AND datname LIKE %s"""
+SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox relay%%' AND datname LIKE %s"""
 
 
 def measure(servers: Settings) -> list[Row]:

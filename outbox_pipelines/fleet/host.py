@@ -27,14 +27,22 @@ class FleetHost(Host):
 
     Args:
         suspicion: shared by all relays of the process: see `turns.py`.
+        stands_by: whether this process stands by for other shards of the outbox.
     """
 
     # The waits of 0.2 s become 1 s: what matters wakes the thread.
     patience = 5.0
 
     def __init__(
-        self, settings: Settings, unit: Unit, watcher: Watcher, division: Division, suspicion: threading.Lock
+        self,
+        settings: Settings,
+        unit: Unit,
+        watcher: Watcher,
+        division: Division,
+        suspicion: threading.Lock,
+        stands_by: Callable[[], bool],
     ) -> None:
+        self._stands_by = stands_by
         self._unit = unit
         self._fleet = fleet_key(settings)
         self._watcher = watcher
@@ -57,8 +65,10 @@ class FleetHost(Host):
         if owned.is_awaited():
             # A relay of its own: processes of a fleet do not wait in this way.
             return True
-        ((standbys,),) = owned.execute(queries.STANDBYS, self._fleet)
-        self._division.saw(self._unit, others=standbys, is_free=False)
+        ((is_alone,),) = owned.execute(queries.NONE_STANDS_BY, self._fleet)
+        ((standbys,),) = [(0,)] if is_alone else owned.execute(queries.STANDBYS, self._fleet)
+        others = max(0, standbys - self._stands_by())
+        self._division.saw(self._unit, others=others, is_free=False)
         return self._division.must_pass_on(self._unit)
 
     def turn(self) -> Turn:

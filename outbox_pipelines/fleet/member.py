@@ -30,7 +30,7 @@ from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
-_LOOK_SECONDS: Final = 0.5
+_LOOK_SECONDS: Final = 1.0
 _COUNT_EVERY: Final = 4
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
@@ -108,6 +108,7 @@ class Member:
         self._shards: set[int] = set()
         self._trouble: str | None = None
         self._failed = False
+        self._stands_by = False
         self._thread = threading.Thread(target=self._run, name="outbox-member", daemon=True)
 
     @property
@@ -169,12 +170,14 @@ class Member:
         finally:
             has_begun()
         try:
+            self._stands_by = True
             self._look_for_namesakes(standby)
             rounds = 0
             while not self._shared.stop.is_set() and not self._failed:
-                looks = list(standby.looks())
                 if rounds % _COUNT_EVERY == 0:
-                    others = standby.standbys() - 1
+                    self._shards = set(standby.shards())
+                    others = max(0, standby.standbys() - 1)
+                looks = list(standby.looks(self._shards))
                 rounds += 1
                 for look in looks:
                     is_ours = look.shard in self._relays
@@ -184,15 +187,17 @@ class Member:
                         self._shared.division.saw(unit, others=seen, is_free=look.is_free)
                     if look.is_free and not is_ours and self._shared.division.take(unit):
                         self._start(unit)
-                self._shards = {look.shard for look in looks}
                 if self._shards <= self._relays.keys():
                     return
                 if not any(look.is_free for look in looks):
                     self._trouble = None
                     self._on_state(None)
-                self._changed.wait(_LOOK_SECONDS * random.uniform(0.8, 1.2))
+                # More often than the lease: a silent session ends.
+                pause = min(_LOOK_SECONDS, self._settings.lease_seconds / 3)
+                self._changed.wait(pause * random.uniform(0.8, 1.2))
                 self._changed.clear()
         finally:
+            self._stands_by = False
             standby.close()
 
     def _look_for_namesakes(self, standby: Standby) -> None:
@@ -217,7 +222,14 @@ class Member:
     def _relay(self, unit: Unit, stop: threading.Event) -> None:
         log.outbox.set(self.name)
         shared = self._shared
-        host = FleetHost(self._settings, unit, shared.watcher, shared.division, shared.suspicion)
+        host = FleetHost(
+            self._settings,
+            unit,
+            shared.watcher,
+            shared.division,
+            shared.suspicion,
+            lambda: self._stands_by,
+        )
 
         def on_take(shard: int) -> None:
             has_begun()

@@ -25,8 +25,10 @@ SHARDS: Final = "SELECT shard FROM outbox_shards ORDER BY shard"
 IS_FREE: Final = "SELECT pg_try_advisory_xact_lock(hashtext(%(lock)s), %(shard)s)"
 TABLE_IS_FREE: Final = "SELECT pg_try_advisory_xact_lock(%(key)s)"
 
-# Shared by all processes of the fleet that would take over.
+# Shared by all processes of the fleet that would take over. Tried again: an owner's look may be in the way.
 STAND_BY: Final = "SELECT pg_try_advisory_lock_shared(hashtext(%(fleet)s), 0)"
+# Much cheaper than to count them.
+NONE_STANDS_BY: Final = "SELECT pg_try_advisory_xact_lock(hashtext(%(fleet)s), 0)"
 STANDBYS: Final[LiteralString] = """
 SELECT count(*) FROM pg_locks
 WHERE locktype = 'advisory' AND objsubid = 2 AND granted

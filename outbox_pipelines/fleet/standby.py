@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from outbox_pipelines.database import Connection, connect, refuse_standby
@@ -47,25 +47,33 @@ class Standby:
             refuse_standby(self._connection)
             self._table = self._table_key()
             self._connection.execute(queries.SILENCE, [f"{int(settings.lease_seconds * 1000)}ms"])
-            self._connection.execute(queries.STAND_BY, self._key)
             identity = self._connection.execute(relay_queries.IDENTITY).fetchone()
+            self._is_counted = False
             self.tables = (identity, settings.db_schema, self._table)
             """Equal for two outboxes that are the same tables."""
         except BaseException:
             self._connection.close()
             raise
 
-    def looks(self) -> Iterator[Look]:
-        """Yield the shards, and whether each is free."""
+    def shards(self) -> list[int]:
+        """Return the shards of the outbox."""
+        if self._table is not None:
+            return [0]
+        return [shard for (shard,) in self._connection.execute(queries.SHARDS).fetchall()]
+
+    def looks(self, shards: Iterable[int]) -> Iterator[Look]:
+        """Yield whether each of these is free."""
         if self._table is not None:
             yield Look(0, self._is(queries.TABLE_IS_FREE, {"key": self._table}))
             return
-        for (shard,) in self._connection.execute(queries.SHARDS).fetchall():
+        for shard in shards:
             lock = {"lock": f"{self._settings.db_schema}.outbox_shards", "shard": shard}
             yield Look(shard, self._is(queries.IS_FREE, lock))
 
     def standbys(self) -> int:
         """Return how many processes stand by, this one included."""
+        if not self._is_counted:
+            self._is_counted = self._is(queries.STAND_BY, self._key)
         row = self._connection.execute(queries.STANDBYS, self._key).fetchone()
         return 0 if row is None else int(row[0])
 
