@@ -32,6 +32,8 @@ class FleetHost(Host):
 
     # The waits of 0.2 s become 1 s: what matters wakes the thread.
     patience = 5.0
+    # Events come every 40 ms at most.
+    report_poll = 0.01
 
     def __init__(
         self,

@@ -86,6 +86,8 @@ class _Database:
         self._waiting: list[FleetWatch] = []
         self._asked: list[FleetWatch] = []
         """Those that the open question is about; the first one's connection asks."""
+        self._leader: FleetWatch | None = None
+        """The one whose connection the selector watches."""
         self._socket = -1
         self._result: PGresult | None = None
 
@@ -102,16 +104,16 @@ class _Database:
             # The server owes an answer. A reader that must end closes its connection.
             if any(watch.ending() for watch in self._asked):
                 leader, *others = self._stop_asking()
+                self._wake(leader)
                 with suppress(psycopg.Error):
                     leader.connection.close()
-                leader.woken.set()
                 self._waiting += others
             else:
                 return
         waiting = []
         for watch in self._waiting:
             if now >= watch.until or watch.ending():
-                watch.woken.set()
+                self._wake(watch)
             else:
                 waiting.append(watch)
         self._waiting = []
@@ -127,13 +129,20 @@ class _Database:
                 connection.send_query_prepared(_ONE, [b"%d" % oids[0]])
             else:
                 connection.send_query_prepared(_MANY, [b"{%s}" % b",".join(b"%d" % oid for oid in oids)])
-            self._socket = connection.socket
-            self._selector.register(self._socket, selectors.EVENT_READ, self)
+            if self._leader is not asked[0]:
+                self._forget()
+                self._socket = connection.socket
+                self._selector.register(self._socket, selectors.EVENT_READ, self)
+                self._leader = asked[0]
         except psycopg.Error as error:
             self._fail(error)
 
     def answer(self) -> None:
         """Take what has arrived."""
+        if not self._asked:
+            # What the server says between two questions: a notice, or that it ends.
+            self._hear()
+            return
         connection: PGconn = self._asked[0].connection.pgconn
         try:
             connection.consume_input()
@@ -161,9 +170,20 @@ class _Database:
             if watch.sequence is not None:
                 number = next(many, None) if len(asked) > 1 else last.get_value(0, 1) or b""
             if watch.quiet.is_new(snapshot, number, age):
-                watch.woken.set()
+                self._wake(watch)
             else:
                 self._waiting.append(watch)
+
+    def _hear(self) -> None:
+        leader = self._leader
+        if leader is None:
+            return
+        try:
+            leader.connection.pgconn.consume_input()
+        except psycopg.Error as error:
+            self._waiting.remove(leader)
+            self._asked = [leader]
+            self._fail(error)
 
     def _refused(self, connection: PGconn, result: PGresult | None) -> None:
         if connection.status == ConnStatus.BAD:
@@ -179,14 +199,23 @@ class _Database:
         leader, *others = self._stop_asking()
         is_lost = isinstance(error, psycopg.OperationalError)
         leader.error = error if is_lost else psycopg.OperationalError(str(error))
-        leader.woken.set()
+        self._wake(leader)
         self._waiting += others
 
     def _stop_asking(self) -> list[FleetWatch]:
         asked, self._asked = self._asked, []
-        with suppress(KeyError, ValueError):
-            self._selector.unregister(self._socket)
         return asked
+
+    def _wake(self, watch: FleetWatch) -> None:
+        if watch is self._leader:
+            # Before its reader may close the connection.
+            self._forget()
+        watch.woken.set()
+
+    def _forget(self) -> None:
+        if self._leader is not None:
+            self._leader = None
+            self._selector.unregister(self._socket)
 
     def end(self, error: BaseException) -> None:
         """Wake all with this error."""

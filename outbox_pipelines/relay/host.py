@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from outbox_pipelines.database import Connection
 from outbox_pipelines.position import Snapshot
+from outbox_pipelines.relay.core.flow import REPORT_POLL
 from outbox_pipelines.relay.ownership import Ownership
 from outbox_pipelines.relay.shard import Shard
 
@@ -56,6 +57,9 @@ class Host:
 
     patience = 1.0
     """How many times as long the publishing thread waits for events, before it looks after other things."""
+
+    report_poll = REPORT_POLL
+    """How often the publishing thread looks for new events while acknowledgments are awaited, in seconds."""
 
     def watch(
         self, shard: Shard, connection: Connection, *, ending: Callable[[], bool], end: threading.Event

@@ -158,6 +158,7 @@ class Worker:
             is_stopped=stop.is_set,
             until_empty=until_empty,
             on_complete=self._metrics.acknowledged,
+            report_poll=host.report_poll,
         )
         self._pauses = True
         if isinstance(publisher, TransactionalPublisher):

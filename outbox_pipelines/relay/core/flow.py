@@ -32,7 +32,7 @@ _OUTAGE_SECONDS: Final = 60.0
 # An event that crashes the process does so when it is encoded, compressed or sent.
 _INNOCENT_SECONDS: Final = 1.0
 # While acknowledgments are awaited, new batches are looked for this often.
-_REPORT_POLL: Final = 0.001
+REPORT_POLL: Final = 0.001
 
 
 class Retries(Protocol):
@@ -53,6 +53,7 @@ class Flow:
         is_stopped: whether the relay must end.
         until_empty: end when everything that is read is published or parked.
         on_complete: called with the batches that have become complete.
+        report_poll: while acknowledgments are awaited, new batches are looked for this often, in seconds.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Flow:
         is_stopped: Callable[[], bool],
         until_empty: bool,
         on_complete: Callable[[list[Complete]], None],
+        report_poll: float = REPORT_POLL,
     ) -> None:
         self._publisher = publisher
         self._batches = batches
@@ -79,6 +81,7 @@ class Flow:
         self._is_stopped = is_stopped
         self._until_empty = until_empty
         self._on_complete = on_complete
+        self._report_poll = report_poll
         self._reading = True
         self._alone: Batch | None = None
         self._innocent_at = math.inf
@@ -105,7 +108,7 @@ class Flow:
             batch = self._next(room)
         except LookupError:
             idle = self._reading and room and not self._publisher.pending
-            wait = 0.0 if idle else _REPORT_POLL if self._reading and room else 0.05
+            wait = 0.0 if idle else self._report_poll if self._reading and room else 0.05
             self._publisher.poll(wait, linger=not room)
         else:
             if batch is None:
@@ -129,7 +132,7 @@ class Flow:
             self._reading = False
             if self._is_done():
                 return False
-        self._publisher.poll(_REPORT_POLL, linger=False)
+        self._publisher.poll(self._report_poll, linger=False)
         self._hand_on()
         return True
 

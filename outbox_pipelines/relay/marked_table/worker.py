@@ -100,6 +100,7 @@ class MarkedTableWorker:
             is_stopped=self._claimer.is_stopped,
             until_empty=until_empty,
             on_complete=self._metrics.acknowledged,
+            report_poll=host.report_poll,
         )
         self._started = time.monotonic()
         self._end = threading.Event()
