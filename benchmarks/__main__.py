@@ -16,6 +16,7 @@ from benchmarks import (
     consumers,
     drains,
     existing,
+    fleet,
     guards,
     health,
     history,
@@ -57,6 +58,7 @@ _PARTS = {
         pruning,
         adoption,
         cleaning,
+        fleet,
     )
 }
 

@@ -31,6 +31,8 @@ _POSTGRES = {
     # For Debezium, which sleeps while others are measured.
     "wal_level": "logical",
     "wal_sender_timeout": "0",
+    # A fleet of 100 outboxes has two sessions in each, and those that write.
+    "max_connections": "500",
 }
 
 

@@ -19,14 +19,22 @@ from tests.relay.topic import NOISE, change_topic, create_topic
 def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     found: list[Recording] = []
 
-    def flow(publisher: Publisher, *ports: Any, until_empty: bool, on_complete: Any, **more: Any) -> Any:
+    def flow(
+        publisher: Publisher,
+        *ports: Any,
+        until_empty: bool,
+        on_complete: Any,
+        report_poll: float,
+        **more: Any,
+    ) -> Any:
         recording = Recording(publisher, until_empty=until_empty)
         if hasattr(publisher, "_tick"):
             recording.begins_at = starts.pop()
         found.append(recording)
         names = ("batches", "ledger", "blocked", "retries", "crash_guard")
         real = dict(zip(names, ports, strict=True)) | more
-        return recording.flow(publisher, real, {"until_empty": until_empty, "on_complete": on_complete})
+        flags = {"until_empty": until_empty, "on_complete": on_complete, "report_poll": report_poll}
+        return recording.flow(publisher, real, flags)
 
     starts: list[Any] = []
     made = publishing.make_publisher
