@@ -3,6 +3,7 @@
 Invariants:
 - An error of the only outbox fails the tick. An error of one of several is logged with the outbox's name, and
   the others go on.
+- A tick ends in time: outboxes that it does not reach are first in the next one.
 - Databases are read in threads, so that one that does not answer delays no other outbox. Everything that uses
   Dagster runs in the tick's own thread.
 """
@@ -10,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ SHARED: Final = "outboxes_"
 """Before the name of a sensor of several outboxes."""
 # A thread waits for a database, at most ten seconds for one that does not answer.
 _THREADS: Final = 16
+# Dagster gives up a tick after 60 s, and loses what it found.
+_SECONDS: Final = 35.0
 T = TypeVar("T")
 
 
@@ -135,7 +139,10 @@ def _joined(
     reads: Callable[[Settings], bool] | None,
 ) -> Tick:
     cursors: dict[str, str | None] = json.loads(context.cursor) if context.cursor else {}
-    readings = [Reading(outbox) for outbox in outboxes]
+    # Those that the last tick had no time for come first: a cursor moves to the end when it is used.
+    ranks = {name: rank for rank, name in enumerate(cursors, 1)}
+    readings = [Reading(each) for each in sorted(outboxes, key=lambda each: ranks.get(each.name, 0))]
+    started = time.monotonic()
     if reads is not None:
         with ThreadPoolExecutor(_THREADS, "outbox-reading") as threads:
             list(threads.map(lambda reading: _read(reading, reads), readings))
@@ -144,8 +151,12 @@ def _joined(
     events: list[Any] = []
     for reading in readings:
         name = reading.outbox.name
+        if time.monotonic() - started > _SECONDS:
+            reasons.setdefault("no time in this tick; first in the next", []).append(name)
+            continue
+        cursor = cursors.pop(name, None)
         try:
-            found = one(context, reading, cursors.get(name))
+            found = one(context, reading, cursor)
         except Exception as error:  # noqa: BLE001 - reported, and the others go on
             # Other errors may repeat a connection string.
             why = (
@@ -155,7 +166,7 @@ def _joined(
             )
             context.log.error(why if name in why else f"outbox {name}: {why}")
             reasons.setdefault(why, []).append(name)
-            cursors.setdefault(name, None)
+            cursors[name] = cursor
             continue
         cursors[name] = found.cursor
         requests.extend(found.requests)

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
 import pytest
 
-from outbox_pipelines.defs import outbox_definitions, overview
+from outbox_pipelines.defs import outbox_definitions, overview, ticks
 from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.defs.served import served
 from outbox_pipelines.local import Stack
@@ -95,6 +96,33 @@ def test_three_beside_a_project(
     assert {run.job_name for run in runs} == {
         f"outbox_billing_{job}" for job in ("relay_session", "archive_day", "check_health")
     }
+
+
+def test_a_tick_ends_in_time(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a tick that Dagster gives up after 60 s with all that it found, again and again; and
+    against an outbox that is never reached."""
+    seconds = 0.0
+    monkeypatch.setattr(ticks, "time", SimpleNamespace(monotonic=lambda: seconds))
+    reached: list[str] = []
+
+    def one(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor: str | None) -> ticks.Tick:
+        nonlocal seconds
+        seconds += 20.0
+        reached.append(reading.outbox.name)
+        if reading.outbox.name == "orders":
+            raise ValueError("as on each tick")
+        return ticks.Tick("well", str(int(cursor or 0) + 1))
+
+    outboxes = [Served(name=name) for name in NAMES]
+    sensor = ticks.sensor(outboxes, "health", one, seconds=30, description="")
+    cursor = None
+    for _ in range(3):
+        with dg.build_sensor_context(instance=instance, cursor=cursor) as context:
+            found = sensor.evaluate_tick(context)
+        cursor = found.cursor
+    assert reached == ["orders", "billing", "stock", "orders", "billing", "stock"]
+    assert json.loads(str(cursor)) == {"orders": None, "billing": "2", "stock": "2"}
+    assert "orders: no time in this tick" in str(found.skip_message)
 
 
 def test_one_of_several_stops_no_other(
