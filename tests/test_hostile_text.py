@@ -20,7 +20,7 @@ from outbox_pipelines.partitions import close
 from outbox_pipelines.relay.kafka import client
 from outbox_pipelines.relay.marked_table import check as table_check
 from outbox_pipelines.relay.marked_table import status as claims_status
-from outbox_pipelines.relay.marked_table.pg_catalog import Finding
+from outbox_pipelines.relay.marked_table.findings import Finding
 from outbox_pipelines.relay.telemetry import prometheus
 from outbox_pipelines.settings import load_settings
 from outbox_pipelines.text import plain, to_json

@@ -21,10 +21,10 @@ from outbox_pipelines.adopt.state import read as read_state
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.parsers.table_mapping import Mapping
-from outbox_pipelines.relay.marked_table import pg_catalog
+from outbox_pipelines.relay.marked_table import examine
 from outbox_pipelines.relay.marked_table import queries as marked
 from outbox_pipelines.relay.marked_table.check import open_mapping
-from outbox_pipelines.relay.marked_table.queries import Statements
+from outbox_pipelines.relay.marked_table.statements import Statements
 from outbox_pipelines.settings import Settings
 
 
@@ -84,7 +84,7 @@ def find(connection: Connection, mapping: Mapping, settings: Settings) -> tuple[
 
 def require_relayable(connection: Connection, mapping: Mapping, found: Facts) -> None:
     """Check what the relay of the table checks: columns, types, rights."""
-    pg_catalog.check(connection, replace(mapping, table=found.name))
+    examine.check(connection, replace(mapping, table=found.name))
 
 
 def require_state(connection: Connection, mapping: Mapping, settings: Settings) -> State:
@@ -132,7 +132,7 @@ def require(state: State, *names: str) -> None:
 def _statements(connection: Connection, mapping: Mapping, found: Facts, settings: Settings) -> Statements:
     # Under its name of now.
     kept = replace(mapping, table=found.name)
-    types = pg_catalog.check(connection, kept).types
+    types = examine.check(connection, kept).types
     return Statements(kept, types, max_attempts=settings.max_attempts, with_time=False)
 
 

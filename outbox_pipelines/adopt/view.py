@@ -14,7 +14,7 @@ from psycopg import sql
 from outbox_pipelines.adopt import rules
 from outbox_pipelines.adopt.facts import Column, Facts
 from outbox_pipelines.parsers.table_mapping import Mapping
-from outbox_pipelines.relay.marked_table import queries as marked
+from outbox_pipelines.relay.marked_table import statements as marked
 
 # A number inside of a UUID: version 8 of RFC 9562, "for custom content".
 _NUMBERED: Final = "('00000000-0000-8000-8000-' || lpad(to_hex({number}), 12, '0'))::uuid"

@@ -19,7 +19,7 @@ from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.parsers.table_mapping import Mapping
 from outbox_pipelines.relay import adoption
-from outbox_pipelines.relay.marked_table import pg_catalog
+from outbox_pipelines.relay.marked_table import examine, findings, pg_catalog
 from outbox_pipelines.relay.marked_table.check import open_mapping
 from outbox_pipelines.relay.marked_table.pg_catalog import Column
 from outbox_pipelines.settings import Settings
@@ -94,8 +94,8 @@ def find(connection: Connection, settings: Settings) -> Target:
             f"{mapping} is a view of the append-only outbox, whose days are dropped by `outbox partitions "
             "drop`; `outbox adopt finish` removes the old table"
         )
-    examined = pg_catalog.examine(connection, mapping)
-    pg_catalog.refuse(examined.findings)
+    examined = examine.examine(connection, mapping)
+    findings.refuse(examined.findings)
     assert examined.oid is not None
     place = pg_catalog.look_up(connection, mapping.schema, mapping.table)
     assert place is not None

@@ -21,7 +21,7 @@ from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.months import calendar, queries
 from outbox_pipelines.months.calendar import Month
 from outbox_pipelines.parsers.table_mapping import Mapping
-from outbox_pipelines.relay.marked_table import pg_catalog
+from outbox_pipelines.relay.marked_table import examine, findings, pg_catalog
 from outbox_pipelines.relay.marked_table.check import open_mapping
 from outbox_pipelines.relay.shards import pooler
 from outbox_pipelines.secret import first_line
@@ -107,9 +107,9 @@ def ensure(settings: Settings, ahead: int | None = None) -> Made:
 def _find(connection: Connection, mapping: Mapping) -> _Table:
     place = pg_catalog.look_up(connection, mapping.schema, mapping.table)
     if place is None:
-        pg_catalog.refuse(pg_catalog.examine(connection, mapping).findings)
+        findings.refuse(examine.examine(connection, mapping).findings)
     assert place is not None
-    if finding := pg_catalog.unsuitable(place):
+    if finding := findings.unsuitable(place):
         raise SetupError(str(finding))
     (row,) = connection.execute(queries.TABLE, {"oid": place.oid}).fetchall()
     table = _Table(*row)

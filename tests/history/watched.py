@@ -32,7 +32,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from outbox_pipelines.relay import queries
-from outbox_pipelines.relay.marked_table.queries import Statements
+from outbox_pipelines.relay.marked_table.statements import Statements
 from tests.history import standstill, steps
 
 T = TypeVar("T")

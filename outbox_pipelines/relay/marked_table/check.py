@@ -13,8 +13,8 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.parsers.table_mapping import Mapping, read_mapping
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.kafka.encoding import needs_time
-from outbox_pipelines.relay.marked_table import pg_catalog
-from outbox_pipelines.relay.marked_table.pg_catalog import Finding
+from outbox_pipelines.relay.marked_table.examine import examine
+from outbox_pipelines.relay.marked_table.findings import Finding
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.text import plain
 
@@ -42,7 +42,7 @@ def read(settings: Settings) -> Checked:
     with connect(settings, name="outbox: table") as connection:
         findings = [
             *of_settings(connection, settings, mapping),
-            *pg_catalog.examine(connection, adoption.followed(connection, mapping)).findings,
+            *examine(connection, adoption.followed(connection, mapping)).findings,
         ]
     return Checked(str(mapping), findings)
 

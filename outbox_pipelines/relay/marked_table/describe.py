@@ -18,7 +18,7 @@ from psycopg import sql
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.parsers.table_mapping import COLUMNS
-from outbox_pipelines.relay.marked_table import pg_catalog, queries
+from outbox_pipelines.relay.marked_table import findings, pg_catalog, queries
 from outbox_pipelines.relay.marked_table.guesses import (
     Guesses,
     guess,
@@ -150,9 +150,9 @@ def _find(connection: Connection, name: str) -> Place:
             f"there is {', '.join(others)}" if others else "correct the name, or put its schema before it"
         )
         raise SetupError(f"table {name} does not exist: {remedy}")
-    if finding := pg_catalog.unsuitable(place):
+    if finding := findings.unsuitable(place):
         raise SetupError(str(finding))
-    pg_catalog.refuse(pg_catalog.lacking_rights(place))
+    findings.refuse(findings.lacking_rights(place))
     if re.search(r"[.%]", place.schema + place.name):
         raise SetupError(
             f"{place.spelled} has a name with a dot or %, which the file cannot contain: rename it"

@@ -20,7 +20,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.parsers.table_mapping import Mapping
 from outbox_pipelines.relay.marked_table import queries
 from outbox_pipelines.relay.marked_table.core.ports import MarkError
-from outbox_pipelines.relay.marked_table.queries import Statements
+from outbox_pipelines.relay.marked_table.statements import Statements
 from outbox_pipelines.secret import first_line
 
 _LOG = logging.getLogger(__name__)

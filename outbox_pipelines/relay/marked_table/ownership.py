@@ -29,9 +29,9 @@ from outbox_pipelines.relay import adoption, bodies
 from outbox_pipelines.relay.core.breaker import Breaker, State
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.kafka.encoding import needs_time
-from outbox_pipelines.relay.marked_table import pg_catalog, queries
+from outbox_pipelines.relay.marked_table import examine, findings, queries
 from outbox_pipelines.relay.marked_table.check import of_settings, open_mapping
-from outbox_pipelines.relay.marked_table.queries import Statements
+from outbox_pipelines.relay.marked_table.statements import Statements
 from outbox_pipelines.relay.queries import TUNE
 from outbox_pipelines.relay.shards import pooler
 from outbox_pipelines.secret import first_line
@@ -73,9 +73,9 @@ class TableOwnership:
         refuse_standby(self._connection)
         pooler.refuse(self._connection, self._settings)
         described = open_mapping(self._settings)
-        pg_catalog.refuse(of_settings(self._connection, self._settings, described))
+        findings.refuse(of_settings(self._connection, self._settings, described))
         self.mapping = adoption.followed(self._connection, described)
-        found = pg_catalog.check(self._connection, self.mapping)
+        found = examine.check(self._connection, self.mapping)
         for warning in found.warnings:
             _LOG.warning("%s", warning)
         self._oid = found.oid

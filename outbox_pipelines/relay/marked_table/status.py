@@ -14,10 +14,10 @@ from outbox_pipelines.quality.measured import CAP, age
 from outbox_pipelines.quality.rules import CheckResult
 from outbox_pipelines.quality.status import rendered
 from outbox_pipelines.relay import adoption
-from outbox_pipelines.relay.marked_table import pg_catalog, queries
+from outbox_pipelines.relay.marked_table import examine, queries
 from outbox_pipelines.relay.marked_table.check import open_mapping
 from outbox_pipelines.relay.marked_table.ownership import awaiting, holding, shown
-from outbox_pipelines.relay.marked_table.queries import Statements
+from outbox_pipelines.relay.marked_table.statements import Statements
 from outbox_pipelines.relay.queries import TUNE
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.text import plain
@@ -60,7 +60,7 @@ def read(settings: Settings) -> TableStatus:
     with connect(settings, name="outbox: status") as connection:
         connection.execute(TUNE)
         mapping = adoption.followed(connection, mapping)
-        found = pg_catalog.check(connection, mapping)
+        found = examine.check(connection, mapping)
         statements = Statements(mapping, found.types, max_attempts=settings.max_attempts, with_time=False)
         cap = {"cap": CAP}
         backlog = connection.execute(statements(queries.BACKLOG), cap).fetchone()

@@ -13,8 +13,8 @@ import psycopg
 import pytest
 
 from outbox_pipelines.parsers.table_mapping import read_mapping
-from outbox_pipelines.relay.marked_table import pg_catalog, queries, status
-from outbox_pipelines.relay.marked_table.queries import Statements
+from outbox_pipelines.relay.marked_table import examine, queries, status
+from outbox_pipelines.relay.marked_table.statements import Statements
 from outbox_pipelines.relay.queries import TUNE
 from tests.conftest import Message, read_topic, wait_until
 from tests.relay import faults
@@ -244,7 +244,7 @@ def test_no_statement_reads_the_whole_table(guide: Guide, make_table: Make, tmp_
         file.write_text(guide.mapping)
         mapping = read_mapping(file)
         statements = Statements(
-            mapping, pg_catalog.check(connection, mapping).types, max_attempts=5, with_time=False
+            mapping, examine.check(connection, mapping).types, max_attempts=5, with_time=False
         )
         connection.execute(TUNE)
         last = connection.execute(f"SELECT id::text FROM {table} ORDER BY created_at DESC LIMIT 100".encode())
