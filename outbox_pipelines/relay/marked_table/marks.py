@@ -28,6 +28,7 @@ _LOG = logging.getLogger(__name__)
 _MOST_BROKEN: Final = 20
 # Otherwise a deferred constraint or trigger would raise its error only at the commit.
 _NOW: Final = "SET CONSTRAINTS ALL IMMEDIATE"
+_LOOK: Final = "look for a trigger, a rule or a policy that prevents or undoes the UPDATE"
 
 
 _WRITTEN: Final = (
@@ -59,13 +60,12 @@ def rehearse(connection: Connection, statements: Statements, table: Mapping, seq
         MarkError: the table does not allow these rows to be marked.
     """
     with connection.transaction(force_rollback=True), explained(table):
-        marked = connection.execute(statements(queries.MARK), {"keys": statements.keys.array(seqs)}).rowcount
+        connection.execute(statements(queries.MARK), {"keys": statements.keys.array(seqs)})
         connection.execute(_NOW)
-        left = len(seqs) - marked
-        if left > 0 and (left := _unmarked(connection, statements, seqs)):
+        if left := _unmarked(connection, statements, seqs):
             raise MarkError(
                 f"{table} does not allow {left} of {len(seqs)} rows to be marked, so nothing is "
-                "published: look for a trigger, a rule or a policy that prevents UPDATE"
+                f"published: {_LOOK}"
             )
 
 
@@ -77,7 +77,9 @@ def mark(connection: Connection, statements: Statements, table: Mapping, seqs: l
         SetupError: several rows have the same key.
     """
     marked = connection.execute(statements(queries.MARK), {"keys": statements.keys.array(seqs)}).rowcount
-    if marked == len(seqs):
+    # A mark that a trigger undoes counts as an UPDATE. Such rows are the first of the next claims.
+    undone = _unmarked(connection, statements, [min(seqs)])
+    if marked == len(seqs) and not undone:
         return
     key = table.columns["seq" if table.order == "seq" else "id"]
     left = _unmarked(connection, statements, seqs)
@@ -86,10 +88,7 @@ def mark(connection: Connection, statements: Statements, table: Mapping, seqs: l
             f"{key!r} is not unique in {table}: {len(seqs)} events have {marked} rows. Give each row its own"
         )
     if left:
-        raise MarkError(
-            f"{table} does not allow {left} published rows to be marked: look for a trigger, a rule or a "
-            "policy that prevents UPDATE"
-        )
+        raise MarkError(f"{table} does not allow {left} published rows to be marked: {_LOOK}")
     _LOG.warning(
         "%d published events are no longer in %s, or another session has marked them: check for deleted "
         "rows, a detached partition, or another publisher",

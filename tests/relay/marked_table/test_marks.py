@@ -37,6 +37,20 @@ def test_a_constraint_against_marks_is_found_before_anything_is_published(table:
     assert table.drain().events == 100
 
 
+def test_a_mark_that_a_trigger_undoes_ends_publishing(table: Table) -> None:
+    """Guards against a row that is published again and again, since its mark counted as written."""
+    undo = REFUSE.replace("RAISE EXCEPTION 'not this one'", "NEW.published_at := NULL")
+    for n, published in ((1, 0), (250, 301)):
+        with table.connect() as connection:
+            connection.execute(undo.format(n=n, kind="TRIGGER undo BEFORE UPDATE", when="").encode())
+        table.fill(300)
+        with pytest.raises(SetupError, match="a trigger, a rule or a policy that prevents or undoes the UPD"):
+            service.relay(table.with_(batch_events=100).settings, until_empty=True)
+        assert len(table.messages()) == published
+        with table.connect() as connection:
+            connection.execute("DROP FUNCTION refuse CASCADE; TRUNCATE events")
+
+
 def test_a_missing_right_to_a_column_is_found_at_the_start(table: Table) -> None:
     """Guards against a right to another column that is taken for the right to mark."""
     role = f"relay_{uuid.uuid4().hex[:8]}"
