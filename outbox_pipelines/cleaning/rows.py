@@ -23,6 +23,7 @@ from outbox_pipelines.cleaning import queries
 from outbox_pipelines.cleaning.target import Target
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError
+from outbox_pipelines.secret import first_line
 
 MOST_SECONDS: Final = 0.05
 """How long a batch may hold its locks."""
@@ -73,7 +74,8 @@ class Deleter:
         """Delete these versions; return how many were there and not locked.
 
         Raises:
-            NotReadyError: a single row takes too long; another session locks the table.
+            NotReadyError: a single row takes too long; another session locks the table; a foreign key or a
+                trigger refuses.
         """
         if self._round_trip is None:
             self._round_trip = min(self._seconds_of_nothing() for _ in range(3))
@@ -115,6 +117,13 @@ class Deleter:
                     ) from None
                 self.stop.wait(random.uniform(*PAUSE))
                 continue
+            except psycopg.OperationalError:
+                raise
+            except psycopg.DatabaseError as error:
+                raise NotReadyError(
+                    f"rows of {self.target} cannot be deleted: {first_line(error)}: remove the rows that "
+                    "reference them, or change what refuses the DELETE; the next run continues"
+                ) from None
             took = max(0.0, time.monotonic() - began - (self._round_trip or 0.0))
             deleted += count
             at, failures = until, 0

@@ -82,7 +82,7 @@ class Mapping:
 def read_mapping(path: Path) -> Mapping:
     """Return the mapping in a file; raise `ValueError` that says how to correct the file."""
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot be read ({error}): name a TOML file that describes the table") from None
     except tomllib.TOMLDecodeError as error:

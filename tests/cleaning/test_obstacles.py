@@ -12,6 +12,7 @@ from psycopg import sql
 
 from outbox_pipelines.cleaning import months
 from outbox_pipelines.cleaning.clean import Cleaned, clean
+from outbox_pipelines.errors import NotReadyError
 from tests.cleaning.conftest import MONTHS, MONTHS_MAPPING, Make
 from tests.cleaning.test_months import ROWS
 
@@ -103,6 +104,23 @@ def test_rows_that_another_table_references(make: Make) -> None:
     )
     assert cleaned.dropped == ["public.events_02"]
     assert cleaned.deleted == 3
+    assert cleaning.clean().dropped == ["public.events_01"]
+
+
+def test_a_row_that_a_foreign_key_keeps(make: Make) -> None:
+    """Guards against a line that does not say which table, and what to do."""
+    cleaning = make(MONTHS.replace(_COLUMN, f"{_COLUMN}, PRIMARY KEY (id, created_at)"), MONTHS_MAPPING)
+    cleaning.execute(ROWS)
+    cleaning.execute(
+        "CREATE TABLE audit (id uuid, created_at timestamptz, "
+        "FOREIGN KEY (id, created_at) REFERENCES events);"
+        "CREATE INDEX ON audit (id, created_at); INSERT INTO audit SELECT id, created_at FROM events_01"
+    )
+    with pytest.raises(
+        NotReadyError, match=r"events cannot be deleted: .* on table \"audit\": remove the rows"
+    ):
+        cleaning.clean()
+    cleaning.execute("TRUNCATE audit")
     assert cleaning.clean().dropped == ["public.events_01"]
 
 

@@ -64,7 +64,7 @@ def refuse(findings: list[Finding]) -> None:
 
 def unsuitable(place: Place) -> Finding | None:
     """Return why a relation cannot be a marked table."""
-    if place.root is not None:
+    if place.root is not None and place.kind in ("r", "p", "f"):
         return Finding(f"{place.spelled} is a partition", f"name its parent, {place.root}")
     if place.kind not in ("r", "p"):
         what = _RELATIONS.get(place.kind, "something different")

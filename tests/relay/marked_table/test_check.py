@@ -258,6 +258,11 @@ def test_rights(make_table: Make) -> None:
     ("ddl", "name", "message"),
     [
         (guides.E.ddl, "outbox_new", "public.outbox_new is a partition: name its parent, public.outbox"),
+        (
+            guides.E.ddl,
+            "outbox_new_pkey",
+            "public.outbox_new_pkey is not a table but an index: name the table",
+        ),
         ("CREATE VIEW v AS SELECT 1", "v", "public.v is not a table but a view: name the table that has the"),
         ("CREATE SCHEMA app; CREATE TABLE app.box ()", "box", "table box does not exist .*there is app.box"),
         ("", "nothing", "table nothing does not exist .*correct `table` in the file; write"),

@@ -22,7 +22,8 @@ _SMALLEST = 'table = "events"\n[columns]\npublished_at = "published_at"\n'
 def test_what_is_not_named_is_called_as_usual(tmp_path: Path) -> None:
     """Guards against files that must repeat what everybody calls so."""
     file = tmp_path / "table.toml"
-    file.write_text('table = "app.events"\n[columns]\nstatus = "state"\nseq = "id"\n')
+    # As some editors write it, with a mark of its encoding.
+    file.write_text('\ufefftable = "app.events"\n[columns]\nstatus = "state"\nseq = "id"\n', encoding="utf-8")
     mapping = read_mapping(file)
     assert (mapping.schema, mapping.table, str(mapping)) == ("app", "events", "app.events")
     assert mapping.columns["payload"] == "payload"
