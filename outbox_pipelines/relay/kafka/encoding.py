@@ -163,8 +163,18 @@ def _envelope(event: Event, metadata: Metadata) -> str:
     return (
         f'{{"event_id": {_quote(event.id)}, "event_type": {_quote(event.event_type)}, '
         f'"aggregate_type": {_quote(event.aggregate_type)}, "aggregate_id": {_quote(event.aggregate_id)}, '
-        f'"payload": {event.payload}, "timestamp": {_quote(metadata["created-at"])}}}'
+        f'"payload": {event.payload}, "timestamp": {_quote(_time(metadata))}}}'
     )
+
+
+def _time(metadata: Metadata) -> str:
+    """Return the time of the event: a row of an existing table may have none, or an infinite one."""
+    try:
+        return str(metadata["created-at"])
+    except KeyError:
+        raise EncodingError(
+            "this OUTBOX_VALUE_FORMAT needs created_at, and the row has no time in it"
+        ) from None
 
 
 def _cloudevent(source: str) -> Shape:
@@ -176,7 +186,7 @@ def _cloudevent(source: str) -> Shape:
             "id": event.id,
             "type": event.event_type,
             "subject": event.aggregate_id,
-            "time": metadata["created-at"],
+            "time": _time(metadata),
             "aggregatetype": event.aggregate_type,
             "partitionkey": event.aggregate_id,
         }

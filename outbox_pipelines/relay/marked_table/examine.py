@@ -94,4 +94,5 @@ def _types(mapping: Mapping, columns: dict[str, Column]) -> Types:
         aggregate_id=compared("aggregate_id"),
         last_error=last_error.declared if last_error else "text",
         nullable=tuple(nullable),
+        has_text_payload=theirs["payload"].is_text,
     )

@@ -84,6 +84,7 @@ class TableOwnership:
             found.types,
             max_attempts=self._settings.max_attempts,
             with_time=needs_time(self._settings),
+            as_json=self._settings.value_format != "payload",
         )
         self._refuse_other_descriptions()
         self._pid = _pid(self._connection)

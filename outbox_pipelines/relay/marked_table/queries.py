@@ -228,9 +228,11 @@ UNPUBLISHED: Final = "SELECT count(*) FROM {table} AS t WHERE {where}"
 
 # --- status -------------------------------------------------------------------------------------------------
 
-# Capped: counting millions exactly takes seconds. The oldest row is among the first.
+# Capped: counting millions exactly takes seconds. The oldest row is among the first. A time that no clock
+# shows, or that is in the future, is no age.
 BACKLOG: Final = """
-SELECT count(*), extract(epoch FROM clock_timestamp() - min(at))::float8
+SELECT count(*), extract(epoch FROM clock_timestamp()
+           - min(least(at, clock_timestamp())) FILTER (WHERE isfinite(at)))::float8
 FROM (SELECT {time} AS at FROM {table} AS t WHERE {pending} ORDER BY {order} LIMIT %(cap)s) AS waiting"""
 # Those of them that were rejected, and are tried again: the reasons, with their counts and the count of all.
 RETRIED: Final = """

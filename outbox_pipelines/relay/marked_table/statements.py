@@ -30,6 +30,8 @@ class Types:
     """With its length: a longer reason is truncated."""
     nullable: tuple[str, ...] = ()
     """Our names of the columns without which a row becomes a dead letter, and which allow NULL."""
+    has_text_payload: bool = False
+    """Whether a payload may be something other than JSON."""
 
 
 class Statements:
@@ -37,9 +39,12 @@ class Statements:
 
     Args:
         with_time: whether each event's metadata contains its time, as `created-at`.
+        as_json: whether a payload that is not JSON cannot be read, since it would be part of a JSON value.
     """
 
-    def __init__(self, mapping: Mapping, types: Types, *, max_attempts: int, with_time: bool) -> None:
+    def __init__(
+        self, mapping: Mapping, types: Types, *, max_attempts: int, with_time: bool, as_json: bool = False
+    ) -> None:
         # The target of a SET has no table name in front of it; everywhere else the name must be unambiguous.
         targets: dict[str, sql.Composable] = {}
         columns: dict[str, sql.Composable] = {}
@@ -49,6 +54,8 @@ class Statements:
         for name in types.nullable:
             # NULL equals nothing, so that such a row could not be left out: rows without a name have "".
             columns[name] = sql.SQL("coalesce({}::text, '')").format(columns[name])
+        must_be_json = as_json and types.has_text_payload
+        columns["printed"] = sql.SQL("{payload}::json" if must_be_json else "{payload}").format(**columns)
         if mapping.aggregate_type:
             columns["aggregate_type"] = _aggregate_type(mapping, columns)
         key = columns["seq" if mapping.order == "seq" else "id"]
@@ -182,7 +189,7 @@ def _texts(
         "{number}::bigint AS seq, {id}::text AS id, {aggregate_type}::text AS aggregate_type, "
         "{aggregate_id}::text AS aggregate_id, {event_type}::text AS event_type, "
         "CASE WHEN {has_names} AND coalesce(pg_column_size({payload}), 0) <= %(most)s "
-        "THEN coalesce({payload}::text, 'null') END AS payload, "
+        "THEN coalesce({printed}::text, 'null') END AS payload, "
     ).format(number=number, has_names=has_names, **columns)
     metadata = {name: columns[name] for name in METADATA if name in columns}
     if "trace_id" in columns:

@@ -8,6 +8,7 @@ import uuid
 import pytest
 
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.relay.marked_table import status
 from tests.conftest import may_log_in, wait_until
 from tests.relay.marked_table import textbook
 from tests.relay.marked_table.conftest import Make
@@ -183,6 +184,26 @@ def test_the_role_needs_select_and_update_alone(table: Table) -> None:
             assert modest.drain().events == 1
         finally:
             connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+def test_rows_that_an_envelope_cannot_have(make_table: Make) -> None:
+    """Guards against a message that is not JSON, a reason that is a traceback's, and an infinite age."""
+    ddl = textbook.PUBLISHED_AT.replace("payload jsonb", "payload text")
+    table = make_table(ddl, textbook.PUBLISHED_AT_MAPPING).with_(value_format="envelope", retry_seconds=60.0)
+    with table.connect() as connection:
+        for key, payload, at in (("a", "{oops", "now"), ("b", '{"n": 1}', "now"), ("c", "1", "infinity")):
+            connection.execute(
+                "INSERT INTO events (aggregate_type, aggregate_id, event_type, payload, created_at) "
+                "VALUES ('order', %s, 'e', %s, %s::timestamptz)",
+                [key, payload, at],
+            )
+    assert table.drain().events == 1
+    assert [json.loads(message.value or "")["payload"] for message in table.messages()] == [{"n": 1}]
+    reasons = dict(table.rows("aggregate_id, last_error"))
+    assert "invalid input syntax for type json" in reasons["a"]
+    assert "needs created_at, and the row has no time in it" in reasons["c"]
+    found = status.read(table.settings)
+    assert (found.failed, found.backlog, found.oldest_seconds) == (1, 1, None)
 
 
 def test_unreadable_rows_become_dead_letters_and_the_others_go_on(make_table: Make) -> None:
