@@ -77,9 +77,7 @@ def mark(connection: Connection, statements: Statements, table: Mapping, seqs: l
         SetupError: several rows have the same key.
     """
     marked = connection.execute(statements(queries.MARK), {"keys": statements.keys.array(seqs)}).rowcount
-    # A mark that a trigger undoes counts as an UPDATE. Such rows are the first of the next claims.
-    undone = _unmarked(connection, statements, [min(seqs)])
-    if marked == len(seqs) and not undone:
+    if marked == len(seqs):
         return
     key = table.columns["seq" if table.order == "seq" else "id"]
     left = _unmarked(connection, statements, seqs)

@@ -88,6 +88,7 @@ class TableOwnership:
         )
         self._refuse_other_descriptions()
         self._pid = _pid(self._connection)
+        self._connection.execute(queries.SET_PATIENCE)
         # A silent session loses the table: otherwise a stopped process would keep it indefinitely.
         self._set("idle_session_timeout", lease(self._settings))
 

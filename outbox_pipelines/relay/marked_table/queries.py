@@ -55,6 +55,17 @@ SELECT EXISTS (
       AND classid = {key}::bigint >> 32 AND objid = {key}::bigint & 4294967295)
    AND to_regclass({table}) = {oid}::oid"""
 
+# For the sessions that claim. A session that waits for an exclusive lock of the table, as ALTER TABLE does,
+# may wait for a claim in flight, and everything else waits behind it: PostgreSQL sees no deadlock, since the
+# claim's session only looks idle.
+BRIEFLY: Final = "SET lock_timeout = '250ms'"
+AT_LENGTH: Final = "SET LOCAL lock_timeout = 0"
+# Without a claim's locks, and while other claims are open: then the relay starts over, which releases them.
+PATIENTLY: Final = "SET LOCAL lock_timeout = '10s'"
+SET_PATIENCE: Final = "SET lock_timeout = '10s'"
+# For the status, whose reader can do more about it than wait.
+FOR_A_WHILE: Final = "SET lock_timeout = '5s'"
+
 # --- pg_catalog ---------------------------------------------------------------------------------------------
 
 # By name: a lookup by `regclass` fails without the right to use the schema, which is to be reported.

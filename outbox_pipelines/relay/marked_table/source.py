@@ -3,6 +3,7 @@
 Invariants:
 - Each claim is a transaction in its own session, which checks at its beginning that the table is still owned.
 - Memory stays bounded: large rows are claimed one at a time.
+- No claim waits for a lock of the table: the session that waits for it may wait for rows of an earlier claim.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from outbox_pipelines.event import Event, weigh
 from outbox_pipelines.relay import bodies
 from outbox_pipelines.relay.marked_table import marks, queries
 from outbox_pipelines.relay.marked_table.core.claims import MOST_CLAIMS, Claims
-from outbox_pipelines.relay.marked_table.core.ports import LockedError, MarkError, Name, Rows, Wanted
+from outbox_pipelines.relay.marked_table.core.ports import (
+    LockedError,
+    MarkError,
+    Name,
+    Rows,
+    TableLockedError,
+    Wanted,
+)
 from outbox_pipelines.relay.marked_table.ownership import TableOwnership
 from outbox_pipelines.settings import Settings
 
@@ -58,8 +66,10 @@ class ClaimSessions:
         self._careful = 0
         self.free: deque[Connection] = deque()
         for _ in range(MOST_CLAIMS):
-            self._connections.append(ownership.connect())
-            self.free.append(self._connections[-1])
+            connection = ownership.connect()
+            connection.execute(queries.BRIEFLY)
+            self._connections.append(connection)
+            self.free.append(connection)
 
     def rehearse_rights(self) -> None:
         """Check that this role has the necessary rights to write; the first claim checks the rows.
@@ -68,9 +78,11 @@ class ClaimSessions:
             MarkError: the role does not have them.
         """
         connection, statements = self._connections[0], self._statements
-        marks.rehearse(connection, statements, self._ownership.mapping, [])
         nothing: dict[str, Any] = {"keys": "{}", "errors": [], "pauses": [], "lasts": []}
         with connection.transaction(force_rollback=True), marks.explained(self._ownership.mapping):
+            # Nothing is claimed yet.
+            connection.execute(queries.AT_LENGTH)
+            marks.rehearse(connection, statements, self._ownership.mapping, [])
             if statements.writes_refusals:
                 connection.execute(statements(queries.REFUSED), nothing)
 
@@ -81,7 +93,10 @@ class ClaimSessions:
     def any(self, wanted: Wanted) -> bool:
         # Needs no transaction if there is nothing to claim.
         conditions, parameters = self._conditions(wanted)
-        row = self.free[0].execute(self._statements(queries.ANY, *conditions), parameters).fetchone()
+        try:
+            row = self.free[0].execute(self._statements(queries.ANY, *conditions), parameters).fetchone()
+        except psycopg.errors.LockNotAvailable:
+            raise self._table_is_locked() from None
         return row == (True,)
 
     def claim(self, wanted: Wanted) -> Rows:
@@ -100,20 +115,30 @@ class ClaimSessions:
         marks.rehearse(rows.session, self._statements, self._ownership.mapping, seqs)
 
     def mark(self, rows: Rows, seqs: list[int], *, is_locked: bool) -> None:
-        connection = rows.session
+        try:
+            self._mark(rows.session, seqs, is_locked=is_locked)
+        except psycopg.errors.LockNotAvailable:
+            if not is_locked:
+                raise
+            # A trigger waits: not for the table, which this transaction had locked.
+            rows.session.execute("ROLLBACK")
+            self._mark(rows.session, seqs, is_locked=False)
+        except MarkError:
+            rows.session.execute("ROLLBACK")
+            raise
+        self._keys.forget(seqs)
+
+    def _mark(self, connection: Connection, seqs: list[int], *, is_locked: bool) -> None:
         if not is_locked:
             self._ownership.begin_claim(connection)
-        try:
-            with marks.explained(self._ownership.mapping):
-                marks.mark(connection, self._statements, self._ownership.mapping, seqs)
-                connection.execute("COMMIT")
-            self._keys.forget(seqs)
-        except MarkError:
-            connection.execute("ROLLBACK")
-            raise
+            connection.execute(queries.PATIENTLY)
+        with marks.explained(self._ownership.mapping):
+            marks.mark(connection, self._statements, self._ownership.mapping, seqs)
+            connection.execute("COMMIT")
 
     def mark_what_can_be(self, rows: Rows, seqs: list[int]) -> None:
         self._ownership.begin_claim(rows.session)
+        rows.session.execute(queries.PATIENTLY)
         marks.mark_what_can_be(rows.session, self._statements, seqs)
         rows.session.execute("COMMIT")
 
@@ -140,16 +165,34 @@ class ClaimSessions:
         conditions, parameters = self._conditions(wanted)
         connection = self.free[0]
         self._ownership.begin_claim(connection)
-        rows = connection.execute(self._statements(queries.LOCKED, *conditions), parameters).fetchall()
-        connection.execute("ROLLBACK")
-        if rows and time.monotonic() - self._complained_at > _COMPLAIN_SECONDS:
-            self._complained_at = time.monotonic()
+        try:
+            rows = connection.execute(self._statements(queries.LOCKED, *conditions), parameters).fetchall()
+        except psycopg.errors.LockNotAvailable:
+            # Locked rows are skipped, so it is the table.
+            raise self._table_is_locked() from None
+        finally:
+            connection.execute("ROLLBACK")
+        if rows and self._may_complain():
             _LOG.warning(
                 "another session has locked pending rows of %d aggregates of %s; they are published after it "
                 "ends. Check whether the old publisher is still running",
                 *(len(rows), self._ownership.mapping),
             )
         return {(kind, name) for kind, name in rows}
+
+    def _table_is_locked(self) -> TableLockedError:
+        if self._may_complain():
+            _LOG.warning(
+                "another session has locked %s, or waits for its lock: nothing is published until it ends",
+                self._ownership.mapping,
+            )
+        return TableLockedError()
+
+    def _may_complain(self) -> bool:
+        may = time.monotonic() - self._complained_at > _COMPLAIN_SECONDS
+        if may:
+            self._complained_at = time.monotonic()
+        return may
 
     def _fetch(self, connection: Connection, wanted: Wanted) -> Rows:
         if not self._careful:

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import psycopg
+
 from outbox_pipelines.database import connect
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.measured import CAP, age
 from outbox_pipelines.quality.rules import CheckResult
 from outbox_pipelines.quality.status import rendered
@@ -54,11 +57,23 @@ def read(settings: Settings) -> TableStatus:
     """Return the status of the table that OUTBOX_TABLE_FILE names.
 
     Raises:
-        SetupError: the database is unavailable, or the table does not match OUTBOX_TABLE_FILE.
+        SetupError: the database is unavailable, the table is locked, or it does not match OUTBOX_TABLE_FILE.
     """
+    try:
+        return _read(settings)
+    except psycopg.errors.LockNotAvailable:
+        raise SetupError(
+            f"another session has locked {open_mapping(settings)}, or waits for its lock, for more than 5 s: "
+            "nothing is published until it ends; `SELECT pid, query, pg_blocking_pids(pid) FROM "
+            "pg_stat_activity` shows it"
+        ) from None
+
+
+def _read(settings: Settings) -> TableStatus:
     mapping = open_mapping(settings)
     with connect(settings, name="outbox: status") as connection:
         connection.execute(TUNE)
+        connection.execute(queries.FOR_A_WHILE)
         mapping = adoption.followed(connection, mapping)
         found = examine.check(connection, mapping)
         statements = Statements(mapping, found.types, max_attempts=settings.max_attempts, with_time=False)
@@ -95,7 +110,7 @@ def render(status: TableStatus, results: Iterable[CheckResult]) -> str:
     hint = "  (correct the rows, then mark them pending: docs/existing-tables.md)" if status.failed else ""
     lines = [
         f"table {status.table}",
-        f"  owner      {status.owner + since if status.owner else 'no active relay; start `outbox relay`'}",
+        f"  owner       {status.owner + since if status.owner else 'no active relay; start `outbox relay`'}",
         f"  backlog     {_count(status.backlog)} events{oldest}",
         *([f"  retried     {_count(status.retried)} of them, which were rejected"] if status.retried else []),
         *(f"  {count:,} × {reason}" for reason, count in status.retried_reasons.items()),

@@ -57,6 +57,31 @@ def test_a_row_that_commits_late_with_a_low_number_is_not_marked(table: Table) -
         assert _seqs(source.claim([])) == [early]
 
 
+@pytest.mark.parametrize("batch_events", [1, 5])
+def test_a_session_that_waits_for_the_table_gets_it(table: Table, batch_events: int) -> None:
+    """Guards against a deadlock that PostgreSQL does not see, in which writers wait, too.
+
+    An ALTER TABLE waits for a claim, and the thread that would settle the claim waits behind the ALTER TABLE.
+    """
+    seqs = table.write(("a", {"n": 1}), ("b", {"n": 2}))
+    with _holding(table, batch_events=batch_events) as (_, source), table.connect() as other:
+        claim = source.claim([])
+        assert claim is not None
+        other.execute("SET lock_timeout = '15s'")
+        alter = threading.Thread(target=other.execute, args=["ALTER TABLE events ADD COLUMN more int"])
+        alter.start()
+        with table.connect() as looking:
+            waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'events'::regclass"
+            wait_until(lambda: looking.execute(waiting).fetchone() == (1,), what="the ALTER TABLE")
+        assert source.claim([]) is None
+        assert source.was_locked_out
+        assert alter.is_alive()
+        source.settle(claim, claim.batch.events)
+        alter.join(30)
+        assert _seqs(source.claim([])) == seqs[batch_events:]
+    assert table.rows("seq, more IS NULL") == [(seq, True) for seq in seqs]
+
+
 def test_what_was_not_acknowledged_is_pending_again(table: Table) -> None:
     """Guards against a claim that is marked as a whole."""
     with _holding(table) as (_, source):
@@ -303,6 +328,6 @@ def test_what_a_claim_costs(table: Table, monkeypatch: pytest.MonkeyPatch) -> No
             assert claim is not None
             source.settle(claim, claim.batch.events)
         # Begin with the lock, open the portal, two fetches, mark, commit. Once: whether there is anything,
-        # and whether it can be marked.
-        assert len(statements) == 10 * 6 + 1 + 2
+        # and whether it can be marked, in three.
+        assert len(statements) == 10 * 6 + 1 + 3
     assert table.pending() == []

@@ -26,6 +26,7 @@ from outbox_pipelines.relay.marked_table.core.ports import (
     Name,
     Rows,
     Sessions,
+    TableLockedError,
     Wanted,
 )
 
@@ -58,7 +59,7 @@ class Claims:
         claimed: the number of the last claim.
         passed_over: the `seq` of dead letters, if the table has no column that records them.
         upto: the last row to claim, as `Sessions.last` names it; None: no limit.
-        was_locked_out: whether the last claim left out rows that another session has locked.
+        was_locked_out: whether the last claim left out rows that another session has locked, or the table.
     """
 
     def __init__(self, sessions: Sessions, *, clock: Clock, most_seconds: float) -> None:
@@ -67,6 +68,7 @@ class Claims:
         self._most_seconds = most_seconds
         self._is_more = False
         self._is_rehearsed = False
+        self._marked: deque[set[str]] = deque(maxlen=MOST_CLAIMS)
         self.in_flight: deque[Claim] = deque()
         self.claimed = 0
         self.passed_over: set[int] = set()
@@ -92,6 +94,14 @@ class Claims:
         busy = [event.seq for claim in self.in_flight for event in claim.batch.events]
         wanted = Wanted([*busy, *self.passed_over], frozenset(blocked), self.upto)
         self.was_locked_out = False
+        try:
+            return self._claim(wanted)
+        except TableLockedError:
+            # That session may wait for the claims in flight: they are settled first.
+            self.was_locked_out = True
+            return None
+
+    def _claim(self, wanted: Wanted) -> Claim | None:
         if not self._is_more and not self._sessions.any(wanted):
             return None
         for _ in range(_TRIES):
@@ -110,7 +120,8 @@ class Claims:
             self._sessions.unlock(rows)
             self._sessions.give_back(rows)
             return None
-        if not self._is_rehearsed:
+        # A mark that a trigger undoes counts as written: such a row is claimed again.
+        if not self._is_rehearsed or self._has_marked(rows.events):
             self._sessions.rehearse(rows)
             self._is_rehearsed = True
         self.claimed += 1
@@ -119,6 +130,10 @@ class Claims:
         self.in_flight.append(claim)
         return claim
 
+    def _has_marked(self, events: list[Event]) -> bool:
+        ids = [event.id for event in events]
+        return any(not marked.isdisjoint(ids) for marked in self._marked)
+
     def settle(self, claim: Claim, published: list[Event]) -> None:
         """Mark the published rows of a claim; its other rows become pending again.
 
@@ -126,6 +141,7 @@ class Claims:
             MarkError: some of the rows cannot be marked; the others are marked.
         """
         seqs = [event.seq for event in published]
+        self._marked.append({event.id for event in published})
         try:
             if seqs:
                 self._sessions.mark(claim.rows, seqs, is_locked=claim.is_locked)

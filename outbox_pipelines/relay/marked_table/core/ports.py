@@ -18,6 +18,10 @@ Name = tuple[str, str]
 """Type and id of an aggregate."""
 
 
+class TableLockedError(Exception):
+    """Another session has locked the table, or waits for its lock."""
+
+
 class LockedError(Exception):
     """Another session has locked one of the rows."""
 
@@ -63,7 +67,11 @@ class Sessions(Protocol):
         """Return the last pending row, in a form for `Wanted.upto`."""
 
     def any(self, wanted: Wanted) -> bool:
-        """Return whether a matching row exists."""
+        """Return whether a matching row exists.
+
+        Raises:
+            TableLockedError: it cannot be read now.
+        """
 
     def claim(self, wanted: Wanted) -> Rows:
         """Lock the next rows; the transaction stays open.
@@ -73,7 +81,11 @@ class Sessions(Protocol):
         """
 
     def locked(self, wanted: Wanted) -> Collection[Name]:
-        """Return the aggregates of which another session has locked a row."""
+        """Return the aggregates of which another session has locked a row.
+
+        Raises:
+            TableLockedError: another session has locked all of them.
+        """
 
     def rehearse(self, rows: Rows) -> None:
         """Mark these, and roll the mark back.
