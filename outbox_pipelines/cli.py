@@ -27,8 +27,8 @@ from outbox_pipelines.outbox_option import add_to, settings_of
 from outbox_pipelines.partitions.commands import partitions
 from outbox_pipelines.quality.commands import alerts, quality
 from outbox_pipelines.reconciliation.commands import reconcile
+from outbox_pipelines.relay.dead_letter_commands import dead_letters
 from outbox_pipelines.relay.marked_table.commands import describe, table
-from outbox_pipelines.relay.parking.commands import dead_letters
 from outbox_pipelines.relay_command import relay
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.status_command import status

@@ -74,12 +74,14 @@ def make_group(
     texts: Texts,
     filters: Sequence[Option],
     line: Callable[[Any], str],
+    id_type: click.ParamType[Any] = click.UUID,
 ) -> click.Group:
     """Return the commands list, show, replay and discard for dead letters.
 
     Args:
         filters: the options that select dead letters, in addition to reason and time.
         line: formats a row for `list`.
+        id_type: the type of ids.
     """
     which = _joined(
         *filters,
@@ -88,7 +90,7 @@ def make_group(
         click.option("--until", type=Time(), help="Failed until."),
     )
     acting = _joined(
-        click.argument("ids", nargs=-1, type=click.UUID, metavar="[ID]..."),
+        click.argument("ids", nargs=-1, type=id_type, metavar="[ID]..."),
         which,
         click.option("--all", "everything", is_flag=True, help="All, instead of ids or a filter."),
         click.option("--reason", required=True, help="Reason, for the audit."),
@@ -126,9 +128,9 @@ def make_group(
             click.echo(plain(f"{count:>8,} × {error}"))
 
     @group.command(help=texts.show)
-    @click.argument("letter", metavar="ID", type=click.UUID)
+    @click.argument("letter", metavar="ID", type=id_type)
     @click.pass_obj
-    def show(settings: Settings, letter: UUID) -> None:
+    def show(settings: Settings, letter: Any) -> None:
         with store(settings) as letters:
             found = letters.show(letter)
         if not found:

@@ -12,10 +12,13 @@ from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import Outbox
 
 if TYPE_CHECKING:
+    from outbox_pipelines.relay.marked_table import dead_letters as marked
     from outbox_pipelines.relay.parking.dead_letters import DeadLetterRow, Replayed
+    from outbox_pipelines.settings import Settings
 
 # In a message; the table has all rows.
 _NAMED = 10
+_CONDITIONS = ("ids", "event_type", "aggregate_type", "aggregate_id", "error")
 
 
 class DeadLettersConfig(dg.Config):
@@ -43,6 +46,11 @@ def act_on_dead_letters(outbox: Outbox) -> dg.OpDefinition:
         # Imported here so that definitions load without the drivers.
         from outbox_pipelines.relay.parking import dead_letters
 
+        with one_line():
+            settings = outbox.load_settings()
+        if settings.table_file is not None:
+            _act_on_rows(context, config, settings)
+            return
         try:
             which = dead_letters.Filter(
                 ids=tuple(UUID(one) for one in config.ids),
@@ -53,15 +61,11 @@ def act_on_dead_letters(outbox: Outbox) -> dg.OpDefinition:
             )
         except ValueError as error:
             raise dg.Failure(f"{error}: use the ids that `list` shows", allow_retries=False) from None
-        if config.action != "list" and which.is_empty is not config.everything:
-            raise dg.Failure("set ids or a filter, or set only `everything`", allow_retries=False)
-        if config.action != "list" and not config.reason.strip():
-            raise dg.Failure("reason is empty: set it; it is recorded in the audit", allow_retries=False)
+        _check(config, is_empty=which.is_empty)
         actor = f"Dagster run {context.run_id[:8]}"
         done = 0
         replayed = None
         with one_line():
-            settings = outbox.load_settings()
             found = dead_letters.find(settings, which)
             if config.action == "replay":
                 replayed = dead_letters.replay(
@@ -86,6 +90,30 @@ def act_on_dead_letters(outbox: Outbox) -> dg.OpDefinition:
             context.log.info(f"dead letters found: {found.total:,}; shown in the table: {len(found.rows):,}")
 
     return act_on_dead_letters
+
+
+def _check(config: DeadLettersConfig, *, is_empty: bool) -> None:
+    if config.action != "list" and is_empty is not config.everything:
+        raise dg.Failure("set ids or a filter, or set only `everything`", allow_retries=False)
+    if config.action != "list" and not config.reason.strip():
+        raise dg.Failure("reason is empty: set it; it is recorded in the audit", allow_retries=False)
+
+
+def _act_on_rows(context: dg.OpExecutionContext, config: DeadLettersConfig, settings: "Settings") -> None:
+    """Do the same for an existing table, which has no audit and no discarded events."""
+    from outbox_pipelines.relay.marked_table import dead_letters
+
+    given = {name: getattr(config, name) for name in _CONDITIONS}
+    _check(config, is_empty=not any(given.values()))
+    if config.action == "discard":
+        raise dg.Failure("an existing table cannot discard: delete or mark the rows", allow_retries=False)
+    with one_line():
+        found = dead_letters.find(settings, given)
+        done = dead_letters.replay(settings, given) if config.action == "replay" else 0
+    context.add_output_metadata(
+        {"found": found.total, "done": done, "by_reason": found.by_error, "dead_letters": _table(found.rows)}
+    )
+    context.log.info(f"dead letters found: {found.total:,}; pending again: {done:,}")
 
 
 def _tell_replayed(context: dg.OpExecutionContext, replayed: "Replayed", seconds: float) -> None:
@@ -113,13 +141,13 @@ def _tell_replayed(context: dg.OpExecutionContext, replayed: "Replayed", seconds
         )
 
 
-def _table(rows: Iterable["DeadLetterRow"]) -> dg.MetadataValue[Any]:
+def _table(rows: Iterable["DeadLetterRow | marked.DeadLetterRow"]) -> dg.MetadataValue[Any]:
     columns = ("failed_at", "id", "event_type", "aggregate", "attempts", "reason")
     return dg.MetadataValue.table(
         [
             dg.TableRecord(
                 {
-                    "failed_at": f"{row.failed_at:%Y-%m-%d %H:%M:%S}",
+                    "failed_at": f"{row.failed_at:%Y-%m-%d %H:%M:%S}" if row.failed_at else "",
                     "id": str(row.id),
                     "event_type": row.event_type,
                     "aggregate": f"{row.aggregate_type} {row.aggregate_id}",
@@ -139,7 +167,8 @@ Lists, replays or discards dead letters, like `outbox dead-letters`.
 Use: launch it without configuration to list them (the step's output has a table). Then launch it again with
 `action` replay or discard, a `reason`, and `ids`, a filter or `everything`. A replayed event is tried
 once, immediately; if it is refused again, it becomes a dead letter with the new reason, and the run fails.
-Each action writes a row to `outbox_audit`: the run, the time, the reason, the events.
+Each action writes a row to `outbox_audit`: the run, the time, the reason, the events. An existing table
+(OUTBOX_TABLE_FILE) has no audit and no discarded events; a replayed row of it is pending, as a new one.
 
 When it fails: the run says in one line what to change in its configuration, and nothing was changed; or it
 names the events that are dead letters again, and why: correct the cause, then replay them.

@@ -258,3 +258,30 @@ SELECT coalesce(reason, 'no reason'), count(*)
 FROM (SELECT {last_error}::text AS reason FROM {table} AS t WHERE {failed} LIMIT %(cap)s) AS failed
 GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 3"""
 FAILURES: Final = "SELECT count(*) FROM (SELECT FROM {table} AS t WHERE {failed} LIMIT %(cap)s) AS failed"
+
+# --- dead letters -----------------------------------------------------------------------------------------
+
+# The conditions of a command; null for those that are not given.
+CONDITIONS: Final = ("ids", "event_type", "aggregate_type", "aggregate_id", "error", "since", "until")
+_MEANT: Final = """{failed}
+    AND (%(ids)s::text[] IS NULL OR {id}::text = ANY (%(ids)s::text[]))
+    AND (%(event_type)s::text IS NULL OR {event_type}::text = %(event_type)s)
+    AND (%(aggregate_type)s::text IS NULL OR {aggregate_type}::text = %(aggregate_type)s)
+    AND (%(aggregate_id)s::text IS NULL OR {aggregate_id}::text = %(aggregate_id)s)
+    AND (%(error)s::text IS NULL OR strpos({reason}, %(error)s) > 0)
+    AND (%(since)s::timestamptz IS NULL OR {failure} >= %(since)s)
+    AND (%(until)s::timestamptz IS NULL OR {failure} <= %(until)s)"""
+COUNT_DEAD_LETTERS: Final[LiteralString] = f"""
+SELECT coalesce({{reason}}, ''), count(*) FROM {{table}} AS t WHERE {_MEANT}
+GROUP BY 1 ORDER BY 2 DESC, 1"""
+LIST_DEAD_LETTERS: Final[LiteralString] = f"""
+SELECT {{id}}::text, {{aggregate_type}}::text, {{aggregate_id}}::text, {{event_type}}::text, {{attempts}},
+       {{failure}}::timestamptz, {{time}}::timestamptz, coalesce({{reason}}, '')
+FROM {{table}} AS t WHERE {_MEANT}
+ORDER BY {{failure}} DESC NULLS LAST, {{time}} DESC NULLS LAST LIMIT %(limit)s"""
+# All columns, as PostgreSQL prints them: what the application added may be the reason.
+SHOW_UNPUBLISHED: Final = """
+SELECT CASE WHEN octet_length(shown) <= %(most)s THEN shown END
+FROM (SELECT row_to_json(t)::text AS shown FROM {table} AS t
+      WHERE (({pending}) OR ({failed})) AND {id}::text = %(id)s) AS found"""
+REPLAY: Final[LiteralString] = f"UPDATE {{table}} AS t SET {{revived}} WHERE {_MEANT}"

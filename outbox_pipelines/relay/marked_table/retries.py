@@ -91,7 +91,7 @@ class MarkedTableRetries(Retries):
         self._runs.done()
         event = letter.event
         if self._runs.room > 0:
-            remedy = "correct the row, then mark it pending"
+            remedy = "correct the row or the topic, then run `outbox dead-letters replay`"
             said = describe(event, letter.attempts, letter.error, remedy=remedy)
             self._runs.submit(event.seq, said)
         elif self._has_command:

@@ -81,6 +81,8 @@ class Statements:
             "reason": sql.SQL("{last_error}::text" if "last_error" in columns else "NULL").format(**columns),
             "time": columns.get("created_at", sql.SQL("NULL::timestamptz")),
             "processed": _processed(mapping, targets),
+            "failure": columns.get("failed_at", sql.SQL("NULL::timestamptz")),
+            "revived": _revived(mapping, targets),
             "refused": _refused(mapping, targets | columns, types, max_attempts),
             "aggregate_type_type": sql.SQL(types.aggregate_type),
             "aggregate_id_type": sql.SQL(types.aggregate_id),
@@ -259,6 +261,20 @@ def _processed(mapping: Mapping, columns: dict[str, sql.Composable]) -> sql.Comp
     if "set_processed_at" in columns:
         changes.append(sql.SQL("{set_processed_at} = clock_timestamp()").format(**columns))
     return sql.SQL(", ").join(changes)
+
+
+def _revived(mapping: Mapping, columns: dict[str, sql.Composable]) -> sql.Composable:
+    """Return what makes a dead letter a pending row that was never tried."""
+    changes = {
+        "set_status": "{set_status} = {pending_state}",
+        "set_failed_at": "{set_failed_at} = NULL",
+        "set_retry_count": "{set_retry_count} = 0",
+        "set_next_attempt_at": "{set_next_attempt_at} = NULL",
+        "set_last_error": "{set_last_error} = NULL",
+    }
+    state = sql.Literal(mapping.states["pending"])
+    chosen = [change for column, change in changes.items() if column in columns]
+    return sql.SQL(", ").join(sql.SQL(change).format(**columns, pending_state=state) for change in chosen)
 
 
 def _refused(

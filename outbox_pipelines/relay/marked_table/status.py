@@ -107,7 +107,7 @@ def render(status: TableStatus, results: Iterable[CheckResult]) -> str:
     """Return the status as text for a terminal, then the failed checks."""
     since = "" if status.owned_seconds is None else f" for {age(status.owned_seconds)}"
     oldest = "" if status.oldest_seconds is None else f", oldest {age(status.oldest_seconds)}"
-    hint = "  (correct the rows, then mark them pending: docs/existing-tables.md)" if status.failed else ""
+    hint = "  (correct the cause, then run `outbox dead-letters replay`)" if status.failed else ""
     lines = [
         f"table {status.table}",
         f"  owner       {status.owner + since if status.owner else 'no active relay; start `outbox relay`'}",

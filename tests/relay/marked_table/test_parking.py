@@ -196,7 +196,7 @@ def test_a_dead_letter_is_reported_and_copied(table: Table, tmp_path: Any) -> No
     wait_until(heard.exists)
     told = json.loads(heard.read_text())
     assert (told["kind"], told["aggregate_id"], told["attempts"]) == ("dead-letter", "a", 1)
-    assert told["help"] == "correct the row, then mark it pending"
+    assert told["help"] == "correct the row or the topic, then run `outbox dead-letters replay`"
     (copy,) = read_topic(table.settings.kafka, f"{table.outbox.topic()}.dlq")
     assert copy.headers["dead-letter-topic"] == table.outbox.topic()
 

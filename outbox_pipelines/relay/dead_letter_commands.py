@@ -1,4 +1,4 @@
-"""The commands `outbox dead-letters …`: events that could not be published."""
+"""The commands `outbox dead-letters …`: events that could not be published, whichever table they are in."""
 
 from __future__ import annotations
 
@@ -10,13 +10,28 @@ from uuid import UUID
 import click
 
 from outbox_pipelines.dead_letter_group import Store, Texts, make_group
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
+    from outbox_pipelines.relay.marked_table import dead_letters as marked
     from outbox_pipelines.relay.parking.dead_letters import DeadLetterRow
 
 
-class _Table:
+class _EventId(click.ParamType[Any]):
+    name = "id"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        settings = context.find_object(Settings) if context else None
+        if settings is not None and settings.table_file is not None:
+            # An existing table has ids of any kind.
+            return str(value)
+        return click.UUID.convert(value, parameter, context)
+
+
+class _Parked:
+    """Of the append-only outbox."""
+
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
@@ -36,14 +51,44 @@ class _Table:
         return act(self._settings, action, Filter(**given), actor=actor, reason=reason)
 
 
+class _Rows:
+    """Of an existing table."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> Any:
+        from outbox_pipelines.relay.marked_table.dead_letters import find
+
+        if discarded:
+            raise SetupError("an existing table has no discarded dead letters: leave out --discarded")
+        return find(self._settings, given, limit=limit)
+
+    def show(self, given: Any) -> list[dict[str, Any]]:
+        from outbox_pipelines.relay.marked_table.dead_letters import show
+
+        return show(self._settings, given)
+
+    def act(self, action: Any, given: Mapping[str, Any], *, actor: str, reason: str) -> int:
+        from outbox_pipelines.relay.marked_table.dead_letters import replay
+
+        if action == "discard":
+            raise SetupError(
+                "an existing table has no place for discarded dead letters: delete the rows, or mark them as "
+                "published, in your application"
+            )
+        return replay(self._settings, given)
+
+
 @contextmanager
 def _table(settings: Settings) -> Iterator[Store]:
-    yield _Table(settings)
+    yield _Parked(settings) if settings.table_file is None else _Rows(settings)
 
 
-def _line(row: DeadLetterRow) -> str:
+def _line(row: DeadLetterRow | marked.DeadLetterRow) -> str:
+    when = row.failed_at or row.created_at
     return (
-        f"{row.failed_at:%Y-%m-%d %H:%M:%S}  {row.id}  {row.event_type}  {row.aggregate_type} "
+        f"{f'{when:%Y-%m-%d %H:%M:%S}' if when else '-'}  {row.id}  {row.event_type}  {row.aggregate_type} "
         f"{row.aggregate_id}  {row.attempts} attempts  {row.error}"
     )
 
@@ -70,4 +115,5 @@ dead_letters = make_group(
         click.option("--aggregate-id", help="Of the aggregate with this id."),
     ],
     _line,
+    _EventId(),
 )
