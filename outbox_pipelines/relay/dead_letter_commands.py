@@ -96,7 +96,10 @@ def _line(row: DeadLetterRow | marked.DeadLetterRow) -> str:
 dead_letters = make_group(
     _table,
     Texts(
-        group="Events that could not be published: list, show, replay, discard.",
+        group="""Events that could not be published: list, show, replay, discard.
+
+        An existing table (OUTBOX_TABLE_FILE) has no audit and no discarded events.
+        """,
         show="""Show everything of one dead letter or parked event, as JSON: content, reason, audit.
 
         If several events have the id, each is printed.

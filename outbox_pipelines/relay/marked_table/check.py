@@ -7,16 +7,28 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.parsers.table_mapping import Mapping, read_mapping
 from outbox_pipelines.relay import adoption
 from outbox_pipelines.relay.kafka.encoding import needs_time
+from outbox_pipelines.relay.marked_table import pg_catalog, queries
 from outbox_pipelines.relay.marked_table.examine import examine
-from outbox_pipelines.relay.marked_table.findings import Finding
+from outbox_pipelines.relay.marked_table.findings import Finding, identifier, literal
+from outbox_pipelines.relay.marked_table.pg_catalog import Column
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.text import plain
+
+# Defaults that are in the zone of the session that inserts.
+_LOCAL: Final = (
+    "now()",
+    "current_timestamp",
+    "localtimestamp",
+    "transaction_timestamp()",
+    "clock_timestamp()",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +52,41 @@ def read(settings: Settings) -> Checked:
     """
     mapping = open_mapping(settings)
     with connect(settings, name="outbox: table") as connection:
+        followed = adoption.followed(connection, mapping)
+        examined = examine(connection, followed)
         findings = [
             *of_settings(connection, settings, mapping),
-            *examine(connection, adoption.followed(connection, mapping)).findings,
+            *examined.findings,
+            *_of_rows(connection, followed, examined.columns),
         ]
     return Checked(str(mapping), findings)
+
+
+def _of_rows(connection: Connection, mapping: Mapping, columns: dict[str, Column]) -> list[Finding]:
+    """Return what rows have, as far as that is cheap to know, and as far as it is no matter of each start."""
+    place = pg_catalog.look_up(connection, mapping.schema, mapping.table)
+    if place is None or not (place.may_use and place.may_read):
+        return []
+    findings: list[Finding] = []
+    status, time = (columns.get(mapping.columns.get(name, "")) for name in ("status", "created_at"))
+    if status is not None and status.is_text:
+        name, pending = identifier(status.name), literal(mapping.states["pending"])
+        for value in pg_catalog.occurring(connection, place, status):
+            if value not in mapping.states.values():
+                problem = f"rows of {mapping} have the status {value!r}, and are not published"
+                remedy = "if no publisher works on them, and they must be"
+                update = f"UPDATE {place.spelled} SET {name} = {pending} WHERE {name} = {literal(value)}"
+                findings.append(Finding(problem, remedy, (update,), is_error=False))
+    zone = connection.execute(queries.ZONE).fetchone()
+    if zone and time is not None and time.type == "timestamp" and (time.default or "").lower() in _LOCAL:
+        problem = (
+            f"column {time.name!r} of {mapping} has no time zone, and its default is the time in {zone[0]}; "
+            "the relay reads it as UTC, so that the age of events is wrong by the difference"
+        )
+        change = f"ALTER COLUMN {identifier(time.name)} SET DEFAULT (now() AT TIME ZONE 'UTC')"
+        statement = f"ALTER TABLE {place.spelled} {change}"
+        findings.append(Finding(problem, "if the application can", (statement,), is_error=False))
+    return findings
 
 
 def of_settings(connection: Connection, settings: Settings, mapping: Mapping) -> list[Finding]:

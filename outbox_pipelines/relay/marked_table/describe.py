@@ -12,9 +12,6 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-import psycopg
-from psycopg import sql
-
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.parsers.table_mapping import COLUMNS
@@ -185,28 +182,12 @@ def _states(connection: Connection, place: Place, columns: list[Column]) -> _Sta
             if all(pg_catalog.allows(connection, column, condition, value) for condition in conditions)
         ]
     else:
-        values = sorted({*_occurring(connection, place, column), *([default] if default else [])})
+        values = sorted({*pg_catalog.occurring(connection, place, column), *([default] if default else [])})
     found = guess_values(values, default)
     if values and "pending" not in found and has_time(columns):
         # Its values mean something different.
         return None
     return _States(found, values[:_MOST_VALUES], is_closed=bool(column.labels or conditions))
-
-
-def _occurring(connection: Connection, place: Place, column: Column) -> list[str]:
-    few = sql.SQL(queries.FEW).format(
-        column=sql.Identifier(column.name), table=sql.Identifier(place.schema, place.name)
-    )
-    given = {"schema": place.schema, "table": place.name, "column": column.name}
-    found = {value for (value,) in connection.execute(queries.FREQUENT, given).fetchall()}
-    try:
-        with connection.transaction():
-            # A table with many dead rows can take long to find a few that live.
-            connection.execute("SET LOCAL statement_timeout = '2s'")
-            found |= {value for (value,) in connection.execute(few).fetchall() if value is not None}
-    except psycopg.errors.QueryCanceled:
-        pass
-    return sorted(found)
 
 
 def _write_order(file: _File, guesses: Guesses) -> None:

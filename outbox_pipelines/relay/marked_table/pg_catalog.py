@@ -137,3 +137,20 @@ def allows(connection: Connection, column: Column, condition: str, value: str) -
         # A condition that calls a function: a mark is tried before the first event is published.
         return True
     return row == (True,)
+
+
+def occurring(connection: Connection, place: Place, column: Column) -> list[str]:
+    """Return values of a column that are cheap to know: the frequent ones, and those of a few rows."""
+    few = sql.SQL(queries.FEW).format(
+        column=sql.Identifier(column.name), table=sql.Identifier(place.schema, place.name)
+    )
+    given = {"schema": place.schema, "table": place.name, "column": column.name}
+    found = {value for (value,) in connection.execute(queries.FREQUENT, given).fetchall()}
+    try:
+        with connection.transaction():
+            # A table with many dead rows can take long to find a few that live.
+            connection.execute("SET LOCAL statement_timeout = '2s'")
+            found |= {value for (value,) in connection.execute(few).fetchall() if value is not None}
+    except psycopg.errors.QueryCanceled:
+        pass
+    return sorted(found)

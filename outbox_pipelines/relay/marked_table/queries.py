@@ -123,6 +123,12 @@ SELECT DISTINCT unnest(most_common_vals::text::text[]) FROM pg_stats
 WHERE schemaname = %(schema)s AND tablename = %(table)s AND attname = %(column)s"""
 FEW: Final = "SELECT DISTINCT {column}::text FROM (SELECT {column} FROM {table} LIMIT 1000) AS few"
 
+# The zone in which sessions write times without one, unless it is that of UTC. Ours is set to UTC.
+ZONE: Final = """
+SELECT reset_val FROM pg_settings WHERE name = 'TimeZone' AND EXISTS (
+    SELECT FROM (VALUES (now()), (now() + interval '6 months')) AS moment (at)
+    WHERE at AT TIME ZONE reset_val <> at AT TIME ZONE 'UTC')"""
+
 # The CHECK constraints of one column alone.
 CHECKS: Final = """
 SELECT c.conname::text, pg_get_expr(c.conbin, c.conrelid)

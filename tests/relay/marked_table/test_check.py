@@ -217,6 +217,30 @@ def test_values_that_a_check_does_not_allow(make_table: Make) -> None:
     assert len(_clean_after_statements(table)) == 1
 
 
+def test_rows_that_another_publisher_left_and_times_of_another_zone(make_table: Make) -> None:
+    """Guards against events that are never published, and an age of hours, that nothing explains."""
+    table = make_table(guides.C.ddl, guides.C.mapping)
+    values = "('1', 'order.created', '{}', 'PROCESSING'), ('1', 'order.created', '{}', 'PENDING')"
+    _change(
+        table, f"INSERT INTO outbox_events (aggregate_id, event_type, event_data, status) VALUES {values}"
+    )
+    usual = _findings(table)
+    database = psycopg.conninfo.conninfo_to_dict(table.settings.dsn)["dbname"]
+    _change(table, f"ALTER DATABASE \"{database}\" SET timezone = 'Asia/Kolkata'")
+    try:
+        zoned = [each for each in _findings(table) if each not in usual]
+    finally:
+        _change(table, f'ALTER DATABASE "{database}" RESET timezone')
+    (left,) = (each for each in usual if "'PROCESSING', and are not published" in each["text"])
+    assert [each["text"].partition(":")[0] for each in zoned] == [
+        "column 'created_at' of outbox_events has no time zone, and its default is the time in Asia/Kolkata; "
+        "the relay reads it as UTC, so that the age of events is wrong by the difference"
+    ]
+    for statement in (*left["statements"], *zoned[0]["statements"]):
+        _change(table, statement)
+    assert _findings(table) == [each for each in usual if each is not left]
+
+
 def test_rights(make_table: Make) -> None:
     """Guards against a relay that finds out which right it lacks one by one."""
     ddl = "CREATE SCHEMA app; " + textbook.PUBLISHED_AT.replace("TABLE events", "TABLE app.events").replace(
@@ -306,6 +330,15 @@ def test_settings_that_do_not_fit(table: Table) -> None:
         "error: OUTBOX_VALUE_FORMAT=envelope needs the time of an event: name its column as created_at in "
         "the file of OUTBOX_TABLE_FILE",
     ]
+
+
+@pytest.mark.parametrize("option", [("--rebase",), ("--shard", "1")])
+def test_options_that_do_not_fit(table: Table, option: tuple[str, ...]) -> None:
+    """Guards against an option without effect, and against an error about tables that do not exist."""
+    file = {"OUTBOX_TABLE_FILE": str(table.settings.table_file)}
+    done = table.outbox.outbox("relay", "--until-empty", *option, **file)
+    assert done.returncode == 2
+    assert f"{option[0]}: an existing table (OUTBOX_TABLE_FILE) has no position and no shards" in done.stderr
 
 
 def test_without_a_file(table: Table) -> None:
