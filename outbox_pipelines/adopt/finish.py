@@ -17,7 +17,7 @@ import psycopg
 from psycopg import sql
 
 from outbox_pipelines.adopt import facts as catalog
-from outbox_pipelines.adopt import queries, renaming
+from outbox_pipelines.adopt import queries, renaming, steps
 from outbox_pipelines.adopt import table as existing
 from outbox_pipelines.adopt.facts import Facts
 from outbox_pipelines.adopt.renaming import Say
@@ -69,6 +69,9 @@ def finish(settings: Settings, *, drop: bool, seconds: float, say: Say) -> list[
             done = []
             if settings.archive != NO_ARCHIVE:
                 done.append(_archived(connection, settings, found, state.file))
+            if existing.has_keys(mapping):
+                # Again, because `drain` may have been killed before.
+                steps.copy_keys(connection, mapping, found)
             # Two transactions: to drop a table with many partitions takes longer than writers may wait.
             run(ddl.leave())
             try:

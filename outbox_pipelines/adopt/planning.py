@@ -133,7 +133,7 @@ def _steps(
         "time; wait and change are canceled after 100 ms"
     )
     keys = (
-        f"; copies the idempotency keys, about {found.rows / _KEYS_PER_SECOND:.0f} s"
+        f"; then copies the idempotency keys, about {found.rows / _KEYS_PER_SECOND:.0f} s"
         if existing.has_keys(mapping)
         else ""
     )
@@ -152,8 +152,8 @@ def _steps(
         ),
         Step(
             "drain",
-            f"publish the {pending:,} pending rows first, about {pending / _ROWS_PER_SECOND:.0f} s{keys}; "
-            "new events wait until then, writers do not",
+            f"publish the {pending:,} pending rows first, about {pending / _ROWS_PER_SECOND:.0f} s; new "
+            f"events wait until then, writers do not{keys}",
             "as the relay",
             (),
         ),

@@ -171,12 +171,12 @@ def drain(settings: Settings, *, seconds: float, say: Say) -> int:
                 f"(OUTBOX_ON_DEAD_LETTER=block): "
                 "publish them (docs/existing-tables.md), or set their aggregates free with continue"
             )
-        if (key := mapping.columns.get("idempotency_key")) is not None:
-            copied = _copy_keys(connection, mapping, found, key)
-            say(f"{copied:,} idempotency keys copied")
         with connection.transaction():
             connection.execute(queries.ONE_COMMAND)
             connection.execute(queries.DRAINED)
+        # The view looks for the keys of old rows in the table, so that new events need not wait for this.
+        if existing.has_keys(mapping):
+            say(f"{copy_keys(connection, mapping, found):,} idempotency keys copied")
         return published
 
 
@@ -256,12 +256,13 @@ def _must_drain(connection: Connection, kept: Mapping, settings: Settings, found
     )
 
 
-def _copy_keys(connection: Connection, mapping: Mapping, found: Facts, key: str) -> int:
-    """Let the keys of old rows count in the outbox."""
+def copy_keys(connection: Connection, mapping: Mapping, found: Facts) -> int:
+    """Let the keys of old rows count in the outbox without the table; return how many were not there."""
     id_column = found.columns[mapping.columns["id"]]
     of_id = sql.Identifier(id_column.name)
     number = sql.SQL("('00000000-0000-8000-8000-' || lpad(to_hex({}), 12, '0'))::uuid").format(of_id)
-    names = {"key": sql.Identifier(key), "table": sql.Identifier(found.schema, found.name)}
+    key = sql.Identifier(mapping.columns["idempotency_key"])
+    names = {"key": key, "table": sql.Identifier(found.schema, found.name)}
     value = number if id_column.is_integer else of_id
     return connection.execute(sql.SQL(queries.COPY_KEYS).format(**names, id=value)).rowcount
 

@@ -8,7 +8,7 @@ import duckdb
 import psycopg
 import pytest
 
-from outbox_pipelines.adopt import finish
+from outbox_pipelines.adopt import finish, steps
 from tests.adopt.conftest import Adopted, Make
 from tests.relay.marked_table import guides
 
@@ -48,6 +48,31 @@ def test_archive_and_drop(make: Make, tmp_path: Path) -> None:
         assert adopted.numbers() == {KEY: list(range(7))}
         for words in ("back", "switch", "drain", "plan"):
             assert adopted.refuse("adopt", words)[1].endswith("dropped: nothing is left to do or to undo")
+
+
+def test_keys_of_a_drain_that_was_killed(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against keys that are forgotten with the table; new events do not wait for their copy."""
+    adopted = make(guides.A, archive=str(tmp_path / "archive"))
+    insert = (
+        "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, idempotency_key) "
+        f"VALUES ('Order', '{KEY}', 'x', '{{\"n\": 0}}', 'k')"
+    )
+
+    def killed(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    with adopted.connect() as connection:
+        connection.execute(insert.encode())
+        adopted.run("adopt", "prepare")
+        adopted.switch()
+        with monkeypatch.context() as patch:
+            patch.setattr(steps, "copy_keys", killed)
+            with pytest.raises(KeyboardInterrupt):
+                adopted.drain()
+        assert adopted.state() == "adopted"
+        finish.finish(adopted.settings, drop=True, seconds=30, say=print)
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            connection.execute(insert.encode())
 
 
 def test_other_shapes_can_be_dropped(make: Make, tmp_path: Path) -> None:
