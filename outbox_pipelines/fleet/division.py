@@ -112,7 +112,9 @@ class Division:
         with self._lock:
             now = self._clock()
             seen = self._seen.get(unit)
-            if seen is None or not seen.others or now < max(self._release_from, seen.keep_until):
+            if unit not in self._owned or seen is None or not seen.others:
+                return False
+            if now < max(self._release_from, seen.keep_until):
                 return False
             if len(self._owned) <= self._share():
                 return False
