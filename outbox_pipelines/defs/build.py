@@ -113,11 +113,12 @@ def _definitions(outbox: Outbox) -> dg.Definitions:
     jobs = [*_made(outbox, _JOBS), dead_letters.dead_letters_job(outbox)]
     # Jobs of assets are resolved here, among the assets of this outbox alone: Dagster would look at the
     # assets of all outboxes for each of them, which takes two seconds with 50.
-    resolved = dg.Definitions(assets=assets, asset_checks=checks, jobs=jobs)
+    of_assets = [job for job in jobs if not isinstance(job, dg.JobDefinition)]
+    resolved = dg.Definitions(assets=assets, asset_checks=checks, jobs=of_assets)
     return dg.Definitions(
         assets=assets,
         asset_checks=checks,
-        jobs=[resolved.resolve_job_def(job.name) for job in jobs],
+        jobs=[resolved.resolve_job_def(job.name) if job in of_assets else job for job in jobs],
         schedules=_made(outbox, SCHEDULES),
     )
 

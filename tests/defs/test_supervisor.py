@@ -160,6 +160,21 @@ def test_too_few_places_are_named(outbox: Outbox, tmp_path: Path, hold: Hold) ->
         assert "max_concurrent_runs is 1" in reason(evaluate(instance, served_of(outbox)))
 
 
+def test_sessions_of_other_outboxes_are_counted(
+    outbox: Outbox, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Guards against an outbox without a relay whose operator does not learn that others have all slots."""
+    overrides = {"concurrency": {"runs": {"max_concurrent_runs": 2}}, "telemetry": {"enabled": False}}
+    with dg.DagsterInstance.local_temp(str(tmp_path), overrides=overrides) as instance:
+        for name in ("orders", "billing"):
+            other = Served(name=name)
+            job = job_of(other, "relay_session")
+            tags = {**job.tags, **places.shard_tag("outbox", other, 0)}
+            instance.create_run_for_job(job, tags=tags, status=STARTED)
+        assert evaluate(instance, served_of(outbox)).run_requests
+    assert "max_concurrent_runs is 2 in dagster.yaml; with 3 shards set at least 4" in capfd.readouterr().err
+
+
 def test_a_session_is_first_in_the_queue(tick: Tick) -> None:
     [request] = tick().run_requests or []
     assert request.tags["dagster/priority"] == "10"

@@ -17,7 +17,7 @@ from typing import Final
 import dagster as dg
 
 from outbox_pipelines.defs import ours, places
-from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.defs.outbox import NAME, Outbox
 
 _KEY: Final = "dagster/priority"
 _HIGHEST: Final = 10
@@ -55,6 +55,14 @@ def too_few(instance: dg.DagsterInstance, shards: int) -> str | None:
         "then a session ends before its successor starts whenever another run is queued, and the events of "
         "its shard are not published while that run takes the slot"
     )
+
+
+def others(instance: dg.DagsterInstance, outbox: Outbox) -> int:
+    """Return the number of shards of other outboxes that have a session in progress."""
+    if _slots(instance) is None:
+        return 0
+    running = instance.get_runs(dg.RunsFilter(statuses=_IN_PROGRESS, tags=SESSION))
+    return len({run.tags.get(places.SHARD) for run in running if run.tags.get(NAME) != outbox.name})
 
 
 @dataclass(frozen=True, slots=True)

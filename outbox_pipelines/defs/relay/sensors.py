@@ -62,7 +62,9 @@ def _supervise(context: dg.SensorEvaluationContext, reading: ticks.Reading, curs
     requests, reasons = [], []
     place = places.of_tick(context)
     shards = reading.measurements().shards
-    few = queue.too_few(context.instance, len(shards))
+    # Sessions of other outboxes take slots too; they matter where one of this outbox has none.
+    others = queue.others(context.instance, outbox) if any(each.owner is None for each in shards) else 0
+    few = queue.too_few(context.instance, len(shards) + others)
     if few:
         context.log.warning(few)
         reasons.append(few)
