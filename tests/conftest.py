@@ -224,15 +224,21 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode()
 
 
-def wait_until(condition: Callable[[], object], *, seconds: float = 20.0, what: str = "condition") -> None:
-    """Polls a condition until it holds; fails after the deadline."""
+def wait_until(
+    condition: Callable[[], object], *, seconds: float = 20.0, what: str = "condition", pace: float = 0.2
+) -> None:
+    """Polls a condition until it holds; fails after the deadline.
+
+    Args:
+        pace: most seconds between two polls; more for a condition that costs much and takes long.
+    """
     deadline = time.monotonic() + seconds
     pause = 0.01
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not hold within {seconds} s"
         time.sleep(pause)
         # Most conditions are a connection's work for a database that others need.
-        pause = min(1.4 * pause, 0.2)
+        pause = min(1.4 * pause, pace)
 
 
 # What this run's topics begin with: runs side by side leave each other's alone.

@@ -102,7 +102,8 @@ def _trickle(outbox: Outbox) -> Iterator[None]:
     def write() -> None:
         with outbox.connect(autocommit=False) as connection:
             number = 0
-            while not ended.wait(0.05):
+            # Each event is a batch of the relay, and an answer of Kafka.
+            while not ended.wait(0.5):
                 number += 1
                 emit(connection, "order", number % 20, "order.placed", {"n": number})
                 connection.commit()

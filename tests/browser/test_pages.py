@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import date
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from outbox_pipelines.writer import emit
 from tests.browser.conftest import SCREENSHOTS
@@ -15,6 +15,10 @@ from tests.relay.topic import NOISE, change_topic, create_topic
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
+
+
+# Each answer of Dagster costs some 30 ms of a core, and what is waited for takes seconds.
+_PACE: Final = 1.0
 
 
 def _materialize(page: Page, days: str) -> None:
@@ -61,7 +65,7 @@ def _see_check(page: Page, name: str, verdict: str) -> None:
 def test_a_day_is_archived_by_hand(page: Page, served: Place) -> None:
     day = PAST[0]
     _materialize(page, str(day))
-    wait_until(lambda: _rows_archived(served, day) is not None, seconds=90, what="the file")
+    wait_until(lambda: _rows_archived(served, day) is not None, seconds=90, pace=_PACE, what="the file")
     assert _rows_archived(served, day) == EVENTS_A_DAY
     page.goto(f"/assets/outbox/archive?view=partitions&partition={day}")
     page.get_by_text("megabytes").first.wait_for()
@@ -76,7 +80,12 @@ def test_three_days_are_backfilled(page: Page, served: Place) -> None:
         (newest, *_) = found["partitionBackfillsOrError"]["results"]
         return newest  # type: ignore[no-any-return]
 
-    wait_until(lambda: backfill()["status"].startswith("COMPLETED"), seconds=150, what="the backfill's end")
+    wait_until(
+        lambda: backfill()["status"].startswith("COMPLETED"),
+        seconds=150,
+        pace=_PACE,
+        what="the backfill's end",
+    )
     assert backfill()["status"] == "COMPLETED_SUCCESS"
     assert [_rows_archived(served, day) for day in days] == [EVENTS_A_DAY] * 3
     page.goto(f"/runs/b/{backfill()['id']}")
@@ -104,7 +113,7 @@ def test_a_dead_letter_is_seen_and_replayed(page: Page, served: Place) -> None:
         execution = check["executionForLatestMaterialization"]
         return execution and str(execution["status"])
 
-    wait_until(lambda: status() == "FAILED", seconds=300, what="the red check")
+    wait_until(lambda: status() == "FAILED", seconds=300, pace=_PACE, what="the red check")
     _see_check(page, "dead_letters", "Failed")
     page.get_by_text("1 dead letters (1 × ").wait_for()
     page.get_by_text("outbox dead-letters list").first.wait_for()
@@ -117,7 +126,7 @@ def test_a_dead_letter_is_seen_and_replayed(page: Page, served: Place) -> None:
         "dead_letters",
         "{ops: {act_on_dead_letters: {config: {action: replay, everything: true, reason: topic is wider}}}}",
     )
-    wait_until(lambda: letters() == 0, seconds=300, what="the replay")
+    wait_until(lambda: letters() == 0, seconds=300, pace=_PACE, what="the replay")
     (message,) = served.outbox.messages("invoice")
     assert message.key == "7"
     page.goto("/assets/outbox/health?view=checks&checkDetail=dead_letters")
@@ -129,8 +138,8 @@ def test_a_dead_letter_is_seen_and_replayed(page: Page, served: Place) -> None:
         runs = _runs_of(served, "__ASSET_JOB")
         return len(runs) > before and runs[0] == "SUCCESS"
 
-    wait_until(is_executed, seconds=300, what="the check's run")
-    wait_until(lambda: status() == "SUCCEEDED", seconds=300, what="the green check")
+    wait_until(is_executed, seconds=300, pace=_PACE, what="the check's run")
+    wait_until(lambda: status() == "SUCCEEDED", seconds=300, pace=_PACE, what="the green check")
     _see_check(page, "dead_letters", "Passed")
 
 
@@ -146,7 +155,12 @@ def test_lineage(page: Page) -> None:
 def test_the_relay_has_plots(page: Page, served: Place) -> None:
     """The sensor has started sessions automatically, and their reports are a curve."""
     # The last test of all: by now one has ended.
-    wait_until(lambda: "SUCCESS" in _runs_of(served, "relay_session"), seconds=300, what="an ended session")
+    wait_until(
+        lambda: "SUCCESS" in _runs_of(served, "relay_session"),
+        seconds=300,
+        pace=_PACE,
+        what="an ended session",
+    )
     page.goto("/assets/outbox/relay?view=overview")
     page.get_by_role("button", name="Plots").click()
     page.get_by_text("events_per_second").first.wait_for()
