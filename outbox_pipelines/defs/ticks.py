@@ -31,7 +31,7 @@ SHARED: Final = "outboxes_"
 """Before the name of a sensor of several outboxes."""
 # A thread waits for a database, at most ten seconds for one that does not answer.
 _THREADS: Final = 16
-# Dagster gives up a tick after 60 s, and loses what it found.
+# Dagster abandons a tick after 60 s, and what it found is lost.
 _SECONDS: Final = 35.0
 T = TypeVar("T")
 
