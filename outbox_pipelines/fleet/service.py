@@ -48,7 +48,7 @@ def relay_all(
         SetupError: none of the outboxes can be reached at the start.
     """
     for name, why in (errors or {}).items():
-        _LOG.error("outbox %s: %s", name, why)
+        _LOG.error("%s: %s", name, why)
     if not outboxes:
         raise SetupError("no outbox can be relayed: see the lines above")
     return_large_blocks()
