@@ -300,3 +300,23 @@ def test_there_is_one_daemon_and_a_standby(workloads: dict[str, dict[str, Any]])
     assert workloads["outbox-dagster-daemon"]["spec"]["strategy"] == {"type": "Recreate"}
     assert workloads["outbox-relay"]["spec"]["replicas"] == 2
     assert workloads["outbox-relay"]["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+
+
+def test_runs_as_pods_have_what_the_code_server_has(objects: list[dict[str, Any]]) -> None:
+    """Guards against pods of runs without the settings, the secrets or the identity of the code server."""
+    (launcher,) = documents(DEPLOY / "dagster" / "run-pods" / "launcher.yaml")
+    config = launcher["run_launcher"]["config"]
+    (code,) = (
+        o for o in objects if o["metadata"]["name"] == "outbox-dagster-code" and o["kind"] == "Deployment"
+    )
+    pod = code["spec"]["template"]["spec"]
+    given = pod["containers"][0]["envFrom"]
+    assert config["env_config_maps"] == [e["configMapRef"]["name"] for e in given if "configMapRef" in e]
+    assert config["env_secrets"] == [e["secretRef"]["name"] for e in given if "secretRef" in e]
+    assert config["service_account_name"] == pod["serviceAccountName"]
+    (kustomization,) = documents(KUBERNETES / "kustomization.yaml")
+    assert config["job_namespace"] == kustomization["namespace"]
+    assert config["job_image"] == f"outbox-pipelines:{kustomization['images'][0]['newTag']}"
+    accounts = {o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount"}
+    _, binding = documents(DEPLOY / "dagster" / "run-pods" / "rights.yaml")
+    assert {subject["name"] for subject in binding["subjects"]} <= accounts
