@@ -1,4 +1,4 @@
-"""`make fleet`: three airlines, one relay process that is killed and comes back, and nothing left afterwards."""
+"""`make fleet`: three airlines, one relay process that is killed and returns, and nothing left at its end."""
 
 from __future__ import annotations
 

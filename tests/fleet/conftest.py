@@ -33,8 +33,14 @@ def outboxes(stack: Stack, migrated: str) -> Iterator[list[Outbox]]:
 
 
 @contextmanager
-def fleet(outboxes: list[Outbox], owner: str | None = None, **more: object) -> Iterator[Totals]:
-    """A process of a fleet; its totals are known when the block has ended."""
+def fleet(
+    outboxes: list[Outbox], owner: str | None = None, *, ends: bool = False, **more: object
+) -> Iterator[Totals]:
+    """A process of a fleet; its totals are known when the block has ended.
+
+    Args:
+        ends: whether it ends on its own, which is waited for.
+    """
     stop, totals, failures = threading.Event(), Totals(), list[BaseException]()
 
     def run() -> None:
@@ -49,7 +55,8 @@ def fleet(outboxes: list[Outbox], owner: str | None = None, **more: object) -> I
     try:
         yield totals
     finally:
-        stop.set()
+        if not ends:
+            stop.set()
         thread.join(30)
     assert not thread.is_alive()
     if failures:
