@@ -156,7 +156,7 @@ table.add_command(make_months)
 add_to(
     cli,
     # A linter in an application's CI has no settings of a relay.
-    besides=(lint_writes, local),
+    excluded=(lint_writes, local),
     many=(status,),
     lists=(relay,),
     # If the output is redirected to that file, the shell has emptied it by now.

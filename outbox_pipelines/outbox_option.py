@@ -24,7 +24,7 @@ _HELP: Final = "Outbox to use (name from OUTBOX_OUTBOXES_FILE; default: the only
 def add_to(
     command: click.Command,
     *,
-    besides: Collection[click.Command],
+    excluded: Collection[click.Command],
     many: Collection[click.Command],
     lists: Collection[click.Command],
     without: Mapping[click.Command, str],
@@ -32,12 +32,12 @@ def add_to(
     """Add the option to a command, and to the commands below it.
 
     Args:
-        besides: commands that need no settings, or load their own.
+        excluded: commands that need no settings, or load their own.
         many: commands that load several outboxes by `chosen`; the name is only recorded.
         lists: commands that take several names, and load the outboxes by `chosen_list`.
         without: commands for which a setting is None, whatever is set.
     """
-    if command in besides:
+    if command in excluded:
         return
     is_list = command in lists
     is_recorded = isinstance(command, click.Group) or is_list or command in many
@@ -53,7 +53,7 @@ def add_to(
     command.params.append(option)
     if isinstance(command, click.Group):
         for each in command.commands.values():
-            add_to(each, besides=besides, many=many, lists=lists, without=without)
+            add_to(each, excluded=excluded, many=many, lists=lists, without=without)
 
 
 def chosen(context: click.Context) -> tuple[Outboxes, str | None]:
