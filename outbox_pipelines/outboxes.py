@@ -36,8 +36,6 @@ class Outboxes:
     """Those that cannot, and why, in a line without the name."""
     file: Path | None = None
     """Where they are listed; None for the only outbox of the environment."""
-    variables: dict[str, dict[str, str]] = field(default_factory=dict)
-    """The names of the environment variables that hold an outbox's secrets, by outbox and setting."""
 
     @property
     def names(self) -> list[str]:
@@ -93,7 +91,6 @@ def load_outboxes(**given: Any) -> Outboxes:
     for entry in read_outboxes(path):
         try:
             found.settings[entry.name] = _settings(entry, given)
-            found.variables[entry.name] = dict(entry.variables)
         except SetupError as error:
             found.errors[entry.name] = str(error)
             found.settings.pop(entry.name, None)

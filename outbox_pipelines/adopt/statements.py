@@ -115,7 +115,7 @@ class Ddl:
         return self._made.as_string()
 
     def hold(self) -> str:
-        """Return the statement after which nobody else changes the table; writers continue."""
+        """Return the statement after which no other session changes the table; writers continue."""
         return self._text("LOCK TABLE {view} IN SHARE UPDATE EXCLUSIVE MODE")
 
     def switch(self, grants: list[str], writers: list[str]) -> Change:

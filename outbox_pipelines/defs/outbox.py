@@ -21,6 +21,7 @@ import dagster as dg
 from outbox_pipelines.defs import sources
 from outbox_pipelines.defs.first_day import first_day
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.parsers.outboxes_file import NAME as NAME_OF_OUTBOX
 
 if TYPE_CHECKING:
     from outbox_pipelines.settings import Settings
@@ -31,7 +32,6 @@ PACKAGE: Final = {"outbox/package": "outbox_pipelines"}
 """Every job has this tag, and Dagster copies it to the job's runs."""
 NAME: Final = "outbox/name"
 """Tag of every job, run and asset: the name of its outbox."""
-NAMES: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 Part = Literal[
     "relay",
@@ -109,7 +109,7 @@ class Outbox:
 
     def __post_init__(self) -> None:
         # The one mistake that leaves no names to report it under.
-        if not NAMES.fullmatch(self.name):
+        if not NAME_OF_OUTBOX.fullmatch(self.name):
             raise SetupError(
                 f"an outbox cannot be named {self.name!r}: write lowercase letters, digits and _, at most "
                 "40, and begin with a letter"

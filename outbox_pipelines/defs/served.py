@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 
-from outbox_pipelines.defs.outbox import NAMES, ONLY, Outbox
+from outbox_pipelines.defs.outbox import ONLY, Outbox
 from outbox_pipelines.defs.sources import FILE
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.parsers.outboxes_file import NAME
 
 
 def served() -> list[Outbox]:
     """Return the outboxes. One that cannot be loaded reports why, and the others are served."""
     if not os.environ.get(FILE):
         name = os.environ.get("OUTBOX_NAME") or ONLY
-        if NAMES.fullmatch(name):
+        if NAME.fullmatch(name):
             return [Outbox(name=name, automation="running")]
         return [
             Outbox(automation="running", error=f"OUTBOX_NAME={name} cannot be a name: see docs/outboxes.md")
@@ -25,4 +26,4 @@ def served() -> list[Outbox]:
     except SetupError as error:
         return [Outbox(automation="running", error=str(error))]
     # A name that cannot be one in Dagster has no place to be shown.
-    return [Outbox(name=name, automation="running") for name in found.names if NAMES.fullmatch(name)]
+    return [Outbox(name=name, automation="running") for name in found.names if NAME.fullmatch(name)]

@@ -30,7 +30,7 @@ from outbox_pipelines.position import Snapshot
 
 EVERY: Final = 0.04
 LONGEST: Final = 2.0
-# How often a reader looks whether its sequence can still be trusted: somebody may change it.
+# How often a reader looks whether its sequence can still be trusted: a person may change it.
 _SEQUENCE_SECONDS: Final = 60.0
 _ONE: Final = b"outbox_watch_one"
 _MANY: Final = b"outbox_watch_many"

@@ -117,7 +117,7 @@ class SharedBatchQueue(BatchQueue):
     """What has been read, from the reading to the publishing thread; each waits for the other.
 
     Args:
-        patience: how many times as long `get` waits as it is told to.
+        patience: factor for the seconds that `get` waits.
     """
 
     def __init__(self, patience: float = 1.0) -> None:

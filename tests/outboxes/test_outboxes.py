@@ -54,7 +54,6 @@ def test_values_win_over_defaults_and_those_over_the_environment(loaded: Outboxe
     assert (orders.archive, billing.archive) == ("/archive/orders", "/archive/billing")
     assert (orders.db_schema, billing.db_schema) == ("public", "billing")
     assert orders.retention_days == billing.retention_days == 3
-    assert loaded.variables["orders"] == {"dsn": "ORDERS_DSN"}
 
 
 @pytest.mark.parametrize(
