@@ -27,6 +27,7 @@ from outbox_pipelines.outbox_option import add_to, settings_of
 from outbox_pipelines.partitions.commands import partitions
 from outbox_pipelines.quality.commands import alerts, quality
 from outbox_pipelines.reconciliation.commands import reconcile
+from outbox_pipelines.relay.cdc.commands import cdc, cutover
 from outbox_pipelines.relay.dead_letter_commands import dead_letters
 from outbox_pipelines.relay.marked_table.commands import describe, table
 from outbox_pipelines.relay_command import relay
@@ -139,7 +140,9 @@ cli.add_command(adopt)
 cli.add_command(alerts)
 cli.add_command(archive)
 cli.add_command(catalog)
+cli.add_command(cdc)
 cli.add_command(consumer)
+cli.add_command(cutover)
 cli.add_command(dead_letters)
 cli.add_command(lint_writes)
 cli.add_command(local)

@@ -20,6 +20,7 @@ from outbox_pipelines.settings import Settings
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
+_PROTOCOL: Final[dict[bool, dict[str, Any]]] = {False: {}, True: {"replication": "database"}}
 _STANDBY = (
     "{} leads to a standby, where nothing can be relayed or changed: name the primary, or all hosts "
     "including the primary"
@@ -27,13 +28,19 @@ _STANDBY = (
 
 
 def connect(
-    settings: Settings, *, name: str, beside: Connection | None = None, setting: str = "OUTBOX_DSN"
+    settings: Settings,
+    *,
+    name: str,
+    beside: Connection | None = None,
+    setting: str = "OUTBOX_DSN",
+    replication: bool = False,
 ) -> Connection:
     """Open a connection in autocommit mode, shown in pg_stat_activity under `name`.
 
     Args:
         beside: connect to the same host as this connection, of all hosts in OUTBOX_DSN.
         setting: the setting that names the database, for messages.
+        replication: for the replication protocol; it takes SQL without parameters only.
 
     Raises:
         UnavailableError: the database is unavailable, is a standby, or refuses the credentials.
@@ -52,6 +59,7 @@ def connect(
             tcp_user_timeout=int(settings.lease_seconds * 1000),
             **session.CONNECTION,
             **({} if beside is None else _host(beside)),
+            **_PROTOCOL[replication],
         )
     except psycopg.OperationalError as error:
         if "hot standby" in str(error):

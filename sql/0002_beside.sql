@@ -36,6 +36,13 @@ CREATE TABLE outbox_shards (
     barrier_paused           boolean     NOT NULL DEFAULT false,
     barrier           pg_snapshot,
     barrier_reached          boolean     NOT NULL DEFAULT false,
+    -- The slot that delivers events, and the snapshot from which on it does, unknown until the slot is made; NULL: events
+    -- are read between snapshots. Whether the relay must stop reading the slot, because it is about to be dropped; why
+    -- the relay could not read it.
+    slot              text,
+    slot_snapshot     pg_snapshot,
+    slot_ends         boolean     NOT NULL DEFAULT false,
+    slot_error        text,
     -- Whether this relay can reach Kafka, and the reason if not.
     breaker           text        NOT NULL DEFAULT 'closed' CHECK (breaker IN ('closed', 'open', 'half-open')),
     breaker_reason    text,
@@ -49,6 +56,7 @@ CREATE TABLE outbox_shards (
     -- The database in which these transaction ids are valid.
     system_identifier bigint      NOT NULL,
     database          oid         NOT NULL,
+    CONSTRAINT outbox_shards_slot CHECK (slot IS NOT NULL OR NOT slot_ends AND num_nonnulls(slot_snapshot, slot_error) = 0),
     CONSTRAINT outbox_shards_tick CHECK ((target IS NULL) = (last_seq IS NULL))
 ) WITH (fillfactor = 10, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 

@@ -87,6 +87,9 @@ BEGIN
             step := 'nothing';
         ELSIF outbox_change_shards.started THEN
             step := 'given up';
+        ELSIF EXISTS (SELECT FROM outbox_shards WHERE slot IS NOT NULL) THEN
+            RAISE EXCEPTION 'outbox: a slot has one shard: run `outbox cutover --to polling` first'
+                USING ERRCODE = 'object_not_in_prerequisite_state';
         ELSE
             UPDATE outbox_shards
             SET wanted = outbox_change_shards.wanted, wanted_at = clock_timestamp(),

@@ -385,7 +385,16 @@ def fresh_database(dsn: str, template: str = "template1") -> Iterator[str]:
         try:
             yield psycopg.conninfo.make_conninfo(dsn, dbname=name)
         finally:
-            admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+            wait_until(lambda: _is_dropped(admin, name), what="no reader of a slot")
+
+
+def _is_dropped(admin: psycopg.Connection[Any], name: str) -> bool:
+    try:
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+    except psycopg.errors.ObjectInUse:
+        # The server ends the session that reads a slot a moment after the client.
+        return False
+    return True
 
 
 @contextmanager

@@ -13,13 +13,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Final
 
+from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.partitions.ahead import top_up
-from outbox_pipelines.position import Snapshot
+from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay import queries
+from outbox_pipelines.relay.cdc.source import CdcSource
+from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
+from outbox_pipelines.relay.cdc.switch import Sources
+from outbox_pipelines.relay.contents import Guard
 from outbox_pipelines.relay.core.barrier import Barrier, BarrierPause, Step
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.core.crash_guard import CrashGuard
@@ -88,6 +94,7 @@ class Reader:
         self._until_empty = until_empty
         self._pause = pause
         self._has_passed = has_passed
+        self._confirm: Callable[[], None] = _nothing
         self.batches = SharedBatchQueue(host.patience)
 
     def run(self) -> None:
@@ -97,27 +104,29 @@ class Reader:
         self._put(None)
 
     def _read(self) -> None:
-        with self._shard.connect("reader") as connection:
-            source = SnapshotSource(
+        with self._shard.connect("reader") as connection, ExitStack() as ends:
+            guard = _InTurn(self._crash_guard, self._turn, self._ending)
+            snapshots = self._snapshots(connection, guard, self._shard.position)
+            source: SnapshotSource | CdcSource = snapshots
+            sources = Sources(
+                self._shard,
                 connection,
-                self._shard.position,
-                batch_events=self._settings.batch_events,
-                batch_bytes=self._settings.batch_bytes,
-                with_time=needs_time(self._settings),
-                shard=self._shard.shard,
-                shards=self._shard.shards,
-                guard=_InTurn(self._crash_guard, self._turn, self._ending),
-                may_take_large=self._large.take,
+                snapshots=partial(self._snapshots, connection, guard),
+                slot=partial(self._slot, connection, guard),
             )
+            ends.callback(sources.close)
             change = Change(connection, self._shard.key)
             watch = self._host.watch(self._shard, connection, ending=self._ending, end=self._end)
-            now = source.now()
+            now = snapshots.now()
+            del snapshots
             self._crash_guard.until(now)
             upto: Snapshot | None = now if self._until_empty else None
             pause = _Pause()
             partitions_due = time.monotonic()
             change_due = 0.0
             while not self._ending():
+                source = sources.choose(source)
+                self._confirm = source.confirm if isinstance(source, CdcSource) else _nothing
                 if time.monotonic() >= change_due and not self._until_empty:
                     change_due = time.monotonic() + _CHANGE_EVERY
                     if change.look() or change.is_over:
@@ -126,7 +135,12 @@ class Reader:
                     error = top_up(connection, self._settings.partitions_ahead)
                     connection.execute(queries.TOP_UP_ERROR, {**self._shard.key, "error": error})
                     partitions_due += _PARTITIONS_AGAIN if error else _PARTITIONS_EVERY
-                batch = source.read(upto)
+                try:
+                    batch = source.read(upto) if isinstance(source, SnapshotSource) else source.read()
+                except SlotLostError as error:
+                    assert isinstance(source, CdcSource)
+                    source = sources.lost(source, error)
+                    continue
                 if batch is not None:
                     self._put(batch)
                     if batch.events:
@@ -136,12 +150,46 @@ class Reader:
                     del batch
                     if is_more:
                         continue
-                elif self._until_empty:
+                elif self._until_empty and source.has_caught_up:
                     break
-                watch.wait(source.done, pause.next())
+                if isinstance(source, CdcSource):
+                    source.wait(self._end)
+                else:
+                    watch.wait(source.done, pause.next())
 
-    def _take_part(self, change: Change, source: SnapshotSource) -> None:
+    def _snapshots(self, connection: Connection, guard: Guard, position: Position) -> SnapshotSource:
+        return SnapshotSource(
+            connection,
+            position,
+            batch_events=self._settings.batch_events,
+            batch_bytes=self._settings.batch_bytes,
+            with_time=needs_time(self._settings),
+            shard=self._shard.shard,
+            shards=self._shard.shards,
+            guard=guard,
+            may_take_large=self._large.take,
+        )
+
+    def _slot(self, connection: Connection, guard: Guard, stream: Stream, done: Snapshot) -> CdcSource:
+        return CdcSource(
+            connection,
+            stream,
+            done,
+            lambda: self._shard.position.done,
+            batch_events=self._settings.batch_events,
+            batch_bytes=self._settings.batch_bytes,
+            with_time=needs_time(self._settings),
+            guard=guard,
+            may_take_large=self._large.take,
+        )
+
+    def _take_part(self, change: Change, source: SnapshotSource | CdcSource) -> None:
         """Take part in a change of the number of shards: settle what was read, and reach the barrier."""
+        if isinstance(source, CdcSource):
+            if change.is_over:
+                raise ShardLostError("another relay has taken the shard")
+            # The database refuses a change while a slot is used.
+            return
         barrier = Barrier(self._pause)
         while not self._ending():
             step = barrier.step(change)
@@ -187,13 +235,17 @@ class Reader:
         if batch is not None and not batch.is_large:
             self._large.give_back()
         while not self._end.is_set() and not self.batches.put(batch, 0.1):
-            pass
+            self._confirm()
         # Nothing else is read until then: the cause of a crash would be unknown, or the memory is full.
         while is_awaited and not self._end.is_set() and not self._has_passed.wait(0.1):
-            pass
+            self._confirm()
         if is_awaited:
             self._has_passed.clear()
         self._large.give_back()
+
+
+def _nothing() -> None:
+    pass
 
 
 class _InTurn:

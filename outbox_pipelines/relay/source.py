@@ -11,19 +11,16 @@ Invariants:
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
 from itertools import islice
-from typing import Any, Final, LiteralString, NamedTuple, Protocol
+from typing import Any, Final, LiteralString
 
 import psycopg
 
-from outbox_pipelines.errors import SetupError
 from outbox_pipelines.event import Event, weigh
 from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay import bodies, queries
+from outbox_pipelines.relay.contents import Contents, Found, Guard, Unguarded, is_listed
 from outbox_pipelines.relay.core.batch import Batch
 
 # Rows that libpq hands over at once: bounds memory where payloads are large. Older libpq knows 1 only.
@@ -32,43 +29,6 @@ _CHUNK = 500 if psycopg.pq.version() >= 170000 else 1
 _LISTED = 500
 # Reads that list rows first, once there was need: making the texts of a tick only to leave most out is slow.
 _CAREFUL_READS: Final = 20
-# How old the knowledge of closed days may be: one that is thought open costs planning, nothing else.
-_DAYS_SECONDS = 60.0
-
-
-class Guard(Protocol):
-    """Protection against events that crash the relay."""
-
-    def step(self) -> int | None:
-        """Return how many events may be read at once; None: any number."""
-
-    def approach(self) -> None:
-        """Wait until the content of events may be read at all; asked if `step` limits them."""
-
-    def before(self, seq: int) -> str | None:
-        """Record an event before it is read alone; return a reason if it must not be read (a crash)."""
-
-
-class _Unguarded:
-    def step(self) -> int | None:
-        return None
-
-    def approach(self) -> None:
-        pass
-
-    def before(self, seq: int) -> str | None:
-        return None
-
-
-class _Found(NamedTuple):
-    """Events in order."""
-
-    events: list[Event]
-    size: int
-    is_all: bool
-    """Whether these are all that were asked for."""
-    unreadable: Mapping[int, str]
-    suspects: Mapping[int, str]
 
 
 class SnapshotSource:
@@ -99,12 +59,20 @@ class SnapshotSource:
         self._batch_bytes = batch_bytes
         self._queries = queries.EVENTS_WITH_TIME if with_time else queries.EVENTS
         self._mine = {"shard": shard, "shards": shards}
-        self._guard = guard or _Unguarded()
-        self._may_take_large = may_take_large
+        self._guard = guard or Unguarded()
+        self._contents = Contents(
+            connection,
+            self._queries.bodies,
+            batch_bytes=batch_bytes,
+            guard=self._guard,
+            may_take_large=may_take_large,
+        )
         self._tick: Iterator[Batch] = iter(())
-        self._open_from = ""
+        self.is_between_ticks = position.target is None
+        """Whether everything was returned that belongs to a tick."""
+        self.has_caught_up = True
+        """Whether everything was returned, if `read` returns None."""
         self._careful = 0
-        self._days_read = -math.inf
         connection.execute(queries.TUNE)
         if position.target is not None:
             # It was opened with this target: no other tick may be joined to it.
@@ -129,18 +97,21 @@ class SnapshotSource:
         batch = next(self._tick, None)
         if batch is None:
             target = upto or self.now()
-            if target == self._done:
+            # A slot may have delivered a transaction that is not shown to other sessions yet.
+            if target == self._done or not target.covers(self._done):
                 return None
             self._tick = self._batches(target, 0, starts=True)
             batch = next(self._tick)
-        if batch.ends_tick:
-            self._done = batch.target
-        return batch
+        return self._returned(batch)
 
     def rest(self) -> Batch | None:
         """Return the next batch of the current tick; None at its end."""
         batch = next(self._tick, None)
-        if batch is not None and batch.ends_tick:
+        return None if batch is None else self._returned(batch)
+
+    def _returned(self, batch: Batch) -> Batch:
+        self.is_between_ticks = batch.ends_tick
+        if batch.ends_tick:
             self._done = batch.target
         return batch
 
@@ -154,7 +125,7 @@ class SnapshotSource:
         query = self._queries.small_tick_with_late if late else self._queries.small_tick
         tick = {
             **self._mine,
-            "open_from": self._first_open_day(),
+            "open_from": self._contents.first_open_day(),
             "first": str(self._done.xmax),
             "end": str(target.xmax),
             "target": str(target),
@@ -186,7 +157,7 @@ class SnapshotSource:
         spans = self._connection.execute(queries.SPANS, tick | {"last_seq": last_seq}).fetchall()
         for first, end in _merge(spans):
             last_seq = max(last_seq, first - 1)
-            window = tick | self._days(first, end)
+            window = tick | self._contents.days(first, end)
             while last_seq < end:
                 width = self._batch_events if self._guard.step() is None else _LISTED
                 to = min(last_seq + width, end)
@@ -206,21 +177,6 @@ class SnapshotSource:
                 del found
         yield Batch([], 0, self._done, target, ends_tick=True, starts_tick=starts)
 
-    def _days(self, first: int, end: int) -> dict[str, Any]:
-        """The first and the last day that have a seq in a span."""
-        given = {"from": first, "to": end, "open_from": self._open_from}
-        row = self._connection.execute(queries.DAYS, given).fetchone()
-        assert row is not None
-        return {"start": row[0], "stop": row[1]}
-
-    def _first_open_day(self) -> str:
-        """Days before it have nothing left to read."""
-        if time.monotonic() > self._days_read + _DAYS_SECONDS:
-            row = self._connection.execute(queries.OPEN_FROM).fetchone()
-            assert row is not None
-            self._open_from, self._days_read = row[0], time.monotonic()
-        return self._open_from
-
     def _before_next(self, window: dict[str, Any], last_seq: int, end: int) -> int:
         """The seq to go on from, where a window was empty."""
         row = self._connection.execute(
@@ -228,14 +184,14 @@ class SnapshotSource:
         ).fetchone()
         return end if row is None or row[0] is None else row[0] - 1
 
-    def _fetch(self, query: LiteralString, parameters: Mapping[str, Any]) -> _Found:
+    def _fetch(self, query: LiteralString, parameters: Mapping[str, Any]) -> Found:
         """Return the events of a query; fewer if some are large, or after a crash."""
         step = self._guard.step()
         if step is not None:
             rows, _, is_all = self._list(query, parameters, bodies.NOTHING)
             if rows:
                 self._guard.approach()
-            return self._read(rows[:step], is_all=is_all and len(rows) <= step, alone=step == 1)
+            return self._contents.read(rows[:step], is_all=is_all and len(rows) <= step, alone=step == 1)
         if self._careful:
             self._careful -= 1
             rows, size, is_all = self._list(query, parameters, bodies.NOTHING)
@@ -248,7 +204,7 @@ class SnapshotSource:
                 rows, size, is_all = self._list(query, parameters, bodies.NOTHING)
             if size is None:
                 self._careful = _CAREFUL_READS
-        return self._read(rows, is_all=is_all) if size is None else _Found(rows, size, is_all, {}, {})
+        return self._contents.read(rows, is_all=is_all) if size is None else Found(rows, size, is_all, {}, {})
 
     def _list(
         self, query: LiteralString, parameters: Mapping[str, Any], most: int
@@ -267,54 +223,13 @@ class SnapshotSource:
                 try:
                     size += weigh(chunk)
                 except TypeError:
-                    size += weigh([event for event in chunk if not _is_listed(event)])
+                    size += weigh([event for event in chunk if not is_listed(event)])
                     is_whole = False
                 if size > self._batch_bytes:
                     cut = next(rows, None) is not None
                     rows.close()
                     return events, size if is_whole else None, not cut
         return events, size if is_whole else None, True
-
-    def _read(self, rows: list[Event], *, is_all: bool, alone: bool = False) -> _Found:
-        """The same with the content of those that were listed without, as many as fit into a batch."""
-        unread = [row.seq for row in rows if _is_listed(row)]
-        if not unread:
-            return _Found(rows, 0, is_all, {}, {})
-        if alone and (deadly := self._guard.before(unread[0])):
-            event = _without_content(rows[0])
-            return _Found([event], weigh([event]), is_all, {}, {event.seq: deadly})
-        events: list[Event] = []
-        unreadable: dict[int, str] = {}
-        size = 0
-        days = self._days(unread[0], unread[-1])
-        found = bodies.read(self._connection, self._queries.bodies, days, unread, self._may_take_large)
-        with closing(found):
-            for row in rows:
-                event = row
-                if _is_listed(row):
-                    seq, content = next(found, (0, ""))
-                    if seq != row.seq:
-                        raise SetupError(f"the row with seq {row.seq} was deleted while the relay read it")
-                    if isinstance(content, str):
-                        unreadable[row.seq] = content
-                        event = _without_content(row)
-                    else:
-                        event = Event._make(content)
-                events.append(event)
-                size += weigh([event])
-                if size > self._batch_bytes:
-                    break
-        return _Found(events, size, is_all and len(events) == len(rows), unreadable, {})
-
-
-def _is_listed(event: Event) -> bool:
-    """Whether an event was read without its content."""
-    payload: str | None = event.payload
-    return payload is None
-
-
-def _without_content(event: Event) -> Event:
-    return event._replace(payload="", metadata=None)
 
 
 def _merge(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

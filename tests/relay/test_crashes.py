@@ -42,7 +42,7 @@ main()
 # The same at the moment at which the content has been read, as where there is too little memory for it.
 READER = """
 import os, signal, sys
-from outbox_pipelines.relay import source
+from outbox_pipelines.relay import contents, source
 from outbox_pipelines.relay.core import retries
 weigh = source.weigh
 def deadly(events):
@@ -50,7 +50,7 @@ def deadly(events):
     if any('"deadly"' in (event.payload or "") for event in events):
         os.kill(os.getpid(), signal.SIGKILL)
     return weigh(events)
-source.weigh = retries.weigh = deadly
+source.weigh = contents.weigh = retries.weigh = deadly
 from outbox_pipelines.__main__ import main
 sys.argv = ["outbox", "relay", "--until-empty"]
 main()

@@ -2,7 +2,8 @@
 
 Invariants:
 - Both kinds are immutable: every part of the relay shares them, and none changes them.
-- The events of a batch are in `seq` order, and publishing all of them justifies its position.
+- The events of a batch are in the order of `seq`, or in the order of commits: then a tick in several batches
+  is one transaction. Publishing all of them justifies the position of the batch.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Batch:
     """By seq: events whose content was not read, and why. They become dead letters."""
     suspects: Mapping[int, str] = field(default_factory=dict)
     """By seq: events whose content was not read because a relay crashed at them. They are parked."""
+    in_commit_order: bool = False
+    """Whether they are in the order of commits."""
 
     @property
     def position(self) -> Position:
@@ -61,7 +64,10 @@ class Batch:
         """Join two ticks into one: what the second's target sees and the first's `done` does not."""
         assert self.is_whole
         assert batch.is_whole
-        events = sorted(self.events + batch.events)
+        in_commit_order = self.in_commit_order or batch.in_commit_order
+        events = self.events + batch.events
+        if not in_commit_order:
+            events.sort()
         return Batch(
             events,
             self.size + batch.size,
@@ -70,6 +76,7 @@ class Batch:
             ends_tick=True,
             unreadable={**self.unreadable, **batch.unreadable},
             suspects={**self.suspects, **batch.suspects},
+            in_commit_order=in_commit_order,
         )
 
 

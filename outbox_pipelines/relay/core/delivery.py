@@ -104,6 +104,11 @@ class Delivery:
         self.in_flight, self.failed = [], []
         self.acknowledged = self._acknowledged_before = 0
 
+    def send_again(self, events: list[Event]) -> None:
+        """Mark events as unsent, in the order of the batch."""
+        unsent = {event.seq for event in events + self.unsent}
+        self.unsent = [event for event in self.batch.events if event.seq in unsent]
+
     def reclaim(self, identify: Identify) -> list[tuple[Event, Refusal]] | None:
         """Take back what the current producer did not publish; None if it did not report each event."""
         if len(self.in_flight) != self.acknowledged - self._acknowledged_before + len(self.failed):

@@ -214,7 +214,7 @@ class Publisher:
         self._producer.replace()
         for delivery, failed in reclaimed:
             again = [event for event, _ in failed or () if event.seq not in delivery.parked]
-            delivery.unsent = sorted(again + delivery.unsent)
+            delivery.send_again(again)
         is_outage = any(refusal.kind is Kind.OUTAGE for _, failed in reclaimed for _, refusal in failed or ())
         self._conclude(explained, f"Kafka's client failed: {self._producer.trouble}", patience=not is_outage)
 

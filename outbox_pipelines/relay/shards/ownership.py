@@ -138,19 +138,24 @@ class ShardOwnership:
         """Whether another relay waits for this shard."""
         return self._ask(queries.LOCK_IS_HELD, self._waiting(self.shard))
 
-    def connect(self, name: str) -> Connection:
+    def connect(self, name: str, *, replication: bool = False) -> Connection:
         """Open a further connection of this relay, to the server on which it holds the shard.
+
+        Args:
+            replication: for the replication protocol; it takes SQL without parameters only.
 
         Raises:
             ShardLostError: the connection leads to another server, or the shard is lost.
             UnavailableError: the database is unavailable.
         """
-        connection = connect(self._settings, name=f"outbox relay: {name}", beside=self._connection)
+        connection = connect(
+            self._settings, name=f"outbox relay: {name}", beside=self._connection, replication=replication
+        )
         try:
             ((pid,),) = self.execute(queries.PID, {})
             standby = connection.execute(queries.IS_STANDBY).fetchone()
             lock = self._lock(self.shard) | {"pid": pid}
-            held = connection.execute(queries.LOCK_IS_HELD_BY, lock).fetchone()
+            held = psycopg.ClientCursor(connection).execute(queries.LOCK_IS_HELD_BY, lock).fetchone()
             if standby != (False,) or held != (True,):
                 raise ShardLostError(
                     f"the connection for the {name} does not see the lock of shard {self.shard}: it leads to "

@@ -1,0 +1,1 @@
+"""Change data capture: the outbox read from PostgreSQL's log, by a logical replication slot of its own."""

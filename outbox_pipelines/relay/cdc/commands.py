@@ -1,0 +1,114 @@
+"""The commands `outbox cdc …` and `outbox cutover`: change data capture."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.settings import Settings
+
+if TYPE_CHECKING:
+    from outbox_pipelines.relay.cdc.status import SlotStatus
+
+_SECONDS = click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="How long to wait for running transactions, or for the relay, at most.",
+)
+
+
+@click.group()
+def cdc() -> None:
+    """Manage change data capture: reading events from PostgreSQL's log, by a replication slot."""
+
+
+@cdc.command("setup")
+@_SECONDS
+@click.pass_obj
+def setup_command(settings: Settings, seconds: float) -> None:
+    """Make the publication and the slot; running relays continue from the slot without a gap.
+
+    Prints each step. If something is missing (wal_level, a right), prints what to run. If it fails, it leaves
+    no slot behind.
+    """
+    from outbox_pipelines.relay.cdc.setup import set_up
+
+    _refuse_marked_table(settings)
+    made = set_up(settings, seconds=seconds, say=click.echo)
+    click.echo("nothing to do: relays read from the slot already" if made is None else "relays read from it")
+
+
+@cdc.command("drop")
+@_SECONDS
+@click.pass_obj
+def drop_command(settings: Settings, seconds: float) -> None:
+    """Drop the slot and the publication; running relays continue between snapshots without a gap."""
+    from outbox_pipelines.relay.cdc.setup import remove
+
+    _refuse_marked_table(settings)
+    if not remove(settings, seconds=seconds, say=click.echo, publication=True):
+        click.echo("there was no slot")
+
+
+@cdc.command("status")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@click.pass_obj
+def status_command(settings: Settings, as_json: bool) -> None:
+    """Show the slot: who reads it, how much log it keeps, what threatens it. Exit 1 if a person must act."""
+    from outbox_pipelines.relay.cdc.status import read
+
+    _refuse_marked_table(settings)
+    found = read(settings)
+    if as_json:
+        click.echo(json_text.dumps(found.as_dict(), indent=2))
+    else:
+        _show(found)
+    sys.exit(1 if found.problems else 0)
+
+
+@click.command()
+@click.option(
+    "--to",
+    "target",
+    type=click.Choice(["cdc", "polling"]),
+    required=True,
+    help="cdc: from a replication slot. polling: between snapshots.",
+)
+@click.option("--dry-run", is_flag=True, help="Only print what would be done.")
+@_SECONDS
+@click.pass_obj
+def cutover(settings: Settings, target: str, dry_run: bool, seconds: float) -> None:
+    """Change where relays read events, while writers and relays run: no event is lost, repeated or reordered.
+
+    The position is kept: it says which transactions are published, whatever the source. If the command is
+    interrupted, run it again, with either target.
+    """
+    from outbox_pipelines.relay.cdc import cutover as steps
+
+    _refuse_marked_table(settings)
+    if dry_run:
+        for line in steps.plan(settings, target):
+            click.echo(line)
+    else:
+        steps.run(settings, target, seconds=seconds, say=click.echo)
+
+
+def _refuse_marked_table(settings: Settings) -> None:
+    if settings.table_file is not None:
+        raise SetupError(
+            "change data capture is for the append-only outbox, and OUTBOX_TABLE_FILE names an existing "
+            "table: see `outbox adopt`"
+        )
+
+
+def _show(found: SlotStatus) -> None:
+    for line in found.lines():
+        click.echo(line)
+    for problem in found.problems:
+        click.echo(f"! {problem}")

@@ -1,0 +1,102 @@
+"""SQL of slots. Table names are unqualified: the search_path finds them."""
+
+from typing import Final, LiteralString
+
+from outbox_pipelines.relay.queries import OPEN
+
+# Which of these transactions have rows here: in one statement, so in one snapshot.
+WITH_ROWS: Final[LiteralString] = f"""
+SELECT pg_current_snapshot()::text,
+       ARRAY(SELECT DISTINCT tx::text::bigint FROM outbox
+             WHERE {OPEN} AND tx >= %(first)s::xid8 AND tx < %(end)s::xid8
+             UNION
+             SELECT DISTINCT tx::text::bigint FROM outbox WHERE {OPEN} AND tx = ANY (%(others)s::xid8[]))"""
+
+# A slot may deliver a transaction a moment before other sessions see it: the server's log is written first.
+ARE_VISIBLE: Final = """
+SELECT bool_and(pg_visible_in_snapshot(tx, pg_current_snapshot())) IS NOT false
+FROM unnest(%(transactions)s::xid8[]) AS tx"""
+
+# Everything that is committed now ends before this position.
+END_OF_LOG: Final = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint"
+
+# The slot to read: one that is made, and is not about to be dropped.
+SLOT: Final = """
+SELECT CASE WHEN slot_snapshot IS NOT NULL AND NOT slot_ends THEN slot END, slot_snapshot::text, slot_error
+FROM outbox_shards WHERE shard = %(shard)s AND shards = 1"""
+SLOT_ERROR: Final = """
+UPDATE outbox_shards SET slot_error = %(error)s
+WHERE shard = %(shard)s AND epoch = %(epoch)s AND slot IS NOT NULL"""
+
+# A frozen relay that has lost the shard keeps its connection until the server notices.
+END_READER: Final = """
+SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots
+WHERE slot_name = %(slot)s AND database = current_database() AND active_pid IS NOT NULL"""
+
+# --- setup ----------------------------------------------------------------------------------------------
+
+FACTS: Final = """
+SELECT current_setting('wal_level'), current_setting('server_version_num')::int,
+       (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user), current_user::text,
+       (SELECT count(*) FROM outbox_shards), EXISTS (SELECT FROM outbox_shards WHERE wanted IS NOT NULL),
+       current_setting('max_replication_slots')::int, (SELECT count(*) FROM pg_replication_slots)"""
+LOCK_SETUP: Final = "SELECT pg_try_advisory_lock(hashtext(%(lock)s), 0)"
+NAMED: Final = "SELECT slot, slot_snapshot::text, slot_ends FROM outbox_shards ORDER BY shard LIMIT 1"
+BEGIN_SLOT: Final = """
+UPDATE outbox_shards SET slot = %(slot)s, slot_snapshot = NULL, slot_ends = false, slot_error = NULL
+WHERE shards = 1 AND wanted IS NULL"""
+SLOT_IS_MADE: Final = (
+    "UPDATE outbox_shards SET slot_snapshot = %(begins)s WHERE slot = %(slot)s AND shards = 1"
+)
+END_SLOT: Final = "UPDATE outbox_shards SET slot_ends = true WHERE slot IS NOT NULL"
+NO_SLOT: Final = """
+UPDATE outbox_shards SET slot = NULL, slot_snapshot = NULL, slot_ends = false, slot_error = NULL
+WHERE slot IS NOT NULL"""
+
+EXISTING_SLOT: Final = """
+SELECT database, plugin, active_pid FROM pg_replication_slots WHERE slot_name = %(slot)s"""
+DROP_SLOT: Final = """
+SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
+WHERE slot_name = %(slot)s AND database = current_database()"""
+
+# NULL: there is none. All columns are published if the publication names none.
+PUBLICATION: Final = """
+SELECT p.pubinsert, p.pubviaroot, t.tablename IS NOT NULL
+FROM pg_publication p
+LEFT JOIN pg_publication_tables t ON t.pubname = p.pubname
+    AND (t.schemaname, t.tablename) = (SELECT relnamespace::regnamespace::text, relname::text
+                                       FROM pg_class WHERE oid = 'outbox'::regclass)
+WHERE p.pubname = %(slot)s"""
+
+# What a new slot waits for: every transaction that runs when it begins.
+LONGEST_TRANSACTIONS: Final = """
+SELECT pid, coalesce(usename, '?'), coalesce(nullif(application_name, ''), 'no application name'),
+       round(extract(epoch FROM clock_timestamp() - xact_start))::int
+FROM pg_stat_activity
+WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() AND pid <> %(pid)s
+ORDER BY xact_start LIMIT 1"""
+
+# --- status ---------------------------------------------------------------------------------------------
+
+ERROR: Final = "SELECT max(slot_error) FROM outbox_shards"
+LIMITS: Final = "SELECT current_setting('max_slot_wal_keep_size')"
+
+_SINCE_17: Final = 170000
+
+
+def slot_facts(version: int) -> LiteralString:
+    """Return the query for a slot's state; older servers lack some columns."""
+    new: LiteralString = "inactive_since::text, invalidation_reason, failover"
+    old: LiteralString = "NULL::text, NULL::text, NULL::boolean"
+    return f"""
+SELECT slot_name::text, active_pid, pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)::bigint,
+       pg_wal_lsn_diff(pg_current_wal_insert_lsn(), confirmed_flush_lsn)::bigint, safe_wal_size, wal_status,
+       {new if version >= _SINCE_17 else old}
+FROM pg_replication_slots WHERE slot_name = %(slot)s AND database = current_database()"""
+
+
+# Whether a relay reads the slot, and whether one runs at all.
+IS_READ: Final = """
+SELECT EXISTS (SELECT FROM pg_replication_slots r WHERE r.slot_name = s.slot AND r.active),
+       s.owner IS NOT NULL AND s.heartbeat > clock_timestamp() - interval '30 seconds'
+FROM outbox_shards s WHERE s.slot IS NOT NULL"""

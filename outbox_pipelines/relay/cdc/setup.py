@@ -1,0 +1,242 @@
+"""Makes the slot and the publication of an outbox, and removes them, while relays run.
+
+Invariants:
+- The row of the shard names the slot before it is made, and until it is gone: a process that ends in between
+  leaves nothing that the next call does not find.
+- A slot is used only once its first snapshot is in the row. A relay that has published everything which that
+  snapshot sees continues from the slot, because the slot delivers exactly what the snapshot does not see.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+from psycopg.pq import ExecStatus
+
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.errors import NotReadyError, SetupError
+from outbox_pipelines.relay.cdc import queries
+from outbox_pipelines.schema import require_schema
+from outbox_pipelines.secret import redacted
+from outbox_pipelines.settings import Settings
+
+_NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
+_POLL: Final = 0.1
+_SAY_SECONDS: Final = 2.0
+_FAILOVER_SINCE: Final = 170000
+# Older servers have another syntax for the same.
+_OPTIONS_SINCE: Final = 150000
+
+Say = Callable[[str], None]
+
+
+def slot_name(settings: Settings, database: str) -> str:
+    """Return the name of the slot and the publication of an outbox: readable, and no other outbox's."""
+    name = f"outbox_{database}_{settings.db_schema}"
+    if _NAME.fullmatch(name):
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{re.sub(r'[^a-z0-9_]', '_', name.lower())[:54]}_{digest}"
+
+
+def set_up(settings: Settings, *, seconds: float, say: Say) -> str | None:
+    """Make publication and slot; relays of the outbox then continue from the slot.
+
+    Args:
+        seconds: how long to wait for running transactions, at most: a slot begins when those have ended.
+        say: called with a line about each step.
+
+    Returns the name of the slot; None if relays use it already.
+
+    Raises:
+        SetupError: the database or the role is not set up for it. No slot is left.
+        NotReadyError: transactions ran for too long. No slot is left.
+    """
+    require_schema(settings)
+    with closing(connect(settings, name="outbox cdc setup")) as connection:
+        slot = slot_name(settings, connection.info.dbname)
+        _lock(connection, settings)
+        _check(connection)
+        _publish(connection, slot, say)
+        named, begins, ends = _one(connection, queries.NAMED)
+        if named is not None and begins is not None and not ends and _exists(connection, named):
+            return None
+        for left in {named, slot} - {None}:
+            _drop(connection, left, say, seconds=seconds)
+        if not connection.execute(queries.BEGIN_SLOT, {"slot": slot}).rowcount:
+            raise NotReadyError("the number of shards is being changed: wait until `outbox shards` shows one")
+        try:
+            begins = _make(settings, connection, slot, seconds=seconds, say=say)
+            connection.execute(queries.SLOT_IS_MADE, {"slot": slot, "begins": begins})
+        except BaseException:
+            with suppress(psycopg.Error):
+                connection.execute(queries.DROP_SLOT, {"slot": slot})
+                connection.execute(queries.NO_SLOT)
+            raise
+        say(f"slot {slot}: made")
+        return slot
+
+
+def remove(settings: Settings, *, seconds: float, say: Say, publication: bool = False) -> bool:
+    """Let relays read between snapshots again, and drop the slot; return False if there is none.
+
+    Args:
+        seconds: how long to wait for the relay to leave the slot, at most.
+        publication: drop the publication as well.
+
+    Raises:
+        NotReadyError: a session still reads the slot.
+    """
+    require_schema(settings)
+    with closing(connect(settings, name="outbox cdc drop")) as connection:
+        slot = slot_name(settings, connection.info.dbname)
+        _lock(connection, settings)
+        named, _, _ = _one(connection, queries.NAMED)
+        connection.execute(queries.END_SLOT)
+        dropped = [_drop(connection, left, say, seconds=seconds) for left in {named, slot} - {None}]
+        connection.execute(queries.NO_SLOT)
+        if publication:
+            connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(slot)))
+            say(f"publication {slot}: dropped")
+        return named is not None or any(dropped)
+
+
+def _lock(connection: Connection, settings: Settings) -> None:
+    row = connection.execute(queries.LOCK_SETUP, {"lock": f"{settings.db_schema}.outbox_cdc"}).fetchone()
+    if row != (True,):
+        raise NotReadyError("another process is making or dropping the slot: wait until it has ended")
+
+
+def _check(connection: Connection) -> None:
+    wal_level, _, may_replicate, role, shards, changes, most, slots = _one(connection, queries.FACTS)
+    if wal_level != "logical":
+        raise SetupError(
+            f"wal_level is {wal_level}, and slots need logical: run ALTER SYSTEM SET wal_level = 'logical', "
+            "then restart PostgreSQL (a managed service has a parameter for it, often logical_replication)"
+        )
+    if not may_replicate:
+        raise SetupError(
+            f"the role {role} may not use slots: run ALTER ROLE {role} REPLICATION as a superuser (a managed "
+            "service has a role for it, such as rds_replication)"
+        )
+    if shards != 1 or changes:
+        raise SetupError("a slot has one shard: run `outbox shards set 1` first")
+    if slots >= most:
+        raise SetupError(
+            f"all {most} slots of the server exist (max_replication_slots): drop one that nobody needs "
+            "(SELECT * FROM pg_replication_slots), or raise the setting and restart PostgreSQL"
+        )
+
+
+def _publish(connection: Connection, slot: str, say: Say) -> None:
+    row = connection.execute(queries.PUBLICATION, {"slot": slot}).fetchone()
+    name = sql.Identifier(slot)
+    if row is None:
+        connection.execute(
+            sql.SQL(
+                "CREATE PUBLICATION {} FOR TABLE outbox WITH (publish = 'insert', publish_via_partition_root)"
+            ).format(name)
+        )
+        say(f"publication {slot}: made")
+    elif row != (True, True, True):
+        raise SetupError(
+            f"the publication {slot} does not publish the outbox as it must (inserts, by its root table): "
+            f"run DROP PUBLICATION {name.as_string(connection)} if it is not needed elsewhere"
+        )
+
+
+def _exists(connection: Connection, slot: str) -> bool:
+    row = connection.execute(queries.EXISTING_SLOT, {"slot": slot}).fetchone()
+    return row is not None and row[0] == connection.info.dbname
+
+
+def _drop(connection: Connection, slot: str, say: Say, *, seconds: float) -> bool:
+    """Drop a slot of this name when nobody reads it any more; return whether there was one."""
+    deadline = time.monotonic() + seconds
+    while True:
+        row = connection.execute(queries.EXISTING_SLOT, {"slot": slot}).fetchone()
+        if row is None:
+            return False
+        database, plugin, reader = row
+        if database != connection.info.dbname or plugin != "pgoutput":
+            raise SetupError(
+                f"the slot {slot} exists and is not this outbox's (database {database}, plugin {plugin}): "
+                "drop or rename it"
+            )
+        if reader is None:
+            with suppress(psycopg.errors.ObjectInUse):
+                connection.execute(queries.DROP_SLOT, {"slot": slot})
+                say(f"slot {slot}: dropped")
+                return True
+        if time.monotonic() > deadline:
+            raise NotReadyError(
+                f"process {reader} still reads the slot {slot}: is it a relay of this outbox? Run the "
+                f"command again, or end it: SELECT pg_terminate_backend({reader})"
+            )
+        time.sleep(_POLL)
+
+
+def _make(settings: Settings, connection: Connection, slot: str, *, seconds: float, say: Say) -> str:
+    """Make the slot; return its first snapshot."""
+    version = connection.info.server_version
+    options = "SNAPSHOT 'use'" + (", FAILOVER true" if version >= _FAILOVER_SINCE else "")
+    what = f"({options})" if version >= _OPTIONS_SINCE else "USE_SNAPSHOT"
+    with closing(connect(settings, name="outbox cdc setup", replication=True)) as replication:
+        replication.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        command = f'CREATE_REPLICATION_SLOT "{slot}" LOGICAL pgoutput {what}'
+        _run(replication, command, connection, seconds=seconds, say=say)
+        row = replication.execute("SELECT pg_current_snapshot()::text").fetchone()
+        assert row is not None
+        return str(row[0])
+
+
+def _run(replication: Connection, command: str, connection: Connection, *, seconds: float, say: Say) -> None:
+    """Run a command that waits for running transactions; say which, and end it when the time is over."""
+    pgconn = replication.pgconn
+    pgconn.send_query(command.encode())
+    deadline, say_at = time.monotonic() + seconds, time.monotonic() + _SAY_SECONDS
+    try:
+        while pgconn.is_busy():
+            time.sleep(_POLL / 10)
+            pgconn.consume_input()
+            if time.monotonic() > min(deadline, say_at) and pgconn.is_busy():
+                waits = _waits_for(connection, replication.info.backend_pid)
+                if time.monotonic() > deadline:
+                    raise NotReadyError(f"no slot was made within {seconds:.0f} s: it waits for {waits}")
+                say(f"waiting for {waits}")
+                say_at = time.monotonic() + _SAY_SECONDS
+        results = []
+        while (result := pgconn.get_result()) is not None:
+            results.append(result)
+    except BaseException:
+        # Not waited for: the server drops a slot that is not finished when its session ends.
+        with suppress(psycopg.Error):
+            pgconn.get_cancel().cancel()
+        raise
+    if results[0].status != ExecStatus.TUPLES_OK:
+        message, _, _ = results[0].get_error_message().partition("\n")
+        raise SetupError(f"PostgreSQL makes no slot: {redacted(message)}")
+
+
+def _waits_for(connection: Connection, own: int) -> str:
+    row = connection.execute(queries.LONGEST_TRANSACTIONS, {"pid": own}).fetchone()
+    if row is None:
+        return "transactions that run now"
+    pid, role, application, age = row
+    return (
+        f"all transactions that run now; the oldest is that of process {pid} ({application}, role {role}), "
+        f"for {age} s"
+    )
+
+
+def _one(connection: Connection, query: Any) -> tuple[Any, ...]:
+    row = connection.execute(query).fetchone()
+    assert row is not None
+    return tuple(row)

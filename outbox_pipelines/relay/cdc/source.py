@@ -1,0 +1,289 @@
+"""Reads the outbox from a slot, transaction by transaction in the order of commits, batch by batch.
+
+Invariants:
+- `read` returns every committed event that the position does not cover once, in ticks. A tick is a number of
+  whole transactions in one batch, or one large transaction in several.
+- A position is the same as with snapshots (`Delivered`). So a restart skips what is published, whatever the
+  slot delivers again, and another source can continue from it.
+- The server may forget only what is settled: `confirm`.
+- A row that is large is dropped and read from the table, as a reader of snapshots would. So is every row
+  after a crash, once `guard` has recorded it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import psycopg
+
+from outbox_pipelines.event import Event, weigh
+from outbox_pipelines.position import Position, Snapshot
+from outbox_pipelines.relay.cdc import pgoutput, queries
+from outbox_pipelines.relay.cdc.delivered import Delivered
+from outbox_pipelines.relay.cdc.stream import Stream
+from outbox_pipelines.relay.contents import Contents, Guard, is_listed
+from outbox_pipelines.relay.core.batch import Batch
+from outbox_pipelines.relay.queries import EVENTS, EVENTS_WITH_TIME, SNAPSHOT
+
+# Bytes of the longest message whose row is taken from it: what all limits of a row's size allow.
+_LONGEST: Final = 500_000
+# Transactions of which it is not known whether they concern the outbox: a position names each of them.
+_MOST_UNKNOWN: Final = 500
+# A transaction is shown to other sessions at once; with a synchronous standby, when that has answered.
+_VISIBLE_POLL: Final = 0.005
+_WAIT_SECONDS: Final = 0.1
+
+
+class CdcSource:
+    """The events that a slot delivers, and a position does not cover.
+
+    Args:
+        connection: in autocommit mode, for the content of some rows; the reader's own.
+        done: the position; not within a tick.
+        settled: how far the shard is settled.
+        with_time: each event's metadata has its time, as `created-at`.
+        may_take_large: asked before a large row is read; waits until it may be.
+    """
+
+    def __init__(
+        self,
+        connection: psycopg.Connection[Any],
+        stream: Stream,
+        done: Snapshot,
+        settled: Callable[[], Snapshot],
+        *,
+        batch_events: int,
+        batch_bytes: int,
+        with_time: bool,
+        guard: Guard,
+        may_take_large: Callable[[], bool],
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._settled = settled
+        rows = EVENTS_WITH_TIME if with_time else EVENTS
+        # A batch is never cut: its size is known before its content is read.
+        self._contents = Contents(
+            *(connection, rows.bodies),
+            batch_bytes=sys.maxsize,
+            guard=guard,
+            may_take_large=may_take_large,
+        )
+        self._batch_events = batch_events
+        self._batch_bytes = batch_bytes
+        self._decoder = pgoutput.Decoder(with_time=with_time)
+        self._guard = guard
+        self._delivered = Delivered(done)
+        self.position = Position(done)
+        """What has been read."""
+        self._whole: list[Event] = []
+        """Of transactions that were received to their end."""
+        self._whole_size = 0
+        self._transactions: list[int] = []
+        self._part: list[Event] = []
+        """Of the transaction that is being received."""
+        self._part_size = 0
+        self._tx: int | None = None
+        self._is_published = False
+        """Whether the transaction that is being received is skipped: the position covers it."""
+        self._large: Snapshot | None = None
+        """The target of the transaction that is being received, if it has a tick of its own."""
+        self._made = done
+        """What the ticks cover that were made, read or not."""
+        self._ready: deque[tuple[Batch, list[int]]] = deque()
+        """Batches, each with its transactions."""
+        self._end = 0
+        """The position in the log behind the last transaction that was received to its end."""
+        self._unsettled: deque[tuple[Snapshot, int]] = deque()
+        self._catch_up_to = self._ask_end()
+
+    @property
+    def done(self) -> Snapshot:
+        """What has been read, except the rest of the current tick."""
+        return self.position.done
+
+    def read(self) -> Batch | None:
+        """Return the next batch; None if nothing more is delivered now.
+
+        Raises:
+            SlotLostError: the slot's connection has ended.
+        """
+        self.confirm()
+        while not self._ready:
+            message = self._stream.receive()
+            if message is None:
+                self._at_end()
+                break
+            self._take(message)
+        return self._read_content(*self._ready.popleft()) if self._ready else None
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether everything was read that was committed when this source was made."""
+        return max(self._end, self._stream.position) >= self._catch_up_to and not (self._part or self._large)
+
+    def wait(self, end: threading.Event) -> None:
+        """Wait until there may be something to read, or the reader may have to end."""
+        if not end.is_set():
+            self._stream.wait(_WAIT_SECONDS)
+
+    def confirm(self) -> None:
+        """Tell the server what it may forget; also a sign of life, needed while nothing is read.
+
+        Raises:
+            SlotLostError: the slot's connection has ended.
+        """
+        position, settled = 0, self._settled()
+        while self._unsettled and settled.covers(self._unsettled[0][0]):
+            position = self._unsettled.popleft()[1]
+        if not (self._unsettled or self._ready or self._whole or self._part or self._large):
+            # Nothing of the outbox is left before it. So a database without events keeps no log, either.
+            position = max(position, self._end, self._stream.position)
+        self._stream.confirm(position)
+
+    def close(self) -> None:
+        """End the connection; another relay may read the slot then."""
+        self._stream.close()
+
+    # ------------------------------------------------------------------------------------------------------
+
+    def _take(self, message: bytes) -> None:
+        kind = message[0]
+        if kind == pgoutput.INSERT:
+            if not self._is_published:
+                self._row(message)
+        elif kind == pgoutput.COMMIT:
+            self._commit(message)
+        elif kind == pgoutput.BEGIN:
+            self._tx, self._is_published = None, False
+        elif kind == pgoutput.RELATION:
+            self._decoder.relation(message)
+        else:
+            pgoutput.refuse_unknown(kind)
+
+    def _row(self, message: bytes) -> None:
+        longest = _LONGEST if self._guard.step() is None else 0
+        event, tx = self._decoder.row(message, longest)
+        if self._tx is None:
+            self._tx, self._is_published = tx, self._delivered.sees(tx)
+            if self._is_published:
+                return
+        self._part.append(event)
+        self._part_size += len(message)
+        if self._is_full(len(self._whole) + len(self._part), self._whole_size + self._part_size):
+            if self._whole:
+                self._end_tick()
+            else:
+                self._begin_large()
+
+    def _commit(self, message: bytes) -> None:
+        self._end = pgoutput.end_of_commit(message)
+        if self._large is not None:
+            self._add(self._part, self._part_size, self._large, ends_tick=True)
+            self._large = None
+        elif self._part:
+            assert self._tx is not None
+            self._whole += self._part
+            self._whole_size += self._part_size
+            self._transactions.append(self._tx)
+            if self._is_full(len(self._whole), self._whole_size):
+                self._end_tick()
+        self._part, self._part_size = [], 0
+
+    def _at_end(self) -> None:
+        """Nothing more is delivered now."""
+        if self._transactions:
+            self._end_tick()
+        elif self._guard.step() is not None and self.has_caught_up:
+            self._show_end()
+
+    def _is_full(self, events: int, size: int) -> bool:
+        return events >= (self._guard.step() or self._batch_events) or size > self._batch_bytes
+
+    def _end_tick(self) -> None:
+        """Make a tick of the whole transactions."""
+        target = self._with(self._transactions)
+        self._add(self._whole, self._whole_size, target, ends_tick=True)
+        self._whole, self._whole_size, self._transactions = [], 0, []
+
+    def _begin_large(self) -> None:
+        """Make a batch of a part of a transaction, which has a tick of its own."""
+        assert self._tx is not None
+        target = self._large or self._with([self._tx])
+        self._add(self._part, self._part_size, target, ends_tick=False)
+        self._large, self._part, self._part_size = target, [], 0
+
+    def _show_end(self) -> None:
+        """Make a tick without events up to now, for a crash guard that is needed until then."""
+        row = self._connection.execute(SNAPSHOT, prepare=True).fetchone()
+        assert row is not None
+        self._delivered.extend(Snapshot.parse(row[0]).xmax)
+        self._ask()
+        target = self._delivered.snapshot()
+        if target != self._made:
+            self._add([], 0, target, ends_tick=True)
+
+    def _with(self, transactions: list[int]) -> Snapshot:
+        """What is published when these transactions are."""
+        for tx in transactions:
+            self._delivered.add(tx)
+        if self._delivered.unknown > _MOST_UNKNOWN:
+            self._ask()
+        return self._delivered.snapshot()
+
+    def _ask(self) -> None:
+        question = self._delivered.question._asdict()
+        given = {name: str(value) for name, value in question.items()}
+        given["others"] = "{" + ",".join(map(str, question["others"])) + "}"
+        row = self._connection.execute(
+            queries.WITH_ROWS, given | {"open_from": self._contents.first_open_day()}
+        ).fetchone()
+        assert row is not None
+        self._delivered.answer(Snapshot.parse(row[0]), row[1])
+
+    def _add(self, events: list[Event], size: int, target: Snapshot, *, ends_tick: bool) -> None:
+        batch = Batch(
+            *(events, size, self._made, target, ends_tick),
+            starts_tick=self._large is None,
+            in_commit_order=True,
+        )
+        transactions = self._transactions or ([] if self._tx is None else [self._tx])
+        self._ready.append((batch, transactions))
+        if ends_tick:
+            self._made = target
+            self._unsettled.append((target, self._end))
+
+    def _read_content(self, batch: Batch, transactions: list[int]) -> Batch:
+        """The batch, with the content of rows that were dropped."""
+        self.position = batch.position
+        if not any(map(is_listed, batch.events)):
+            return replace(batch, size=weigh(batch.events))
+        step = self._guard.step()
+        if step is not None:
+            self._guard.approach()
+        self._await_visible(transactions)
+        found = self._contents.read(batch.events, is_all=True, alone=step == 1)
+        return replace(
+            batch,
+            events=found.events,
+            size=found.size,
+            unreadable=found.unreadable,
+            suspects=found.suspects,
+        )
+
+    def _await_visible(self, transactions: list[int]) -> None:
+        given = {"transactions": "{" + ",".join(map(str, transactions)) + "}"}
+        while self._connection.execute(queries.ARE_VISIBLE, given).fetchone() != (True,):
+            self.confirm()
+            time.sleep(_VISIBLE_POLL)
+
+    def _ask_end(self) -> int:
+        row = self._connection.execute(queries.END_OF_LOG).fetchone()
+        assert row is not None
+        return int(row[0])

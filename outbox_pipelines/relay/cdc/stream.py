@@ -1,0 +1,140 @@
+"""The replication protocol: everything that is sent to PostgreSQL on a replication connection, and received.
+
+Invariants:
+- The server is told that a position is settled only through `confirm`; from there it delivers again after a
+  restart.
+- psycopg has no interface for this protocol: what is used of `psycopg.pq` is used in this file alone.
+- A connection that is silent is answered before the server ends it (`wal_sender_timeout`).
+
+Source: "Streaming Replication Protocol" in PostgreSQL's manual.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from struct import Struct
+from typing import Final
+
+import psycopg
+from psycopg import sql
+from psycopg.pq import ExecStatus
+
+from outbox_pipelines.database import Connection
+from outbox_pipelines.secret import first_line
+
+# Much more often than the shortest timeout that anyone sets.
+_STATUS_SECONDS: Final = 5.0
+# While positions move.
+_CONFIRM_SECONDS: Final = 0.5
+_DATA: Final = ord("w")
+_KEEPALIVE: Final = ord("k")
+_DATA_HEADER: Final = 25
+_ALIVE: Final = Struct(">cQQB")
+_STATUS: Final = Struct(">cQQQQB")
+# PostgreSQL counts microseconds from the year 2000.
+_EPOCH: Final = 946_684_800
+
+
+class SlotLostError(Exception):
+    """The slot's connection has ended; the message says why."""
+
+
+class Stream:
+    """What a slot delivers.
+
+    Args:
+        connection: a replication connection, which nothing else uses.
+    """
+
+    def __init__(self, connection: Connection, slot: str, publication: str) -> None:
+        """
+        Raises:
+            psycopg.Error: the slot cannot be read: it is missing, lost, or another session reads it.
+        """
+        self._connection = connection
+        self._pgconn = connection.pgconn
+        start = sql.SQL(
+            "START_REPLICATION SLOT {} LOGICAL 0/0 (proto_version '1', publication_names {})"
+        ).format(sql.Identifier(slot), sql.Literal(f'"{publication}"'))
+        result = self._pgconn.exec_(start.as_bytes(connection))
+        if result.status != ExecStatus.COPY_BOTH:
+            raise psycopg.errors.lookup(_state(result))(result.get_error_message())
+        self.position = 0
+        """How far the server is: everything that it has to deliver up to here was received."""
+        self._confirmed = 0
+        self._said_at = time.monotonic()
+        self._must_answer = False
+
+    def receive(self) -> bytes | None:
+        """Return the next message of pgoutput; None if there is none now.
+
+        Raises:
+            SlotLostError: the connection has ended.
+        """
+        has_looked = False
+        while True:
+            size, data = self._pgconn.get_copy_data(1)
+            if size == 0:
+                if has_looked or not self._has_input():
+                    return None
+                self._consume()
+                has_looked = True
+            elif size < 0:
+                raise SlotLostError(self._reason())
+            elif data[0] == _DATA:
+                return bytes(data[_DATA_HEADER:])
+            else:
+                self._keep_alive(bytes(data))
+
+    def wait(self, seconds: float) -> None:
+        """Wait until something can be received, at most so long."""
+        select.select([self._pgconn.socket], [], [], seconds)
+
+    def confirm(self, position: int, *, now: bool = False) -> None:
+        """Tell the server that everything before this position is settled: twice a second, or `now`.
+
+        Raises:
+            SlotLostError: the connection has ended.
+        """
+        clock = time.monotonic()
+        since = clock - self._said_at
+        moves = position > self._confirmed and (now or since >= _CONFIRM_SECONDS)
+        if not (moves or self._must_answer or since >= _STATUS_SECONDS):
+            return
+        self._confirmed = max(position, self._confirmed)
+        at = self._confirmed
+        clock_time = int((time.time() - _EPOCH) * 1_000_000)
+        try:
+            self._pgconn.put_copy_data(_STATUS.pack(b"r", max(at, self.position), at, at, clock_time, 0))
+            self._pgconn.flush()
+        except psycopg.Error as error:
+            raise SlotLostError(first_line(error)) from None
+        self._said_at, self._must_answer = clock, False
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+    def _keep_alive(self, message: bytes) -> None:
+        _, position, _, wants_answer = _ALIVE.unpack_from(message)
+        self.position = max(self.position, position)
+        self._must_answer = self._must_answer or bool(wants_answer)
+
+    def _has_input(self) -> bool:
+        return bool(select.select([self._pgconn.socket], [], [], 0)[0])
+
+    def _consume(self) -> None:
+        try:
+            self._pgconn.consume_input()
+        except psycopg.Error as error:
+            raise SlotLostError(first_line(error)) from None
+
+    def _reason(self) -> str:
+        result = self._pgconn.get_result()
+        return result.get_error_message() if result is not None else "the server closed it"
+
+
+def _state(result: psycopg.pq.abc.PGresult) -> str:
+    found = result.error_field(psycopg.pq.DiagnosticField.SQLSTATE)
+    return "XX000" if found is None else bytes(found).decode()

@@ -1,0 +1,165 @@
+"""`outbox cdc` and `outbox cutover` as operators use them, and what stands in their way."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from outbox_pipelines.errors import NotReadyError
+from outbox_pipelines.local import Stack
+from outbox_pipelines.local.postgres import Postgres
+from outbox_pipelines.relay.cdc.setup import set_up, slot_name
+from tests.conftest import Outbox, may_log_in
+from tests.relay.cdc.slots import make
+
+
+def _slots(outbox: Outbox) -> list[str]:
+    with outbox.connect() as connection:
+        return [
+            name
+            for (name,) in connection.execute(
+                "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"
+            )
+        ]
+
+
+def test_set_up_show_and_drop(outbox: Outbox) -> None:
+    """Guards against commands that do not fit together."""
+    shown = outbox.outbox("cdc", "status")
+    assert (shown.returncode, shown.stdout) == (0, "source: polling (between snapshots); no slot\n")
+    plan = outbox.outbox("cutover", "--to", "cdc", "--dry-run")
+    assert len(plan.stdout.splitlines()) == 3
+    assert _slots(outbox) == []
+    done = outbox.outbox("cdc", "setup")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "relays read from it"
+    (slot,) = _slots(outbox)
+    again = outbox.outbox("cdc", "setup")
+    assert again.stdout == "nothing to do: relays read from the slot already\n"
+    shown = outbox.outbox("cdc", "status", "--json")
+    found = json.loads(shown.stdout)
+    assert (found["source"], found["slot"], found["reader"]) == ("cdc", slot, None)
+    assert "start `outbox relay`" in found["problems"][0]
+    assert shown.returncode == 1
+    gone = outbox.outbox("cdc", "drop")
+    assert gone.returncode == 0, gone.stderr
+    assert _slots(outbox) == []
+    assert outbox.outbox("cdc", "drop").stdout.splitlines()[-1] == "there was no slot"
+    with outbox.connect() as connection:
+        assert connection.execute("SELECT count(*) FROM pg_publication").fetchone() == (0,)
+
+
+def test_interrupted_setups_leave_nothing(outbox: Outbox) -> None:
+    """Guards against a slot that nobody knows, which fills the disk."""
+    slot = make(outbox)
+    with outbox.connect() as connection:
+        # As a process leaves it that was killed between the slot and its row.
+        connection.execute("UPDATE outbox_shards SET slot_snapshot = NULL")
+    shown = outbox.outbox("cdc", "status")
+    assert "setup was interrupted" in shown.stdout
+    assert outbox.outbox("cdc", "setup").returncode == 0
+    assert _slots(outbox) == [slot]
+    with outbox.connect() as connection:
+        connection.execute("UPDATE outbox_shards SET slot_ends = true")
+    assert "run `outbox cutover --to polling` again" in outbox.outbox("cdc", "status").stdout
+    assert outbox.outbox("cutover", "--to", "polling").returncode == 0
+    assert _slots(outbox) == []
+
+
+def test_a_long_transaction_is_named_and_leaves_no_slot(outbox: Outbox) -> None:
+    """Guards against a command that hangs without a word, and against what it leaves when it gives up."""
+    said: list[str] = []
+    with outbox.connect(autocommit=False) as slow:
+        slow.execute("SELECT pg_current_xact_id()")
+        pid = slow.info.backend_pid
+        with pytest.raises(NotReadyError, match=rf"waits for all transactions .* process {pid} "):
+            set_up(outbox.settings, seconds=3, say=said.append)
+        assert any(f"process {pid} " in line for line in said)
+        assert _slots(outbox) == []
+        with outbox.connect() as connection:
+            assert connection.execute("SELECT slot FROM outbox_shards").fetchone() == (None,)
+        waiting = threading.Thread(target=make, args=(outbox,))
+        waiting.start()
+        slow.rollback()
+    waiting.join(30)
+    assert len(_slots(outbox)) == 1
+
+
+def test_a_role_without_the_right_is_told(outbox: Outbox) -> None:
+    """Guards against PostgreSQL's message, which names no remedy."""
+    with outbox.connect() as connection:
+        role = f"relay_{connection.info.dbname}"
+        connection.execute(f"CREATE ROLE {role} {may_log_in(outbox.settings.require_dsn())}".encode())
+        try:
+            connection.execute(f"GRANT USAGE ON SCHEMA public TO {role}".encode())
+            connection.execute(f"GRANT SELECT, UPDATE ON ALL TABLES IN SCHEMA public TO {role}".encode())
+            dsn = psycopg.conninfo.make_conninfo(outbox.settings.require_dsn(), user=role)
+            refused = outbox.outbox("cdc", "setup", OUTBOX_DSN=dsn)
+        finally:
+            connection.execute(f"DROP OWNED BY {role}".encode())
+            connection.execute(f"DROP ROLE {role}".encode())
+    assert refused.returncode == 2
+    assert f"run ALTER ROLE {role} REPLICATION as a superuser" in refused.stderr
+    assert _slots(outbox) == []
+
+
+def test_several_shards_are_refused(outbox: Outbox) -> None:
+    """Guards against shards of which only one is read."""
+    with outbox.connect() as connection:
+        connection.execute("SELECT outbox_change_shards(2, false, NULL)")
+    refused = outbox.outbox("cdc", "setup")
+    assert refused.returncode == 2
+    assert "run `outbox shards set 1` first" in refused.stderr
+
+
+def test_another_slot_or_publication_of_that_name(outbox: Outbox, stack: Stack) -> None:
+    """Guards against dropping what is not ours, and against a publication without the outbox's rows."""
+    with outbox.connect() as connection:
+        name = slot_name(outbox.settings, connection.info.dbname)
+        with psycopg.connect(stack.dsn, autocommit=True) as other:
+            other.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+            refused = outbox.outbox("cdc", "setup")
+            other.execute("SELECT pg_drop_replication_slot(%s)", [name])
+        assert refused.returncode == 2
+        assert "is not this outbox's (database postgres" in refused.stderr
+        connection.execute(f"DROP PUBLICATION {name}".encode())
+        connection.execute(f"CREATE PUBLICATION {name} FOR TABLE outbox".encode())
+    refused = outbox.outbox("cdc", "setup")
+    assert refused.returncode == 2
+    assert f"DROP PUBLICATION {name}" in refused.stderr.replace('"', "")
+    assert _slots(outbox) == []
+
+
+def test_an_existing_table_is_refused(outbox: Outbox, tmp_path: Path) -> None:
+    """Guards against a slot for a table whose rows are marked."""
+    table = tmp_path / "table.toml"
+    table.write_text('table = "orders_outbox"\n[columns]\nid = "id"\n')
+    refused = outbox.outbox("cdc", "setup", OUTBOX_TABLE_FILE=str(table))
+    assert refused.returncode == 2
+
+
+def test_a_server_without_logical_decoding_is_told(tmp_path: Path, outbox: Outbox) -> None:
+    """Guards against the most frequent obstacle."""
+    server = Postgres(tmp_path / "postgres", {"wal_level": "replica"})
+    server.start()
+    try:
+        assert outbox.outbox("migrate", OUTBOX_DSN=server.dsn).returncode == 0
+        refused = outbox.outbox("cdc", "setup", OUTBOX_DSN=server.dsn)
+    finally:
+        server.stop()
+    assert refused.returncode == 2
+    assert "ALTER SYSTEM SET wal_level = 'logical', then restart PostgreSQL" in refused.stderr
+
+
+def test_names_are_readable_and_unique(outbox: Outbox) -> None:
+    """Guards against two outboxes that share a slot, and names that PostgreSQL refuses."""
+    shop = outbox.settings.model_copy(update={"db_schema": "shop"})
+    odd = outbox.settings.model_copy(update={"db_schema": "Größe " + "x" * 57})
+    assert slot_name(shop, "orders") == "outbox_orders_shop"
+    names = {slot_name(odd, "orders"), slot_name(odd, "Orders"), slot_name(odd, "orders_" * 9)}
+    assert len(names) == 3
+    assert all(len(name) <= 63 and name.isascii() and name.islower() for name in names)
