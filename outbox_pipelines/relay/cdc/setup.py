@@ -30,6 +30,7 @@ from outbox_pipelines.settings import Settings
 _NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
 _POLL: Final = 0.1
 _SAY_SECONDS: Final = 2.0
+_CLEAN_UP_SECONDS: Final = 10.0
 _FAILOVER_SINCE: Final = 170000
 # Older servers have another syntax for the same.
 _OPTIONS_SINCE: Final = 150000
@@ -76,8 +77,9 @@ def set_up(settings: Settings, *, seconds: float, say: Say) -> str | None:
             begins = _make(settings, connection, slot, seconds=seconds, say=say)
             connection.execute(queries.SLOT_IS_MADE, {"slot": slot, "begins": begins})
         except BaseException:
-            with suppress(psycopg.Error):
-                connection.execute(queries.DROP_SLOT, {"slot": slot})
+            # What cannot be dropped now stays in the row, and the next call drops it.
+            with suppress(psycopg.Error, SetupError):
+                _drop(connection, slot, say, seconds=_CLEAN_UP_SECONDS)
                 connection.execute(queries.NO_SLOT)
             raise
         say(f"slot {slot}: made")
