@@ -213,6 +213,13 @@ def _change_shards(run: Run, chance: random.Random) -> Iterator[None]:
 
 
 @contextmanager
+def _change_source(run: Run, chance: random.Random) -> Iterator[None]:
+    run.change_source(chance.choice(["cdc", "cdc", "polling"]))
+    yield
+    run.wait_for_command()
+
+
+@contextmanager
 def _kill_at_steps(run: Run, chance: random.Random) -> Iterator[None]:
     """Relays that die at one durable step after the other, each time another one."""
     run.draws_orders = True
@@ -335,6 +342,7 @@ OUR_KINDS: Mapping[str, Kind] = {
 SHARD_KINDS: Mapping[str, Kind] = {
     # Relays start over, in good order.
     "change shards": Kind("shards", _change_shards, disturbs=False),
+    "change source": Kind("shards", _change_source, disturbs=False),
 }
 # Of runs that have consumers.
 CONSUMER_KINDS: Mapping[str, Kind] = {

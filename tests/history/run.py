@@ -226,7 +226,14 @@ class Run:
 
     def change_shards(self, number: int) -> None:
         """Begins to."""
-        words = watched.command("shards", "set", str(number))
+        self._begin("shards", "set", str(number))
+
+    def change_source(self, target: str) -> None:
+        """Begins to."""
+        self._begin("cutover", "--to", target, "--seconds", "20")
+
+    def _begin(self, *arguments: str) -> None:
+        words = watched.command(*arguments)
         self._command = Process(f"{self._database} command", words, self._environment, self._directory)
         self._command.start()
 

@@ -60,6 +60,21 @@ def test_every_kind_of_fault(servers: Servers, seed: int, tmp_path: Path, half: 
     assert verdict.wrong == []
 
 
+@pytest.mark.parametrize("name", ["at_least_once", "exactly_once"])
+def test_the_source_changes(servers: Servers, seed: int, tmp_path: Path, name: str) -> None:
+    """Guards G1, G2 and G5 where events come from a slot, from snapshots, and from one after the other."""
+    chance = random.Random(seed)
+    with _run(servers, name, seed, tmp_path) as run:
+        for more in ([], ["kill relay"], ["refuse large events"], ["freeze relay"], ["kill database"]):
+            names = ["change source", *more]
+            print(f"{run.arrived:8}  {' + '.join(names)}")
+            run.disturb({name: nemesis.ALL[name] for name in names}, chance, chance.uniform(0.5, 2))
+        verdict = report(run.finish())
+        logs = "".join(relay.log.read_text() for relay in run.relays)
+    assert verdict.wrong == []
+    assert "reading from the slot" in logs
+
+
 def test_crashes_at_steps_while_a_large_backlog_drains(servers: Servers, seed: int, tmp_path: Path) -> None:
     """Guards G1, G2 and G5 between durable steps, with parked events and other shards too."""
     chance = random.Random(seed)

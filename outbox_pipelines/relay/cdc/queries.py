@@ -17,8 +17,9 @@ ARE_VISIBLE: Final = """
 SELECT bool_and(pg_visible_in_snapshot(tx, pg_current_snapshot())) IS NOT false
 FROM unnest(%(transactions)s::xid8[]) AS tx"""
 
-# Everything that is committed now ends before this position.
-END_OF_LOG: Final = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint"
+# Everything that is committed now ends before this position. A message, because its commit flushes the log: the
+# server delivers nothing that is not flushed.
+END_OF_LOG: Final = "SELECT (pg_logical_emit_message(true, 'outbox', '') - '0/0')::bigint"
 
 # The slot to read: one that is made, and is not about to be dropped.
 SLOT: Final = """
