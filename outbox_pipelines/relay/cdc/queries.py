@@ -17,8 +17,8 @@ ARE_VISIBLE: Final = """
 SELECT bool_and(pg_visible_in_snapshot(tx, pg_current_snapshot())) IS NOT false
 FROM unnest(%(transactions)s::xid8[]) AS tx"""
 
-# Everything that is committed now ends before this position. A message, because its commit flushes the log: the
-# server delivers nothing that is not flushed.
+# Everything that is committed now ends before this position. A message, because its commit flushes the log:
+# what is not flushed is not delivered.
 END_OF_LOG: Final = "SELECT (pg_logical_emit_message(true, 'outbox', '') - '0/0')::bigint"
 
 # The slot to read: one that is made, and is not about to be dropped.
@@ -53,6 +53,9 @@ END_SLOT: Final = "UPDATE outbox_shards SET slot_ends = true WHERE slot IS NOT N
 NO_SLOT: Final = """
 UPDATE outbox_shards SET slot = NULL, slot_snapshot = NULL, slot_ends = false, slot_error = NULL
 WHERE slot IS NOT NULL"""
+
+# In the transaction that has made the slot: the slot delivers exactly what this snapshot does not see.
+FIRST_SNAPSHOT: Final = "SELECT pg_current_snapshot()::text"
 
 EXISTING_SLOT: Final = """
 SELECT database, plugin, active_pid FROM pg_replication_slots WHERE slot_name = %(slot)s"""

@@ -22,6 +22,7 @@ from psycopg.pq import ExecStatus
 
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import NotReadyError, SetupError
+from outbox_pipelines.position import Snapshot
 from outbox_pipelines.relay.cdc import queries
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.secret import redacted
@@ -194,9 +195,12 @@ def _make(settings: Settings, connection: Connection, slot: str, *, seconds: flo
         replication.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         command = f'CREATE_REPLICATION_SLOT "{slot}" LOGICAL pgoutput {what}'
         _run(replication, command, connection, seconds=seconds, say=say)
-        row = replication.execute("SELECT pg_current_snapshot()::text").fetchone()
+        row = replication.execute(queries.FIRST_SNAPSHOT).fetchone()
         assert row is not None
-        return str(row[0])
+        first = Snapshot.parse(row[0])
+        # If nothing ran when the slot began, its end may lie before its begin. Everything before the begin has
+        # ended then; PostgreSQL does not read such a text.
+        return str(first._replace(xmax=max(first.xmin, first.xmax)))
 
 
 def _run(replication: Connection, command: str, connection: Connection, *, seconds: float, say: Say) -> None:

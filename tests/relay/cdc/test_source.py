@@ -11,7 +11,8 @@ import psycopg
 import pytest
 
 from outbox_pipelines.event import Event
-from outbox_pipelines.position import Position
+from outbox_pipelines.position import Position, Snapshot
+from outbox_pipelines.relay.cdc.setup import remove
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, wait_until
@@ -354,3 +355,40 @@ def test_random_transactions_are_read_once_in_order_of_commit(outbox: Outbox) ->
         for writer in writers:
             writer.close()
     assert found == committed
+
+
+def test_a_slot_delivers_exactly_what_its_first_snapshot_does_not_see(outbox: Outbox) -> None:
+    """Guards against events that a change of the source loses or repeats."""
+    stop = threading.Event()
+
+    def write(chance: random.Random) -> None:
+        with outbox.connect(autocommit=False) as writer:
+            while not stop.is_set():
+                _insert(writer)
+                if chance.random() < 0.3:
+                    with writer.transaction(force_rollback=chance.random() < 0.5):
+                        _insert(writer)
+                (writer.commit if chance.random() < 0.8 else writer.rollback)()
+
+    first = seed()
+    writers = [threading.Thread(target=write, args=(random.Random(first + n),)) for n in range(4)]
+    for writer in writers:
+        writer.start()
+    try:
+        with outbox.connect() as connection:
+            for _ in range(12):
+                slot = make(outbox)
+                query = "SELECT seq FROM outbox WHERE pg_visible_in_snapshot(tx, %s::pg_snapshot)"
+                before = {seq for (seq,) in connection.execute(query, [str(begins(outbox))])}
+                with reading(outbox, slot, Snapshot(3, 3, ())) as slot_reader:
+                    committed = {seq for (seq,) in connection.execute("SELECT seq FROM outbox")}
+                    found = _seqs(slot_reader.events())
+                after = set(found)
+                assert len(found) == len(after)
+                assert not before & after
+                assert committed <= before | after
+                remove(outbox.settings, seconds=30, say=lambda line: None)
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join(30)
