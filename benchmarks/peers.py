@@ -53,7 +53,7 @@ _AGAIN: Final = "UPDATE textbook_outbox SET published_at = NULL"
 
 
 @dataclass
-class _Measured:
+class Measured:
     """What one way of publishing took, a value a round."""
 
     rates: list[float] = field(default_factory=list)
@@ -76,39 +76,39 @@ class _Measured:
 
 def measure(servers: Settings) -> list[Row]:
     """Rows of the table."""
-    found: dict[str, _Measured] = {}
+    found: dict[str, Measured] = {}
     with tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder:
-        with _debezium(servers, Path(folder) / "default", {}) as theirs:
+        with asleep(servers, Path(folder) / "default", {}) as theirs:
             for jvm in ("just started", "warm"):
-                theirs.drain(found.setdefault(f"Debezium, default settings, JVM {jvm}", _Measured()))
+                theirs.drain(found.setdefault(f"Debezium, default settings, JVM {jvm}", Measured()))
         with (
-            _debezium(servers, Path(folder) / "tuned", TUNED) as theirs,
+            asleep(servers, Path(folder) / "tuned", TUNED) as theirs,
             fresh_outbox(servers) as settings,
             _table(servers, Path(folder)) as table,
         ):
             fill(settings, _EVENTS)
-            theirs.drain(found.setdefault("Debezium, tuned, JVM just started", _Measured()))
+            theirs.drain(found.setdefault("Debezium, tuned, JVM just started", Measured()))
             for _ in range(_ROUNDS):
-                _limit(settings, "read", found.setdefault("limit: reading alone", _Measured()))
-                _limit(settings, "produce", found.setdefault("limit: librdkafka alone", _Measured()))
+                _limit(settings, "read", found.setdefault("limit: reading alone", Measured()))
+                _limit(settings, "produce", found.setdefault("limit: librdkafka alone", Measured()))
                 for delivery in ("at_least_once", "exactly_once"):
                     rewind(settings)
                     chosen = settings.model_copy(update={"delivery": delivery})
-                    _relay(chosen, found.setdefault(f"relay, {delivery}", _Measured()))
-                theirs.drain(found.setdefault("Debezium, tuned, JVM warm", _Measured()))
+                    _relay(chosen, found.setdefault(f"relay, {delivery}", Measured()))
+                theirs.drain(found.setdefault("Debezium, tuned, JVM warm", Measured()))
                 _mark_as_unpublished(table)
-                _relay(table, found.setdefault("relay on a textbook table", _Measured()))
-                _textbook(settings, found.setdefault("textbook publisher", _Measured()))
+                _relay(table, found.setdefault("relay on a textbook table", Measured()))
+                _textbook(settings, found.setdefault("textbook publisher", Measured()))
     return _rows(found)
 
 
-def _rows(found: dict[str, _Measured]) -> list[Row]:
+def _rows(found: dict[str, Measured]) -> list[Row]:
     ours = found["relay, at_least_once"]
     best = found["Debezium, tuned, JVM warm"]
     alone = found["limit: librdkafka alone"]
     exactly = found["relay, exactly_once"]
 
-    def paired(one: _Measured, other: _Measured) -> float:
+    def paired(one: Measured, other: Measured) -> float:
         return median(a / b for a, b in zip(one.rates, other.rates, strict=True))
 
     ratios = {
@@ -131,21 +131,21 @@ def _rows(found: dict[str, _Measured]) -> list[Row]:
     return rows
 
 
-def _relay(settings: Settings, measured: _Measured) -> None:
+def _relay(settings: Settings, measured: Measured) -> None:
     before = _machine()
     drain = programs.drain(settings)
     assert drain.events == _EVENTS, drain
     measured.add(drain.events, drain.seconds, drain.cpu, _machine() - before, drain.peak)
 
 
-def _limit(settings: Settings, which: str, measured: _Measured) -> None:
+def _limit(settings: Settings, which: str, measured: Measured) -> None:
     topic = settings.topic.format(aggregate_type="order")
     events, seconds = programs.run(settings, "limits", which, settings.dsn, settings.kafka, topic)
     assert events == _EVENTS, events
     measured.add(events, seconds, 0.0, 0.0, 0.0)
 
 
-def _textbook(settings: Settings, measured: _Measured) -> None:
+def _textbook(settings: Settings, measured: Measured) -> None:
     topic = settings.topic.format(aggregate_type="order")
     arguments = (settings.dsn, settings.kafka, topic, _TEXTBOOK_EVENTS)
     events, seconds = programs.run(settings, "textbook", *arguments)
@@ -172,7 +172,7 @@ def _mark_as_unpublished(settings: Settings) -> None:
         connection.execute("CHECKPOINT")
 
 
-class _Debezium:
+class Sleeper:
     """A Debezium that sleeps but for its measurements."""
 
     def __init__(self, server: Debezium, settings: Settings) -> None:
@@ -181,7 +181,7 @@ class _Debezium:
         self._topic = settings.topic.format(aggregate_type="order")
         self._consumer = Consumer({"bootstrap.servers": settings.kafka, "group.id": "outbox-bench"})
 
-    def drain(self, measured: _Measured) -> None:
+    def drain(self, measured: Measured) -> None:
         """Rows are written while it sleeps; then it is measured from its waking to the last message."""
         self.wake()
         # What is older in the WAL, of this and other databases, is passed first.
@@ -221,12 +221,12 @@ class _Debezium:
 
 
 @contextmanager
-def _debezium(servers: Settings, folder: Path, tuning: dict[str, object]) -> Iterator[_Debezium]:
+def asleep(servers: Settings, folder: Path, tuning: dict[str, object]) -> Iterator[Sleeper]:
     with fresh_outbox(servers) as settings:
         routed = {debezium.ROUTED: settings.topic.format(aggregate_type="${routedByValue}")}
         own = {**tuning, **routed}
         with debezium.running(settings.dsn, settings.kafka, folder, own, heap="2g") as server:
-            theirs = _Debezium(server, settings)
+            theirs = Sleeper(server, settings)
             try:
                 yield theirs
             finally:

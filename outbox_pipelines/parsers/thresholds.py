@@ -17,6 +17,8 @@ CHECKS: Final = (
     "days_attached",
     "shards_relayed",
     "kafka",
+    "slot",
+    "slot_log",
     "old_transactions",
     "keys",
 )

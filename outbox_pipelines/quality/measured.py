@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from outbox_pipelines.quality.slots import Slots
+
 CAP: Final = 100_000
 """Counting of backlog, parked events and dead letters stops here."""
 
@@ -86,6 +88,8 @@ class Measurements:
     """Its session."""
     draining: str | None = None
     """The table whose remaining rows are published first, after `outbox adopt switch`."""
+    slots: Slots | None = None
+    """The replication slots that concern the outbox; None for an existing table."""
 
     @property
     def unpublished(self) -> int:
@@ -118,6 +122,16 @@ class Measurements:
     def shards_without_kafka(self) -> int:
         """Shards whose relay cannot reach Kafka."""
         return sum(shard.breaker != "closed" for shard in self.shards)
+
+    @property
+    def slot_problems(self) -> list[str]:
+        """What is wrong with the outbox's replication slot, each with the remedy."""
+        return [] if self.slots is None else self.slots.problems
+
+    @property
+    def slot_log(self) -> tuple[int, str]:
+        """The most bytes of its log that the server keeps for a slot of this database, and for which."""
+        return (0, "") if self.slots is None else self.slots.most_retained
 
 
 def age(seconds: float) -> str:

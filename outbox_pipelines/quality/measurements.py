@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 from psycopg.rows import dict_row
@@ -16,6 +16,7 @@ from outbox_pipelines.database import connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import queries
 from outbox_pipelines.quality.measured import CAP, Late, Measurements, ShardStatus
+from outbox_pipelines.quality.slots import OtherSlot, Slots
 from outbox_pipelines.settings import Settings
 
 _NO_OUTBOX: Final = (
@@ -38,6 +39,7 @@ def read(settings: Settings) -> Measurements:
         "cap": CAP,
         "lock": lock,
         "waiting": f"{lock}.next",
+        "setup_lock": f"{settings.db_schema}.outbox_cdc",
         "archives": settings.archives,
         "drops_unarchived": settings.archive == "none",
         "retention": settings.retention_days,
@@ -66,4 +68,10 @@ def read(settings: Settings) -> Measurements:
         oldest_transaction_seconds=float(age),
         oldest_transaction=whose,
         draining=row["draining"],
+        slots=slots(row["slots"]),
     )
+
+
+def slots(found: dict[str, Any]) -> Slots:
+    """Return the slots that concern the outbox, from the row of `queries.SLOTS`."""
+    return Slots(**{**found, "others": [OtherSlot(**other) for other in found["others"]]})

@@ -128,6 +128,37 @@ SELECT jsonb_build_array(extract(epoch FROM clock_timestamp() - since), what) FR
 # The old table whose rows come first: its events are not published, and no relay has a shard.
 _DRAINING: Final = "SELECT to_jsonb(schema || '.' || name) FROM outbox_adopted WHERE state = 'draining'"
 
+# The row names one slot at most. Columns that older servers lack are read from the row as JSON.
+_SLOTS: Final[LiteralString] = """
+SELECT jsonb_build_object(
+    'slot', s.slot, 'made', s.slot_snapshot IS NOT NULL, 'ends', s.slot_ends, 'error', s.slot_error,
+    'changing', EXISTS (
+        SELECT FROM pg_locks
+        WHERE locktype = 'advisory' AND objsubid = 2 AND granted AND objid = 0
+          AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+          AND classid = hashtext(%(setup_lock)s)::bigint & 4294967295),
+    'exists', r.slot_name IS NOT NULL, 'reader', r.active_pid,
+    'retained_bytes', pg_wal_lsn_diff(pg_current_wal_insert_lsn(), r.restart_lsn)::bigint,
+    'unconfirmed_bytes', pg_wal_lsn_diff(pg_current_wal_insert_lsn(), r.confirmed_flush_lsn)::bigint,
+    'safe_bytes', r.safe_wal_size, 'wal_status', r.wal_status,
+    'inactive_since', to_jsonb(r) -> 'inactive_since',
+    'invalidation_reason', to_jsonb(r) -> 'invalidation_reason',
+    'published', s.slot IS NULL OR EXISTS (
+        SELECT FROM pg_publication p JOIN pg_publication_tables t ON t.pubname = p.pubname
+        WHERE p.pubname = s.slot AND p.pubinsert AND p.pubviaroot
+          AND (t.schemaname, t.tablename) = (SELECT relnamespace::regnamespace::text, relname::text
+                                             FROM pg_class WHERE oid = 'outbox'::regclass)),
+    'unlimited', current_setting('max_slot_wal_keep_size') = '-1',
+    'others', (
+        SELECT coalesce(jsonb_agg(jsonb_build_object(
+            'slot', o.slot_name, 'active', o.active, 'retained_bytes',
+            coalesce(pg_wal_lsn_diff(pg_current_wal_insert_lsn(), o.restart_lsn), 0)::bigint)), '[]')
+        FROM pg_replication_slots o
+        WHERE o.database = current_database() AND o.slot_name IS DISTINCT FROM s.slot))
+FROM (SELECT slot, slot_snapshot, slot_ends, slot_error FROM outbox_shards ORDER BY shard LIMIT 1) s
+LEFT JOIN pg_replication_slots r ON r.slot_name = s.slot AND r.database = current_database()"""
+SLOTS: Final = _SLOTS
+
 _PARTS: Final[dict[LiteralString, LiteralString]] = {
     "shards": _SHARDS,
     "parked": _PARKED,
@@ -141,6 +172,7 @@ _PARTS: Final[dict[LiteralString, LiteralString]] = {
     "keys": _KEYS,
     "old_transaction": _OLD_TRANSACTION,
     "draining": _DRAINING,
+    "slots": _SLOTS,
 }
 
 MEASURE: Final[LiteralString] = "SELECT " + ", ".join(

@@ -15,6 +15,7 @@ from typing import Final
 from outbox_pipelines.parsers.thresholds import read_thresholds
 from outbox_pipelines.partitions import FEW_AHEAD
 from outbox_pipelines.quality.measured import CAP, Measurements, age
+from outbox_pipelines.quality.slots import size
 from outbox_pipelines.settings import Settings
 
 _RUNBOOK: Final = "docs/operating.md"
@@ -181,6 +182,26 @@ RULES: Final = (
         error=1.0,
     ),
     Rule(
+        "slot",
+        lambda found: len(found.slot_problems),
+        "{} problems with the replication slot",
+        why="Events are to be read from a slot (change data capture), and the slot is missing, lost or not "
+        "read. The relay reads between snapshots until it can: no event is lost.",
+        help="Run `outbox cdc status`: it names each problem with its remedy",
+        warn=1.0,
+    ),
+    Rule(
+        "slot_log",
+        lambda found: found.slot_log[0],
+        "the server keeps {} of its log for a slot",
+        why="PostgreSQL keeps its log (WAL) until each slot has been read; without a limit it fills the "
+        "disk. All slots of the database count, also those of Debezium and of subscriptions.",
+        help="Start what reads the slot, or drop the slot: `outbox cdc drop`, or pg_drop_replication_slot",
+        warn=1e9,
+        error=10e9,
+        show=size,
+    ),
+    Rule(
         "old_transactions",
         lambda found: found.oldest_transaction_seconds,
         "oldest open transaction: {}",
@@ -220,6 +241,8 @@ _DETAILS: Final[dict[str, Callable[[Measurements], str | None]]] = {
     "blocked_aggregates": lambda found: _reasons(found.parked_reasons),
     "dead_letters": lambda found: _reasons(found.dead_letter_reasons),
     "kafka": lambda found: "; ".join(filter(None, (shard.breaker_reason for shard in found.shards))),
+    "slot": lambda found: _each(found.slot_problems),
+    "slot_log": lambda found: f"slot {found.slot_log[1]}",
     "old_transactions": lambda found: found.oldest_transaction,
 }
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus, age
 from outbox_pipelines.quality.rules import CheckResult
+from outbox_pipelines.quality.slots import Slots, size
 from outbox_pipelines.text import plain
 
 
@@ -24,6 +25,7 @@ def render(found: Measurements, results: Iterable[CheckResult]) -> str:
             f"  lag         {'-' if shard.lag_seconds is None else f'{shard.lag_seconds * 1000:,.0f} ms'}",
         ]
     lines += [
+        *([f"source        {_source(found.slots)}"] if found.slots and found.slots.slot else []),
         *([f"waiting       {found.waiting}"] if found.waiting else []),
         f"parked        {_count(found.parked)}",
         *(f"  {count:,} × {reason}" for reason, count in found.parked_reasons.items()),
@@ -84,6 +86,12 @@ def owner(shard: ShardStatus) -> str:
         return f"no active relay{heartbeat}; start `outbox relay`"
     successor = ", successor waiting" if shard.successor_waits else ""
     return f"{shard.owner} for {age(shard.owned_seconds or 0)}{successor}"
+
+
+def _source(slots: Slots) -> str:
+    kept = "" if slots.retained_bytes is None else f", for which {size(slots.retained_bytes)} of log are kept"
+    reader = "not read" if slots.reader is None else "read"
+    return f"{slots.source}, slot {slots.slot} ({reader}{kept})"
 
 
 def _kafka(shard: ShardStatus) -> str:

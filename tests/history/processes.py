@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from outbox_pipelines.local.server import bound, last_lines
@@ -87,6 +88,10 @@ class Process:
         try:
             code = self._process.wait(30)
         except subprocess.TimeoutExpired:
+            # What it was doing is in its log then.
+            self.dump_stacks()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(2)
             self._process.kill()
             code = self._process.wait()
         self._process = None

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from outbox_pipelines.parsers.thresholds import CHECKS, read_thresholds
 from outbox_pipelines.quality import expectations, health
 from outbox_pipelines.quality.measured import CAP, Late, Measurements, ShardStatus
 from outbox_pipelines.quality.rules import RULES, Rule, Status, judge, judge_one, rules, worst
+from outbox_pipelines.quality.slots import OtherSlot, Slots
 from outbox_pipelines.settings import load_settings
 
 SHARD = ShardStatus(
@@ -51,6 +53,24 @@ WELL = Measurements(
     oldest_transaction_seconds=0.0,
     oldest_transaction=None,
 )
+SLOTS = Slots(
+    slot="outbox_shop_public",
+    made=True,
+    ends=False,
+    changing=False,
+    error=None,
+    exists=True,
+    reader=1234,
+    retained_bytes=1000,
+    unconfirmed_bytes=10,
+    safe_bytes=None,
+    wal_status="reserved",
+    inactive_since=None,
+    invalidation_reason=None,
+    published=True,
+    unlimited=True,
+    others=[],
+)
 # What makes each rule an error, or a warning where it knows no errors.
 WRONG = {
     "lag": replace(WELL, shards=[replace(SHARD, oldest_seconds=60.0)]),
@@ -64,6 +84,8 @@ WRONG = {
     "days_attached": replace(WELL, days_detached=1),
     "shards_relayed": replace(WELL, shards=[SHARD, replace(SHARD, unowned_seconds=30.0)]),
     "kafka": replace(WELL, shards=[replace(SHARD, breaker="half-open", breaker_reason="no answer")]),
+    "slot": replace(WELL, slots=replace(SLOTS, exists=False)),
+    "slot_log": replace(WELL, slots=replace(SLOTS, others=[OtherSlot("debezium", False, 10**10)])),
     "old_transactions": replace(WELL, oldest_transaction_seconds=3600.0, oldest_transaction="session 5"),
     "keys": replace(WELL, keys=50_000_000),
 }
@@ -104,6 +126,35 @@ def test_great_expectations_says_the_same(rule: Rule) -> None:
         for value in (math.nextafter(limit, -math.inf), limit, math.nextafter(limit, math.inf), 0.0, 1e12):
             ours = judge_one(replace(rule, value=partial(lambda value, _: value, value)), WELL)
             assert _found_by_great_expectations(rule, value) is ours.status
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ({}, None),
+        ({"changing": True, "made": False}, None),
+        ({"slot": None, "exists": False, "reader": None}, None),
+        ({"made": False}, "setup was interrupted"),
+        ({"ends": True}, "run `outbox cutover --to polling` again"),
+        ({"exists": False}, "is missing"),
+        ({"wal_status": "lost"}, "is lost (its log was removed"),
+        ({"invalidation_reason": "wal_removed"}, "is lost (wal_removed)"),
+        ({"wal_status": "unreserved"}, "about to be lost"),
+        ({"published": False}, "publication"),
+        ({"reader": None}, "start `outbox relay`"),
+        ({"reader": None, "error": "no right"}, "so it reads between snapshots: no right"),
+    ],
+)
+def test_what_is_wrong_with_a_slot(state: dict[str, Any], says: str | None) -> None:
+    """Guards against a slot that fills the disk, or is lost, while everything looks well."""
+    found = replace(SLOTS, **state)
+    assert len(found.problems) == (says is not None)
+    assert (says or "") in "".join(found.problems)
+    (result,) = [
+        each for each in judge(load_settings(), replace(WELL, slots=found)) if each.rule.name == "slot"
+    ]
+    assert result.status == (Status.WARN if says else Status.OK)
+    assert (says or "") in result.text
 
 
 def test_limits_can_be_changed_and_switched_off() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_text
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +13,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
-    from outbox_pipelines.relay.cdc.status import SlotStatus
+    from outbox_pipelines.quality.slots import Slots
 
 _SECONDS = click.option(
     "--seconds",
@@ -66,7 +67,13 @@ def status_command(settings: Settings, as_json: bool) -> None:
     _refuse_marked_table(settings)
     found = read(settings)
     if as_json:
-        click.echo(json_text.dumps(found.as_dict(), indent=2))
+        shown = {
+            "source": found.source,
+            **asdict(found),
+            "problems": found.problems,
+            "warnings": found.warnings,
+        }
+        click.echo(json_text.dumps(shown, indent=2))
     else:
         _show(found)
     sys.exit(1 if found.problems else 0)
@@ -107,7 +114,7 @@ def _refuse_marked_table(settings: Settings) -> None:
         )
 
 
-def _show(found: SlotStatus) -> None:
+def _show(found: Slots) -> None:
     for line in found.lines():
         click.echo(line)
     for problem in found.problems:

@@ -57,8 +57,11 @@ WHERE slot IS NOT NULL"""
 # In the transaction that has made the slot: the slot delivers exactly what this snapshot does not see.
 FIRST_SNAPSHOT: Final = "SELECT pg_current_snapshot()::text"
 
+# Whether it is lost: only older servers lack the second column.
 EXISTING_SLOT: Final = """
-SELECT database, plugin, active_pid FROM pg_replication_slots WHERE slot_name = %(slot)s"""
+SELECT database, plugin, active_pid,
+       wal_status = 'lost' OR to_jsonb(r) ->> 'invalidation_reason' IS NOT NULL
+FROM pg_replication_slots r WHERE slot_name = %(slot)s"""
 DROP_SLOT: Final = """
 SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
 WHERE slot_name = %(slot)s AND database = current_database()"""
@@ -80,24 +83,7 @@ FROM pg_stat_activity
 WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() AND pid <> %(pid)s
 ORDER BY xact_start LIMIT 1"""
 
-# --- status ---------------------------------------------------------------------------------------------
-
-ERROR: Final = "SELECT max(slot_error) FROM outbox_shards"
-LIMITS: Final = "SELECT current_setting('max_slot_wal_keep_size')"
-
-_SINCE_17: Final = 170000
-
-
-def slot_facts(version: int) -> LiteralString:
-    """Return the query for a slot's state; older servers lack some columns."""
-    new: LiteralString = "inactive_since::text, invalidation_reason, failover"
-    old: LiteralString = "NULL::text, NULL::text, NULL::boolean"
-    return f"""
-SELECT slot_name::text, active_pid, pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)::bigint,
-       pg_wal_lsn_diff(pg_current_wal_insert_lsn(), confirmed_flush_lsn)::bigint, safe_wal_size, wal_status,
-       {new if version >= _SINCE_17 else old}
-FROM pg_replication_slots WHERE slot_name = %(slot)s AND database = current_database()"""
-
+# --- cut-over -------------------------------------------------------------------------------------------
 
 # Whether a relay reads the slot, and whether one runs at all.
 IS_READ: Final = """

@@ -68,7 +68,7 @@ def set_up(settings: Settings, *, seconds: float, say: Say) -> str | None:
         _check(connection)
         _publish(connection, slot, say)
         named, begins, ends = _one(connection, queries.NAMED)
-        if named is not None and begins is not None and not ends and _exists(connection, named):
+        if named is not None and begins is not None and not ends and _is_usable(connection, named):
             return None
         for left in {named, slot} - {None}:
             _drop(connection, left, say, seconds=seconds)
@@ -133,7 +133,7 @@ def _check(connection: Connection) -> None:
         raise SetupError("a slot has one shard: run `outbox shards set 1` first")
     if slots >= most:
         raise SetupError(
-            f"all {most} slots of the server exist (max_replication_slots): drop one that nobody needs "
+            f"all {most} slots of the server exist (max_replication_slots): drop one that is not used "
             "(SELECT * FROM pg_replication_slots), or raise the setting and restart PostgreSQL"
         )
 
@@ -155,19 +155,19 @@ def _publish(connection: Connection, slot: str, say: Say) -> None:
         )
 
 
-def _exists(connection: Connection, slot: str) -> bool:
+def _is_usable(connection: Connection, slot: str) -> bool:
     row = connection.execute(queries.EXISTING_SLOT, {"slot": slot}).fetchone()
-    return row is not None and row[0] == connection.info.dbname
+    return row is not None and row[0] == connection.info.dbname and not row[3]
 
 
 def _drop(connection: Connection, slot: str, say: Say, *, seconds: float) -> bool:
-    """Drop a slot of this name when nobody reads it any more; return whether there was one."""
+    """Drop a slot of this name when no session reads it any more; return whether there was one."""
     deadline = time.monotonic() + seconds
     while True:
         row = connection.execute(queries.EXISTING_SLOT, {"slot": slot}).fetchone()
         if row is None:
             return False
-        database, plugin, reader = row
+        database, plugin, reader, _ = row
         if database != connection.info.dbname or plugin != "pgoutput":
             raise SetupError(
                 f"the slot {slot} exists and is not this outbox's (database {database}, plugin {plugin}): "
@@ -198,8 +198,8 @@ def _make(settings: Settings, connection: Connection, slot: str, *, seconds: flo
         row = replication.execute(queries.FIRST_SNAPSHOT).fetchone()
         assert row is not None
         first = Snapshot.parse(row[0])
-        # If nothing ran when the slot began, its end may lie before its begin. Everything before the begin has
-        # ended then; PostgreSQL does not read such a text.
+        # If nothing ran when the slot began, its end may lie before its begin, and all before that has ended.
+        # PostgreSQL prints such a text, and does not read it.
         return str(first._replace(xmax=max(first.xmin, first.xmax)))
 
 

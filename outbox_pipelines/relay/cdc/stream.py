@@ -1,8 +1,7 @@
 """The replication protocol: everything that is sent to PostgreSQL on a replication connection, and received.
 
 Invariants:
-- The server is told that a position is settled only through `confirm`; from there it delivers again after a
-  restart.
+- Only `confirm` reports a position as settled; from there the server delivers again after a restart.
 - psycopg has no interface for this protocol: what is used of `psycopg.pq` is used in this file alone.
 - A connection that is silent is answered before the server ends it (`wal_sender_timeout`).
 

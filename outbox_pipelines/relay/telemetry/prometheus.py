@@ -250,6 +250,16 @@ _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ..
     ("outbox_keys_count", "Idempotency keys stored (approximate)", lambda found: found.keys),
     ("outbox_keys_bytes", "Size of the table of idempotency keys", lambda found: found.keys_bytes),
     (
+        "outbox_slot_log_bytes",
+        "Most bytes of its log that the server keeps for a replication slot of the database",
+        lambda found: found.slot_log[0],
+    ),
+    (
+        "outbox_slot_problems",
+        "Problems with the outbox's replication slot: see `outbox cdc status`",
+        lambda found: len(found.slot_problems),
+    ),
+    (
         "outbox_oldest_transaction_age_seconds",
         "Age of the oldest open transaction of this database that the relay's role may see; 0 if none",
         lambda found: found.oldest_transaction_seconds,

@@ -13,6 +13,7 @@ from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.local import Stack
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay.cdc.setup import set_up, slot_name
+from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, may_log_in
 from tests.relay.cdc.slots import make
 
@@ -153,6 +154,40 @@ def test_a_server_without_logical_decoding_is_told(tmp_path: Path, outbox: Outbo
         server.stop()
     assert refused.returncode == 2
     assert "ALTER SYSTEM SET wal_level = 'logical', then restart PostgreSQL" in refused.stderr
+
+
+def test_a_slot_that_the_server_has_ended_is_replaced(tmp_path: Path, outbox: Outbox) -> None:
+    """Guards against events that are lost with a slot, and against a slot that no command replaces."""
+    limits = {"max_slot_wal_keep_size": "1MB", "min_wal_size": "32MB", "max_wal_size": "32MB"}
+    server = Postgres(tmp_path / "postgres", limits | {"shared_buffers": "16MB"})
+    server.start()
+    try:
+        given = {"OUTBOX_DSN": server.dsn}
+        assert outbox.outbox("migrate", **given).returncode == 0
+        assert outbox.outbox("cdc", "setup", **given).returncode == 0
+        with psycopg.connect(server.dsn, autocommit=True) as connection:
+            with connection.transaction():
+                emit(connection, "order", 1, "order.placed", {"n": 0})
+            for _ in range(3):
+                connection.execute("SELECT pg_switch_wal()")
+                connection.execute(
+                    "CREATE TABLE noise AS SELECT repeat('x', 1000) FROM generate_series(1, 20000)"
+                )
+                connection.execute("DROP TABLE noise")
+            connection.execute("CHECKPOINT")
+            with connection.transaction():
+                emit(connection, "order", 1, "order.placed", {"n": 1})
+        shown = outbox.outbox("cdc", "status", **given)
+        assert "is lost (" in shown.stdout, shown.stdout
+        assert outbox.outbox("relay", "--until-empty", **given).returncode == 0
+        assert [json.loads(message.value or "")["n"] for message in outbox.messages()] == [0, 1]
+        assert outbox.outbox("cdc", "setup", **given).stdout.splitlines()[-1] == "relays read from it"
+        again = outbox.outbox("relay", "--until-empty", **given)
+        assert again.returncode == 0
+        assert len(outbox.messages()) == 2
+        assert "is lost (" not in outbox.outbox("cdc", "status", **given).stdout
+    finally:
+        server.stop()
 
 
 def test_names_are_readable_and_unique(outbox: Outbox) -> None:
