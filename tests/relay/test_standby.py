@@ -2,73 +2,30 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from outbox_pipelines import schema
 from outbox_pipelines.database import connect
 from outbox_pipelines.errors import UnavailableError
-from outbox_pipelines.local import Stack, user
-from outbox_pipelines.local.postgres import Postgres, find_programs
+from outbox_pipelines.local import Stack
+from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.shard import Shard
-from outbox_pipelines.settings import Settings, load_settings
-from tests.conftest import Outbox, password_of, topic_prefix, wait_until
+from tests.conftest import Outbox, wait_until
 from tests.history.proxy import Proxy
+from tests.relay.standby import Pair, replicated
 from tests.relay.threads import running
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Both servers, and an outbox whose DSN names both, the standby first."""
-
-    primary: Postgres
-    standby: Postgres
-    outbox: Outbox
-
-    def straight(self, server: Postgres) -> Settings:
-        return self.outbox.settings.model_copy(update={"dsn": server.dsn})
-
-    def promote(self) -> None:
-        with psycopg.connect(self.standby.dsn, autocommit=True) as connection:
-            connection.execute("SELECT pg_promote()")
 
 
 @pytest.fixture
 def pair(tmp_path: Path, stack: Stack) -> Iterator[Pair]:
-    primary, standby = Postgres(tmp_path / "primary"), Postgres(tmp_path / "standby")
-    try:
-        primary.start()
-        copy = standby.directory / "cluster" / "data"
-        copy.parent.mkdir(parents=True)
-        # The standby asks as the user that it runs as, who cannot read the file of the password.
-        source = psycopg.conninfo.make_conninfo(primary.dsn, password=password_of(primary.dsn))
-        backup: list[str | Path] = [find_programs() / "pg_basebackup", "-d", source, "-D", copy]
-        subprocess.run([*backup, "-R", "-c", "fast"], check=True)
-        if user.identity() != user.STAY:
-            for path in (copy, *copy.rglob("*")):
-                shutil.chown(path, *user.identity())
-        copy.chmod(0o700)
-        shutil.copy(primary.password_file, standby.password_file)
-        standby.start()
-        topic = f"{topic_prefix()}-{{aggregate_type}}"
-        hosts = psycopg.conninfo.make_conninfo(
-            primary.dsn, host="127.0.0.1,127.0.0.1", port=f"{standby.port},{primary.port}"
-        )
-        settings = load_settings(dsn=hosts, kafka=stack.kafka, topic=topic)
-        schema.migrate(settings.model_copy(update={"dsn": primary.dsn}))
-        yield Pair(primary, standby, Outbox(settings))
-    finally:
-        standby.stop()
-        primary.stop()
+    with replicated(tmp_path, stack) as both:
+        yield both
 
 
 def test_every_connection_finds_the_primary(pair: Pair) -> None:

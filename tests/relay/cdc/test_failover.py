@@ -1,0 +1,125 @@
+"""A primary that dies while its slot is read, and a standby that takes over, with the slot or without."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from outbox_pipelines.local import Stack
+from outbox_pipelines.local.postgres import Postgres
+from outbox_pipelines.relay.cdc.setup import set_up
+from outbox_pipelines.relay.cdc.status import read
+from outbox_pipelines.settings import Settings
+from outbox_pipelines.writer import emit
+from tests.conftest import wait_until
+from tests.relay.parked import numbers_by_key
+from tests.relay.standby import Pair, replicated
+from tests.relay.threads import running
+
+_STANDBY_SLOT = "standby"
+_COMMITTED_ON_BOTH = {
+    "synchronous_standby_names": "*",
+    # Nothing is delivered that the standby may not have.
+    "synchronized_standby_slots": _STANDBY_SLOT,
+}
+
+
+@contextmanager
+def _writing(settings: Settings) -> Iterator[list[int]]:
+    """A writer that knows which of its events are committed, whatever happens to the server."""
+    stop = threading.Event()
+    committed: list[int] = []
+
+    def run() -> None:
+        n = 0
+        while not stop.is_set():
+            try:
+                with psycopg.connect(settings.require_dsn(), target_session_attrs="primary") as connection:
+                    while not stop.wait(0.002):
+                        emit(connection, "order", "a", "order.placed", {"n": n})
+                        connection.commit()
+                        committed.append(n)
+                        n += 1
+            except psycopg.OperationalError:
+                # Whether the last one is committed is not known.
+                n += 1
+                stop.wait(0.05)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield committed
+    finally:
+        stop.set()
+        thread.join(30)
+
+
+def _is_primary(server: Postgres) -> bool:
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        return connection.execute("SELECT pg_is_in_recovery()").fetchone() == (False,)
+
+
+def _is_synchronized(pair: Pair, standby: psycopg.Connection[tuple[object, ...]]) -> bool:
+    # The slot moves on where the server writes down what runs, which it does every 15 s.
+    with psycopg.connect(pair.primary.dsn, autocommit=True) as primary:
+        primary.execute("SELECT pg_log_standby_snapshot()")
+    query = "SELECT synced AND NOT temporary FROM pg_replication_slots WHERE failover"
+    return standby.execute(query).fetchone() == (True,)
+
+
+# Each mode with one of both, since they do not depend on each other.
+@pytest.mark.parametrize(("delivery", "has_slot"), [("at_least_once", True), ("exactly_once", False)])
+def test_a_standby_takes_over(tmp_path: Path, stack: Stack, delivery: str, has_slot: bool) -> None:
+    """Guards against events that a failover loses, repeats without a bound, or waits for the slot with."""
+    standby_settings = {"primary_slot_name": _STANDBY_SLOT, "hot_standby_feedback": "on"}
+    if has_slot:
+        standby_settings["sync_replication_slots"] = "on"
+    with replicated(
+        tmp_path, stack, primary_settings=_COMMITTED_ON_BOTH, standby_settings=standby_settings
+    ) as pair:
+        settings = pair.outbox.settings.model_copy(update={"delivery": delivery})
+        slot = set_up(pair.straight(pair.primary), seconds=30, say=lambda line: None)
+        with running(settings), _writing(settings) as committed:
+            wait_until(lambda: len(committed) > 50, what="events")
+            wait_until(lambda: read(pair.straight(pair.primary)).reader is not None, what="the slot read")
+            if has_slot:
+                with psycopg.connect(pair.standby.dsn, autocommit=True) as standby:
+                    wait_until(
+                        lambda: _is_synchronized(pair, standby), seconds=60, what="the slot on the standby"
+                    )
+            before = len(committed)
+            wait_until(lambda: len(committed) > before + 50, what="more events")
+            pair.primary.kill()
+            pair.promote()
+            wait_until(lambda: _is_primary(pair.standby), what="the promoted standby")
+            before = len(committed)
+            wait_until(lambda: len(committed) > before + 50, seconds=60, what="events after the failover")
+        with running(settings):
+            wait_until(
+                lambda: committed[-1] in numbers_by_key(pair.outbox.messages())["a"],
+                seconds=60,
+                what="the last event in Kafka",
+            )
+            state = read(settings)
+        assert state.slot == slot
+        assert state.exists == has_slot
+        assert bool(state.problems) != has_slot
+        _judge(pair, committed, delivery)
+
+
+def _judge(pair: Pair, committed: list[int], delivery: str) -> None:
+    found = numbers_by_key(pair.outbox.messages())["a"]
+    with psycopg.connect(pair.standby.dsn) as connection:
+        rows = [n for (n,) in connection.execute("SELECT (payload ->> 'n')::int FROM outbox ORDER BY seq")]
+    assert set(committed) <= set(rows) == set(found)
+    first = list(dict.fromkeys(found))
+    assert first == sorted(first)
+    repeated = sum(count - 1 for count in Counter(found).values())
+    # At least once: what was in flight when the session ended.
+    assert repeated == 0 if delivery == "exactly_once" else repeated <= 50

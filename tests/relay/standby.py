@@ -1,0 +1,83 @@
+"""A primary with a streaming standby, and an outbox in both."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from outbox_pipelines import schema
+from outbox_pipelines.local import Stack, user
+from outbox_pipelines.local.postgres import Postgres, find_programs
+from outbox_pipelines.settings import Settings, load_settings
+from tests.conftest import Outbox, password_of, topic_prefix
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both servers, and an outbox whose DSN names both, the standby first."""
+
+    primary: Postgres
+    standby: Postgres
+    outbox: Outbox
+
+    def straight(self, server: Postgres) -> Settings:
+        return self.outbox.settings.model_copy(update={"dsn": server.dsn})
+
+    def promote(self) -> None:
+        with psycopg.connect(self.standby.dsn, autocommit=True) as connection:
+            connection.execute("SELECT pg_promote()")
+
+
+@contextmanager
+def replicated(
+    directory: Path,
+    stack: Stack,
+    *,
+    primary_settings: Mapping[str, object] | None = None,
+    standby_settings: Mapping[str, object] | None = None,
+) -> Iterator[Pair]:
+    """Both, for the length of the block.
+
+    Args:
+        primary_settings: of the server, once the standby exists.
+        standby_settings: of the other server.
+    """
+    primary = Postgres(directory / "primary")
+    standby = Postgres(directory / "standby", standby_settings)
+    try:
+        primary.start()
+        if slot := (standby_settings or {}).get("primary_slot_name"):
+            with psycopg.connect(primary.dsn, autocommit=True) as connection:
+                connection.execute("SELECT pg_create_physical_replication_slot(%s)", [slot])
+        copy = standby.directory / "cluster" / "data"
+        copy.parent.mkdir(parents=True)
+        # The standby asks as the user that it runs as, who cannot read the file of the password.
+        source = psycopg.conninfo.make_conninfo(primary.dsn, password=password_of(primary.dsn))
+        backup: list[str | Path] = [find_programs() / "pg_basebackup", "-d", source, "-D", copy]
+        subprocess.run([*backup, "-R", "-c", "fast"], check=True)
+        if user.identity() != user.STAY:
+            for path in (copy, *copy.rglob("*")):
+                shutil.chown(path, *user.identity())
+        copy.chmod(0o700)
+        shutil.copy(primary.password_file, standby.password_file)
+        standby.start()
+        topic = f"{topic_prefix()}-{{aggregate_type}}"
+        hosts = psycopg.conninfo.make_conninfo(
+            primary.dsn, host="127.0.0.1,127.0.0.1", port=f"{standby.port},{primary.port}"
+        )
+        with psycopg.connect(primary.dsn, autocommit=True) as connection:
+            for name, value in (primary_settings or {}).items():
+                connection.execute(f"ALTER SYSTEM SET {name} = '{value}'".encode())
+            connection.execute("SELECT pg_reload_conf()")
+        settings = load_settings(dsn=hosts, kafka=stack.kafka, topic=topic)
+        schema.migrate(settings.model_copy(update={"dsn": primary.dsn}))
+        yield Pair(primary, standby, Outbox(settings))
+    finally:
+        standby.stop()
+        primary.stop()
