@@ -40,8 +40,9 @@ from outbox_pipelines.settings import Settings
 @click.option(
     "--start-at",
     metavar="START",
-    help="Where the first relay of an outbox begins: now, beginning (the default), a time with its zone, or "
-    "a pg_snapshot. Refused once the outbox has been relayed.",
+    help="Where the first relay of an outbox begins: now, beginning (the default), a time with its zone, "
+    "slot:NAME (what Debezium has not confirmed in its slot), or a pg_snapshot. Refused once the outbox has "
+    "been relayed.",
 )
 @click.option("--all", "of_all", is_flag=True, help="Relay all outboxes of OUTBOX_OUTBOXES_FILE.")
 @click.option(

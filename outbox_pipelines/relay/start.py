@@ -18,14 +18,16 @@ import psycopg
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import queries
+from outbox_pipelines.relay.cdc.behind import position_behind
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
 NOW: Final = "now"
 BEGINNING: Final = "beginning"
 _SNAPSHOT: Final = re.compile(r"\d+:\d+:(\d+(,\d+)*)?")
+_SLOT: Final = "slot:"
 _FORMS: Final = (
-    "now, beginning, a time with its zone (2026-11-20T06:00:00Z), "
+    "now, beginning, a time with its zone (2026-11-20T06:00:00Z), slot:NAME, "
     "or what SELECT pg_current_snapshot() returned (750:760:755)"
 )
 
@@ -42,7 +44,8 @@ def start_at(settings: Settings, start: str) -> Start | None:
     """Set where the first relay begins; return None for the beginning, which changes nothing.
 
     Args:
-        start: `now`, `beginning`, an ISO 8601 time with a zone, or a `pg_snapshot` of this database.
+        start: `now`, `beginning`, an ISO 8601 time with a zone, a `pg_snapshot` of this database, or
+            `slot:NAME`: what the program that reads this slot has not confirmed.
 
     Raises:
         SetupError: the start is none of these, or the outbox has been relayed before.
@@ -51,7 +54,8 @@ def start_at(settings: Settings, start: str) -> Start | None:
         raise SetupError(
             "--start-at: the marks in OUTBOX_TABLE_FILE decide what is published; mark rows to skip them"
         )
-    since = None if start in (NOW, BEGINNING) or _SNAPSHOT.fullmatch(start) else _time(start)
+    is_text = start in (NOW, BEGINNING) or _SNAPSHOT.fullmatch(start) or start.startswith(_SLOT)
+    since = None if is_text else _time(start)
     require_schema(settings)
     with connect(settings, name="outbox relay: start") as connection, connection.transaction():
         if any(epoch > 0 for (epoch,) in connection.execute(queries.LOCK_EPOCHS)):
@@ -61,7 +65,10 @@ def start_at(settings: Settings, start: str) -> Start | None:
             )
         if start == BEGINNING:
             return None
-        snapshot = _snapshot(connection, start, since)
+        if start.startswith(_SLOT):
+            snapshot = str(position_behind(settings, connection, start.removeprefix(_SLOT)))
+        else:
+            snapshot = _snapshot(connection, start, since)
         connection.execute(queries.START, {"at": snapshot})
         return Start(snapshot, _value(connection, queries.SKIPPED, at=snapshot))
 

@@ -95,6 +95,7 @@ def test_what_is_published_is_not_read(database: Database) -> None:
         "cap": CAP,
         "lock": "",
         "waiting": "",
+        "setup_lock": "",
         "archives": False,
         "drops_unarchived": False,
         "retention": 30,

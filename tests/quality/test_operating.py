@@ -13,6 +13,7 @@ import yaml
 from outbox_pipelines.quality import alerts
 from outbox_pipelines.quality.measured import age
 from outbox_pipelines.quality.rules import RULES, Rule, judge
+from outbox_pipelines.quality.slots import size
 from outbox_pipelines.settings import load_settings
 from tests.deploy.files import DEPLOY, ROOT, check_command, check_settings
 from tests.deploy.files import alerts as alerts_of_prometheus
@@ -50,6 +51,8 @@ def test_the_table_has_the_limits_of_the_code(rule: Rule) -> None:
 
     def limit(value: float | None) -> str:
         unit = " s" if rule.show is age else ""
+        if rule.show is size and value is not None:
+            return size(value)
         return "never" if value is None else f"{'below ' if rule.is_least else ''}{value:,.0f}{unit}"
 
     row = f"| [{rule.name}](#{rule.name}) | {limit(rule.warn)} | {limit(rule.error)} | "

@@ -54,8 +54,11 @@ class Decoder:
         self._with_time = with_time
         self._columns: dict[int, list[int]] = {}
 
-    def relation(self, message: bytes) -> None:
+    def relation(self, message: bytes, *, is_strict: bool = True) -> None:
         """Take over which columns a table has: said before its first row, and after each change.
+
+        Args:
+            is_strict: False where the publication has other tables, too.
 
         Raises:
             SetupError: a column of the outbox is missing.
@@ -70,10 +73,16 @@ class Decoder:
             at = end + 9
         wanted = (*_FIRST, "headers", *_NAMES)
         if missing := [name for name in wanted if name not in names]:
+            if not is_strict:
+                return
             raise SetupError(
                 f"the publication leaves out the column {missing[0]} of the outbox: run `outbox cdc setup`"
             )
         self._columns[relation] = [names.index(name) for name in wanted]
+
+    def knows(self, message: bytes) -> bool:
+        """Return whether an inserted row is one of the outbox."""
+        return _LENGTH.unpack_from(message, 1)[0] in self._columns
 
     def row(self, message: bytes, longest: int) -> Row:
         """Return an inserted row; without its content if the message has more than `longest` bytes."""

@@ -75,6 +75,15 @@ LEFT JOIN pg_publication_tables t ON t.pubname = p.pubname
                                        FROM pg_class WHERE oid = 'outbox'::regclass)
 WHERE p.pubname = %(slot)s"""
 
+# Of the table or of its partitions. The oldest, because a slot is decoded as the database was then.
+OLDEST_PUBLICATION: Final = """
+SELECT p.pubname::text
+FROM pg_publication p JOIN pg_publication_tables t ON t.pubname = p.pubname
+JOIN pg_class c ON c.relname = t.tablename AND c.relnamespace = t.schemaname::regnamespace
+WHERE c.oid = 'outbox'::regclass
+   OR c.oid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = 'outbox'::regclass)
+ORDER BY p.oid LIMIT 1"""
+
 # What a new slot waits for: every transaction that runs when it begins.
 LONGEST_TRANSACTIONS: Final = """
 SELECT pid, coalesce(usename, '?'), coalesce(nullif(application_name, ''), 'no application name'),

@@ -1,0 +1,75 @@
+"""What another program that reads a slot has not confirmed, as a position: to continue where it has stopped.
+
+Invariants:
+- The slot is only read. Nothing is confirmed, so the other program can continue as well.
+- The position covers what is committed and what the slot would not deliver again: exactly, by transactions.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Final
+
+import psycopg
+
+from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.position import Snapshot
+from outbox_pipelines.relay import queries as relay_queries
+from outbox_pipelines.relay.cdc import pgoutput, queries
+from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
+from outbox_pipelines.secret import first_line
+from outbox_pipelines.settings import Settings
+
+_WAIT_SECONDS: Final = 1.0
+
+
+def position_behind(settings: Settings, connection: Connection, slot: str) -> Snapshot:
+    """Return the snapshot that sees everything committed now, except what the slot would deliver.
+
+    Raises:
+        SetupError: the slot cannot be read: it is missing, in use, or has no publication of the outbox.
+    """
+    found = connection.execute(queries.EXISTING_SLOT, {"slot": slot}).fetchone()
+    if found is None or found[0] != connection.info.dbname:
+        raise SetupError(f"this database has no slot {slot!r}: see SELECT * FROM pg_replication_slots")
+    if found[1] != "pgoutput":
+        raise SetupError(f"the slot {slot} is read by the plugin {found[1]}: only pgoutput can be continued")
+    publication = connection.execute(queries.OLDEST_PUBLICATION).fetchone()
+    if publication is None:
+        raise SetupError("no publication has the table outbox: which program reads the slot?")
+    now = connection.execute(relay_queries.SNAPSHOT).fetchone()
+    end = connection.execute(queries.END_OF_LOG).fetchone()
+    assert now is not None
+    assert end is not None
+    snapshot = Snapshot.parse(now[0])
+    try:
+        delivered = _read(settings, slot, publication[0], end[0])
+    except psycopg.errors.ObjectInUse:
+        raise SetupError(f"the slot {slot} is still read: stop the program that reads it first") from None
+    except (psycopg.Error, SlotLostError) as error:
+        raise SetupError(f"the slot {slot} cannot be read: {first_line(error)}") from None
+    missing = tuple(sorted({*snapshot.xip, *(tx for tx in delivered if snapshot.sees(tx))}))
+    return Snapshot(missing[0] if missing else snapshot.xmax, snapshot.xmax, missing)
+
+
+def _read(settings: Settings, slot: str, publication: str, end: int) -> set[int]:
+    """The transactions with events that the slot delivers up to a position in the log."""
+    decoder = pgoutput.Decoder(with_time=False)
+    found: set[int] = set()
+    with closing(connect(settings, name="outbox relay: start", replication=True)) as replication:
+        stream = Stream(replication, slot, publication)
+        position = 0
+        while max(position, stream.position) < end:
+            message = stream.receive()
+            if message is None:
+                # From the begin: only a sign of life.
+                stream.confirm(0)
+                stream.wait(_WAIT_SECONDS)
+            elif message[0] == pgoutput.RELATION:
+                decoder.relation(message, is_strict=False)
+            elif message[0] == pgoutput.INSERT and decoder.knows(message):
+                found.add(decoder.row(message, 0).tx)
+            elif message[0] == pgoutput.COMMIT:
+                position = pgoutput.end_of_commit(message)
+    return found
