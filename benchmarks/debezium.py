@@ -132,7 +132,7 @@ class Debezium(Server):
         with psycopg.connect(self.dsn) as connection:
             return bool(
                 connection.execute(
-                    "SELECT slot_name FROM pg_replication_slots WHERE slot_name = %s AND active", [self._slot]
+                    "SELECT slot_name FROM pg_replication_slots WHERE slot_name = %s AND active", [self.slot]
                 ).fetchone()
             )
 
@@ -140,11 +140,12 @@ class Debezium(Server):
         """What it has left in the database."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             for query in (_END_READER, _DROP_SLOT):
-                connection.execute(query, [self._slot])
+                connection.execute(query, [self.slot])
             connection.execute(f"DROP PUBLICATION IF EXISTS {NAME}".encode())
 
     @property
-    def _slot(self) -> str:
+    def slot(self) -> str:
+        """The name of its slot."""
         # Slots belong to the whole server, outboxes to its databases.
         return f"{NAME}_{conninfo_to_dict(self.dsn)['dbname']}"
 
@@ -170,7 +171,7 @@ class Debezium(Server):
             "topic.prefix": NAME,
             "table.include.list": f"{row[0]}.outbox",
             "plugin.name": "pgoutput",
-            "slot.name": self._slot,
+            "slot.name": self.slot,
             "publication.name": NAME,
             "publication.autocreate.mode": "disabled",
             # Only what is written from now on.

@@ -41,8 +41,8 @@ from outbox_pipelines.settings import Settings
     "--start-at",
     metavar="START",
     help="Where the first relay of an outbox begins: now, beginning (the default), a time with its zone, "
-    "slot:NAME (what Debezium has not confirmed in its slot), or a pg_snapshot. Refused once the outbox has "
-    "been relayed.",
+    "slot:NAME (what Debezium, which read this slot, has not published), or a pg_snapshot. Refused once the "
+    "outbox has been relayed.",
 )
 @click.option("--all", "of_all", is_flag=True, help="Relay all outboxes of OUTBOX_OUTBOXES_FILE.")
 @click.option(

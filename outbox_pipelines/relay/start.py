@@ -45,7 +45,7 @@ def start_at(settings: Settings, start: str) -> Start | None:
 
     Args:
         start: `now`, `beginning`, an ISO 8601 time with a zone, a `pg_snapshot` of this database, or
-            `slot:NAME`: what the program that reads this slot has not confirmed.
+            `slot:NAME`: what the program that reads this slot has not published.
 
     Raises:
         SetupError: the start is none of these, or the outbox has been relayed before.

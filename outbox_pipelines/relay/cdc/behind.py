@@ -1,8 +1,9 @@
-"""What another program that reads a slot has not confirmed, as a position: to continue where it has stopped.
+"""What another program that reads a slot has not published, as a position: to continue where it has stopped.
 
 Invariants:
 - The slot is only read. Nothing is confirmed, so the other program can continue as well.
-- The position covers what is committed and what the slot would not deliver again: exactly, by transactions.
+- The position covers what is committed, but for the transactions that the slot would deliver again and that
+  are not in their topics: Debezium leaves its last transaction unconfirmed, and more if it was killed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.position import Snapshot
 from outbox_pipelines.relay import queries as relay_queries
 from outbox_pipelines.relay.cdc import pgoutput, queries
+from outbox_pipelines.relay.cdc.sent import published
 from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
@@ -25,9 +27,10 @@ _WAIT_SECONDS: Final = 1.0
 
 
 def position_behind(settings: Settings, connection: Connection, slot: str) -> Snapshot:
-    """Return the snapshot that sees everything committed now, except what the slot would deliver.
+    """Return the snapshot that sees everything committed now, except what the program has not published.
 
     Raises:
+        UnavailableError: Kafka does not answer.
         SetupError: the slot cannot be read: it is missing, in use, or has no publication of the outbox.
     """
     found = connection.execute(queries.EXISTING_SLOT, {"slot": slot}).fetchone()
@@ -49,7 +52,12 @@ def position_behind(settings: Settings, connection: Connection, slot: str) -> Sn
         raise SetupError(f"the slot {slot} is still read: stop the program that reads it first") from None
     except (psycopg.Error, SlotLostError) as error:
         raise SetupError(f"the slot {slot} cannot be read: {first_line(error)}") from None
-    missing = tuple(sorted({*snapshot.xip, *(tx for tx in delivered if snapshot.sees(tx))}))
+    behind = {tx for tx in delivered if snapshot.sees(tx)}
+    if behind:
+        open_from = connection.execute(relay_queries.OPEN_FROM).fetchone()
+        assert open_from is not None
+        behind -= published(settings, connection, behind, open_from=open_from[0])
+    missing = tuple(sorted({*snapshot.xip, *behind}))
     return Snapshot(missing[0] if missing else snapshot.xmax, snapshot.xmax, missing)
 
 

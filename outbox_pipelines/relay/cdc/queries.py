@@ -75,6 +75,10 @@ LEFT JOIN pg_publication_tables t ON t.pubname = p.pubname
                                        FROM pg_class WHERE oid = 'outbox'::regclass)
 WHERE p.pubname = %(slot)s"""
 
+IDS: Final[LiteralString] = f"""
+SELECT tx::text::bigint, id::text, aggregate_type, event_type, extract(epoch FROM created_at)::float8
+FROM outbox WHERE {OPEN} AND tx = ANY (%(transactions)s::xid8[])"""
+
 # Of the table or of its partitions. The oldest, because a slot is decoded as the database was then.
 OLDEST_PUBLICATION: Final = """
 SELECT p.pubname::text

@@ -74,6 +74,25 @@ def test_what_was_confirmed_is_not_published_again(outbox: Outbox) -> None:
     assert sorted(keys) == ["after", "new-1", "new-2", "open", "slow"]
 
 
+def test_what_is_in_the_topics_is_not_published_again(outbox: Outbox) -> None:
+    """Guards against the last events of Debezium, which it published and did not confirm, published twice."""
+    outbox.write("confirmed")
+    slot = _make(outbox)
+    outbox.write("published-1")
+    outbox.write("published-2", "published-3")
+    # As Debezium has left them in the topic.
+    service.relay(outbox.settings, until_empty=True)
+    outbox.write("new")
+    with outbox.connect() as connection:
+        connection.execute("UPDATE outbox_shards SET epoch = 0")
+    start = start_at(outbox.settings, f"slot:{slot}")
+    assert start is not None
+    assert start.skipped == 4
+    service.relay(outbox.settings, until_empty=True)
+    keys = [message.key for message in outbox.messages()]
+    assert sorted(keys) == ["confirmed", "new", "published-1", "published-2", "published-3"]
+
+
 def test_what_stands_in_its_way(outbox: Outbox) -> None:
     """Guards against a start that is taken from the wrong slot, or while Debezium still publishes."""
     with pytest.raises(SetupError, match="has no slot 'other'"):

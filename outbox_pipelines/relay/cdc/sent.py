@@ -1,0 +1,89 @@
+"""Which transactions are in their topics already: what a program published after it confirmed its slot last.
+
+Invariants:
+- A transaction counts as published only if each of its events was found, by its id.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Collection
+from typing import Final, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from outbox_pipelines.database import Connection
+from outbox_pipelines.errors import UnavailableError
+from outbox_pipelines.parsers.header_names import header_names
+from outbox_pipelines.relay.cdc import queries
+from outbox_pipelines.relay.kafka.client import consumer_config
+from outbox_pipelines.relay.kafka.routing import Router
+from outbox_pipelines.settings import Settings
+
+# Clocks of the database and of those who publish differ.
+_SLACK_MS: Final = 60_000
+_SECONDS: Final = 30.0
+
+
+def published(
+    settings: Settings, connection: Connection, transactions: Collection[int], *, open_from: str
+) -> set[int]:
+    """Return those of the transactions whose events are all in their topics.
+
+    Raises:
+        UnavailableError: Kafka does not answer.
+    """
+    router = Router(settings)
+    wanted: dict[str, set[str]] = defaultdict(set)
+    ids: dict[int, set[str]] = defaultdict(set)
+    since: float | None = None
+    given = {"transactions": "{" + ",".join(map(str, transactions)) + "}", "open_from": open_from}
+    for tx, event_id, aggregate_type, event_type, created in connection.execute(queries.IDS, given):
+        wanted[router.topic_or_empty(aggregate_type, event_type)].add(event_id)
+        ids[tx].add(event_id)
+        since = created if since is None else min(since, created)
+    found: set[str] = set()
+    for topic, here in wanted.items():
+        if topic and since is not None:
+            found |= _found(settings, topic, here, int(since * 1000) - _SLACK_MS)
+    return {tx for tx, events in ids.items() if events <= found}
+
+
+def _found(settings: Settings, topic: str, wanted: set[str], since_ms: int) -> set[str]:
+    """The ids that are in a topic."""
+    header = header_names(settings.header_names)["id"]
+    own = {"group.id": uuid.uuid4().hex, "enable.auto.commit": False, "enable.partition.eof": True}
+    consumer = Consumer({**consumer_config(settings), **own, "isolation.level": "read_committed"})
+    found: set[str] = set()
+    try:
+        metadata = consumer.list_topics(topic, timeout=_SECONDS).topics[topic]
+        if metadata.error is not None:
+            return found
+        starts = [TopicPartition(topic, number, since_ms) for number in metadata.partitions]
+        consumer.assign(consumer.offsets_for_times(starts, timeout=_SECONDS))
+        unread = set(metadata.partitions)
+        deadline = time.monotonic() + _SECONDS
+        while unread:
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"the topic {topic} could not be read within {_SECONDS:.0f} s")
+            for message in consumer.consume(10_000, timeout=0.5):
+                deadline = time.monotonic() + _SECONDS
+                error = message.error()
+                if error is None:
+                    found |= _values(message, header) & wanted
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    unread.discard(message.partition())
+                elif not error.retriable():
+                    raise KafkaException(error)
+    except KafkaException as error:
+        raise UnavailableError(f"the topic {topic} cannot be read: {error.args[0].str()}") from None
+    finally:
+        consumer.close()
+    return found
+
+
+def _values(message: Message, header: str) -> set[str]:
+    headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
+    return {(value or b"").decode(errors="replace") for name, value in headers if name == header}
