@@ -12,7 +12,8 @@ from outbox_pipelines.fleet import queries
 from outbox_pipelines.fleet.division import Division, Unit
 from outbox_pipelines.fleet.standby import fleet_key
 from outbox_pipelines.fleet.turns import FleetTurn
-from outbox_pipelines.fleet.watcher import FleetWatch, Watcher
+from outbox_pipelines.fleet.watch import FleetWatch
+from outbox_pipelines.fleet.watcher import Watcher
 from outbox_pipelines.relay.host import Host, Turn, Watch
 from outbox_pipelines.relay.ownership import Ownership
 from outbox_pipelines.relay.shard import Shard
@@ -32,7 +33,7 @@ class FleetHost(Host):
 
     # The waits of 0.2 s become 1 s: what matters wakes the thread.
     patience = 5.0
-    # Events come every 40 ms at most.
+    # Events come every 20 ms at most.
     report_poll = 0.01
 
     def __init__(
@@ -57,7 +58,7 @@ class FleetHost(Host):
     ) -> Watch:
         info = connection.info
         database = shard.identity.rpartition("-")[0], info.host, info.port, info.user
-        return FleetWatch(self._watcher, connection, database, ending)
+        return FleetWatch(self._watcher.lend, connection, database, ending)
 
     def must_hand_over(self, owned: Ownership) -> bool:
         now = time.monotonic()

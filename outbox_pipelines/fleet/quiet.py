@@ -40,6 +40,11 @@ class Quiet:
         self._has_moved = False
         self._done = done
 
+    @property
+    def awaits_commit(self) -> bool:
+        """Whether a transaction that may have written events was running."""
+        return bool(self._running)
+
     def is_new(self, snapshot: bytes, last: bytes | None, age: bytes) -> bool:
         """Return whether there may be something that is not read.
 

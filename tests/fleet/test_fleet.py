@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.fleet import watcher
+from outbox_pipelines.fleet import watch
 from outbox_pipelines.relay import service
 from tests.conftest import Outbox, wait_until
 from tests.fleet.conftest import fleet
@@ -49,7 +49,7 @@ def test_each_outbox_is_relayed(outboxes: list[Outbox]) -> None:
 
 def test_news_wakes_the_reader(outboxes: list[Outbox], monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an outbox that is read only because its reader looks from time to time."""
-    monkeypatch.setattr(watcher, "LONGEST", 60.0)
+    monkeypatch.setattr(watch, "LONGEST", 60.0)
     with fleet(outboxes):
         for outbox in outboxes:
             outbox.write("a")
