@@ -124,7 +124,9 @@ class Reader:
             pause = _Pause()
             partitions_due = time.monotonic()
             change_due = 0.0
-            while not self._ending():
+            is_more = True
+            while True:
+                # Before the wait: after it, news would wait for them.
                 source = sources.choose(source)
                 self._confirm = source.confirm if isinstance(source, CdcSource) else _nothing
                 if time.monotonic() >= change_due and not self._until_empty:
@@ -135,12 +137,21 @@ class Reader:
                     error = top_up(connection, self._settings.partitions_ahead)
                     connection.execute(queries.TOP_UP_ERROR, {**self._shard.key, "error": error})
                     partitions_due += _PARTITIONS_AGAIN if error else _PARTITIONS_EVERY
+                if not is_more:
+                    if isinstance(source, CdcSource):
+                        source.wait(self._end)
+                    else:
+                        watch.wait(source.done, pause.next())
+                if self._ending():
+                    return
                 try:
                     batch = source.read(upto) if isinstance(source, SnapshotSource) else source.read()
                 except SlotLostError as error:
                     assert isinstance(source, CdcSource)
                     source = sources.lost(source, error)
+                    is_more = True
                     continue
+                is_more = False
                 if batch is not None:
                     self._put(batch)
                     if batch.events:
@@ -148,14 +159,8 @@ class Reader:
                     is_more = len(batch.events) >= MANY_EVENTS or not batch.ends_tick
                     # A variable would keep its content in memory until the next is read.
                     del batch
-                    if is_more:
-                        continue
                 elif self._until_empty and source.has_caught_up:
-                    break
-                if isinstance(source, CdcSource):
-                    source.wait(self._end)
-                else:
-                    watch.wait(source.done, pause.next())
+                    return
 
     def _snapshots(self, connection: Connection, guard: Guard, position: Position) -> SnapshotSource:
         return SnapshotSource(
