@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, Final, LiteralString
 
 import psycopg
+from psycopg import sql
 
 from outbox_pipelines.event import Event, weigh
 from outbox_pipelines.position import Position, Snapshot
@@ -27,6 +28,8 @@ from outbox_pipelines.relay.core.batch import Batch
 _CHUNK = 500 if psycopg.pq.version() >= 170000 else 1
 # Of a window that is listed without content.
 _LISTED = 500
+# A tick of at most so many events is read with a prepared plan, and as one chunk.
+_FEW_EVENTS: Final = 500
 # Reads that list rows first, once there was need: making the texts of a tick only to leave most out is slow.
 _CAREFUL_READS: Final = 20
 
@@ -73,6 +76,9 @@ class SnapshotSource:
         self.has_caught_up = True
         """Whether everything was returned, if `read` returns None."""
         self._careful = 0
+        self._expects_few = True
+        """Whether the last tick had few events."""
+        self._plans_once = False
         connection.execute(queries.TUNE)
         if position.target is not None:
             # It was opened with this target: no other tick may be joined to it.
@@ -133,9 +139,13 @@ class SnapshotSource:
             "late": "{" + ",".join(map(str, late)) + "}",
             "limit": self._batch_events,
         }
+        few = self._few(query, tick | {"last_seq": last_seq})
         while True:
-            found = self._fetch(query, tick | {"last_seq": last_seq})
-            if found.events and found.events[0].seq < 0:
+            found = few or self._fetch(query, tick | {"last_seq": last_seq})
+            is_big = bool(found.events) and found.events[0].seq < 0
+            self._expects_few = not is_big and len(found.events) <= _FEW_EVENTS
+            few = None
+            if is_big:
                 yield from self._windows(tick, target, last_seq, starts=starts)
                 return
             last_seq = found.events[-1].seq if found.events else last_seq
@@ -154,6 +164,7 @@ class SnapshotSource:
         self, tick: dict[str, Any], target: Snapshot, last_seq: int, *, starts: bool
     ) -> Iterator[Batch]:
         """A big tick: by windows of `seq` over the spans in which it has rows."""
+        self._plan(once=False)
         spans = self._connection.execute(queries.SPANS, tick | {"last_seq": last_seq}).fetchall()
         for first, end in _merge(spans):
             last_seq = max(last_seq, first - 1)
@@ -184,8 +195,37 @@ class SnapshotSource:
         ).fetchone()
         return end if row is None or row[0] is None else row[0] - 1
 
+    def _few(self, query: LiteralString, parameters: Mapping[str, Any]) -> Found | None:
+        """Return the events of a tick that has few; None if it must be read in another way."""
+        if not self._expects_few or self._careful or self._guard.step() is not None:
+            return None
+        self._plan(once=True)
+        # As a constant: the plan is of the open days alone, until another day is closed.
+        open_from = sql.Literal(self._contents.first_open_day()).as_bytes(self._connection)
+        prepared = query.encode().replace(b"%(open_from)s", open_from)
+        limits = {"limit": min(_FEW_EVENTS, self._batch_events), "most": bodies.FEW}
+        try:
+            with self._connection.cursor(binary=True) as cursor:
+                rows = cursor.execute(prepared, {**parameters, **limits}, prepare=True).fetchall()
+        except psycopg.Error as error:
+            if not bodies.is_about_a_row(error):
+                raise
+            return None
+        events = list(map(Event._make, rows))
+        if any(event.seq < 0 or is_listed(event) for event in events):
+            return None
+        size = weigh(events)
+        return Found(events, size, True, {}, {}) if size <= self._batch_bytes else None
+
+    def _plan(self, *, once: bool) -> None:
+        """Have statements planned once, or each time."""
+        if once != self._plans_once:
+            self._connection.execute(queries.PLAN_ONCE if once else queries.PLAN_EACH)
+            self._plans_once = once
+
     def _fetch(self, query: LiteralString, parameters: Mapping[str, Any]) -> Found:
         """Return the events of a query; fewer if some are large, or after a crash."""
+        self._plan(once=False)
         step = self._guard.step()
         if step is not None:
             rows, _, is_all = self._list(query, parameters, bodies.NOTHING)

@@ -73,7 +73,7 @@ def test_a_batch_with_a_blocked_aggregate_is_two_more(outbox: Outbox) -> None:
 
 
 def test_a_small_tick_is_a_snapshot_and_a_read(outbox: Outbox) -> None:
-    """Guards against more statements where events come one by one: each adds to the latency."""
+    """Guards against more statements and plans where events come one by one: each adds to the latency."""
     with outbox.connect() as connection:
         ((now,),) = connection.execute("SELECT pg_current_snapshot()::text")
         position = Position(Snapshot.parse(now))
@@ -84,5 +84,10 @@ def test_a_small_tick_is_a_snapshot_and_a_read(outbox: Outbox) -> None:
                 batch = source.read()
             assert batch is not None
             assert len(batch.events) == 1
-            # Once a minute it asks which days are closed.
-            assert found.total() == 2 + (n == 0)
+            # Once a minute it asks which days are closed; the first time, it has reads planned once.
+            assert found.total() == 2 + 2 * (n == 0)
+        plans = """
+            SELECT sum(generic_plans)::int, sum(custom_plans)::int FROM pg_prepared_statements
+            WHERE statement LIKE '%tick%'"""
+        # Planning takes five times as long as such a read.
+        assert connection.execute(plans).fetchone() == (5, 0)

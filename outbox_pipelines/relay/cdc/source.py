@@ -29,7 +29,7 @@ from outbox_pipelines.relay.cdc.delivered import Delivered
 from outbox_pipelines.relay.cdc.stream import Stream
 from outbox_pipelines.relay.contents import Contents, Guard, is_listed
 from outbox_pipelines.relay.core.batch import Batch
-from outbox_pipelines.relay.queries import EVENTS, EVENTS_WITH_TIME, SNAPSHOT
+from outbox_pipelines.relay.queries import EVENTS, EVENTS_WITH_TIME, SNAPSHOT, TUNE
 
 # Bytes of the longest message whose row is taken from it: what all limits of a row's size allow.
 _LONGEST: Final = 500_000
@@ -101,6 +101,7 @@ class CdcSource:
         self._end = 0
         """The position in the log behind the last transaction that was received to its end."""
         self._unsettled: deque[tuple[Snapshot, int]] = deque()
+        connection.execute(TUNE)
         self._catch_up_to = self._ask_end()
 
     @property
