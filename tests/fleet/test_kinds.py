@@ -1,0 +1,137 @@
+"""What a fleet relays besides an outbox in a database of its own, and a server that is frozen."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from outbox_pipelines import schema
+from outbox_pipelines.fleet.questions import Database
+from outbox_pipelines.fleet.watch import FleetWatch
+from outbox_pipelines.local import Stack, postgres
+from outbox_pipelines.local.server import Server
+from outbox_pipelines.relay.shards import resharding
+from outbox_pipelines.settings import load_settings
+from tests.conftest import Outbox, fresh_database, topic_prefix, wait_until
+from tests.fleet.conftest import fleet
+from tests.relay.marked_table import textbook
+from tests.relay.threads import owners
+
+
+def _wait_for(outbox: Outbox, keys: set[str]) -> None:
+    wait_until(lambda: {message.key for message in outbox.messages()} == keys, what=f"{keys} in Kafka")
+
+
+def test_existing_tables(outboxes: list[Outbox], stack: Stack, tmp_path: Path) -> None:
+    """Guards against a marked table that a fleet does not relay, or that no other process takes over."""
+    topic = f"{topic_prefix()}-{{aggregate_type}}-events"
+    shape = textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING
+    with fresh_database(stack.dsn) as dsn:
+        table = textbook.make(dsn, stack.kafka, topic, tmp_path, *shape).with_(name="legacy")
+        both = [outboxes[0], table.outbox]
+        with fleet(both, "two") as later:
+            with fleet(both, "one") as first:
+                outboxes[0].write("a")
+                table.write(("a", {"n": 1}))
+                for outbox in both:
+                    _wait_for(outbox, {"a"})
+            outboxes[0].write("b")
+            table.write(("b", {"n": 2}))
+            for outbox in both:
+                _wait_for(outbox, {"a", "b"})
+        assert first.events + later.events == 4
+        assert table.pending() == []
+
+
+def test_an_outbox_with_several_shards(outboxes: list[Outbox]) -> None:
+    """Guards against shards that a fleet does not notice, or does not divide among processes."""
+    outbox, keys = outboxes[0], {str(n) for n in range(12)}
+    with fleet([outbox], "one"):
+        wait_until(lambda: owners(outbox) == ["one"], what="the shard to be relayed")
+        assert resharding.change(outbox.settings, 3)
+        wait_until(lambda: owners(outbox) == ["one"] * 3, what="three shards to be relayed")
+        with fleet([outbox], "two"):
+            wait_until(lambda: sorted(map(str, owners(outbox))) == ["one", "one", "two"], what="a division")
+            outbox.write(*keys)
+            _wait_for(outbox, keys)
+    assert len(outbox.messages()) == len(keys)
+
+
+def test_schemas_of_one_database_share_a_question(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a question of its own for each of a hundred tenants."""
+    asked: list[list[FleetWatch]] = []
+    ask = Database._ask
+
+    def asking(self: Database, watches: list[FleetWatch]) -> None:
+        asked.append(list(watches))
+        ask(self, watches)
+
+    monkeypatch.setattr(Database, "_ask", asking)
+    with fresh_database(stack.dsn) as dsn:
+        tenants = []
+        for name in ("one", "two", "three"):
+            topic = f"{topic_prefix()}-{{aggregate_type}}-events"
+            tenants.append(
+                Outbox(load_settings(dsn=dsn, kafka=stack.kafka, topic=topic, name=name, db_schema=name))
+            )
+            schema.migrate(tenants[-1].settings)
+        with fleet(tenants):
+            wait_until(lambda: len(asked[-1:] and asked[-1]) == 3, what="one question about all")
+            for tenant in tenants:
+                with tenant.connect() as connection:
+                    connection.execute(f"SET search_path = {tenant.settings.name}".encode())
+                    connection.execute(
+                        "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
+                        "VALUES ('order', %s, 'order.placed', '{}')",
+                        [tenant.settings.name],
+                    )
+            for tenant in tenants:
+                _wait_for(tenant, {tenant.settings.name})
+    assert len({watch.database for watches in asked for watch in watches}) == 1
+
+
+def test_a_frozen_server_delays_its_own_outbox_only(
+    outboxes: list[Outbox], stack: Stack, tmp_path: Path
+) -> None:
+    """Guards against a fleet that waits for a server that neither answers nor refuses."""
+    sound = outboxes[1:]
+    with postgres.running(tmp_path / "postgres", {"fsync": "off"}) as server:
+        topic = f"{topic_prefix()}-{{aggregate_type}}-events"
+        frozen = Outbox(load_settings(dsn=server.dsn, kafka=stack.kafka, topic=topic, name="frozen"))
+        schema.migrate(frozen.settings)
+        with ExitStack() as process:
+            with _frozen(server):
+                process.enter_context(fleet([frozen, *sound], lease_seconds=2.0))
+                for outbox in sound:
+                    outbox.write("a")
+                    _wait_for(outbox, {"a"})
+            frozen.write("a")
+            _wait_for(frozen, {"a"})
+            with _frozen(server):
+                for outbox in sound:
+                    outbox.write("b")
+                    _wait_for(outbox, {"a", "b"})
+            frozen.write("b")
+            _wait_for(frozen, {"a", "b"})
+
+
+@contextmanager
+def _frozen(server: Server) -> Iterator[None]:
+    """With all of its processes: the first one alone keeps only new sessions waiting."""
+    main = server._process
+    assert main is not None
+    server.freeze()
+    children = Path(f"/proc/{main.pid}/task/{main.pid}/children").read_text().split()
+    for child in children:
+        os.kill(int(child), signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for child in children:
+            os.kill(int(child), signal.SIGCONT)
+        server.thaw()
