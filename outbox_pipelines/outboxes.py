@@ -66,9 +66,10 @@ class Outboxes:
         groups: dict[tuple[object, ...], list[str]] = {}
         for name, settings in self.settings.items():
             groups.setdefault(_tables(settings), []).append(name)
+        where = f" from {self.file}" if self.file else ""
         return [
             f"{' and '.join(names)} have the same tables: their relays take turns, and each event is "
-            f"published once, by the settings of either; remove all but one from {self.file}"
+            f"published once, by the settings of either; remove all but one{where}"
             for names in groups.values()
             if len(names) > 1
         ]

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
     from outbox_pipelines.defs.component import OutboxComponent as OutboxComponent
     from outbox_pipelines.defs.outbox import Outbox as Outbox
+    from outbox_pipelines.defs.overview_component import OutboxesOverview as OutboxesOverview
 
-__all__ = ["Outbox", "OutboxComponent", "outbox_definitions"]
+__all__ = ["Outbox", "OutboxComponent", "OutboxesOverview", "outbox_definitions"]
 
 
 def __getattr__(name: str) -> object:
@@ -33,6 +34,10 @@ def __getattr__(name: str) -> object:
         from outbox_pipelines.defs.component import OutboxComponent
 
         return OutboxComponent
+    if name == "OutboxesOverview":
+        from outbox_pipelines.defs.overview_component import OutboxesOverview
+
+        return OutboxesOverview
     raise AttributeError(name)
 
 

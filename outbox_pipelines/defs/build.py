@@ -75,6 +75,8 @@ def build(outboxes: Sequence[Outbox]) -> dg.Definitions:
     names = [outbox.name for outbox in outboxes]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SetupError(f"two outboxes are named {', '.join(twice)}: rename one")
+    for line in unusual(outboxes):
+        _LOG.warning("%s", line)
     parts = [_definitions(outbox) for outbox in outboxes]
     jobs = {job.name: job for part in parts for job in part.jobs or ()}
     return dg.Definitions.merge(
@@ -83,18 +85,22 @@ def build(outboxes: Sequence[Outbox]) -> dg.Definitions:
     )
 
 
+def unusual(outboxes: Sequence[Outbox]) -> list[str]:
+    """Return a line for each outbox without settings, and for those that have the same tables.
+
+    All are served: the sensors and runs of an outbox without settings fail with the same line.
+    """
+    settings, lines = {}, []
+    for outbox in outboxes:
+        try:
+            settings[outbox.name] = outbox.load_settings()
+        except SetupError as error:
+            lines.append(str(error) if outbox.name in str(error) else f"outbox {outbox.name}: {error}")
+    return [*lines, *sources.shared_tables(settings)]
+
+
 def _definitions(outbox: Outbox) -> dg.Definitions:
     """Return all definitions of an outbox except its sensors."""
-    try:
-        if other := sources.same_tables(outbox.name, outbox.load_settings()):
-            _LOG.warning(
-                "outbox %s: has the same tables as outbox %s: their relays take turns; remove one",
-                outbox.name,
-                other,
-            )
-    except SetupError as error:
-        # The others are served; the sensors and runs of this one fail with the same line.
-        _LOG.error("%s", error if outbox.name in str(error) else f"outbox {outbox.name}: {error}")
     assets: list[Any] = [
         events.application_tables(outbox),
         events.events(outbox),
@@ -139,5 +145,5 @@ def _sensors(outboxes: Sequence[Outbox], jobs: dict[str, Any]) -> list[dg.Sensor
         *([health.health_sensor(*of("checks", "check_health"))] if having("checks") else []),
         *([inbox.inbox_sensor(*of("inbox", "drain_inbox"))] if having("inbox") else []),
         *([alerts.alerts_sensor(having("alerts"))] if having("alerts") else []),
-        *overview.sensors(outboxes),
+        *overview.sensors(outboxes, outboxes[0].sensor_status),
     ]

@@ -9,9 +9,10 @@ Invariants:
 # No postponed annotations here: Dagster reads those of the fields as they stand.
 import logging
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self, cast
 
@@ -19,6 +20,7 @@ import dagster as dg
 from dagster.components.scaffold.scaffold import Scaffolder, ScaffoldRequest
 from pydantic import BaseModel, ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
 
+from outbox_pipelines.defs import sources
 from outbox_pipelines.defs.outbox import ONLY, PARTS, Automation, Outbox, Part
 from outbox_pipelines.errors import SetupError
 
@@ -123,6 +125,7 @@ class OutboxComponent(dg.Component, dg.Resolvable):
         from outbox_pipelines.defs import outbox_definitions
 
         outbox = self.outbox()
+        _report_shared_tables(context.component_tree)
         if first := _first_of(context, outbox.name):
             # Its keys and names are those of the first one, which is served.
             _LOG.error(
@@ -203,6 +206,31 @@ def _named(text: str) -> str:
     """Return a name that an outbox can have."""
     name = _NO_NAME.sub("_", text.lower()).strip("_")[:40]
     return name if name[:1].isalpha() else ONLY
+
+
+def outboxes_of(tree: Any) -> list[Outbox]:
+    """Return the outboxes of the components of a project, the first of each name."""
+    found: dict[str, Outbox] = {}
+    for component in tree.get_all_components(of_type=OutboxComponent):
+        outbox = component.outbox()
+        found.setdefault(outbox.name, outbox)
+    return list(found.values())
+
+
+@lru_cache(maxsize=1)
+def _report_shared_tables(tree: Any) -> None:
+    """Log, once for a project, which outboxes have the same tables."""
+    settings = {}
+    try:
+        outboxes = outboxes_of(tree)
+    except Exception:  # noqa: BLE001 - another component is faulty, which Dagster reports; or there is no project
+        return
+    for outbox in outboxes:
+        # Its own component reports it.
+        with suppress(SetupError):
+            settings[outbox.name] = outbox.load_settings()
+    for line in sources.shared_tables(settings):
+        _LOG.warning("%s", line)
 
 
 def _first_of(context: dg.ComponentLoadContext, name: str) -> Path | None:

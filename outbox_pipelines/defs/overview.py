@@ -27,12 +27,13 @@ All outboxes of this code location: a row for each, the worst first, with its st
 dead letters, late days, and when this was measured. The lineage leads to the checks of each.
 
 The sensor `outboxes_overview` reports the table when the state of an outbox changes, and every five minutes.
-It reads what the sensor `outboxes_health` has reported, and no database.
+It reads what the sensor `health` of each outbox (`outboxes_health`, if they share it) has reported, and no
+database.
 
 Use: look here first; then open the checks of the outboxes that are not OK. Materialize reports the table now.
 `outbox status --all` prints the same on a command line.
 
-When a row is UNKNOWN: the outbox has not been measured yet, or the sensor `outboxes_health` is off.
+When a row is UNKNOWN: the outbox has not been measured yet, or its sensor `health` is off.
 """
 _SENSOR: Final = """\
 Reports the asset `outboxes` when the state of an outbox changes, and every five minutes.
@@ -63,7 +64,7 @@ def assets(outboxes: Sequence[Outbox]) -> list[dg.AssetsDefinition]:
     return [overview]
 
 
-def sensors(outboxes: Sequence[Outbox]) -> list[dg.SensorDefinition]:
+def sensors(outboxes: Sequence[Outbox], status: dg.DefaultSensorStatus) -> list[dg.SensorDefinition]:
     """Return the sensor of the overview; none for one outbox."""
     shown = [outbox for outbox in outboxes if outbox.has("checks")]
     if len(outboxes) < 2:
@@ -73,7 +74,7 @@ def sensors(outboxes: Sequence[Outbox]) -> list[dg.SensorDefinition]:
         name="outboxes_overview",
         target=dg.AssetSelection.assets(KEY),
         minimum_interval_seconds=30,
-        default_status=outboxes[0].sensor_status,
+        default_status=status,
         description=_SENSOR,
     )
     def overview_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from outbox_pipelines.outboxes import Outboxes
 
 FILE: Final = "OUTBOX_OUTBOXES_FILE"
-# The outbox that was loaded first, by its tables.
-_tables: dict[tuple[object, ...], str] = {}
 # What belongs to the process, and not to one of its outboxes.
 _NOT_HERE: Final = frozenset({"name", "outboxes_file"})
 
@@ -71,17 +69,15 @@ def _unchanged(changed: int, environment: frozenset[tuple[str, str]]) -> Outboxe
     return load_outboxes()
 
 
-def same_tables(name: str, settings: Settings) -> str | None:
-    """Return the name of another outbox of this process with the same tables, if there is one."""
-    if not settings.dsn:
-        return None
+def shared_tables(settings: Mapping[str, Settings]) -> list[str]:
+    """Return a line for each group of these outboxes, by name, that have the same tables."""
+    known = {name: one for name, one in settings.items() if one.dsn}
+    if len(known) < 2:
+        return []
     # Imported here so that definitions load without the drivers.
-    from psycopg.conninfo import conninfo_to_dict
+    from outbox_pipelines.outboxes import Outboxes
 
-    given = conninfo_to_dict(settings.dsn.reveal())
-    place = tuple(given.get(part) for part in ("service", "host", "hostaddr", "port", "dbname"))
-    first = _tables.setdefault((*place, settings.db_schema, settings.table_file), name)
-    return None if first == name else first
+    return Outboxes(known).shared_tables()
 
 
 def _field(key: str) -> str:

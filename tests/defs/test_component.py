@@ -102,6 +102,30 @@ def test_a_project_loads_whatever_is_wrong_with_one(shop: Path) -> None:
     assert "hunter2" not in said
 
 
+def test_the_overview_of_outboxes_in_files_of_their_own(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against a project of many files without an overview, and one database under two names."""
+    files = {
+        "billing": ("OutboxComponent", "name: billing, dsn_variable: ONE_DSN"),
+        "orders": ("OutboxComponent", "name: orders, dsn_variable: ONE_DSN"),
+        "outboxes": ("OutboxesOverview", "automation: running"),
+    }
+    for name, (kind, attributes) in files.items():
+        (shop / "src" / "shop" / "defs" / name).mkdir()
+        file = shop / "src" / "shop" / "defs" / name / "defs.yaml"
+        file.write_text(f"type: outbox_pipelines.{kind}\nattributes: {{{attributes}}}")
+    monkeypatch.setenv("ONE_DSN", "host=127.0.0.1 port=1 dbname=shop")
+    monkeypatch.syspath_prepend(str(shop / "src"))
+    definitions = ComponentTree.for_project(shop).build_defs()
+    [asset] = [spec for spec in definitions.resolve_all_asset_specs() if spec.key == dg.AssetKey("outboxes")]
+    above = {dep.asset_key.to_user_string() for dep in asset.deps}
+    assert above == {"outbox/billing/health", "outbox/orders/health"}
+    assert definitions.get_sensor_def("outboxes_overview").default_status is dg.DefaultSensorStatus.RUNNING
+    same = [line for line in caplog.messages if "have the same tables" in line]
+    assert [line.split(" have")[0] for line in same] == ["billing and orders"]
+
+
 class Shown(OutboxComponent):
     def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
         return spec.merge_attributes(metadata={"runbook": "https://wiki.example.com"})
