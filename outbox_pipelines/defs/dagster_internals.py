@@ -6,6 +6,7 @@ Checked with the versions in `CHECKED`: a test fails if another version is insta
 Dagster starts here.
 """
 
+from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
 from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.instance.utils import RUNLESS_RUN_ID
 from dagster._core.storage.asset_check_execution_record import (
@@ -20,6 +21,8 @@ __all__ = [
     "CHECKED",
     "COMPLETED_CHECK_STATUSES",
     "RUNLESS_RUN_ID",
+    "DefinitionsLoadContext",
+    "DefinitionsLoadType",
     "InstigatorType",
     "SqlEventLogStorage",
 ]

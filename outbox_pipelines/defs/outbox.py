@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import dagster as dg
 
-from outbox_pipelines.defs import sources
+from outbox_pipelines.defs import recorded, sources
 from outbox_pipelines.defs.first_day import first_day
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.parsers.outboxes_file import NAME as NAME_OF_OUTBOX
@@ -187,7 +187,7 @@ class Outbox:
     def days(self) -> dg.DailyPartitionsDefinition:
         """The past days of the outbox; UTC, like the table's partitions."""
         # Other days would show as missing, and a run of one would fail.
-        start = self.partition_start or first_day(self)
+        start = self.partition_start or recorded.day(self.name, lambda: first_day(self))
         return dg.DailyPartitionsDefinition(start_date=str(start), timezone="UTC")
 
     @property

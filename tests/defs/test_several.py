@@ -6,14 +6,19 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.metadata.metadata_value import CodeLocationReconstructionMetadataValue
+from dagster._core.definitions.repository_definition import RepositoryLoadData
 
+from outbox_pipelines.defs import outbox as outbox_module
 from outbox_pipelines.defs import outbox_definitions, overview, ticks
+from outbox_pipelines.defs.dagster_internals import DefinitionsLoadContext, DefinitionsLoadType
 from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.defs.served import served
 from outbox_pipelines.local import Stack
@@ -184,3 +189,27 @@ def test_one_of_several_stops_no_other(
     by_hand = definitions.resolve_implicit_job_def_def_for_assets([overview.KEY])
     assert by_hand is not None
     assert by_hand.execute_in_process(instance=instance, asset_selection=[overview.KEY]).success
+
+
+def test_the_process_of_a_run_reads_no_first_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against each run asking the databases of all outboxes."""
+    asked: list[str] = []
+
+    def read(served: Served) -> date:
+        asked.append(served.name)
+        return date(2026, 11, 20)
+
+    monkeypatch.setattr(outbox_module, "first_day", read)
+    server = DefinitionsLoadContext(DefinitionsLoadType.INITIALIZATION)
+    with DefinitionsLoadContext.scoped(server):
+        shown = [Served(name=name).days for name in NAMES]
+    recorded = {
+        key: CodeLocationReconstructionMetadataValue(value)
+        for key, value in server.get_pending_reconstruction_metadata().items()
+    }
+    load_data = RepositoryLoadData(reconstruction_metadata=recorded)
+    with DefinitionsLoadContext.scoped(
+        DefinitionsLoadContext(DefinitionsLoadType.RECONSTRUCTION, repository_load_data=load_data)
+    ):
+        assert [Served(name=name).days for name in NAMES] == shown
+    assert asked == list(NAMES)
