@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -152,12 +153,47 @@ def test_run_that_starts_slowly_is_waited_for(tick: Tick, later: Later, instance
     assert status() is dg.DagsterRunStatus.FAILURE
 
 
+def _limits(limit: dict[str, Any]) -> dict[str, Any]:
+    return {"concurrency": {"runs": {"tag_concurrency_limits": [limit]}}}
+
+
 def test_too_few_places_are_named(outbox: Outbox, tmp_path: Path, hold: Hold) -> None:
     """Guards against an operator who does not learn why events wait for other runs."""
     overrides = {"concurrency": {"runs": {"max_concurrent_runs": 1}}, "telemetry": {"enabled": False}}
     with dg.DagsterInstance.local_temp(str(tmp_path), overrides=overrides) as instance:
         hold(owner_of("a-session", "host:1"))
         assert "max_concurrent_runs is 1" in reason(evaluate(instance, served_of(outbox)))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (
+            {"run_monitoring": {"enabled": True, "max_runtime_seconds": 600}},
+            "max_runtime_seconds is 600 in dagster.yaml",
+        ),
+        (
+            _limits({"key": places.SHARD, "value": {"applyLimitPerUniqueValue": True}, "limit": 1}),
+            "Set at least 2",
+        ),
+        (
+            _limits({"key": "outbox/job", "value": "relay_session", "limit": 1}),
+            "runs with the tag outbox/job",
+        ),
+        (_limits({"key": places.SHARD, "value": {"applyLimitPerUniqueValue": True}, "limit": 2}), None),
+        (_limits({"key": "outbox/job", "value": "archive_day", "limit": 1}), None),
+    ],
+)
+def test_settings_that_stop_successors_are_named(
+    outbox: Outbox, tmp_path: Path, hold: Hold, overrides: dict[str, Any], named: str | None
+) -> None:
+    """Guards against an operator who does not learn why sessions are ended, or never end."""
+    with dg.DagsterInstance.local_temp(
+        str(tmp_path), {**overrides, "telemetry": {"enabled": False}}
+    ) as instance:
+        hold(owner_of("a-session", "host:1"))
+        said = reason(evaluate(instance, served_of(outbox)))
+        assert named in said if named else "dagster.yaml" not in said
 
 
 def test_sessions_of_other_outboxes_are_counted(

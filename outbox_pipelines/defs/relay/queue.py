@@ -10,7 +10,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,6 +31,8 @@ SESSION: Final = {"outbox/job": "relay_session"}
 # and while none is. A session that ends without a successor leaves the shard without a relay for seconds.
 _PATIENCE: Final = 30.0
 _PATIENCE_ALONE: Final = 3600.0
+# How long a session takes to hand over after its time, until its successor has started as a pod.
+_HAND_OVER_SECONDS: Final = 120.0
 _IN_PROGRESS: Final = [
     dg.DagsterRunStatus.STARTING,
     dg.DagsterRunStatus.STARTED,
@@ -43,8 +46,21 @@ _DAEMON: Final = "QUEUED_RUN_COORDINATOR"
 _DAEMON_SECONDS: Final = 120.0
 
 
-def too_few(instance: dg.DagsterInstance, shards: int) -> str | None:
-    """Return a warning if sessions alone take every slot of the instance, otherwise None."""
+def troubles(
+    instance: dg.DagsterInstance, tags: Mapping[str, str], *, shards: int, others: int, session_seconds: float
+) -> list[str]:
+    """Return what in `dagster.yaml` keeps sessions from handing over to their successors.
+
+    Args:
+        tags: of a session.
+        shards: of the outbox.
+        others: shards of other outboxes that have a session.
+    """
+    found = [_too_few(instance, shards + others), _too_short(instance, session_seconds)]
+    return [*filter(None, found), *_limited(instance, tags, shards)]
+
+
+def _too_few(instance: dg.DagsterInstance, shards: int) -> str | None:
     slots = _slots(instance)
     # One more than sessions: successors and all other jobs take turns in that slot.
     needed = shards + 1
@@ -55,6 +71,34 @@ def too_few(instance: dg.DagsterInstance, shards: int) -> str | None:
         "then a session ends before its successor starts whenever another run is queued, and the events of "
         "its shard are not published while that run takes the slot"
     )
+
+
+def _too_short(instance: dg.DagsterInstance, session_seconds: float) -> str | None:
+    if not instance.run_monitoring_enabled:
+        return None
+    most = instance.run_monitoring_max_runtime_seconds
+    needed = math.ceil(session_seconds + _HAND_OVER_SECONDS)
+    if not 0 < most < needed:
+        return None
+    return (
+        f"run_monitoring.max_runtime_seconds is {most} in dagster.yaml: Dagster ends relay sessions before "
+        f"they hand over, after {session_seconds:.0f} s. Set at least {needed}, or lower "
+        "OUTBOX_SESSION_SECONDS"
+    )
+
+
+def _limited(instance: dg.DagsterInstance, tags: Mapping[str, str], shards: int) -> Iterator[str]:
+    queue = instance.get_concurrency_config().run_queue_config
+    for each in queue.tag_concurrency_limits if queue else ():
+        key, value, limit = each["key"], each.get("value"), each["limit"]
+        if key not in tags or (isinstance(value, str) and value != tags[key]):
+            continue
+        needed = 2 if key == places.SHARD and value is not None else shards + 1
+        if limit < needed:
+            yield (
+                f"tag_concurrency_limits in dagster.yaml allows {limit} runs with the tag {key}: the "
+                f"successor of a relay session never starts. Set at least {needed}"
+            )
 
 
 def others(instance: dg.DagsterInstance, outbox: Outbox) -> int:

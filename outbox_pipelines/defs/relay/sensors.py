@@ -64,10 +64,16 @@ def _supervise(context: dg.SensorEvaluationContext, reading: ticks.Reading, curs
     shards = reading.measurements().shards
     # Sessions of other outboxes take slots too; they matter where one of this outbox has none.
     others = queue.others(context.instance, outbox) if any(each.owner is None for each in shards) else 0
-    few = queue.too_few(context.instance, len(shards) + others)
-    if few:
-        context.log.warning(few)
-        reasons.append(few)
+    tags = outbox.run_tags | queue.SESSION | places.shard_tag(place, outbox, 0)
+    for trouble in queue.troubles(
+        context.instance,
+        tags,
+        shards=len(shards),
+        others=others,
+        session_seconds=settings.session_seconds,
+    ):
+        context.log.warning(trouble)
+        reasons.append(trouble)
     for shard in shards:
         tag = places.shard_tag(place, outbox, shard.shard)
         unfinished = _runs(context, tag, _UNFINISHED)
