@@ -77,6 +77,8 @@ class Shared:
         self.lock = threading.Lock()
         self.names: dict[object, str] = {}
         """By what identifies an outbox's tables: the outbox that was seen with them first."""
+        self.namesakes: set[tuple[str, str]] = set()
+        """Outboxes that are the same tables, of which the log says so."""
 
 
 class Member:
@@ -204,7 +206,9 @@ class Member:
         """Say that two names lead to one outbox: harmless, and hardly meant."""
         with self._shared.lock:
             first = self._shared.names.setdefault(standby.tables, self.name)
-        if first != self.name:
+            is_known = (first, self.name) in self._shared.namesakes
+            self._shared.namesakes.add((first, self.name))
+        if first != self.name and not is_known:
             _LOG.warning(
                 "outboxes %s and %s are the same tables: one of the two relays them, the other stands by. "
                 "Remove one from the file of OUTBOX_OUTBOXES_FILE",

@@ -135,3 +135,22 @@ def _frozen(server: Server) -> Iterator[None]:
         for child in children:
             os.kill(int(child), signal.SIGCONT)
         server.thaw()
+
+
+def test_two_names_of_one_outbox(outboxes: list[Outbox], caplog: pytest.LogCaptureFixture) -> None:
+    """Guards against a mistake in the file that nobody learns of, or that fills the log."""
+    one = outboxes[0]
+    other = Outbox(one.settings.model_copy(update={"name": "again"}))
+
+    def said() -> int:
+        return sum("are the same tables" in message for message in caplog.messages)
+
+    with fleet([one, other]):
+        one.write("a")
+        _wait_for(one, {"a"})
+        wait_until(said, what="a line in the log")
+        with one.connect() as connection:
+            connection.execute("SELECT pg_terminate_backend(pid) FROM outbox_shards")
+        one.write("b")
+        _wait_for(one, {"a", "b"})
+    assert said() == 1
