@@ -15,7 +15,7 @@ import psycopg
 from psycopg.pq import ConnStatus, ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
-from outbox_pipelines.fleet.watch import BUSY, MANY, ONE, FleetWatch, message
+from outbox_pipelines.fleet.watch import BUSY, IDLE, MANY, ONE, FleetWatch, message
 
 
 class Database:
@@ -32,6 +32,8 @@ class Database:
         self._result: PGresult | None = None
         self.due = 0.0
         """When the next question is due."""
+        self.is_busy = False
+        """Whether one of the readers has had events lately."""
 
     @property
     def is_idle(self) -> bool:
@@ -43,7 +45,9 @@ class Database:
     def turn(self, now: float) -> None:
         """Wake who must not wait longer, and ask for the others; say when to do so again."""
         self._ask_again(now)
-        every = min((watch.every(now) for watch in (*self._waiting, *self._asked)), default=BUSY)
+        watches = self._waiting or self._asked
+        every = min([watch.every(now) for watch in watches], default=BUSY)
+        self.is_busy = every < IDLE and bool(watches)
         # From when it was due: what is late once would come together with others from then on.
         self.due = self.due + every if self.due + every > now else now + every * random.random()
 

@@ -24,7 +24,10 @@ from outbox_pipelines.fleet.watch import FleetWatch
 
 # With many databases, questions that are due within this time are asked together, and so are their answers
 # taken: a wake-up of the thread costs more than they.
-_TOGETHER: Final = 0.003
+_TOGETHER: Final = 0.01
+# The same while one of them has events.
+_TOGETHER_BUSY: Final = 0.004
+_BUSY_SECONDS: Final = 1.0
 _MANY: Final = 8
 # At most this long until a reader is noticed that has just been lent.
 _NOTICE_SECONDS: Final = 0.01
@@ -39,6 +42,7 @@ class Watcher:
         self._due: list[tuple[float, int, Hashable]] = []
         """A heap; an entry is valid if its database is due then."""
         self._entries = count()
+        self._busy_until = 0.0
         self._selector = selectors.DefaultSelector()
         self._end = threading.Event()
         self._failure: BaseException | None = None
@@ -81,7 +85,8 @@ class Watcher:
         now = time.monotonic()
         while self._lent:
             self._take(self._lent.popleft(), now)
-        while self._due and self._due[0][0] <= now + _TOGETHER:
+        together = _TOGETHER_BUSY if now < self._busy_until else _TOGETHER
+        while self._due and self._due[0][0] <= now + together:
             due, _, key = heapq.heappop(self._due)
             database = self._databases.get(key)
             if database is None or database.due != due:
@@ -90,9 +95,11 @@ class Watcher:
                 del self._databases[key]
             else:
                 database.turn(now)
+                if database.is_busy:
+                    self._busy_until = now + _BUSY_SECONDS
                 self._schedule(key, database.due)
         if len(self._databases) > _MANY:
-            time.sleep(_TOGETHER)
+            time.sleep(together)
         until = min(self._due[0][0] if self._due else math.inf, now + _NOTICE_SECONDS)
         for found, _ in self._selector.select(max(0.0, until - time.monotonic())):
             found.data.answer()
