@@ -318,8 +318,11 @@ UPDATE outbox_shards
 SET wanted = NULL, wanted_at = NULL, barrier_paused = false, barrier_reached = false, barrier = NULL
 WHERE wanted = %(wanted)s"""
 
+# What may change under a relay; also the slot to read, if it is made and not about to be dropped.
 CHANGE: Final = """
-SELECT epoch, wanted, barrier::text, barrier_paused, barrier_reached
+SELECT epoch, wanted, barrier::text, barrier_paused, barrier_reached,
+       CASE WHEN slot_snapshot IS NOT NULL AND NOT slot_ends AND shards = 1 THEN slot END,
+       slot_snapshot::text, slot_error
 FROM outbox_shards WHERE shard = %(shard)s"""
 PAUSED: Final = """
 UPDATE outbox_shards SET barrier_paused = true

@@ -49,7 +49,7 @@ _SLOW_POLL: Final = 0.025
 # A relay that runs for months keeps days ahead of itself, where it may.
 _PARTITIONS_EVERY: Final = 3600.0
 _PARTITIONS_AGAIN: Final = 60.0
-# How often a relay looks whether the number of shards is to change.
+# How often a relay looks whether the number of shards is to change, or the source of events.
 _CHANGE_EVERY: Final = 0.5
 
 
@@ -127,12 +127,12 @@ class Reader:
             is_more = True
             while True:
                 # Before the wait: after it, news would wait for them.
-                source = sources.choose(source)
-                self._confirm = source.confirm if isinstance(source, CdcSource) else _nothing
-                if time.monotonic() >= change_due and not self._until_empty:
+                if time.monotonic() >= change_due:
                     change_due = time.monotonic() + _CHANGE_EVERY
-                    if change.look() or change.is_over:
+                    if (change.look() or change.is_over) and not self._until_empty:
                         self._take_part(change, source)
+                source = sources.choose(source, change)
+                self._confirm = source.confirm if isinstance(source, CdcSource) else _nothing
                 if time.monotonic() >= partitions_due:
                     error = top_up(connection, self._settings.partitions_ahead)
                     connection.execute(queries.TOP_UP_ERROR, {**self._shard.key, "error": error})
@@ -148,7 +148,7 @@ class Reader:
                     batch = source.read(upto) if isinstance(source, SnapshotSource) else source.read()
                 except SlotLostError as error:
                     assert isinstance(source, CdcSource)
-                    source = sources.lost(source, error)
+                    source = sources.lost(source, error, change)
                     is_more = True
                     continue
                 is_more = False

@@ -21,10 +21,6 @@ FROM unnest(%(transactions)s::xid8[]) AS tx"""
 # what is not flushed is not delivered.
 END_OF_LOG: Final = "SELECT (pg_logical_emit_message(true, 'outbox', '') - '0/0')::bigint"
 
-# The slot to read: one that is made, and is not about to be dropped.
-SLOT: Final = """
-SELECT CASE WHEN slot_snapshot IS NOT NULL AND NOT slot_ends THEN slot END, slot_snapshot::text, slot_error
-FROM outbox_shards WHERE shard = %(shard)s AND shards = 1"""
 SLOT_ERROR: Final = """
 UPDATE outbox_shards SET slot_error = %(error)s
 WHERE shard = %(shard)s AND epoch = %(epoch)s AND slot IS NOT NULL"""

@@ -22,11 +22,11 @@ from outbox_pipelines.relay.cdc.source import CdcSource
 from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.shard import Shard
+from outbox_pipelines.relay.shards.resharding import Change
 from outbox_pipelines.relay.source import SnapshotSource
 from outbox_pipelines.secret import first_line
 
 _LOG: Final = logging.getLogger(__name__)
-_LOOK_SECONDS: Final = 0.5
 _AGAIN_SECONDS: Final = 10.0
 # How long the connection of a relay that has just lost the shard may still be there.
 _IN_USE_SECONDS: Final = 5.0
@@ -56,37 +56,31 @@ class Sources:
         self._from_slot = slot
         self._slot = ""
         self._stream: Stream | None = None
-        self._look_at = 0.0
         self._try_at = 0.0
-        self._error: str | None = None
 
-    def choose(self, source: SnapshotSource | CdcSource) -> SnapshotSource | CdcSource:
+    def choose(self, source: SnapshotSource | CdcSource, change: Change) -> SnapshotSource | CdcSource:
         """Return the source to read from now; `source` is the one that was read from."""
-        if time.monotonic() < self._look_at:
-            return source
-        self._look_at = time.monotonic() + _LOOK_SECONDS
-        row = self._connection.execute(queries.SLOT, self._shard.key, prepare=True).fetchone()
-        slot, begins, self._error = row or (None, None, None)
+        slot, begins = change.slot, change.slot_begins
         if isinstance(source, CdcSource):
             return source if slot == self._slot else self._leave(source)
-        if slot is None or not source.is_between_ticks or time.monotonic() < self._try_at:
+        if slot is None or begins is None or not source.is_between_ticks or time.monotonic() < self._try_at:
             return source
-        if not source.done.covers(Snapshot.parse(begins)):
+        if not source.done.covers(begins):
             return source
         try:
             stream = self._open(slot)
         except (psycopg.Error, SetupError, ShardLostError) as error:
-            self._failed(slot, first_line(error))
+            self._failed(slot, first_line(error), change)
             return source
         self._slot = slot
         self._stream = stream
-        self._record(None)
+        self._record(None, change)
         _LOG.info("reading from the slot %s", slot)
         return self._from_slot(stream, source.done)
 
-    def lost(self, source: CdcSource, error: SlotLostError) -> SnapshotSource:
+    def lost(self, source: CdcSource, error: SlotLostError, change: Change) -> SnapshotSource:
         """Return the source that continues where a slot's connection has ended."""
-        self._failed(self._slot, str(error))
+        self._failed(self._slot, str(error), change)
         source.close()
         return self._snapshots(source.position)
 
@@ -117,13 +111,13 @@ class Sources:
                 connection.close()
                 raise
 
-    def _failed(self, slot: str, why: str) -> None:
+    def _failed(self, slot: str, why: str, change: Change) -> None:
         self._try_at = time.monotonic() + _AGAIN_SECONDS
-        if why != self._error:
+        if why != change.slot_error:
             _LOG.warning("reading between snapshots, because the slot %s cannot be read: %s", slot, why)
-        self._record(why)
+        self._record(why, change)
 
-    def _record(self, error: str | None) -> None:
-        if error != self._error:
+    def _record(self, error: str | None, change: Change) -> None:
+        if error != change.slot_error:
             self._connection.execute(queries.SLOT_ERROR, {**self._shard.key, "error": error})
-            self._error = error
+            change.slot_error = error

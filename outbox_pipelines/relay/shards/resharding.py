@@ -83,7 +83,7 @@ def change(
 
 
 class Change:
-    """A change of the number of shards as a relay sees it, through the connection of its reader.
+    """What operators change under a relay, as its reader sees it: the number of shards, the slot.
 
     Args:
         key: the shard, and the epoch in which the relay owns it.
@@ -100,14 +100,22 @@ class Change:
         self.barrier_paused = False
         self.barrier_reached = False
         self.barrier: Snapshot | None = None
+        self.slot: str | None = None
+        """The replication slot to read; None for reading between snapshots."""
+        self.slot_begins: Snapshot | None = None
+        """The slot delivers what this snapshot does not see."""
+        self.slot_error: str | None = None
+        """Why the slot could not be read, as it is recorded."""
 
     def look(self) -> bool:
-        """Read the state of the change; return whether one is requested."""
+        """Read the state of it; return whether another number of shards is requested."""
         row = self._connection.execute(queries.CHANGE, self._key, prepare=True).fetchone()
         self.is_over = row is None or row[0] != self._key["epoch"]
         self.is_wanted = row is not None and row[1] is not None and not self.is_over
         if row is not None:
             self.wanted, self.barrier_paused, self.barrier_reached = row[1] or 0, row[3], row[4]
+            self.slot, begins, self.slot_error = row[5:]
+            self.slot_begins = None if begins is None else Snapshot.parse(begins)
         self.barrier = Snapshot.parse(row[2]) if row is not None and row[2] is not None else None
         if self.is_wanted:
             self._connection.execute(queries.UNWANT_FORGOTTEN)
