@@ -32,7 +32,7 @@ from outbox_pipelines.local.kafka import answers, record_startup
 from outbox_pipelines.local.server import Server
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
-from tests import in_process, memory
+from tests import forks, in_process, memory
 
 # What --fast leaves out: tests with fixtures that start servers or fill archives, and folders that do.
 _SLOW_FIXTURES: Final = {
@@ -165,7 +165,7 @@ class Outbox:
 
     def process(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Runs it in a process of its own, where that makes a difference; ended after two minutes."""
-        return subprocess.run(
+        return forks.run(
             command(*arguments),
             env=clean_environment() | self.environment | environment,
             capture_output=True,

@@ -24,6 +24,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from outbox_pipelines.consumer import AsyncConsumer, Counts, Event
 from outbox_pipelines.errors import SetupError
+from tests import forks
 from tests.conftest import clean_environment, wait_until
 from tests.consumer.place import Place, uuid7
 
@@ -242,7 +243,9 @@ def test_a_cancelled_consumer_leaves_the_group_and_nothing_half_done(place: Plac
 def test_sigterm_ends_it_in_order(place: Place) -> None:
     place.load(1000)
     command = [sys.executable, "-m", "tests.consumer.async_service", place.dsn, place.kafka, place.topic]
-    process = subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, text=True)
+    process: forks.Popen[str] = forks.Popen(
+        command, env=clean_environment(), stdout=subprocess.PIPE, text=True
+    )
     wait_until(lambda: place.effects() >= 20, what="some effects")
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=120)

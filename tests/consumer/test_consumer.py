@@ -12,6 +12,7 @@ import pytest
 
 from outbox_pipelines.consumer import Counts
 from outbox_pipelines.relay import service
+from tests import forks
 from tests.conftest import Outbox, clean_environment, wait_until
 from tests.consumer.place import STATIC, Place, Run, running, uuid7
 
@@ -21,7 +22,7 @@ def ids(count: int) -> list[str]:
 
 
 def start(place: Place, dies_at: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return forks.Popen(
         [sys.executable, "-m", "tests.consumer.service", place.dsn, place.kafka, place.topic, dies_at],
         env=clean_environment(),
         stdout=subprocess.PIPE,

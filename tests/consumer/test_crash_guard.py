@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests import forks
 from tests.conftest import clean_environment, wait_until
 from tests.consumer import test_async
 from tests.consumer.place import Place, effect, running
@@ -23,6 +24,10 @@ from tests.consumer.test_transactions import sessions
 Connection = psycopg.Connection[Any]
 PARTITIONS = 4
 BATCH = 20
+CONNECTED = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+    "AND application_name ~ '^consumer'"
+)
 
 
 def leave(place: Place) -> None:
@@ -239,8 +244,8 @@ def test_an_event_that_ends_the_process_within_a_batch_is_found(place: Place) ->
     assert 2 <= deaths <= 3
     process = service(place, 117)
     try:
-        # The process before may have made the last effects: this one is signaled once it owns partitions.
-        wait_until(lambda: place.effects() == 199 and owners(place) == 1, what="all others", seconds=60)
+        # The process before may have made the last effects: this one is signaled once it is at work.
+        wait_until(lambda: place.effects() == 199 and place.value(CONNECTED) > 0, what="all", seconds=60)
     finally:
         process.terminate()
         assert process.wait(60) == 0
@@ -249,4 +254,4 @@ def test_an_event_that_ends_the_process_within_a_batch_is_found(place: Place) ->
 
 def service(place: Place, fatal: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "tests.consumer.killer", place.dsn, place.kafka, place.topic, str(fatal)]
-    return subprocess.Popen([*command, str(BATCH)], env=clean_environment())
+    return forks.Popen([*command, str(BATCH)], env=clean_environment())

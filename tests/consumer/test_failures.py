@@ -18,6 +18,7 @@ import pytest
 from outbox_pipelines.consumer import Counts, Event
 from outbox_pipelines.consumer.errors import ConsumerError
 from outbox_pipelines.errors import SetupError
+from tests import forks
 from tests.conftest import clean_environment, headers_of, topic_prefix, wait_until
 from tests.consumer.place import Place, effect, running, uuid7
 
@@ -149,7 +150,7 @@ def test_a_dead_letter_waits_for_its_copy(place: Place) -> None:
 
 def service(place: Place, n: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.consumer.killer", place.dsn, place.kafka, place.topic, str(n)]
-    return subprocess.Popen(command, env=clean_environment(), stderr=subprocess.PIPE, text=True)
+    return forks.Popen(command, env=clean_environment(), stderr=subprocess.PIPE, text=True)
 
 
 def test_an_event_that_ends_the_process_is_found(place: Place) -> None:
@@ -190,7 +191,9 @@ def test_a_handler_that_hangs_is_interrupted(place: Place, how: str) -> None:
     """Guards against a handler that never returns, and whose group lacks its partitions for as long."""
     place.load(3, keys=3)
     command = [sys.executable, "-m", "tests.consumer.hanger", place.dsn, place.kafka, place.topic, how]
-    process = subprocess.Popen(command, env=clean_environment(), stderr=subprocess.PIPE, text=True)
+    process: forks.Popen[str] = forks.Popen(
+        command, env=clean_environment(), stderr=subprocess.PIPE, text=True
+    )
     try:
         wait_until(lambda: place.inbox().get("failed"), what="a dead letter")
         wait_until(lambda: place.effects() == 2, what="the others")

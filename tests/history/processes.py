@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from outbox_pipelines.local.server import bound, last_lines
+from outbox_pipelines.local.server import last_lines
+from tests import forks
 from tests.conftest import clean_environment
 from tests.history import standstill
 
@@ -26,7 +27,7 @@ class Process:
     ) -> None:
         self.name = name
         self.log = directory / f"{name.replace(' ', '-')}.log"
-        self._command = bound(command, signal.SIGKILL)
+        self._command = command
         self._environment = {**clean_environment(), **environment}
         self.orders: Mapping[str, str] = {}
         """Additional environment of its next run."""
@@ -36,13 +37,14 @@ class Process:
     def start(self) -> None:
         with self.log.open("ab") as log:
             self._log_start = log.tell()
-            self._process = subprocess.Popen(
+            self._process = forks.Popen(
                 self._command,
                 env={**self._environment, **self.orders},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                death_signal=signal.SIGKILL,
             )
 
     @property

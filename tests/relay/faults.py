@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings
+from tests import forks
 from tests.conftest import Outbox, clean_environment, command, wait_until
 from tests.history.judge import Verdict
 from tests.history.verify import seed as seed
@@ -19,7 +20,7 @@ from tests.history.verify import verdict
 
 @contextmanager
 def process(arguments: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
+    process: forks.Popen[str] = forks.Popen(
         arguments,
         env=clean_environment() | environment,
         stdout=subprocess.PIPE,

@@ -16,6 +16,7 @@ from outbox_pipelines.database import Connection
 from outbox_pipelines.relay import queries, service
 from outbox_pipelines.relay.core.retries import MAX_CRASHES
 from outbox_pipelines.relay.shard import Shard
+from tests import forks
 from tests.conftest import Outbox, clean_environment, wait_until
 from tests.history import mock
 from tests.relay.faults import relay
@@ -60,7 +61,7 @@ main()
 def _run(outbox: Outbox, program: str = RELAY, **environment: str) -> int:
     given = clean_environment() | outbox.environment | environment
     command = [sys.executable, "-c", program]
-    return subprocess.run(command, env=given, capture_output=True, timeout=120).returncode
+    return forks.run(command, env=given, capture_output=True, timeout=120).returncode
 
 
 def _run_until_it_lives(outbox: Outbox, program: str = RELAY, **environment: str) -> int:
@@ -124,7 +125,7 @@ def test_crashes_count_in_a_container_restarted_in_place(outbox: Outbox) -> None
     in_place = "import os; own = os.getpid(); os.getpid = lambda: 7" + RELAY.replace("os.getpid()", "own")
     given = clean_environment() | outbox.environment
     for _ in range(2):
-        died = subprocess.run([sys.executable, "-c", in_place], env=given, capture_output=True, timeout=60)
+        died = forks.run([sys.executable, "-c", in_place], env=given, capture_output=True, timeout=60)
         assert died.returncode == -signal.SIGKILL
         with outbox.connect() as connection:
             ((owner,),) = connection.execute("SELECT owner FROM outbox_shards").fetchall()
@@ -173,7 +174,7 @@ def test_kills_from_outside_blame_no_event(outbox: Outbox) -> None:
     """Guards against dead letters made by an operator's kill -9, or by an orchestrator in an outage."""
     outbox.fill(20_000)
     for n in range(12):
-        process = subprocess.Popen(
+        process: forks.Popen[str] = forks.Popen(
             [sys.executable, "-m", "outbox_pipelines", "relay"],
             env=clean_environment() | outbox.environment,
             stderr=subprocess.PIPE,

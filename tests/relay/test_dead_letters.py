@@ -13,6 +13,7 @@ import pytest
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
 from outbox_pipelines.writer import emit
+from tests import forks
 from tests.conftest import Outbox, clean_environment, command, may_log_in, wait_until
 from tests.relay.parked import keys, numbers, parked_rows
 from tests.relay.threads import quick, running
@@ -195,7 +196,7 @@ def test_it_asks_before_it_acts(outbox: Outbox, letters: list[str]) -> None:
     """Guards against a slip of the finger."""
     ours, theirs = pty.openpty()
     with fdopen(ours, "wb", buffering=0) as terminal:
-        process = subprocess.Popen(
+        process: forks.Popen[str] = forks.Popen(
             command("dead-letters", "discard", "--all", "--reason", "x"),
             env=clean_environment() | outbox.environment,
             stdin=theirs,

@@ -1,0 +1,232 @@
+"""Python programs in processes that are forked from one which has imported the package.
+
+A new interpreter spends half a second on imports, and a suite starts a thousand.
+
+Invariants:
+- A process has the environment, streams, working directory and arguments that a new interpreter would have,
+  and is a child of the process that asked for it: `Popen` and `run` do what subprocess's do.
+- No program runs in the process from which others are forked: it has imported modules, and has one thread.
+- Modules that draw something for their process when they are imported (`_OWN`) are imported by each.
+- What an interpreter reads at its start (PYTHON…, LC_…, LANG) is a reason for a new one, and so is another
+  system than Linux.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, AnyStr, Final
+
+# What most programs of the suite need.
+_MODULES: Final = (
+    *("outbox_pipelines.cli", "outbox_pipelines.relay.worker", "outbox_pipelines.quality.measurements"),
+    *("outbox_pipelines.relay.publishing", "outbox_pipelines.relay.marked_table.worker"),
+    *("outbox_pipelines.relay.shared", "outbox_pipelines.relay.parking.hooks", "outbox_pipelines.consumer"),
+    *("tests.history.standstill", "tests.history.steps"),
+)
+_OWN: Final = ("outbox_pipelines.relay.service",)
+_LARGEST: Final = 1 << 17
+_SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36
+_FIXED: Final = ("PYTHON", "LC_", "LANG", "TZ", "LD_")
+
+
+class Popen(subprocess.Popen[AnyStr]):
+    """subprocess's, for commands that begin with this interpreter and -m or -c.
+
+    Args:
+        death_signal: what the process gets when this one ends.
+    """
+
+    def __init__(
+        self,
+        args: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        death_signal: int = 0,
+        **given: Any,
+    ) -> None:
+        self._death_signal = death_signal
+        super().__init__(args, env=env, **given)
+
+    # The one place at which subprocess starts a program.
+    def _execute_child(self, args: Sequence[str], *given: Any) -> None:
+        directory, environment, pipes, session = given[4], given[5], given[9:15], given[20]
+        if not _may_fork(args, environment):
+            super()._execute_child(args, *given)  # type: ignore[misc]
+            return
+        stdin, stdout, stderr = pipes[0], pipes[3], pipes[5]
+        asked = {
+            "arguments": args[1:],
+            "environment": dict(environment),
+            "directory": directory and os.fspath(directory),
+            "session": session,
+            "death_signal": self._death_signal,
+        }
+        streams = [own if own >= 0 else number for number, own in enumerate((stdin, stdout, stderr))]
+        self.pid = _Forker.one().fork(asked, streams)
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+def run(
+    args: Sequence[str], *, timeout: float | None = None, **given: Any
+) -> subprocess.CompletedProcess[Any]:
+    """Run a program to its end, as subprocess.run does."""
+    if given.pop("capture_output", False):
+        given |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process: Popen[Any]
+    with Popen(args, **given) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+
+def _may_fork(args: Sequence[str], environment: Mapping[str, str]) -> bool:
+    return (
+        sys.platform == "linux"
+        and args[0] == sys.executable
+        and args[1] in ("-m", "-c")
+        and _fixed(environment) == _fixed(os.environ)
+    )
+
+
+def _fixed(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(_FIXED)}
+
+
+class _Forker:
+    """The process that forks, as the process sees it that asks."""
+
+    _one: _Forker | None = None
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.forks", str(other.fileno())],
+                pass_fds=[other.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        atexit.register(self._end)
+
+    @classmethod
+    def one(cls) -> _Forker:
+        if cls._one is None:
+            cls._one = cls()
+        return cls._one
+
+    def fork(self, asked: Mapping[str, object], streams: Sequence[int]) -> int:
+        """Return the pid of a new child of this process."""
+        message = json.dumps(asked).encode()
+        assert len(message) < _LARGEST
+        with self._lock, _subreaper():
+            socket.send_fds(self._connection, [message], streams)
+            return int(self._connection.recv(100))
+
+    def _end(self) -> None:
+        self._connection.close()
+        self._process.wait()
+
+
+@contextmanager
+def _subreaper() -> Iterator[None]:
+    """While this holds, a process whose parent ends becomes a child of this one."""
+    _control(_SET_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _control(_SET_SUBREAPER, 0)
+
+
+def _control(what: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(what, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def _next(connection: socket.socket) -> Mapping[str, Any] | None:
+    """Fork for each request; return in each child with its own, and in the parent, with None, at the end."""
+    while True:
+        message, streams, *_ = socket.recv_fds(connection, _LARGEST, 3)
+        if not message:
+            return None
+        reader, writer = os.pipe()
+        between = os.fork()
+        if not between:
+            between = os.getpid()
+            os.close(reader)
+            if child := os.fork():
+                os.write(writer, str(child).encode())
+                # Now the child belongs to the process that asked.
+                os._exit(0)
+            os.close(writer)
+            _take(streams)
+            connection.close()
+            asked: Mapping[str, Any] = json.loads(message)
+            # The death signal is of the parent at that time.
+            while os.getppid() == between:
+                os.sched_yield()
+            if asked["death_signal"]:
+                _control(_SET_DEATH_SIGNAL, asked["death_signal"])
+            return asked
+        os.close(writer)
+        with os.fdopen(reader, "rb") as answer:
+            child_pid = answer.read(20)
+        os.waitpid(between, 0)
+        for stream in streams:
+            os.close(stream)
+        connection.send(child_pid)
+
+
+def _take(streams: Sequence[int]) -> None:
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+
+
+def _program(asked: Mapping[str, Any]) -> None:
+    """Become the program."""
+    if asked["session"]:
+        os.setsid()
+    if asked["directory"]:
+        os.chdir(asked["directory"])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    kind, program, *words = asked["arguments"]
+    if kind == "-m":
+        sys.argv = [program, *words]
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = ["-c", *words]
+        names = {"__name__": "__main__", "__builtins__": __builtins__}
+        exec(compile(program, "<string>", "exec"), names)
+
+
+def _main() -> None:
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
+    for name in _MODULES:
+        __import__(name)
+    assert not sys.modules.keys() & set(_OWN)
+    # Children share the memory of what was imported as long as no collection touches it.
+    gc.collect()
+    gc.freeze()
+    if (asked := _next(connection)) is not None:
+        _program(asked)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,93 @@
+"""A forked process is what a new interpreter would be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import forks
+from tests.conftest import wait_until
+
+_PROGRAM = """
+import os, sys
+names = sorted(os.environ)
+print([sys.argv, os.getcwd(), names, os.environ["MINE"], __name__, os.getppid(), sys.stdin.read()])
+print("told", file=sys.stderr)
+sys.exit(3)
+"""
+_WAITS = "import time; print('in', flush=True); time.sleep(100)"
+
+
+def test_it_has_what_a_new_interpreter_has(tmp_path: Path) -> None:
+    """Guards against a test that passes because of what its process was forked from."""
+    command = [sys.executable, "-c", _PROGRAM, "a", "b"]
+    given: dict[str, Any] = {
+        "env": os.environ | {"MINE": "1"},
+        "cwd": tmp_path,
+        "stdin": subprocess.DEVNULL,
+        "text": True,
+    }
+    made = forks.run(command, capture_output=True, **given)
+    apart = subprocess.run(command, capture_output=True, **given)
+    assert (made.returncode, made.stdout, made.stderr) == (apart.returncode, apart.stdout, apart.stderr)
+    assert str(os.getpid()) in made.stdout
+
+
+def test_relays_have_names_of_their_own() -> None:
+    """Guards against relays that take each other for themselves, and a crash that does not count."""
+    program = "from outbox_pipelines.relay import service; print(service._TOKEN)"
+    command = [sys.executable, "-c", program]
+    tokens = {forks.run(command, env=os.environ, capture_output=True, text=True).stdout for _ in range(3)}
+    assert len(tokens) == 3
+
+
+def test_an_error_ends_it_as_an_interpreter() -> None:
+    """Guards against a crash that looks like a success."""
+    made = forks.run([sys.executable, "-c", "1 / 0"], env=os.environ, capture_output=True, text=True)
+    assert made.returncode == 1
+    assert made.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_it_is_killed_by_its_pid() -> None:
+    """Guards against a kill that hits another process, or is not seen."""
+    process: forks.Popen[str] = forks.Popen(
+        [sys.executable, "-c", _WAITS], env=os.environ, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait(20) == -signal.SIGKILL
+
+
+def test_it_ends_with_the_process_that_asked_for_it() -> None:
+    """Guards against relays that go on after a run of tests was killed."""
+    asks = (
+        "import os, sys; from tests import forks;"
+        f"print(forks.Popen([sys.executable, '-c', {_WAITS!r}], env=os.environ, death_signal=9).pid,"
+        "flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", asks], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        # Both print to one pipe, in either order.
+        told = {process.stdout.readline().strip() for _ in range(2)}
+        (pid,) = told - {"in"}
+        process.kill()
+    wait_until(lambda: not _lives(int(pid)), what="its end")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
