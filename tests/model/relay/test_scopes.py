@@ -6,16 +6,20 @@ import pytest
 
 from tests.model.relay.scopes import SCOPES
 
+_MOST = 7_000
 SMALL = [name for name, scope in SCOPES.items() if scope.is_small]
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_every_state(name: str) -> None:
     """Guards G1, G2, G4 and G5 in every state, and that everything is published in the end."""
-    result = SCOPES[name].explored()
-    assert result.broken is None, SCOPES[name].told(result)
+    scope = SCOPES[name]
+    # Those nearest to the beginning; `make model` explores all.
+    bound = scope.states and min(scope.states, _MOST)
+    result = scope.explored(states=bound)
+    assert result.broken is None, scope.told(result)
     assert not result.missing
-    assert result.exhausted or result.states >= (SCOPES[name].states or 0)
+    assert result.exhausted or result.states >= (bound or 0)
 
 
 @pytest.mark.parametrize("name", [name for name, scope in SCOPES.items() if scope.seeds])
