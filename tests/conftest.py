@@ -44,6 +44,13 @@ _SLOW_FOLDERS: Final = {"browser", "demo", "history", "local", "model"}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only the tests that start no server")
+    parser.addoption("--thorough", action="store_true", help="all repeats of tests that chance decides")
+
+
+@pytest.fixture(scope="session")
+def is_thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether a test repeats what it does as often as `make thorough` asks for."""
+    return bool(request.config.getoption("--thorough"))
 
 
 # Their tests run on the wheel's PostgreSQL alone, not on the machine's as well: what they test happens in our

@@ -11,14 +11,15 @@ from tests.adopt.cycles import cycles
 from tests.history.record import Delivery
 from tests.history.verify import seed as drawn
 
-CYCLES = 2
 
-
+@pytest.mark.thorough
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
-def test_there_and_back_under_load(stack: Stack, tmp_path: Path, delivery: Delivery) -> None:
+def test_there_and_back_under_load(
+    stack: Stack, tmp_path: Path, delivery: Delivery, is_thorough: bool
+) -> None:
     """Guards G1, G2 and G5 across `switch` and `back`, against what chance brings."""
     with cycles(stack, drawn(), tmp_path, delivery) as run:
-        for _ in range(CYCLES):
+        for _ in range(3 if is_thorough else 1):
             run.cycle()
         verdict = run.finish()
     assert verdict.wrong == []
