@@ -69,6 +69,11 @@ def own_servers(directory: Path) -> Iterator[Servers]:
 
 
 def lasting_servers(lasting: Lasting, directories: pytest.TempPathFactory) -> Servers:
-    """The session's, for all tests that leave them running and the proxy healed."""
+    """The session's, for all tests that leave the proxy healed; they run when a test begins."""
     servers: Servers = lasting.once("histories", lambda: own_servers(directories.mktemp("servers")))
+    for server in (servers.postgres, servers.kafka):
+        if server.running():
+            server.thaw()
+        else:
+            server.start()
     return servers

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -13,39 +10,18 @@ import pytest
 from outbox_pipelines import schema
 from outbox_pipelines.local.kafka import Kafka, running
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.local.server import Server
 from outbox_pipelines.settings import load_settings
-from tests.conftest import Lasting, Outbox, quicken_logins, topic_prefix
-
-
-@contextmanager
-def _running(directory: Path) -> Iterator[tuple[Postgres, Kafka]]:
-    postgres, kafka = Postgres(directory / "postgres"), Kafka(directory / "kafka")
-    try:
-        postgres.start()
-        quicken_logins(postgres.dsn)
-        kafka.start()
-        yield postgres, kafka
-    finally:
-        postgres.stop()
-        kafka.stop()
-
-
-def _restore(server: Server) -> None:
-    """Undo what a test did to a server."""
-    if server.running():
-        server.thaw()
-    else:
-        server.start()
+from tests.conftest import Lasting, Outbox, topic_prefix
+from tests.history import business
+from tests.history.servers import lasting_servers
+from tests.relay.topic import create_topic
 
 
 @pytest.fixture
 def killable(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> tuple[Postgres, Kafka]:
     """Servers that a test may kill, stop and freeze; started once, and alive when a test begins."""
-    postgres, kafka = lasting.once("killable", lambda: _running(tmp_path_factory.mktemp("killable")))
-    _restore(postgres)
-    _restore(kafka)
-    return postgres, kafka
+    servers = lasting_servers(lasting, tmp_path_factory)
+    return servers.postgres, servers.kafka
 
 
 def new_database(postgres: Postgres) -> str:
@@ -66,16 +42,23 @@ def own_servers(killable: tuple[Postgres, Kafka]) -> tuple[Postgres, Kafka, Outb
         topic=f"{topic_prefix()}-{{aggregate_type}}-events",
     )
     schema.migrate(settings)
-    return postgres, kafka, Outbox(settings)
+    outbox = Outbox(settings)
+    for kind in business.KINDS:
+        create_topic(outbox, 8, of=kind)
+    return postgres, kafka, outbox
 
 
-@pytest.fixture(scope="session")
-def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+@pytest.fixture
+def strict(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> Kafka:
     """A broker that creates no topics itself and has access rules; what none speaks of is allowed."""
     settings = {
         "auto.create.topics.enable": "false",
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": "true",
+        "transaction.max.timeout.ms": "20000",
+        # It is never killed: so it costs a third when no test uses it.
+        "broker.heartbeat.interval.ms": 2000,
+        "broker.session.timeout.ms": 9000,
     }
-    with running(tmp_path_factory.mktemp("strict"), settings) as broker:
-        yield broker
+    made: Kafka = lasting.once("strict", lambda: running(tmp_path_factory.mktemp("strict"), settings))
+    return made

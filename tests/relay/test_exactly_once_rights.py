@@ -19,7 +19,6 @@ from confluent_kafka.admin import (
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.local.kafka import Kafka
-from outbox_pipelines.local.kafka import running as broker
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.shards import resharding
 from outbox_pipelines.relay.shards.resharding import NotAllThereError
@@ -28,20 +27,6 @@ from tests.relay.parked import parked_rows
 from tests.relay.test_exactly_once import ONCE
 from tests.relay.test_topics import _make
 from tests.relay.threads import quick, relays, running, wait_for_holders, wait_until_relayed
-
-_SETTINGS = {
-    "auto.create.topics.enable": "false",
-    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    "allow.everyone.if.no.acl.found": "true",
-    "transaction.max.timeout.ms": "20000",
-}
-
-
-@pytest.fixture(scope="module")
-def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """A broker with access rules; what none speaks of is allowed."""
-    with broker(tmp_path_factory.mktemp("strict"), _SETTINGS) as kafka:
-        yield kafka
 
 
 @pytest.fixture

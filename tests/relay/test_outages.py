@@ -16,7 +16,7 @@ from tests.conftest import Outbox, wait_until
 from tests.relay import faults
 from tests.relay.parked import parked_rows, write
 from tests.relay.threads import running
-from tests.relay.topic import NOISE, create_topic
+from tests.relay.topic import NOISE, change_topic
 
 
 def _breaker(outbox: Outbox) -> str:
@@ -157,7 +157,7 @@ def test_an_outage_during_an_attempt_does_not_count(
     """Guards against a dead letter made by an outage: what Kafka did not answer was not refused."""
     _, kafka, outbox = own_servers
     monkeypatch.setattr("outbox_pipelines.relay.parking.prober._PATIENCE_SECONDS", 0.5)
-    create_topic(outbox, **{"max.message.bytes": "2000"})
+    change_topic(outbox, **{"max.message.bytes": "2000"})
     write(outbox, ("a", {"noise": NOISE}))
 
     def row() -> tuple[object, ...]:

@@ -49,7 +49,6 @@ def test_a_commit_that_is_not_answered_at_first(outbox: Outbox, monkeypatch: pyt
 def test_kafka_stands_still_during_a_drain(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
     """Guards the same with large events and a broker that is stopped for longer than one try of a commit."""
     _, kafka, outbox = own_servers
-    create_topic(outbox, 8)
     with outbox.connect() as connection:
         connection.execute(
             "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "

@@ -14,6 +14,7 @@ from tests.conftest import fresh_database, topic_prefix
 from tests.relay.conftest import new_database
 from tests.relay.marked_table import textbook
 from tests.relay.marked_table.textbook import Table
+from tests.relay.topic import create_topic
 
 Make = Callable[[str, str], Table]
 
@@ -41,4 +42,5 @@ def own_table(killable: tuple[Postgres, Kafka], tmp_path: Path) -> tuple[Postgre
         *(new_database(postgres), kafka.bootstrap, topic, tmp_path),
         *(textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING),
     )
+    create_topic(table.outbox, 8)
     return postgres, kafka, table
