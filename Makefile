@@ -19,7 +19,7 @@ CELLS ?=
 # A suite starts a thousand processes: none should compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo ui fleet test test-fast coverage matrix interop model soak lint docs bench release clean
+.PHONY: demo ui fleet test test-fast coverage matrix interop model soak thorough lint docs bench release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/ready
@@ -58,6 +58,10 @@ model: $(VENV)/ready
 
 soak: $(VENV)/ready
 	@$(BIN)/python -m tests.history run --seconds $(SOAK_SECONDS) --relay $(RELAY) --consumer $(CONSUMER) $(if $(LOAD),--load $(LOAD)) $(if $(SEED),--seed $(SEED))
+
+# What make test does in part: each kill, cycle, fault and case of the tests that are marked as thorough.
+thorough: $(VENV)/ready
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 --thorough -m thorough
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -44,12 +44,14 @@ _SLOW_FOLDERS: Final = {"browser", "demo", "history", "local", "model"}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only the tests that start no server")
-    parser.addoption("--thorough", action="store_true", help="all repeats of tests that chance decides")
+    parser.addoption(
+        "--thorough", action="store_true", help="as many repeats and cases as `make thorough` runs"
+    )
 
 
 @pytest.fixture(scope="session")
 def is_thorough(request: pytest.FixtureRequest) -> bool:
-    """Whether a test repeats what it does as often as `make thorough` asks for."""
+    """Whether a test repeats what it does as often as in `make thorough`."""
     return bool(request.config.getoption("--thorough"))
 
 
@@ -71,7 +73,12 @@ _WHEEL_ALONE: Final[Mapping[str, Collection[str]]] = {
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     is_fast = config.getoption("--fast", False)
-    left_out = [item for item in items if _is_repeated(item) or (is_fast and _is_slow(item))]
+    is_thorough = config.getoption("--thorough", False)
+    left_out = [
+        item
+        for item in items
+        if _is_repeated(item) or (is_fast and _is_slow(item)) or (not is_thorough and _is_extra(item))
+    ]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         out = set(left_out)
@@ -83,6 +90,11 @@ def _is_repeated(item: pytest.Item) -> bool:
         return False
     call = getattr(item, "callspec", None)
     return call is not None and call.params.get("server") == "machine"
+
+
+def _is_extra(item: pytest.Item) -> bool:
+    marker = item.get_closest_marker("thorough")
+    return marker is not None and bool(marker.kwargs.get("only"))
 
 
 def _is_slow(item: pytest.Item) -> bool:

@@ -71,7 +71,14 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.dsn
 
 
-@pytest.mark.parametrize("case", [ALL_HEADERS, BARE, EXPANDED], ids=["headers", "bare", "expanded"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(ALL_HEADERS, id="headers"),
+        pytest.param(BARE, id="bare", marks=pytest.mark.thorough(only=True)),
+        pytest.param(EXPANDED, id="expanded", marks=pytest.mark.thorough(only=True)),
+    ],
+)
 def test_debezium_and_the_relay_publish_the_same(
     database: str, stack: Stack, tmp_path: Path, case: Case
 ) -> None:
