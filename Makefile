@@ -11,8 +11,8 @@ SEED ?=
 PORT ?=
 SCOPES ?=
 MODEL_SECONDS ?= 300
-# Each has servers of its own for the tests that kill them: some 2 GB.
-WORKERS ?= 3
+# More than cores, since many tests wait. Each has servers of its own for the tests that kill them: some 1.5 GB.
+WORKERS ?= 5
 TESTS ?=
 CELLS ?=
 

@@ -59,8 +59,8 @@ def is_thorough(request: pytest.FixtureRequest) -> bool:
 # processes, and other files of the folder try the same statements on both.
 _WHEEL_ALONE: Final[Mapping[str, Collection[str]]] = {
     "archive": (
-        *("test_commands.py", "test_history.py", "test_memory.py", "test_plots.py", "test_published.py"),
-        *("test_queries_doc.py", "test_query.py", "test_reader.py", "test_store.py"),
+        *("test_commands.py", "test_history.py", "test_identity.py", "test_memory.py", "test_plots.py"),
+        *("test_published.py", "test_queries_doc.py", "test_query.py", "test_reader.py", "test_store.py"),
     ),
     "examples": ("test_examples.py", "test_shops.py", "test_worker.py"),
     "writer": (
