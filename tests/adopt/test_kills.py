@@ -8,7 +8,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
 from tests.adopt.conftest import Adopted, Make
@@ -24,9 +26,10 @@ WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type 
 class Lives:
     """Processes that run a step, and die."""
 
-    def __init__(self, adopted: Adopted, process: subprocess.Popen[str]) -> None:
-        self.adopted, self._process = adopted, process
-        self._observer = adopted.connect()
+    def __init__(
+        self, adopted: Adopted, process: subprocess.Popen[str], observer: psycopg.Connection[Any]
+    ) -> None:
+        self.adopted, self._process, self._observer = adopted, process, observer
 
     def run(self, step: str, statement: int) -> bool:
         """Whether it came to its end."""
@@ -48,38 +51,38 @@ class Lives:
 def lives(make: Make, tmp_path: Path) -> Iterator[Lives]:
     adopted = make(guides.D)
     environment = adopted.environment | {"OUTBOX_ARCHIVE": str(tmp_path / "archive")}
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.adopt.dying"],
-        env=clean_environment() | environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        yield Lives(adopted, process)
+    with (
+        adopted.connect() as observer,
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.adopt.dying"],
+            env=clean_environment() | environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        yield Lives(adopted, process, observer)
 
 
-@pytest.mark.thorough
-def test_every_statement(lives: Lives, is_thorough: bool) -> None:
+def test_every_statement(lives: Lives) -> None:
     """Guards against a state from which no run continues, or in which no event can be written."""
     adopted, number = lives.adopted, itertools.count()
     deaths = 0
-    # Before every third statement; `make thorough`: before each.
-    each = 1 if is_thorough else 3
     # What drain and back do is mostly done by relays, which have tests of their own.
     for step, stride in (
-        ("prepare", each),
-        ("switch", each),
-        ("drain", 4 * each),
-        ("back", 4 * each),
-        ("switch", 7 * each),
-        ("drain", 9 * each),
+        ("prepare", 1),
+        ("switch", 1),
+        ("drain", 4),
+        ("back", 4),
+        ("switch", 7),
+        ("drain", 9),
     ):
         for statement in itertools.count(1, stride):
             adopted.write((KEY, next(number)))
             if lives.run(step, statement):
                 break
             deaths += 1
-    for statement in itertools.count(1, each):
+    for statement in itertools.count(1):
         if lives.run("finish", statement):
             break
         deaths += 1
@@ -87,4 +90,4 @@ def test_every_statement(lives: Lives, is_thorough: bool) -> None:
     adopted.relay()
     first = list(dict.fromkeys(adopted.numbers()[KEY]))
     assert first == list(range(next(number)))
-    assert deaths > 80 / each
+    assert deaths > 80

@@ -18,10 +18,10 @@ from outbox_pipelines.partitions.calendar import leaf_of
 from tests.conftest import clean_environment, wait_until
 from tests.partitions import days
 from tests.partitions.days import DAY
-from tests.schema.servers import Database
+from tests.schema.servers import Connection, Database
 
 NEVER = -1
-_SESSIONS = """
+_SESSIONS = b"""
 SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"""
 
@@ -45,8 +45,8 @@ _VARYING = re.compile(
 class _Lives:
     """Processes that live a day's life, and die."""
 
-    def __init__(self, database: Database, process: subprocess.Popen[str]) -> None:
-        self._database = database
+    def __init__(self, observer: Connection, process: subprocess.Popen[str]) -> None:
+        self._observer = observer
         self._process = process
 
     def live(self, directory: Path, statement: int) -> int:
@@ -58,20 +58,23 @@ class _Lives:
         status = int(self._process.stdout.readline())
         assert status in (0, signal.SIGKILL)
         # The server notices the crash in its own time.
-        wait_until(lambda: not self._database.value(_SESSIONS))
+        wait_until(lambda: self._observer.execute(_SESSIONS).fetchone() == (0,))
         return status
 
 
 @pytest.fixture
 def lives(database: Database) -> Iterator[_Lives]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.partitions.dying"],
-        env=clean_environment() | {"OUTBOX_DSN": database.dsn},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        yield _Lives(database, process)
+    with (
+        database.connect() as observer,
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.partitions.dying"],
+            env=clean_environment() | {"OUTBOX_DSN": database.dsn},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        yield _Lives(observer, process)
 
 
 def _rows_somewhere(database: Database, directory: Path) -> int:
@@ -107,21 +110,18 @@ def _state(database: Database, directory: Path) -> list[Any]:
 
 
 # What the statements do on an older server, other tests show.
-@pytest.mark.thorough
 @pytest.mark.parametrize("server", ["wheel"], indirect=True)
-def test_every_statement(database: Database, lives: _Lives, tmp_path: Path, is_thorough: bool) -> None:
+def test_every_statement(database: Database, lives: _Lives, tmp_path: Path) -> None:
     """Guards against a state from which no run continues, and against rows that are nowhere.
 
-    A process is killed before every third statement, in `make thorough` before each. Where nothing lasting
-    happened since the death before (most statements only read), the next run would start from the same state
-    again: it runs once for each state.
+    A process is killed before each statement. Where nothing lasting happened since the death before (most
+    statements only read), the next run would start from the same state again: it runs once for each state.
     """
-    each = 1 if is_thorough else 3
-    statement, states = 1 - each, 0
+    statement = states = 0
     before: list[Any] = []
     status: int = signal.SIGKILL
     while status:
-        statement += each
+        statement += 1
         # As if the day had never been.
         database.rows(f"DROP TABLE IF EXISTS {leaf_of(DAY)}")
         database.rows("DELETE FROM outbox_days WHERE day = %s", DAY)
@@ -141,4 +141,4 @@ def test_every_statement(database: Database, lives: _Lives, tmp_path: Path, is_t
         left = sorted(path.name for path in directory.rglob("*") if path.is_file())
         assert [name.split("-")[0] for name in left] == ["2026", "archive.json", "events"], statement
     assert statement > 40
-    assert states > (10 if is_thorough else 6)
+    assert states > 10
