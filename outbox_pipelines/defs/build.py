@@ -28,7 +28,7 @@ from outbox_pipelines.defs import (
 )
 from outbox_pipelines.defs.outbox import Outbox, Part
 from outbox_pipelines.defs.relay import assets as relay
-from outbox_pipelines.defs.relay import dead_letters, sensors
+from outbox_pipelines.defs.relay import cutover, dead_letters, sensors
 from outbox_pipelines.defs.relay import jobs as relay_jobs
 from outbox_pipelines.errors import SetupError
 
@@ -116,7 +116,7 @@ def _definitions(outbox: Outbox) -> dg.Definitions:
             for each in assets
         ]
     checks = _made(outbox, _CHECKS)
-    jobs = [*_made(outbox, _JOBS), dead_letters.dead_letters_job(outbox)]
+    jobs = [*_made(outbox, _JOBS), dead_letters.dead_letters_job(outbox), cutover.cutover_job(outbox)]
     # Jobs of assets are resolved here, among the assets of this outbox alone: Dagster would look at the
     # assets of all outboxes for each of them, which takes two seconds with 50.
     of_assets = [job for job in jobs if not isinstance(job, dg.JobDefinition)]

@@ -50,7 +50,7 @@ Automation = Literal["running", "stopped"]
 
 # What descriptions mention in backquotes.
 _MENTIONED: Final = re.compile(
-    r"`(?:(outbox/\w+|application/tables)|(relay_supervisor|relay_session|relay_once|dead_letters|archive_days?"
+    r"`(?:(outbox/\w+|application/tables)|(relay_supervisor|relay_session|relay_once|dead_letters|cutover|archive_days?"
     r"|drop_days?|maintain_partitions|clean_table|make_months|reconcile_day|check_catalog|check_health|health"
     r"|inbox|drain_inbox|alerts|purge_history))`"
 )

@@ -1,0 +1,81 @@
+"""The change between polling and change data capture in Dagster's launchpad: the same as `outbox cutover`."""
+
+# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+from typing import Final, Literal
+
+import dagster as dg
+from pydantic import Field
+
+from outbox_pipelines.defs.failures import one_line
+from outbox_pipelines.defs.outbox import Outbox
+
+
+class CutoverConfig(dg.Config):
+    """What to change to."""
+
+    to: Literal["look", "cdc", "polling"] = Field(
+        default="look", description="look changes nothing: it shows the slot, and what a change would do"
+    )
+    seconds: float = Field(
+        default=60.0, gt=0, description="How long to wait for running transactions, or for the relay, at most"
+    )
+
+
+def change_source(outbox: Outbox) -> dg.OpDefinition:
+    """Return the op `change_source`."""
+
+    @dg.op(name=outbox.name_of("change_source"))
+    def change_source(context: dg.OpExecutionContext, config: CutoverConfig) -> None:
+        """Change where relays read events; log each step."""
+        # Imported here so that definitions load without the drivers.
+        from outbox_pipelines.relay.cdc import cutover
+        from outbox_pipelines.relay.cdc.status import read
+
+        with one_line():
+            settings = outbox.load_settings()
+            if config.to == "look":
+                other = "polling" if read(settings).source == "cdc" else "cdc"
+                context.log.info(f"a change to {other} would do: " + "; ".join(cutover.plan(settings, other)))
+            else:
+                cutover.run(settings, config.to, seconds=config.seconds, say=context.log.info)
+            found = read(settings)
+        context.add_output_metadata(
+            {
+                "source": found.source,
+                "slot": found.slot or "",
+                "log_bytes": found.retained_bytes or 0,
+                "problems": found.problems,
+                "state": dg.MetadataValue.md("\n".join(f"- {line}" for line in found.lines())),
+            }
+        )
+
+    return change_source
+
+
+_CUTOVER_JOB: Final = """\
+Changes where relays read events, like `outbox cutover`: from a replication slot (cdc), or between snapshots
+(polling).
+
+Use: launch it without configuration to see the slot and the plan. Then launch it again with `to`: cdc or
+polling. Writers and relays continue: no event is lost, repeated or reordered. The run's log has a line for
+each step; its output is the state of the slot afterwards. The role of the settings must own the outbox and
+have the right REPLICATION.
+
+When it fails: the run says in one line what is missing (wal_level, a right), or what it waited for. Relays
+publish as before. Launch it again, with either target.
+"""
+
+
+def cutover_job(outbox: Outbox) -> dg.JobDefinition:
+    """Return the job `cutover_job`."""
+
+    @dg.job(
+        tags=outbox.run_tags,
+        executor_def=outbox.executor,
+        name=outbox.name_of("cutover"),
+        description=outbox.text(_CUTOVER_JOB),
+    )
+    def cutover_job() -> None:
+        change_source(outbox).alias("change_source")()
+
+    return cutover_job
