@@ -26,6 +26,8 @@ class Quiet:
         self._has_moved = True
         self._running: frozenset[int] = frozenset()
         self._done: Snapshot | None = None
+        self.awaits_commit = False
+        """Whether an event that has just taken its number may be about to commit."""
 
     def has_read(self, done: Snapshot) -> None:
         """Record that all that `done` sees is read.
@@ -37,13 +39,9 @@ class Quiet:
         if self._has_moved:
             running = frozenset((*done.xip, *range(done.xmax, self._below)))
         self._running = frozenset(tx for tx in running if tx < self._below and not done.sees(tx))
+        self.awaits_commit = self._has_moved and bool(self._running)
         self._has_moved = False
         self._done = done
-
-    @property
-    def awaits_commit(self) -> bool:
-        """Whether a transaction that may have written events was running."""
-        return bool(self._running)
 
     def is_new(self, snapshot: bytes, last: bytes | None, age: bytes) -> bool:
         """Return whether there may be something that is not read.

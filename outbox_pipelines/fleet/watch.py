@@ -28,8 +28,8 @@ IDLE: Final = 0.04
 BUSY: Final = 0.02
 COMMIT: Final = 0.005
 _BUSY_SECONDS: Final = 5.0
-# A transaction that takes longer is not waited for so often.
-_COMMIT_SECONDS: Final = 0.1
+# A transaction that takes longer is not waited for so often: on a slow server that would make it slower.
+_COMMIT_SECONDS: Final = 0.03
 LONGEST: Final = 2.0
 # How often a reader looks whether its sequence can still be trusted: a person may change it.
 _SEQUENCE_SECONDS: Final = 60.0
