@@ -22,6 +22,8 @@ _QUICK = {
     "OUTBOX_MAX_ATTEMPTS": "4",
     "OUTBOX_ON_DEAD_LETTER": "block",
     "OUTBOX_DEAD_LETTER_TOPICS": "true",
+    # Also from which source events are read.
+    "OUTBOX_LOG_LEVEL": "info",
 }
 
 _EXACTLY_ONCE = {"OUTBOX_DELIVERY": "exactly_once", "OUTBOX_TRANSACTION_SECONDS": "4"}
