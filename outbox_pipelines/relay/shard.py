@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, LiteralString
+from typing import Any, Final, LiteralString
 
 import psycopg
 
@@ -23,6 +23,8 @@ from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.parking import queries as parked_queries
 from outbox_pipelines.relay.shards.ownership import ShardOwnership
 from outbox_pipelines.settings import Settings
+
+_ROWS_POLL: Final = 0.01
 
 # Events to park, by seq: the state and the reason.
 Parked = Mapping[int, tuple[str, str | None]]
@@ -164,9 +166,25 @@ class Shard(ShardOwnership):
         self.execute(queries.FORGET_TICK, {})
         self.tick_id = None
 
+    def _await_rows(self, seqs: list[int], ends: Mapping[str, int]) -> tuple[Any, Any]:
+        """Return the days of rows when all of them are visible: the position passes over none that is not.
+
+        Raises:
+            ShardLostError: they do not become visible; they are read again.
+        """
+        deadline = time.monotonic() + self._settings.lease_seconds / 2
+        while True:
+            ((start, stop),) = self.execute(queries.DAYS, ends)
+            given = {"seqs": seqs, "start": start, "stop": stop}
+            if self.execute(parked_queries.PRESENT, given) == [(len(seqs),)]:
+                return start, stop
+            if time.monotonic() > deadline:
+                raise ShardLostError("the rows of rejected events are not visible to this session yet")
+            time.sleep(_ROWS_POLL)
+
     def _park(self, parked: Parked) -> None:
         ends = {"from": min(parked), "to": max(parked)}
-        ((start, stop),) = self.execute(queries.DAYS, ends)
+        start, stop = self._await_rows(list(parked), ends)
         states, errors = zip(*parked.values(), strict=True)
         rows = {"seqs": list(parked), "states": list(states), "errors": list(errors)}
         self.execute(parked_queries.PARK, {**ends, **rows, "start": start, "stop": stop})

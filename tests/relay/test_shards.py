@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -210,6 +211,29 @@ def test_the_row_is_found_again_where_it_moved(outbox: Outbox) -> None:
     position = _position(outbox)
     owner.settle(position)
     assert _saved(outbox) == str(position.done)
+    owner.release()
+
+
+def test_an_event_that_is_not_visible_yet_is_not_passed_over(outbox: Outbox) -> None:
+    """Guards against a rejected event that is lost because a slot delivers it before its row is seen (G1)."""
+    owner = Shard(outbox.settings.model_copy(update={"lease_seconds": 4.0}), 0, "a")
+    assert owner.try_take()
+    before = _saved(outbox)
+    query = (
+        "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
+        "VALUES ('order', '1', 'e', '{}') RETURNING seq"
+    )
+    with outbox.connect(autocommit=False) as writer:
+        ((seq,),) = writer.execute(query).fetchall()
+        with pytest.raises(ShardLostError, match="not visible"):
+            owner.settle(_position(outbox), parked=[{seq: ("retrying", "refused")}])
+        assert _saved(outbox) == before
+        commit = threading.Timer(0.3, writer.commit)
+        commit.start()
+        owner.settle(_position(outbox), parked=[{seq: ("retrying", "refused")}])
+        commit.join()
+    with outbox.connect() as connection:
+        assert connection.execute("SELECT seq, state FROM outbox_parked").fetchall() == [(seq, "retrying")]
     owner.release()
 
 

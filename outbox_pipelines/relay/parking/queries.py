@@ -9,6 +9,11 @@ PARK: Final = """
 SELECT outbox_park(%(seqs)s::bigint[], %(states)s::text[], %(errors)s::text[],
                    %(start)s, %(stop)s, %(from)s, %(to)s)"""
 
+# What is parked is copied from here. A slot may deliver a transaction before other sessions see its rows.
+PRESENT: Final = """
+SELECT count(*) FROM outbox
+WHERE created_at >= %(start)s AND created_at < %(stop)s AND seq = ANY (%(seqs)s::bigint[])"""
+
 BLOCKED: Final[LiteralString] = f"""
 SELECT DISTINCT aggregate_type, aggregate_id FROM outbox_parked
 WHERE state = ANY (%(blocking)s) AND {MINE}"""
