@@ -36,7 +36,9 @@ FACTS: Final = """
 SELECT current_setting('wal_level'), current_setting('server_version_num')::int,
        (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user), current_user::text,
        (SELECT count(*) FROM outbox_shards), EXISTS (SELECT FROM outbox_shards WHERE wanted IS NOT NULL),
-       current_setting('max_replication_slots')::int, (SELECT count(*) FROM pg_replication_slots)"""
+       current_setting('max_replication_slots')::int,
+       (SELECT count(*) FROM pg_replication_slots
+        WHERE slot_name IS DISTINCT FROM (SELECT max(slot) FROM outbox_shards))"""
 LOCK_SETUP: Final = "SELECT pg_try_advisory_lock(hashtext(%(lock)s), 0)"
 NAMED: Final = "SELECT slot, slot_snapshot::text, slot_ends FROM outbox_shards ORDER BY shard LIMIT 1"
 BEGIN_SLOT: Final = """

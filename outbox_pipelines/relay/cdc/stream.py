@@ -90,15 +90,15 @@ class Stream:
         """Wait until something can be received, at most so long."""
         select.select([self._pgconn.socket], [], [], seconds)
 
-    def confirm(self, position: int, *, now: bool = False) -> None:
-        """Tell the server that everything before this position is settled: twice a second, or `now`.
+    def confirm(self, position: int) -> None:
+        """Tell the server that everything before this position is settled, at most twice a second.
 
         Raises:
             SlotLostError: the connection has ended.
         """
         clock = time.monotonic()
         since = clock - self._said_at
-        moves = position > self._confirmed and (now or since >= _CONFIRM_SECONDS)
+        moves = position > self._confirmed and since >= _CONFIRM_SECONDS
         if not (moves or self._must_answer or since >= _STATUS_SECONDS):
             return
         self._confirmed = max(position, self._confirmed)

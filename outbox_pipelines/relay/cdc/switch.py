@@ -102,7 +102,7 @@ class Sources:
                 return Stream(connection, slot, slot)
             except psycopg.errors.ObjectInUse:
                 connection.close()
-                # This relay owns the shard: whoever reads the slot is a relay that does not.
+                # This relay owns the shard: any other reader of the slot is a relay that does not.
                 self._connection.execute(queries.END_READER, {"slot": slot})
                 if time.monotonic() > deadline:
                     raise

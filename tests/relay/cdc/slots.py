@@ -37,7 +37,7 @@ def begins(outbox: Outbox) -> Snapshot:
 
 
 class Reading:
-    """A source that reads a slot, and settles what it is told to."""
+    """A source that reads a slot, and settles on request."""
 
     def __init__(self, outbox: Outbox, slot: str, done: Snapshot, **more: Any) -> None:
         self.settled = done

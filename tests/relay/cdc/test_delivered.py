@@ -65,7 +65,7 @@ def _round(chance: random.Random) -> None:
             _ask(server, delivered)
         snapshot = delivered.snapshot()
         published = before | set(server.committed[:at])
-        # A set of ids is compared where there are events: others concern nobody.
+        # A set of ids is compared where there are events: the others have none.
         for tx in [*server.committed, *(tx for tx, kind in server.running.items() if kind == "event")]:
             assert snapshot.sees(tx) == delivered.sees(tx) == (tx in published)
         assert snapshot.xmin == (snapshot.xip[0] if snapshot.xip else snapshot.xmax)

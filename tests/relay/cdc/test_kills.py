@@ -47,7 +47,7 @@ def _comes_to_its_end(outbox: Outbox, statement: int, *arguments: str) -> bool:
 
 
 def test_every_statement(outbox: Outbox) -> None:
-    """Guards against a slot that nobody knows, and events that an unfinished cut-over loses or repeats."""
+    """Guards against a slot that is forgotten, and events that an unfinished cut-over loses or repeats."""
     settings = quick(outbox)
     deaths = 0
     with running(settings), writing(outbox) as counts:

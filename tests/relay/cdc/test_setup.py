@@ -1,4 +1,4 @@
-"""`outbox cdc` and `outbox cutover` as operators use them, and what stands in their way."""
+"""`outbox cdc` and `outbox cutover` as operators use them, and what prevents them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_set_up_show_and_drop(outbox: Outbox) -> None:
 
 
 def test_interrupted_setups_leave_nothing(outbox: Outbox) -> None:
-    """Guards against a slot that nobody knows, which fills the disk."""
+    """Guards against a slot that is forgotten, which fills the disk."""
     slot = make(outbox)
     with outbox.connect() as connection:
         # As a process leaves it that was killed between the slot and its row.

@@ -320,7 +320,7 @@ def _read_what_is_not_shown(outbox: Outbox) -> None:
 
 
 def _commit_until(connection: Connection, stop: threading.Event) -> None:
-    """The server takes a changed setting over a moment after it is told."""
+    """The server takes a changed setting over a moment after the reload."""
     while not stop.is_set():
         connection.execute("SELECT pg_current_xact_id()")
 

@@ -165,7 +165,7 @@ def test_until_empty_reads_the_slot_as_well(outbox: Outbox, delivery: str) -> No
 
 
 def test_the_number_of_shards_stays_one(outbox: Outbox) -> None:
-    """Guards against shards that nobody reads, because a slot has one reader."""
+    """Guards against shards that are not read, because a slot has one reader."""
     make(outbox)
     changed = outbox.outbox("shards", "set", "2")
     assert changed.returncode == 2
