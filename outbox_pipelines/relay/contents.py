@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
+from operator import attrgetter
 from typing import Any, Final, LiteralString, NamedTuple, Protocol
 
 import psycopg
@@ -21,6 +22,7 @@ from outbox_pipelines.relay import bodies, queries
 
 # How old the knowledge of closed days may be: one that is thought open costs planning, nothing else.
 _DAYS_SECONDS: Final = 60.0
+_payload = attrgetter("payload")
 
 
 class Guard(Protocol):
@@ -143,6 +145,11 @@ def is_listed(event: Event) -> bool:
     """Return whether an event was read without its content."""
     payload: str | None = event.payload
     return payload is None
+
+
+def any_listed(events: Iterable[Event]) -> bool:
+    """Return whether any of these events was read without its content."""
+    return None in map(_payload, events)
 
 
 def _without_content(event: Event) -> Event:

@@ -4,6 +4,8 @@ Invariants:
 - What is not understood is an error, never passed over: a row that is skipped would be lost.
 - Values are text, because an event consists of texts: the server makes them as for a query. (Measured: in
   binary the server takes 10 % less, and Python more than that for ids and numbers.)
+- A row is cut at the bytes with which a column begins, because that takes a third of the time: PostgreSQL's
+  texts contain no NUL, so those bytes are nowhere else. Where the result is not beyond doubt, it is not used.
 
 Source: "Logical Replication Message Formats" in PostgreSQL's manual.
 """
@@ -11,7 +13,8 @@ Source: "Logical Replication Message Formats" in PostgreSQL's manual.
 from __future__ import annotations
 
 import json
-from struct import Struct
+from collections.abc import Sequence
+from struct import Struct, error
 from typing import Any, Final, NamedTuple
 
 from outbox_pipelines.errors import SetupError
@@ -29,18 +32,28 @@ _COUNT: Final = Struct(">H")
 _LENGTH: Final = Struct(">I")
 _TEXT: Final = ord("t")
 _NULL: Final = ord("n")
-_FIRST: Final = ("seq", "id", "aggregate_type", "aggregate_id", "event_type", "payload", "tx", "created_at")
+_FIRST: Final = ("id", "seq", "tx", "aggregate_type", "aggregate_id", "event_type", "payload")
 _NAMES: Final = ("idempotency_key", "correlation_id", "causation_id", "traceparent", "version")
+_WANTED: Final = (*_FIRST, "headers", *_NAMES, "created_at")
 _METADATA: Final = tuple(name.replace("_", "-") for name in _NAMES)
 _NUMBER: Final = _METADATA[-1]
+# What a text of less than 64 KB begins with, before two more bytes of its length.
+_SHORT_TEXT: Final = b"t\0\0"
+# Below it, no length looks like one.
+_MOST_CUT: Final = 0x74_0000
+# All columns between the payload and the time are null.
+_NO_METADATA: Final = b"nnnnnn" + _SHORT_TEXT
+_TIME_AT: Final = len(_NO_METADATA) + 2
+_NO_NAMES: Final = (None,) * len(_NAMES)
+_new = tuple.__new__
 
 
 class Row(NamedTuple):
     """An inserted row."""
 
     event: Event
-    tx: int
-    """Its transaction."""
+    tx: bytes
+    """Its transaction: the digits."""
 
 
 class Decoder:
@@ -53,6 +66,8 @@ class Decoder:
     def __init__(self, *, with_time: bool) -> None:
         self._with_time = with_time
         self._columns: dict[int, list[int]] = {}
+        self._usual: set[bytes] = set()
+        """Relations that have the columns of the outbox in their order, and no others."""
 
     def relation(self, message: bytes, *, is_strict: bool = True) -> None:
         """Take over which columns a table has: said before its first row, and after each change.
@@ -71,14 +86,16 @@ class Decoder:
             end = rest.index(b"\0", at + 1)
             names.append(rest[at + 1 : end].decode())
             at = end + 9
-        wanted = (*_FIRST, "headers", *_NAMES)
-        if missing := [name for name in wanted if name not in names]:
+        if missing := [name for name in _WANTED if name not in names]:
             if not is_strict:
                 return
             raise SetupError(
                 f"the publication leaves out the column {missing[0]} of the outbox: run `outbox cdc setup`"
             )
-        self._columns[relation] = [names.index(name) for name in wanted]
+        self._columns[relation] = [names.index(name) for name in _WANTED]
+        self._usual.discard(message[1:5])
+        if names == list(_WANTED):
+            self._usual.add(message[1:5])
 
     def knows(self, message: bytes) -> bool:
         """Return whether an inserted row is one of the outbox."""
@@ -86,19 +103,57 @@ class Decoder:
 
     def row(self, message: bytes, longest: int) -> Row:
         """Return an inserted row; without its content if the message has more than `longest` bytes."""
+        # The hot loop: a backlog has 150,000 rows a second.
+        if message[1:5] in self._usual and len(message) <= longest and len(message) < _MOST_CUT:
+            texts = message.split(_SHORT_TEXT, 7)
+            if len(texts) == 8:
+                _, event_id, seq, tx, aggregate_type, aggregate_id, event_type, rest = texts
+                end = 2 + (rest[0] << 8 | rest[1])
+                # If `rest` began with a later column than the payload, fewer than seven would follow.
+                if rest.startswith(_NO_METADATA, end):
+                    time = rest[end + _TIME_AT :] if self._with_time else None
+                    metadata = time and self._metadata(None, _NO_NAMES, time)
+                elif tail := _exactly(rest, end, 7):
+                    headers, *names, created_at = tail
+                    metadata = self._metadata(headers, names, created_at)
+                else:
+                    return self._any_row(message, longest)
+                event = (
+                    *(int(seq[2:]), event_id[2:].decode(), aggregate_type[2:].decode()),
+                    *(aggregate_id[2:].decode(), event_type[2:].decode(), rest[2:end].decode(), metadata),
+                )
+                return _new(Row, (_new(Event, event), tx[2:]))
+        return self._any_row(message, longest)
+
+    def _any_row(self, message: bytes, longest: int) -> Row:
         (relation,) = _LENGTH.unpack_from(message, 1)
-        values = _values(message, 6)
-        seq, event_id, aggregate_type, aggregate_id, event_type, payload, tx, created_at, headers, *more = (
+        (columns,) = _COUNT.unpack_from(message, 6)
+        values, _ = _values(message, 8, columns)
+        event_id, seq, tx, aggregate_type, aggregate_id, event_type, payload, headers, *names, created_at = (
             values[at] for at in self._columns[relation]
         )
-        names = int(seq), event_id.decode(), aggregate_type.decode(), aggregate_id.decode()
+        first = int(seq), event_id.decode(), aggregate_type.decode(), aggregate_id.decode()
         if len(message) > longest:
-            event = Event(*names, event_type.decode()[:999], None, None)  # type: ignore[arg-type]
-            return Row(event, int(tx))
-        metadata = None
-        if self._with_time or headers is not None or any(value is not None for value in more):
-            metadata = _metadata(headers, more, created_at if self._with_time else None)
-        return Row(Event(*names, event_type.decode(), payload.decode(), metadata), int(tx))
+            event = Event(*first, event_type.decode()[:999], None, None)  # type: ignore[arg-type]
+            return Row(event, tx)
+        metadata = self._metadata(headers, names, created_at)
+        return Row(Event(*first, event_type.decode(), payload.decode(), metadata), tx)
+
+    def _metadata(
+        self, headers: bytes | None, names: Sequence[bytes | None], created_at: bytes
+    ) -> str | None:
+        """The JSON object that `Event.metadata` has."""
+        if not self._with_time and headers is None and not any(names):
+            return None
+        members = [
+            f'"{name}": {text if name == _NUMBER else json.dumps(text, ensure_ascii=False)}'
+            for name, text in zip(_METADATA, map(_text, names), strict=True)
+            if text is not None
+        ]
+        if self._with_time:
+            members.append(f'"created-at": "{_time(created_at.decode())}"')
+        members.append(f'"headers": {"{}" if headers is None else headers.decode()}')
+        return "{" + ", ".join(members) + "}"
 
 
 def end_of_commit(message: bytes) -> int:
@@ -117,10 +172,8 @@ def refuse_unknown(kind: int) -> None:
         raise SetupError(f"PostgreSQL sends a message that is not known here: {chr(kind)!r}")
 
 
-def _values(message: bytes, at: int) -> list[Any]:
-    """The columns of a tuple, as bytes; None for NULL."""
-    (columns,) = _COUNT.unpack_from(message, at)
-    at += 2
+def _values(message: bytes, at: int, columns: int) -> tuple[list[Any], int]:
+    """So many columns of a tuple, as bytes, None for NULL; and where they end."""
     values: list[bytes | None] = []
     length = _LENGTH.unpack_from
     for _ in range(columns):
@@ -134,20 +187,20 @@ def _values(message: bytes, at: int) -> list[Any]:
             at += 1
         else:
             raise SetupError(f"PostgreSQL sends a value of a kind that is not known here: {chr(kind)!r}")
-    return values
+    return values, at
 
 
-def _metadata(headers: bytes | None, more: list[bytes | None], created_at: bytes | None) -> str:
-    """The JSON object that `Event.metadata` has."""
-    members = [
-        f'"{name}": {value.decode() if name == _NUMBER else json.dumps(value.decode(), ensure_ascii=False)}'
-        for name, value in zip(_METADATA, more, strict=True)
-        if value is not None
-    ]
-    if created_at is not None:
-        members.append(f'"created-at": "{_time(created_at.decode())}"')
-    members.append(f'"headers": {"{}" if headers is None else headers.decode()}')
-    return "{" + ", ".join(members) + "}"
+def _exactly(message: bytes, at: int, columns: int) -> list[Any] | None:
+    """So many columns; None if the message has not so many."""
+    try:
+        values, end = _values(message, at, columns)
+    except (IndexError, error):
+        return None
+    return values if end == len(message) else None
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()
 
 
 def _time(text: str) -> str:

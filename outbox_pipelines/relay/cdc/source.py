@@ -27,7 +27,7 @@ from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay.cdc import pgoutput, queries
 from outbox_pipelines.relay.cdc.delivered import Delivered
 from outbox_pipelines.relay.cdc.stream import Stream
-from outbox_pipelines.relay.contents import Contents, Guard, is_listed
+from outbox_pipelines.relay.contents import Contents, Guard, any_listed
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.queries import EVENTS, EVENTS_WITH_TIME, SNAPSHOT, TUNE
 
@@ -76,6 +76,8 @@ class CdcSource:
             may_take_large=may_take_large,
         )
         self._batch_events = batch_events
+        self._most_events = batch_events
+        self._longest = _LONGEST
         self._batch_bytes = batch_bytes
         self._decoder = pgoutput.Decoder(with_time=with_time)
         self._guard = guard
@@ -116,13 +118,20 @@ class CdcSource:
             SlotLostError: the slot's connection has ended.
         """
         self.confirm()
-        while not self._ready:
-            message = self._stream.receive()
+        step = self._guard.step()
+        self._most_events = step or self._batch_events
+        self._longest = _LONGEST if step is None else 0
+        ready, receive, row = self._ready, self._stream.receive, self._row
+        while not ready:
+            message = receive()
             if message is None:
                 self._at_end()
                 break
-            self._take(message)
-        return self._read_content(*self._ready.popleft()) if self._ready else None
+            if message[0] != pgoutput.INSERT:
+                self._take(message)
+            elif not self._is_published:
+                row(message)
+        return self._read_content(*ready.popleft()) if ready else None
 
     @property
     def has_caught_up(self) -> bool:
@@ -156,10 +165,7 @@ class CdcSource:
 
     def _take(self, message: bytes) -> None:
         kind = message[0]
-        if kind == pgoutput.INSERT:
-            if not self._is_published:
-                self._row(message)
-        elif kind == pgoutput.COMMIT:
+        if kind == pgoutput.COMMIT:
             self._commit(message)
         elif kind == pgoutput.BEGIN:
             self._tx, self._is_published = None, False
@@ -169,15 +175,18 @@ class CdcSource:
             pgoutput.refuse_unknown(kind)
 
     def _row(self, message: bytes) -> None:
-        longest = _LONGEST if self._guard.step() is None else 0
-        event, tx = self._decoder.row(message, longest)
+        event, tx = self._decoder.row(message, self._longest)
         if self._tx is None:
-            self._tx, self._is_published = tx, self._delivered.sees(tx)
+            self._tx = int(tx)
+            self._is_published = self._delivered.sees(self._tx)
             if self._is_published:
                 return
         self._part.append(event)
         self._part_size += len(message)
-        if self._is_full(len(self._whole) + len(self._part), self._whole_size + self._part_size):
+        if (
+            len(self._part) >= self._most_events - len(self._whole)
+            or self._part_size + self._whole_size > self._batch_bytes
+        ):
             if self._whole:
                 self._end_tick()
             else:
@@ -193,7 +202,7 @@ class CdcSource:
             self._whole += self._part
             self._whole_size += self._part_size
             self._transactions.append(self._tx)
-            if self._is_full(len(self._whole), self._whole_size):
+            if len(self._whole) >= self._most_events or self._whole_size > self._batch_bytes:
                 self._end_tick()
         self._part, self._part_size = [], 0
 
@@ -203,9 +212,6 @@ class CdcSource:
             self._end_tick()
         elif self._guard.step() is not None and self.has_caught_up:
             self._show_end()
-
-    def _is_full(self, events: int, size: int) -> bool:
-        return events >= (self._guard.step() or self._batch_events) or size > self._batch_bytes
 
     def _end_tick(self) -> None:
         """Make a tick of the whole transactions."""
@@ -263,7 +269,7 @@ class CdcSource:
     def _read_content(self, batch: Batch, transactions: list[int]) -> Batch:
         """The batch, with the content of rows that were dropped."""
         self.position = batch.position
-        if not any(map(is_listed, batch.events)):
+        if not any_listed(batch.events):
             return replace(batch, size=weigh(batch.events))
         step = self._guard.step()
         if step is not None:

@@ -59,6 +59,7 @@ class Stream:
         result = self._pgconn.exec_(start.as_bytes(connection))
         if result.status != ExecStatus.COPY_BOTH:
             raise psycopg.errors.lookup(_state(result))(result.get_error_message())
+        self._get = self._pgconn.get_copy_data
         self.position = 0
         """How far the server is: everything that it has to deliver up to here was received."""
         self._confirmed = 0
@@ -73,7 +74,7 @@ class Stream:
         """
         has_looked = False
         while True:
-            size, data = self._pgconn.get_copy_data(1)
+            size, data = self._get(1)
             if size == 0:
                 if has_looked or not self._has_input():
                     return None
