@@ -42,6 +42,8 @@ def _drains(servers: Settings) -> list[Row]:
             _drain(between, found["snapshots"])
             for delivery in _MODES:
                 set_up(slot, seconds=60, say=lambda line: None)
+                # Up to the beginning of the slot, it reads between snapshots.
+                assert programs.drain(slot).events == 0
                 fill(slot, _EVENTS)
                 _drain(slot.model_copy(update={"delivery": delivery}), found[delivery])
                 # Its log would be read with that of the others.
