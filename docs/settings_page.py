@@ -13,7 +13,7 @@ from outbox_pipelines.settings import Settings
 PAGE: Final = Path(__file__).parent / "settings.md"
 GROUPS: Final = {
     "Several outboxes": "name outboxes_file",
-    "Servers and tables": "dsn kafka kafka_config_file db_schema table_file",
+    "Servers and tables": "dsn kafka kafka_config_file db_schema table_file connect connector",
     "Topics": "topic topic_map_file create_topics create_topics_pattern create_topics_max topic_partitions "
     "topic_replication",
     "Messages": "value_format header_names flat_members tombstones cloudevents_source",
@@ -35,7 +35,8 @@ both have a value, the environment wins. An empty variable counts as not set.
 
 Each command except `outbox lint-writes` checks all values when it starts. If a value is wrong, it prints one
 line that names the setting, and ends with exit code 2. Passwords and tokens never appear in messages:
-`OUTBOX_DSN`, `OUTBOX_CONSUMER_DSN`, `OUTBOX_ALERTS` and `OUTBOX_DEAD_LETTER_COMMAND` are secrets.
+`OUTBOX_DSN`, `OUTBOX_CONSUMER_DSN`, `OUTBOX_ALERTS`, `OUTBOX_CONNECT` and `OUTBOX_DEAD_LETTER_COMMAND` are
+secrets.
 Passwords in other settings are refused.
 
 In Dagster, an outbox can override each of them: see [Outboxes in a Dagster project](dagster.md).

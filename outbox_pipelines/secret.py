@@ -117,6 +117,14 @@ def first_line(error: BaseException) -> str:
     return redacted((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
+def register_urls(text: str) -> None:
+    """Register the passwords in addresses that are separated by commas, even if they are not valid."""
+    for value in text.split(","):
+        user_info, at, _ = value.partition("://")[2].rpartition("@")
+        password = user_info.partition(":")[2]
+        register(*[password, unquote(password)] if at else [])
+
+
 def register_dsn(value: str) -> None:
     """Register the passwords of a connection string, even if it is not valid."""
     given = _understood(value)

@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.parsers.connect_url import connect_urls
 from outbox_pipelines.parsers.consumers_file import read_consumers
 from outbox_pipelines.parsers.flat_members import flat_members
 from outbox_pipelines.parsers.header_names import header_names
@@ -26,7 +27,14 @@ from outbox_pipelines.parsers.outboxes_file import NAME, read_outboxes
 from outbox_pipelines.parsers.table_mapping import read_mapping
 from outbox_pipelines.parsers.thresholds import read_thresholds
 from outbox_pipelines.parsers.topics import TopicTemplate, read_map
-from outbox_pipelines.secret import Secret, check_dsn, register, register_dsn, register_variables
+from outbox_pipelines.secret import (
+    Secret,
+    check_dsn,
+    register,
+    register_dsn,
+    register_urls,
+    register_variables,
+)
 
 # What RFC 3986 allows in one, without its grammar.
 _URI_REFERENCE = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+\Z")
@@ -34,7 +42,7 @@ _URI_REFERENCE = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f
 
 # Characters of topic names, and those of shell patterns.
 _TOPIC_PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]+\Z")
-SECRET: Final = frozenset({"dsn", "consumer_dsn", "alerts", "dead_letter_command"})
+SECRET: Final = frozenset({"dsn", "consumer_dsn", "alerts", "connect", "dead_letter_command"})
 _CREDENTIALS: Final = re.compile(r"(?i)[?&](?:sig|[\w-]*(?:key|secret|token|password))=")
 NO_ARCHIVE: Final = "none"
 """As OUTBOX_ARCHIVE: days are dropped without being archived."""
@@ -66,6 +74,16 @@ class Settings(BaseSettings):
         default=None,
         description="File of librdkafka settings, a line `name=value` each (`security.protocol=SASL_SSL`). "
         "The relay refuses settings that would break a guarantee.",
+    )
+    connect: Secret = Field(
+        default=Secret(),
+        description="Address of a Kafka Connect cluster, as `http://host:8083`, of several workers separated "
+        "by commas: for [Debezium on Kafka Connect](debezium-on-connect.md).",
+    )
+    connector: str = Field(
+        default="",
+        description="Name of Debezium's connector for this outbox in the Kafka Connect cluster. If not set: "
+        "the outbox's name.",
     )
     # Not `schema`: that name belongs to pydantic.
     db_schema: str = Field(
@@ -364,6 +382,21 @@ class Settings(BaseSettings):
             check_dsn(value.reveal())
         return value
 
+    @field_validator("connect")
+    @classmethod
+    def _connect_is_an_address(cls, value: Secret) -> Secret:
+        if value:
+            register_urls(value.reveal())
+            connect_urls(value.reveal())
+        return value
+
+    @field_validator("connector")
+    @classmethod
+    def _connector_is_a_name(cls, value: str) -> str:
+        if value != value.strip() or not value.isprintable() or "/" in value:
+            raise ValueError("write a name without / and spaces around it, such as outbox-shop")
+        return value
+
     @field_validator("alerts")
     @classmethod
     def _addresses_are_known_as_secrets(cls, value: Secret) -> Secret:
@@ -523,6 +556,12 @@ class Settings(BaseSettings):
         for name in {"dsn", "consumer_dsn"} & given.keys():
             register_dsn(given[name].reveal())
         return super().model_copy(update=given, deep=deep)
+
+    def require_connect(self) -> str:
+        """The address of Kafka Connect; `SetupError` where none was given."""
+        if not self.connect:
+            raise SetupError("no Kafka Connect is named: set OUTBOX_CONNECT, for example http://connect:8083")
+        return self.connect.reveal()
 
     def require_kafka(self) -> str:
         """The bootstrap servers; `SetupError` where none were given."""

@@ -1,0 +1,1 @@
+"""Debezium in a Kafka Connect cluster, as the engine that publishes an outbox."""

@@ -1,0 +1,213 @@
+"""A client of Kafka Connect's REST.
+
+Invariants:
+- Each call ends within its deadline, with an answer or with an error of one line.
+- A call that the cluster refuses because it rebalances (409), or because its leader is not known yet (500
+  to 503 with such a text), is repeated until the deadline.
+- User and password of the URL are in a header and never in a message.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from base64 import b64encode
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any, Final
+from urllib.parse import quote, unquote, urlsplit
+
+from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
+from outbox_pipelines.parsers.connect_url import connect_urls
+
+SECONDS: Final = 30.0
+"""How long a call takes at most, by default."""
+_PAUSE: Final = 0.25
+_LONGEST: Final = 300
+
+
+class MissingError(SetupError):
+    """The cluster has no such connector."""
+
+
+class Connect:
+    """A Kafka Connect cluster.
+
+    Args:
+        url: of its REST, as in OUTBOX_CONNECT: of several workers, separated by commas, the first that
+            answers is asked.
+        seconds: how long a call takes at most.
+
+    Raises:
+        SetupError: it is not such a URL.
+    """
+
+    def __init__(self, url: str, *, seconds: float = SECONDS) -> None:
+        try:
+            self._workers = [urlsplit(each) for each in connect_urls(url)]
+        except ValueError as error:
+            raise SetupError(f"OUTBOX_CONNECT {error}") from None
+        self._seconds = seconds
+
+    @property
+    def where(self) -> str:
+        """The cluster for people: hosts without credentials."""
+        return ", ".join(f"{each.scheme}://{_host(each)}" for each in self._workers)
+
+    def names(self) -> list[str]:
+        """Return the names of all connectors."""
+        return [str(name) for name in self._call("GET", "/connectors")]
+
+    def config(self, name: str) -> dict[str, str]:
+        """Return the configuration of a connector; raise `MissingError` if there is none."""
+        return dict(self._call("GET", f"/connectors/{_quoted(name)}/config"))
+
+    def status(self, name: str) -> dict[str, Any]:
+        """Return the state of a connector and its tasks; raise `MissingError` if there is none.
+
+        Right after `put`, there may be no state for a moment.
+        """
+        return dict(self._call("GET", f"/connectors/{_quoted(name)}/status"))
+
+    def offsets(self, name: str) -> list[dict[str, Any]]:
+        """Return what is committed of a connector's progress: for Debezium one entry, or none."""
+        found = self._call("GET", f"/connectors/{_quoted(name)}/offsets")
+        return list(found.get("offsets") or [])
+
+    def validate(self, config: dict[str, str]) -> dict[str, list[str]]:
+        """Return what is wrong with a configuration, by setting; a worker opens the database for it."""
+        kind = config["connector.class"]
+        # It asks for a name, which is part of the address elsewhere.
+        given = {"name": "outbox", **config}
+        path = f"/connector-plugins/{_quoted(kind.rpartition('.')[2])}/config/validate"
+        try:
+            found = self._call("PUT", path, given)
+        except MissingError:
+            raise SetupError(
+                f"the workers of {self.where} have no {kind}: install Debezium's PostgreSQL connector on "
+                "each (plugin.path), and restart them"
+            ) from None
+        values = [each.get("value") or {} for each in found.get("configs") or []]
+        return {
+            str(value["name"]): [_line(error) for error in value["errors"]]
+            for value in values
+            if value.get("errors")
+        }
+
+    def put(self, name: str, config: dict[str, str]) -> None:
+        """Make a connector, or give it another configuration."""
+        self._call("PUT", f"/connectors/{_quoted(name)}/config", config)
+
+    def pause(self, name: str) -> None:
+        """Let a connector rest; its task keeps its place, and reads the slot without sending."""
+        self._call("PUT", f"/connectors/{_quoted(name)}/pause")
+
+    def resume(self, name: str) -> None:
+        """Let a connector that was paused or stopped continue."""
+        self._call("PUT", f"/connectors/{_quoted(name)}/resume")
+
+    def stop(self, name: str) -> None:
+        """End a connector's task, which commits its progress; the configuration stays."""
+        self._call("PUT", f"/connectors/{_quoted(name)}/stop")
+
+    def restart(self, name: str) -> None:
+        """Start a connector and its tasks anew."""
+        self._call("POST", f"/connectors/{_quoted(name)}/restart?includeTasks=true&onlyFailed=false")
+
+    def delete(self, name: str) -> None:
+        """Remove a connector; raise `MissingError` if there is none. Its progress stays, under its name."""
+        self._call("DELETE", f"/connectors/{_quoted(name)}")
+
+    def forget_offsets(self, name: str) -> None:
+        """Remove the progress of a stopped connector, so that a later one of its name begins at its slot."""
+        self._call("DELETE", f"/connectors/{_quoted(name)}/offsets")
+
+    def _call(self, method: str, path: str, body: Any = None) -> Any:
+        deadline = time.monotonic() + self._seconds
+        while True:
+            status, text = self._ask(method, path, body, deadline)
+            if status < 300:
+                return _parsed(text, self.where)
+            said = _message(text)
+            if status == 404:
+                raise MissingError(f"Kafka Connect ({self.where}): {said}")
+            if status in (401, 403):
+                raise SetupError(
+                    f"Kafka Connect ({self.where}) refuses the credentials (HTTP {status}): write "
+                    "https://user:password@host:8083 in OUTBOX_CONNECT, with % and two hexadecimal digits "
+                    "for special characters"
+                )
+            if not _is_passing(status, said):
+                raise SetupError(f"Kafka Connect ({self.where}) refuses (HTTP {status}): {said}")
+            if time.monotonic() + _PAUSE > deadline:
+                raise NotReadyError(
+                    f"Kafka Connect ({self.where}) could not do it within {self._seconds:.0f} s (HTTP "
+                    f"{status}): {said}. Run the command again when its workers have settled"
+                )
+            time.sleep(_PAUSE)
+
+    def _ask(self, method: str, path: str, body: Any, deadline: float) -> tuple[int, str]:
+        """Return status and text of the first worker that answers."""
+        problem = ""
+        for number, worker in enumerate(self._workers):
+            left = deadline - time.monotonic()
+            try:
+                # A worker that is frozen must leave time for the others.
+                return _exchange(worker, method, path, body, max(0.1, left / (len(self._workers) - number)))
+            except (OSError, HTTPException) as error:
+                problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UnavailableError(
+            f"Kafka Connect ({self.where}) does not answer ({problem}): check OUTBOX_CONNECT, and that a "
+            "worker runs"
+        )
+
+
+def _exchange(worker: Any, method: str, path: str, body: Any, seconds: float) -> tuple[int, str]:
+    kind = HTTPSConnection if worker.scheme == "https" else HTTPConnection
+    connection = kind(worker.hostname, worker.port, timeout=seconds)
+    headers = {"Accept": "application/json", "Content-Type": "application/json"}
+    if worker.username is not None:
+        login = f"{unquote(worker.username)}:{unquote(worker.password or '')}"
+        headers["Authorization"] = f"Basic {b64encode(login.encode()).decode()}"
+    try:
+        sent = None if body is None else json.dumps(body).encode()
+        connection.request(method, worker.path.rstrip("/") + path, sent, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(errors="replace")
+    finally:
+        connection.close()
+
+
+def _is_passing(status: int, said: str) -> bool:
+    return status in (409, 502, 503, 504) or (status == 500 and "timed out" in said.lower())
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text) if text.strip() else None
+    except ValueError:
+        raise SetupError(
+            f"{where} does not answer as Kafka Connect does: check the address in OUTBOX_CONNECT"
+        ) from None
+
+
+def _message(text: str) -> str:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    said = found.get("message") if isinstance(found, dict) else None
+    return _line(str(said or "no reason given"))
+
+
+def _line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _host(worker: Any) -> str:
+    name = f"[{worker.hostname}]" if ":" in worker.hostname else worker.hostname
+    return name if worker.port is None else f"{name}:{worker.port}"
