@@ -19,6 +19,7 @@ from outbox_pipelines.archive.drop_command import drop_days
 from outbox_pipelines.catalog.commands import catalog
 from outbox_pipelines.cleaning.commands import clean_table
 from outbox_pipelines.consumer.commands import consumer
+from outbox_pipelines.debezium.commands import debezium
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.lint.commands import lint_writes
 from outbox_pipelines.local.commands import local
@@ -144,6 +145,7 @@ cli.add_command(cdc)
 cli.add_command(consumer)
 cli.add_command(cutover)
 cli.add_command(dead_letters)
+cli.add_command(debezium)
 cli.add_command(lint_writes)
 cli.add_command(local)
 cli.add_command(partitions)

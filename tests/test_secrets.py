@@ -125,6 +125,7 @@ SWAPPED = tuple(
         "OUTBOX_WARN_AT",
         "OUTBOX_ARCHIVE",
         "OUTBOX_ALERTS",
+        "OUTBOX_CONNECT",
         "OUTBOX_DRAIN_CONSUMERS",
     )
 )
@@ -143,6 +144,7 @@ COMMANDS = (
     ["table", "check"],
     ["reconcile", "2026-11-01"],
     ["consumer", "status"],
+    ["debezium", "status"],
 )
 
 

@@ -57,6 +57,8 @@ _FIXED: Final = {
     "producer.override.max.in.flight.requests.per.connection": "5",
     "producer.override.delivery.timeout.ms": "2147483647",
     "producer.override.max.block.ms": "9223372036854775807",
+    # The topic's own limit decides, which can be raised while the connector runs.
+    "producer.override.max.request.size": "16777216",
 }
 
 
@@ -102,12 +104,23 @@ def connector(
     return found
 
 
-def _database(settings: Settings, *, host: str | None, port: int | None, user: str | None) -> dict[str, str]:
-    given: dict[str, Any] = {
+def database(settings: Settings) -> str:
+    """Return the name of the database."""
+    given = _given(settings)
+    return str(given.get("dbname") or given["user"])
+
+
+def _given(settings: Settings) -> dict[str, Any]:
+    """Return OUTBOX_DSN, completed as libpq does."""
+    return {
         option.keyword.decode(): option.val.decode()
         for option in pq.Conninfo.get_defaults()
         if option.val is not None
     } | conninfo_to_dict(settings.require_dsn())
+
+
+def _database(settings: Settings, *, host: str | None, port: int | None, user: str | None) -> dict[str, str]:
+    given = _given(settings)
     where = host or given.get("hostaddr") or given.get("host") or ""
     if not where or where.startswith(("/", "@")):
         raise SetupError(
@@ -126,7 +139,7 @@ def _database(settings: Settings, *, host: str | None, port: int | None, user: s
         "database.hostname": str(where),
         "database.port": ports,
         "database.user": who,
-        "database.dbname": str(given.get("dbname") or who),
+        "database.dbname": database(settings),
     }
     ssl = {theirs: str(given[ours]) for ours, theirs in _SSL.items() if given.get(ours)}
     # The driver of Java does not know it; it differs only for servers that refuse what is not encrypted.

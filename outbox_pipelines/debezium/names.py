@@ -1,0 +1,29 @@
+"""What belongs to the connector of an outbox, and how it is called."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+from outbox_pipelines.debezium.router import table
+from outbox_pipelines.settings import Settings
+
+_NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
+
+
+def connector_name(settings: Settings) -> str:
+    """Return the name of the connector in its cluster."""
+    return settings.connector or settings.name
+
+
+def slot_name(settings: Settings, database: str) -> str:
+    """Return the name of the slot and the publication: readable, and no other outbox's of the server."""
+    schema, name = table(settings)
+    parts = ("debezium", database, schema, *([] if settings.table_file is None else [name]))
+    full = "_".join(parts)
+    if _NAME.fullmatch(full):
+        return full
+    # Two long or unusual names stay different.
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
+    return f"{re.sub(r'[^a-z0-9_]', '_', full.lower())[:54]}_{digest}"
