@@ -43,6 +43,11 @@ CREATE TABLE outbox_shards (
     slot_snapshot     pg_snapshot,
     slot_ends         boolean     NOT NULL DEFAULT false,
     slot_error        text,
+    -- The connector that publishes what the slot delivers, in place of the relay. begins: the relay is to leave the slot
+    -- where everything before is published; publishes: the relay follows the slot's position; ends: the connector is
+    -- stopped, and the relay is to find out what it has published.
+    connector         text,
+    connector_state   text        CHECK (connector_state IN ('begins', 'publishes', 'ends')),
     -- Whether this relay can reach Kafka, and the reason if not.
     breaker           text        NOT NULL DEFAULT 'closed' CHECK (breaker IN ('closed', 'open', 'half-open')),
     breaker_reason    text,
@@ -57,6 +62,9 @@ CREATE TABLE outbox_shards (
     system_identifier bigint      NOT NULL,
     database          oid         NOT NULL,
     CONSTRAINT outbox_shards_slot CHECK (slot IS NOT NULL OR NOT slot_ends AND num_nonnulls(slot_snapshot, slot_error) = 0),
+    CONSTRAINT outbox_shards_connector CHECK (
+        (connector IS NULL) = (connector_state IS NULL) AND (connector IS NULL OR slot_snapshot IS NOT NULL)
+    ),
     CONSTRAINT outbox_shards_tick CHECK ((target IS NULL) = (last_seq IS NULL))
 ) WITH (fillfactor = 10, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 

@@ -45,7 +45,7 @@ _SECONDS = click.option(
 )
 
 
-def _place(command: Any) -> Any:
+def reach_options(command: Any) -> Any:
     """Add the options that say how Debezium reaches the database."""
     options = (
         click.option("--host", help="Host under which the workers reach the database (default: OUTBOX_DSN)."),
@@ -61,12 +61,17 @@ def _place(command: Any) -> Any:
             "'${file:/secrets/outbox.properties:password}' with config.providers=file, '${env:NAME}' with "
             "config.providers=env. The password itself is never written; '' for a role without one.",
         ),
-        click.option("--slot", help="Name of the slot (default: debezium_DATABASE_SCHEMA)."),
-        click.option("--publication", help="Name of the publication (default: that of the slot)."),
     )
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def _place(command: Any) -> Any:
+    """Add the options that say how Debezium reaches the database, and what it reads there."""
+    publication = click.option("--publication", help="Name of the publication (default: that of the slot).")
+    slot = click.option("--slot", help="Name of the slot (default: debezium_DATABASE_SCHEMA).")
+    return reach_options(slot(publication(command)))
 
 
 @click.group()

@@ -51,7 +51,11 @@ MAKE_PUBLICATION: Final = (
 # A relay publishes the same events.
 RELAY: Final = """
 SELECT owner FROM outbox_shards
-WHERE owner IS NOT NULL AND heartbeat > clock_timestamp() - interval '10 seconds' LIMIT 1"""
+WHERE owner IS NOT NULL AND heartbeat > clock_timestamp() - interval '10 seconds'
+  AND connector_state IS DISTINCT FROM 'publishes' LIMIT 1"""
+
+# The relay has left its slot to it.
+FOLLOWED: Final = "SELECT connector FROM outbox_shards WHERE connector = %(connector)s LIMIT 1"
 
 STATE: Final = """
 SELECT r.active, pg_wal_lsn_diff(pg_current_wal_insert_lsn(), r.confirmed_flush_lsn)::bigint,

@@ -104,7 +104,7 @@ def register(
                 say(f"slot {slot}: made")
             made.append("connector")
             cluster.put(name, config)
-            _wait_until_running(cluster, name, seconds=seconds)
+            wait_until_running(cluster, name, seconds=seconds)
             say(f"connector {name}: {done}")
         return True
 
@@ -139,6 +139,14 @@ def delete(
     publication = (config or {}).get("publication.name", publication)
     with closing(connect(settings, name="outbox debezium delete")) as connection:
         has_slot = connection.execute(queries.SLOT, {"slot": slot}).fetchone() is not None
+        if (
+            settings.table_file is None
+            and connection.execute(queries.FOLLOWED, {"connector": name}).fetchone()
+        ):
+            raise SetupError(
+                f"the relay has left its slot to the connector {name}: run `outbox cutover --to cdc`, or "
+                "--to polling, which remove it when the relay has continued"
+            )
         if dry_run:
             if config is not None:
                 say(f"connector {name}: would be removed")
@@ -146,7 +154,7 @@ def delete(
                 say(f"slot {slot}: would be dropped")
             return config is not None or has_slot
         if config is not None:
-            _remove_connector(cluster, name, seconds=seconds)
+            remove(cluster, name, seconds=seconds)
             say(f"connector {name}: removed")
         dropped = slots.drop_slot(connection, slot, seconds=seconds)
         if dropped:
@@ -205,7 +213,7 @@ def _undone(
         # A call whose answer was lost may have done its work.
         with suppress(OperatorError, psycopg.Error):
             if "connector" in made and before is None:
-                _remove_connector(cluster, name, seconds=_CLEAN_UP_SECONDS)
+                remove(cluster, name, seconds=_CLEAN_UP_SECONDS)
             elif "connector" in made and before is not None:
                 cluster.put(name, before)
         with suppress(OperatorError, psycopg.Error):
@@ -217,8 +225,12 @@ def _undone(
         raise
 
 
-def _remove_connector(cluster: Connect, name: str, *, seconds: float) -> None:
-    """Remove a connector and its progress, from which a later one of its name would continue."""
+def stop(cluster: Connect, name: str, *, seconds: float) -> None:
+    """End a connector's task, and wait for it; nothing if there is no such connector.
+
+    Raises:
+        NotReadyError: it did not end in time.
+    """
     with suppress(MissingError):
         cluster.stop(name)
         deadline = time.monotonic() + seconds
@@ -229,11 +241,26 @@ def _remove_connector(cluster: Connect, name: str, *, seconds: float) -> None:
                     "its worker answers"
                 )
             time.sleep(_POLL)
+
+
+def remove(cluster: Connect, name: str, *, seconds: float) -> None:
+    """Remove a connector and its progress, from which a later one of its name would continue.
+
+    Raises:
+        NotReadyError: its task did not end in time.
+    """
+    stop(cluster, name, seconds=seconds)
+    with suppress(MissingError):
         cluster.forget_offsets(name)
         cluster.delete(name)
 
 
-def _wait_until_running(cluster: Connect, name: str, *, seconds: float) -> None:
+def wait_until_running(cluster: Connect, name: str, *, seconds: float) -> None:
+    """Return when the connector and its tasks run.
+
+    Raises:
+        NotReadyError: one has failed, or does not run in time.
+    """
     deadline = time.monotonic() + seconds
     while True:
         status: dict[str, Any] = {}

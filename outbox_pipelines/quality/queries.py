@@ -132,6 +132,7 @@ _DRAINING: Final = "SELECT to_jsonb(schema || '.' || name) FROM outbox_adopted W
 _SLOTS: Final[LiteralString] = """
 SELECT jsonb_build_object(
     'slot', s.slot, 'made', s.slot_snapshot IS NOT NULL, 'ends', s.slot_ends, 'error', s.slot_error,
+    'connector', s.connector, 'connector_state', s.connector_state,
     'changing', EXISTS (
         SELECT FROM pg_locks
         WHERE locktype = 'advisory' AND objsubid = 2 AND granted AND objid = 0
@@ -155,7 +156,8 @@ SELECT jsonb_build_object(
             coalesce(pg_wal_lsn_diff(pg_current_wal_insert_lsn(), o.restart_lsn), 0)::bigint)), '[]')
         FROM pg_replication_slots o
         WHERE o.database = current_database() AND o.slot_name IS DISTINCT FROM s.slot))
-FROM (SELECT slot, slot_snapshot, slot_ends, slot_error FROM outbox_shards ORDER BY shard LIMIT 1) s
+FROM (SELECT slot, slot_snapshot, slot_ends, slot_error, connector, connector_state
+      FROM outbox_shards ORDER BY shard LIMIT 1) s
 LEFT JOIN pg_replication_slots r ON r.slot_name = s.slot AND r.database = current_database()"""
 SLOTS: Final = _SLOTS
 

@@ -7,6 +7,10 @@ from typing import Final
 
 _SETUP: Final = "run `outbox cdc setup`, which makes a new one"
 
+_TAKE_BACK: Final = (
+    "run `outbox cutover --to polling`; the relay then looks into the topics for what was published"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class OtherSlot:
@@ -31,6 +35,10 @@ class Slots:
     """Whether a process is making or dropping it now."""
     error: str | None
     """Why the relay could not read it."""
+    connector: str | None
+    """The connector that publishes what it delivers, in place of the relay."""
+    connector_state: str | None
+    """How far the change to it or from it is: begins, publishes, ends."""
     exists: bool
     reader: int | None
     """The server's process that sends to the relay."""
@@ -53,7 +61,9 @@ class Slots:
 
     @property
     def source(self) -> str:
-        """Where a relay reads events: `cdc` or `polling`."""
+        """Who reads events, and where: the relay by `cdc` or `polling`, or `debezium`."""
+        if self.connector_state in ("publishes", "ends"):
+            return "debezium"
         return "cdc" if self.slot is not None and self.made and not self.ends else "polling"
 
     @property
@@ -66,10 +76,16 @@ class Slots:
         if not self.made:
             return [f"setup was interrupted while it made the slot: {_SETUP}, or `outbox cdc drop`"]
         if not self.exists:
+            if self.connector_state == "publishes":
+                return [f"the slot {self.slot} of the connector {self.connector} is missing: {_TAKE_BACK}"]
             return [f"the slot {self.slot} is missing, so events are read between snapshots: {_SETUP}"]
         if self.invalidation_reason or self.wal_status == "lost":
             why = self.invalidation_reason or "its log was removed, see max_slot_wal_keep_size"
+            if self.connector_state == "publishes":
+                return [f"the slot {self.slot} of the connector is lost ({why}): {_TAKE_BACK}"]
             return [f"the slot {self.slot} is lost ({why}), so events are read between snapshots: {_SETUP}"]
+        if self.connector is not None:
+            return self._problems_of_connector()
         found = []
         if not self.published:
             found.append("the slot's publication is missing or has changed: run `outbox cdc setup`")
@@ -80,6 +96,23 @@ class Slots:
         if self.wal_status == "unreserved":
             found.append("the slot is about to be lost: its relay is too slow, or does not run")
         return found
+
+    def _problems_of_connector(self) -> list[str]:
+        name = self.connector
+        if self.connector_state == "begins":
+            return [
+                f"a change to the connector {name} was interrupted: run `outbox cutover --to debezium` "
+                "again, or --to cdc to keep the relay"
+            ]
+        if self.connector_state == "ends":
+            after = f": {self.error}" if self.error else ": start `outbox relay`"
+            return [f"the connector {name} has ended, and the relay has not yet continued{after}"]
+        if self.reader is None:
+            return [
+                f"the connector {name} does not read the slot, and the server keeps its log: see `outbox "
+                "debezium status`, or let the relay publish again by `outbox cutover --to cdc`"
+            ]
+        return []
 
     @property
     def warnings(self) -> list[str]:
@@ -109,9 +142,11 @@ class Slots:
             lines = ["source: polling (between snapshots); no slot"]
         else:
             lines = [f"source: {self.source}", f"slot: {self.slot}"]
+        if self.connector is not None:
+            lines.append(f"connector: {self.connector} ({self.connector_state})")
         if self.exists:
             lines += [
-                "read by: " + ("no relay" if self.reader is None else f"server process {self.reader}"),
+                "read by: " + ("nobody" if self.reader is None else f"server process {self.reader}"),
                 f"log kept for it: {size(self.retained_bytes)}",
                 f"log that is not settled: {size(self.unconfirmed_bytes)}",
                 f"log until it is lost: {'no limit' if self.safe_bytes is None else size(self.safe_bytes)}",

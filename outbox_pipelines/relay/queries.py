@@ -322,7 +322,7 @@ WHERE wanted = %(wanted)s"""
 CHANGE: Final = """
 SELECT epoch, wanted, barrier::text, barrier_paused, barrier_reached,
        CASE WHEN slot_snapshot IS NOT NULL AND NOT slot_ends AND shards = 1 THEN slot END,
-       slot_snapshot::text, slot_error
+       slot_snapshot::text, slot_error, connector_state
 FROM outbox_shards WHERE shard = %(shard)s"""
 PAUSED: Final = """
 UPDATE outbox_shards SET barrier_paused = true

@@ -24,7 +24,7 @@ from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.cdc.source import CdcSource
 from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
-from outbox_pipelines.relay.cdc.switch import Sources
+from outbox_pipelines.relay.cdc.switch import Source, Sources
 from outbox_pipelines.relay.contents import Guard
 from outbox_pipelines.relay.core.barrier import Barrier, BarrierPause, Step
 from outbox_pipelines.relay.core.batch import Batch
@@ -107,12 +107,14 @@ class Reader:
         with self._shard.connect("reader") as connection, ExitStack() as ends:
             guard = _InTurn(self._crash_guard, self._turn, self._ending)
             snapshots = self._snapshots(connection, guard, self._shard.position)
-            source: SnapshotSource | CdcSource = snapshots
+            source: Source = snapshots
             sources = Sources(
+                self._settings,
                 self._shard,
                 connection,
                 snapshots=partial(self._snapshots, connection, guard),
                 slot=partial(self._slot, connection, guard),
+                ending=self._ending,
             )
             ends.callback(sources.close)
             change = Change(connection, self._shard.key)
@@ -132,16 +134,16 @@ class Reader:
                     if (change.look() or change.is_over) and not self._until_empty:
                         self._take_part(change, source)
                 source = sources.choose(source, change)
-                self._confirm = source.confirm if isinstance(source, CdcSource) else _nothing
+                self._confirm = _nothing if isinstance(source, SnapshotSource) else source.confirm
                 if time.monotonic() >= partitions_due:
                     error = top_up(connection, self._settings.partitions_ahead)
                     connection.execute(queries.TOP_UP_ERROR, {**self._shard.key, "error": error})
                     partitions_due += _PARTITIONS_AGAIN if error else _PARTITIONS_EVERY
                 if not is_more:
-                    if isinstance(source, CdcSource):
-                        source.wait(self._end)
-                    else:
+                    if isinstance(source, SnapshotSource):
                         watch.wait(source.done, pause.next())
+                    else:
+                        source.wait(self._end)
                 if self._ending():
                     return
                 try:
@@ -188,9 +190,9 @@ class Reader:
             may_take_large=self._large.take,
         )
 
-    def _take_part(self, change: Change, source: SnapshotSource | CdcSource) -> None:
+    def _take_part(self, change: Change, source: Source) -> None:
         """Take part in a change of the number of shards: settle what was read, and reach the barrier."""
-        if isinstance(source, CdcSource):
+        if not isinstance(source, SnapshotSource):
             if change.is_over:
                 raise ShardLostError("another relay has taken the shard")
             # The database refuses a change while a slot is used.

@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 
@@ -26,14 +26,41 @@ from outbox_pipelines.settings import Settings
 _WAIT_SECONDS: Final = 1.0
 
 
-def position_behind(settings: Settings, connection: Connection, slot: str) -> Snapshot:
+def position_behind(
+    settings: Settings, connection: Connection, slot: str, *, since: Snapshot | None = None
+) -> Snapshot:
     """Return the snapshot that sees everything committed now, except what the program has not published.
+
+    Args:
+        since: a position up to which it has published everything. With it, a slot that is lost is replaced by
+            the table: events behind the position are looked for in their topics.
 
     Raises:
         UnavailableError: Kafka does not answer.
         SetupError: the slot cannot be read: it is missing, in use, or has no publication of the outbox.
     """
+    now = connection.execute(relay_queries.SNAPSHOT).fetchone()
+    open_from = connection.execute(relay_queries.OPEN_FROM).fetchone()
+    assert now is not None
+    assert open_from is not None
+    snapshot = Snapshot.parse(now[0])
     found = connection.execute(queries.EXISTING_SLOT, {"slot": slot}).fetchone()
+    if since is not None and (found is None or found[3]):
+        given = {"since": str(since), "first": str(since.xmin), "open_from": open_from[0]}
+        delivered = {tx for (tx,) in connection.execute(queries.BEHIND, given)}
+    else:
+        delivered = _delivered(settings, connection, slot, found)
+    behind = {tx for tx in delivered if snapshot.sees(tx)}
+    if behind:
+        behind -= published(settings, connection, behind, open_from=open_from[0])
+    missing = tuple(sorted({*snapshot.xip, *behind}))
+    return Snapshot(missing[0] if missing else snapshot.xmax, snapshot.xmax, missing)
+
+
+def _delivered(
+    settings: Settings, connection: Connection, slot: str, found: tuple[Any, ...] | None
+) -> set[int]:
+    """The transactions with events that the slot delivers up to now."""
     if found is None or found[0] != connection.info.dbname:
         raise SetupError(f"this database has no slot {slot!r}: see SELECT * FROM pg_replication_slots")
     if found[1] != "pgoutput":
@@ -41,24 +68,14 @@ def position_behind(settings: Settings, connection: Connection, slot: str) -> Sn
     publication = connection.execute(queries.OLDEST_PUBLICATION).fetchone()
     if publication is None:
         raise SetupError("no publication has the table outbox: which program reads the slot?")
-    now = connection.execute(relay_queries.SNAPSHOT).fetchone()
     end = connection.execute(queries.END_OF_LOG).fetchone()
-    assert now is not None
     assert end is not None
-    snapshot = Snapshot.parse(now[0])
     try:
-        delivered = _read(settings, slot, publication[0], end[0])
+        return _read(settings, slot, publication[0], end[0])
     except psycopg.errors.ObjectInUse:
         raise SetupError(f"the slot {slot} is still read: stop the program that reads it first") from None
     except (psycopg.Error, SlotLostError) as error:
         raise SetupError(f"the slot {slot} cannot be read: {first_line(error)}") from None
-    behind = {tx for tx in delivered if snapshot.sees(tx)}
-    if behind:
-        open_from = connection.execute(relay_queries.OPEN_FROM).fetchone()
-        assert open_from is not None
-        behind -= published(settings, connection, behind, open_from=open_from[0])
-    missing = tuple(sorted({*snapshot.xip, *behind}))
-    return Snapshot(missing[0] if missing else snapshot.xmax, snapshot.xmax, missing)
 
 
 def _read(settings: Settings, slot: str, publication: str, end: int) -> set[int]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json as json_text
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from outbox_pipelines.debezium.commands import reach_options
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 
@@ -83,18 +84,20 @@ def status_command(settings: Settings, as_json: bool) -> None:
 @click.option(
     "--to",
     "target",
-    type=click.Choice(["cdc", "polling"]),
+    type=click.Choice(["cdc", "polling", "debezium"]),
     required=True,
-    help="cdc: from a replication slot. polling: between snapshots.",
+    help="cdc: the relay, from a replication slot. polling: the relay, between snapshots. debezium: a "
+    "connector in Kafka Connect (OUTBOX_CONNECT), for which the options about the database are.",
 )
+@reach_options
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 @_SECONDS
 @click.pass_obj
-def cutover(settings: Settings, target: str, dry_run: bool, seconds: float) -> None:
-    """Change where relays read events, while writers and relays run: no event is lost, repeated or reordered.
+def cutover(settings: Settings, /, target: str, dry_run: bool, seconds: float, **place: Any) -> None:
+    """Change who publishes events and from where, while writers run: nothing is lost, repeated or reordered.
 
-    The position is kept: it says which transactions are published, whatever the source. If the command is
-    interrupted, run it again, with either target.
+    The position is kept: it says which transactions are published, whatever the source. With Debezium, keep
+    the relay running: it follows. If the command is interrupted, run it again, with any target.
     """
     from outbox_pipelines.relay.cdc import cutover as steps
 
@@ -103,7 +106,7 @@ def cutover(settings: Settings, target: str, dry_run: bool, seconds: float) -> N
         for line in steps.plan(settings, target):
             click.echo(line)
     else:
-        steps.run(settings, target, seconds=seconds, say=click.echo)
+        steps.run(settings, target, seconds=seconds, say=click.echo, place=place)
 
 
 def _refuse_marked_table(settings: Settings) -> None:

@@ -1,14 +1,15 @@
-"""`outbox cutover`: changes where relays read events, and watches until they do."""
+"""`outbox cutover`: changes who reads events and where, and watches until that is done."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import Final
+from typing import Any, Final
 
 from outbox_pipelines.database import connect
 from outbox_pipelines.relay.cdc import queries
+from outbox_pipelines.relay.cdc.connector import from_connector, to_connector
 from outbox_pipelines.relay.cdc.setup import remove, set_up
 from outbox_pipelines.relay.cdc.status import read
 from outbox_pipelines.settings import Settings
@@ -20,26 +21,57 @@ def plan(settings: Settings, target: str) -> list[str]:
     """Return what `run` would do."""
     found = read(settings)
     if found.source == target:
-        return [f"nothing to do: relays read by {target} already"]
-    if target == "polling":
-        return [
-            "1. the relay stops reading the slot, and continues between snapshots at the same position",
-            f"2. the slot {found.slot} is dropped",
+        return [f"nothing to do: events are published by {target} already"]
+    steps = []
+    if found.source == "debezium":
+        steps += [
+            f"the connector {found.connector} is stopped",
+            "the relay finds out, by slot and topics, what the connector has published, and continues",
+            "the connector and its progress are removed from Kafka Connect",
         ]
-    return [
-        "1. the publication is made if it is missing",
-        "2. a slot is made, when all transactions that run now have ended; relays publish as before",
-        "3. a relay that has published everything that is older than the slot continues from the slot",
-    ]
+    if target == "polling":
+        steps += [
+            "the relay stops reading the slot, and continues between snapshots at the same position",
+            f"the slot {found.slot} is dropped",
+        ]
+    if target != "polling" and found.source == "polling":
+        steps += [
+            "the publication is made if it is missing",
+            "a slot is made, when all transactions that run now have ended; relays publish as before",
+            "a relay that has published everything that is older than the slot continues from the slot",
+        ]
+    if target == "debezium":
+        steps += [
+            "the relay publishes what it has read, confirms the slot there, and leaves it",
+            "the connector is registered, and continues from the slot",
+            "the relay follows the slot, so that days are closed and archived as before",
+        ]
+    return [f"{number}. {step}" for number, step in enumerate(steps, 1)]
 
 
-def run(settings: Settings, target: str, *, seconds: float, say: Callable[[str], None]) -> None:
-    """Change the source, and wait until the relay uses it.
+def run(
+    settings: Settings,
+    target: str,
+    *,
+    seconds: float,
+    say: Callable[[str], None],
+    place: Mapping[str, Any] | None = None,
+) -> None:
+    """Change who reads events and where, and wait until it does.
+
+    Args:
+        target: cdc, polling or debezium.
+        seconds: how long each step may wait, at most.
+        place: for debezium, how its workers reach the database, as `debezium.config.connector` takes it.
 
     Raises:
-        SetupError: the database is not set up for it; nothing has changed.
-        NotReadyError: it took too long; relays publish as before, or from the new source later.
+        SetupError: something is missing; nothing has changed.
+        NotReadyError: it took too long; events are published as before, or by the new way later.
     """
+    if target == "debezium":
+        to_connector(settings, place or {"password": ""}, seconds=seconds, say=say)
+        return
+    from_connector(settings, seconds=seconds, say=say)
     if target == "polling":
         remove(settings, seconds=seconds, say=say)
         say("relays read between snapshots")

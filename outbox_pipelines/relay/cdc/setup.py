@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import Any, Final
 
 import psycopg
@@ -62,9 +62,8 @@ def set_up(settings: Settings, *, seconds: float, say: Say) -> str | None:
         NotReadyError: transactions ran for too long. No slot is left.
     """
     require_schema(settings)
-    with closing(connect(settings, name="outbox cdc setup")) as connection:
+    with closing(connect(settings, name="outbox cdc setup")) as connection, lock(connection, settings):
         slot = slot_name(settings, connection.info.dbname)
-        _lock(connection, settings)
         _check(connection)
         _publish(connection, slot, say)
         named, begins, ends = _one(connection, queries.NAMED)
@@ -98,10 +97,14 @@ def remove(settings: Settings, *, seconds: float, say: Say, publication: bool = 
         NotReadyError: a session still reads the slot.
     """
     require_schema(settings)
-    with closing(connect(settings, name="outbox cdc drop")) as connection:
+    with closing(connect(settings, name="outbox cdc drop")) as connection, lock(connection, settings):
         slot = slot_name(settings, connection.info.dbname)
-        _lock(connection, settings)
         named, _, _ = _one(connection, queries.NAMED)
+        name, state = _one(connection, queries.CONNECTOR)
+        if state in ("publishes", "ends"):
+            raise SetupError(
+                f"the connector {name} publishes what the slot delivers: run `outbox cutover --to polling`"
+            )
         connection.execute(queries.END_SLOT)
         dropped = [_drop(connection, left, say, seconds=seconds) for left in {named, slot} - {None}]
         connection.execute(queries.NO_SLOT)
@@ -111,10 +114,22 @@ def remove(settings: Settings, *, seconds: float, say: Say, publication: bool = 
         return named is not None or any(dropped)
 
 
-def _lock(connection: Connection, settings: Settings) -> None:
-    row = connection.execute(queries.LOCK_SETUP, {"lock": f"{settings.db_schema}.outbox_cdc"}).fetchone()
-    if row != (True,):
-        raise NotReadyError("another process is making or dropping the slot: wait until it has ended")
+@contextmanager
+def lock(connection: Connection, settings: Settings) -> Iterator[None]:
+    """Let no other process change the slot, or to whom it belongs, within the block.
+
+    Raises:
+        NotReadyError: another one does.
+    """
+    key = {"lock": f"{settings.db_schema}.outbox_cdc"}
+    if connection.execute(queries.LOCK_SETUP, key).fetchone() != (True,):
+        raise NotReadyError("another process is changing the source of events: wait until it has ended")
+    try:
+        yield
+    finally:
+        # Not left to the end of the session, which the server notices later.
+        with suppress(psycopg.Error):
+            connection.execute(queries.UNLOCK_SETUP, key)
 
 
 def _check(connection: Connection) -> None:

@@ -138,6 +138,17 @@ class CdcSource:
         """Whether everything was read that was committed when this source was made."""
         return max(self._end, self._stream.position) >= self._catch_up_to and not (self._part or self._large)
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether all that was received is read: the slot delivers next what the position lacks, no more."""
+        return self.has_caught_up and not (self._ready or self._whole or self._part or self._large)
+
+    def leave(self) -> int:
+        """Confirm everything, which must be settled and at rest; return the position in the log."""
+        position = max(self._end, self._stream.position)
+        self._stream.confirm(position, at_once=True)
+        return position
+
     def wait(self, end: threading.Event) -> None:
         """Wait until there may be something to read, or the reader may have to end."""
         if not end.is_set():

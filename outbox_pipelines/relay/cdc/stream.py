@@ -91,8 +91,11 @@ class Stream:
         """Wait until something can be received, at most so long."""
         select.select([self._pgconn.socket], [], [], seconds)
 
-    def confirm(self, position: int) -> None:
+    def confirm(self, position: int, *, at_once: bool = False) -> None:
         """Tell the server that everything before this position is settled, at most twice a second.
+
+        Args:
+            at_once: tell it now.
 
         Raises:
             SlotLostError: the connection has ended.
@@ -100,7 +103,7 @@ class Stream:
         clock = time.monotonic()
         since = clock - self._said_at
         moves = position > self._confirmed and since >= _CONFIRM_SECONDS
-        if not (moves or self._must_answer or since >= _STATUS_SECONDS):
+        if not (moves or at_once or self._must_answer or since >= _STATUS_SECONDS):
             return
         self._confirmed = max(position, self._confirmed)
         at = self._confirmed
