@@ -100,8 +100,9 @@ class Slots:
     def _problems_of_connector(self) -> list[str]:
         name = self.connector
         if self.connector_state == "begins":
+            why = f" ({self.error})" if self.error else ""
             return [
-                f"a change to the connector {name} was interrupted: run `outbox cutover --to debezium` "
+                f"a change to the connector {name} was interrupted{why}: run `outbox cutover --to debezium` "
                 "again, or --to cdc to keep the relay"
             ]
         if self.connector_state == "ends":

@@ -126,9 +126,9 @@ class Sources:
                 return source
             source.confirm()
             time.sleep(_CONFIRM_POLL)
-        waiting = self._connection.execute(queries.WAITING).fetchone()
-        if waiting != (0,):
-            # The command that waits for it says so.
+        row = self._connection.execute(queries.WAITING).fetchone()
+        if row is not None and row[0]:
+            self._record(f"{row[0]} events are parked, which only a relay publishes", change)
             return source
         position, deadline = source.leave(), time.monotonic() + _CONFIRM_SECONDS
         while self._connection.execute(queries.CONFIRMED, {"slot": self._slot}).fetchone() != (position,):

@@ -246,11 +246,12 @@ def test_parked_events_keep_the_relay(outbox: Outbox) -> None:
         write(outbox, ("a", {"n": 0, "noise": NOISE}), ("a", {"n": 1}))
         wait_until(lambda: len(parked_rows(outbox)) == 2, what="parked events")
         admin.execute(queries.BEGIN_CONNECTOR, {"connector": "shop"})
+        wait_until(lambda: read(settings).error is not None, what="the reason")
         write(outbox, ("b", {"n": 0}))
         wait_until(lambda: len(outbox.messages()) == 1, what="a relay that goes on")
         assert _state(outbox) == "begins"
         (problem,) = read(settings).problems
-        assert "a change to the connector shop was interrupted" in problem
+        assert "shop was interrupted (2 events are parked" in problem
         done = outbox.outbox("cutover", "--to", "cdc", "--seconds", "30")
         assert (done.returncode, done.stdout.splitlines()[0]) == (0, "the relay keeps the slot")
         assert _state(outbox) is None
