@@ -140,4 +140,4 @@ SELECT r.active_pid FROM outbox_shards s JOIN pg_replication_slots r ON r.slot_n
 WHERE r.active_pid IS NOT NULL"""
 
 # Events that only the relay can publish.
-WAITING: Final = "SELECT count(*) FROM outbox_parked WHERE state IN ('waiting', 'replaying')"
+WAITING: Final = "SELECT count(*) FROM outbox_parked WHERE state IN ('waiting', 'retrying', 'replaying')"
