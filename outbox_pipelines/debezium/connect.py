@@ -2,8 +2,8 @@
 
 Invariants:
 - Each call ends within its deadline, with an answer or with an error of one line.
-- A call that the cluster refuses because it rebalances (409), or because its leader is not known yet (500
-  to 503 with such a text), is repeated until the deadline.
+- A call that the cluster cannot do at that moment, because it rebalances (409) or its leader has just ended
+  (500), is repeated until the deadline.
 - User and password of the URL are in a header and never in a message.
 """
 
@@ -23,6 +23,9 @@ SECONDS: Final = 30.0
 """How long a call takes at most, by default."""
 _PAUSE: Final = 0.25
 _LONGEST: Final = 300
+# What a worker says whose leader has ended, or is busy; with the status of an error that lasts.
+_PASSING: Final = ("forward REST request", "Request timed out", "rebalance is expected")
+_NO_CLASS: Final = "Failed to find any class"
 
 
 class MissingError(SetupError):
@@ -81,7 +84,9 @@ class Connect:
         path = f"/connector-plugins/{_quoted(kind.rpartition('.')[2])}/config/validate"
         try:
             found = self._call("PUT", path, given)
-        except MissingError:
+        except SetupError as error:
+            if _NO_CLASS not in str(error):
+                raise
             raise SetupError(
                 f"the workers of {self.where} have no {kind}: install Debezium's PostgreSQL connector on "
                 "each (plugin.path), and restart them"
@@ -110,7 +115,7 @@ class Connect:
         self._call("PUT", f"/connectors/{_quoted(name)}/stop")
 
     def restart(self, name: str) -> None:
-        """Start a connector and its tasks anew."""
+        """Start a connector and its tasks again."""
         self._call("POST", f"/connectors/{_quoted(name)}/restart?includeTasks=true&onlyFailed=false")
 
     def delete(self, name: str) -> None:
@@ -178,7 +183,7 @@ def _exchange(worker: Any, method: str, path: str, body: Any, seconds: float) ->
 
 
 def _is_passing(status: int, said: str) -> bool:
-    return status in (409, 502, 503, 504) or (status == 500 and "timed out" in said.lower())
+    return status in (409, 502, 503, 504) or (status == 500 and any(text in said for text in _PASSING))
 
 
 def _parsed(text: str, where: str) -> Any:

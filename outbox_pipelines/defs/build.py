@@ -13,6 +13,7 @@ from outbox_pipelines.defs import (
     archive,
     catalog,
     cleaning,
+    connector,
     day_quality,
     dropped,
     events,
@@ -101,11 +102,13 @@ def unusual(outboxes: Sequence[Outbox]) -> list[str]:
 
 def _definitions(outbox: Outbox) -> dg.Definitions:
     """Return all definitions of an outbox except its sensors."""
+    has_connector = outbox.has("checks") and connector.is_used(outbox)
     assets: list[Any] = [
         events.application_tables(outbox),
         events.events(outbox),
         relay.relay(outbox),
         *_made(outbox, _ASSETS),
+        *([connector.connector(outbox)] if has_connector else []),
         *topics.topics(outbox),
     ]
     if outbox.map_spec is not None:
@@ -115,7 +118,10 @@ def _definitions(outbox: Outbox) -> dg.Definitions:
             else outbox.map_spec(each)
             for each in assets
         ]
-    checks = _made(outbox, _CHECKS)
+    checks = [
+        *_made(outbox, _CHECKS),
+        *([health.connector_checks(outbox)] if has_connector else []),
+    ]
     jobs = [*_made(outbox, _JOBS), dead_letters.dead_letters_job(outbox), cutover.cutover_job(outbox)]
     # Jobs of assets are resolved here, among the assets of this outbox alone: Dagster would look at the
     # assets of all outboxes for each of them, which takes two seconds with 50.

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import dagster as dg
 
-from outbox_pipelines.defs import places, ticks
+from outbox_pipelines.defs import connector, places, ticks
 from outbox_pipelines.defs.failures import one_line
 from outbox_pipelines.defs.outbox import Outbox
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.quality.rules import RULES, Rule, Status, judge
+from outbox_pipelines.quality.rules import OF_CONNECTOR, RULES, Rule, Status, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,7 +109,9 @@ def health(outbox: Outbox) -> dg.AssetsDefinition:
     return cast(dg.AssetsDefinition, health)
 
 
-def _description(rule: Rule) -> str:
+def description(rule: Rule) -> str:
+    """Return what a check says about itself."""
+
     def limit(value: float | None) -> str:
         return "never" if value is None else f"{'below' if rule.is_least else 'at'} {rule.show(value)}"
 
@@ -128,8 +130,9 @@ def checks(outbox: Outbox) -> dg.AssetChecksDefinition:
     @dg.multi_asset_check(
         specs=[
             *(
-                dg.AssetCheckSpec(rule.name, asset=key, description=outbox.text(_description(rule)))
+                dg.AssetCheckSpec(rule.name, asset=key, description=outbox.text(description(rule)))
                 for rule in RULES
+                if rule.name not in OF_CONNECTOR
             ),
             dg.AssetCheckSpec(_DATABASE, asset=key, description=outbox.text(_DATABASE_ANSWERS)),
         ],
@@ -137,18 +140,47 @@ def checks(outbox: Outbox) -> dg.AssetChecksDefinition:
         can_subset=True,
     )
     def checks(context: dg.AssetCheckExecutionContext) -> Iterable[dg.AssetCheckResult]:
-        wanted = {key.name for key in context.selected_asset_check_keys}
-        from outbox_pipelines.quality.health import evaluate
+        yield from evaluated(context, outbox)
 
-        _, evaluations = _evaluate(ticks.Reading(outbox), evaluate)
-        mark = places.mark(context, outbox)
-        if places.OTHERS in mark:
-            evaluations[_DATABASE] = _answers(mark[places.OTHERS])
-        for name, result in evaluations.items():
-            if name in wanted:
-                context.log.info(f"{name}: {result['description']}")
-                result["metadata"] |= mark
-                yield dg.AssetCheckResult(check_name=name, asset_key=key, **result)
+    return checks
+
+
+def evaluated(context: dg.AssetCheckExecutionContext, outbox: Outbox) -> Iterator[dg.AssetCheckResult]:
+    """Measure, and yield the result of each check that is asked for."""
+    from outbox_pipelines.quality.health import evaluate
+
+    wanted = {key.name for key in context.selected_asset_check_keys}
+    _, evaluations = _evaluate(ticks.Reading(outbox), evaluate)
+    mark = places.mark(context, outbox)
+    if places.OTHERS in mark:
+        evaluations[_DATABASE] = _answers(mark[places.OTHERS])
+    for name, result in evaluations.items():
+        if name in wanted:
+            context.log.info(f"{name}: {result['description']}")
+            result["metadata"] |= mark
+            yield dg.AssetCheckResult(check_name=name, asset_key=_asset(outbox, name), **result)
+
+
+def _asset(outbox: Outbox, name: str) -> dg.AssetKey:
+    """Return the asset that a check is of."""
+    return outbox.key("connector" if name in OF_CONNECTOR else "health")
+
+
+def connector_checks(outbox: Outbox) -> dg.AssetChecksDefinition:
+    """Return the checks of Debezium's connector."""
+    key = outbox.key("connector")
+
+    @dg.multi_asset_check(
+        specs=[
+            dg.AssetCheckSpec(rule.name, asset=key, description=outbox.text(description(rule)))
+            for rule in RULES
+            if rule.name in OF_CONNECTOR
+        ],
+        name=outbox.name_of("check_connector_now"),
+        can_subset=True,
+    )
+    def checks(context: dg.AssetCheckExecutionContext) -> Iterable[dg.AssetCheckResult]:
+        yield from evaluated(context, outbox)
 
     return checks
 
@@ -157,7 +189,9 @@ def check_health(outbox: Outbox) -> Any:
     """Return the job `check_health`."""
     return dg.define_asset_job(
         outbox.name_of("check_health"),
-        selection=dg.AssetSelection.checks_for_assets(outbox.key("health")),
+        selection=dg.AssetSelection.checks_for_assets(
+            outbox.key("health"), *([outbox.key("connector")] if connector.is_used(outbox) else [])
+        ),
         tags=outbox.run_tags,
         executor_def=outbox.executor,
         description=outbox.text(_CHECK_HEALTH),
@@ -205,10 +239,14 @@ def _report(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor:
         _, evaluations = _evaluate(reading, evaluate)
     for name in due:
         told[name] = [_state(evaluations[name]), now, evaluations[name]["description"]]
-        reported.append(dg.AssetCheckEvaluation(asset_key=key, check_name=name, **evaluations[name]))
+        asset = _asset(outbox, name)
+        reported.append(dg.AssetCheckEvaluation(asset_key=asset, check_name=name, **evaluations[name]))
     observed = before["observed"]
     if found is not None and (reported or now - observed >= _REPORT_SECONDS):
         reported.append(dg.AssetObservation(key, metadata=_numbers(found)))
+        if found.connector is not None:
+            seen = connector.numbers(found.connector)
+            reported.append(dg.AssetObservation(outbox.key("connector"), metadata=seen))
         observed = now
     wrong = [f"{name}: {each['description']}" for name, each in evaluations.items() if not each["passed"]]
     return ticks.Tick(

@@ -12,12 +12,13 @@ from functools import lru_cache
 import dagster as dg
 
 from outbox_pipelines.defs.outbox import NAME, PACKAGE, Outbox
-from outbox_pipelines.quality.rules import RULES
+from outbox_pipelines.quality.rules import OF_CONNECTOR, RULES
 
-_ASSETS = ("events", "relay", "health", "inbox", "archive", "dropped", "reconciliation")
+_ASSETS = ("events", "relay", "health", "connector", "inbox", "archive", "dropped", "reconciliation")
 _CHECKS = {
     "events": ("events_as_expected", "event_types_documented"),
-    "health": (*(rule.name for rule in RULES), "database"),
+    "health": (*(rule.name for rule in RULES if rule.name not in OF_CONNECTOR), "database"),
+    "connector": tuple(OF_CONNECTOR),
     "inbox": ("handled",),
     "archive": ("archive_equals_table",),
     "reconciliation": ("nothing_is_lost",),

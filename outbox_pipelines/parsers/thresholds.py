@@ -19,6 +19,8 @@ CHECKS: Final = (
     "kafka",
     "slot",
     "slot_log",
+    "connector",
+    "connector_lag",
     "old_transactions",
     "keys",
 )

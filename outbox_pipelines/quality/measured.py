@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from outbox_pipelines.debezium.state import Connector
 from outbox_pipelines.quality.slots import Slots
 
 CAP: Final = 100_000
@@ -90,6 +91,8 @@ class Measurements:
     """The table whose remaining rows are published first, after `outbox adopt switch`."""
     slots: Slots | None = None
     """The replication slots that concern the outbox; None for an existing table."""
+    connector: Connector | None = None
+    """Debezium's connector; None without OUTBOX_CONNECT."""
 
     @property
     def unpublished(self) -> int:
@@ -132,6 +135,16 @@ class Measurements:
     def slot_log(self) -> tuple[int, str]:
         """The most bytes of its log that the server keeps for a slot of this database, and for which."""
         return (0, "") if self.slots is None else self.slots.most_retained
+
+    @property
+    def connector_problems(self) -> list[str]:
+        """What is wrong with Debezium's connector, each with the remedy."""
+        return [] if self.connector is None else self.connector.problems
+
+    @property
+    def unconfirmed_seconds(self) -> float:
+        """Age of the oldest event that Debezium has not confirmed; 0 without any."""
+        return 0.0 if self.connector is None else self.connector.waiting_seconds
 
 
 def age(seconds: float) -> str:

@@ -1,7 +1,8 @@
 """Measure the outbox for the status, the checks, the alerts and the metrics.
 
 Invariants:
-- One statement, cheap even for large tables: counts are capped, the range comes from the position.
+- One statement, cheap even for large tables: counts are capped, the range comes from the position. With
+  Debezium (OUTBOX_CONNECT) two more, and a few seconds for Kafka Connect at most.
 - Nothing here judges: the limits are in `rules.py`.
 """
 
@@ -13,6 +14,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from outbox_pipelines.database import connect
+from outbox_pipelines.debezium import reading
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality import queries
 from outbox_pipelines.quality.measured import CAP, Late, Measurements, ShardStatus
@@ -44,6 +46,8 @@ def read(settings: Settings) -> Measurements:
         "drops_unarchived": settings.archive == "none",
         "retention": settings.retention_days,
     }
+    # Before the connection, which would wait for it.
+    reported = reading.ask(settings) if settings.connect else None
     with connect(settings, name="outbox: status") as connection:
         connection.execute(_TUNE)
         try:
@@ -52,6 +56,7 @@ def read(settings: Settings) -> Measurements:
             raise SetupError(
                 f"no outbox in schema {settings.db_schema!r} (OUTBOX_SCHEMA): run `outbox migrate`"
             ) from None
+        connector = None if reported is None else reading.combine(settings, connection, reported)
     assert row is not None
     age, whose = row["old_transaction"] or (0.0, None)
     return Measurements(
@@ -69,6 +74,7 @@ def read(settings: Settings) -> Measurements:
         oldest_transaction=whose,
         draining=row["draining"],
         slots=slots(row["slots"]),
+        connector=connector,
     )
 
 

@@ -202,6 +202,28 @@ RULES: Final = (
         show=size,
     ),
     Rule(
+        "connector",
+        lambda found: len(found.connector_problems),
+        "{} problems with Debezium's connector",
+        why="Debezium publishes the outbox from a Kafka Connect cluster (OUTBOX_CONNECT), and its connector "
+        "or task does not run. Events stay in the table and in the server's log until it does.",
+        help="Run `outbox debezium status`: it names each problem with its remedy",
+        error=1.0,
+    ),
+    Rule(
+        "connector_lag",
+        lambda found: found.unconfirmed_seconds,
+        "oldest event that Debezium has not confirmed: {}",
+        why="Workers confirm once a minute (offset.flush.interval.ms). A connector that does not, while "
+        "newer events are committed, is stuck, even if it reports RUNNING: Kafka does not take its messages, "
+        "or the database does not send them.",
+        help="Look into the log of the worker that `outbox debezium status` names, then run `outbox debezium "
+        "restart`",
+        warn=120.0,
+        error=300.0,
+        show=age,
+    ),
+    Rule(
         "old_transactions",
         lambda found: found.oldest_transaction_seconds,
         "oldest open transaction: {}",
@@ -224,7 +246,9 @@ RULES: Final = (
     ),
 )
 
-OF_TABLES: Final = frozenset(("lag", "backlog", "dead_letters", "shards_relayed", "kafka"))
+OF_CONNECTOR: Final = frozenset(("connector", "connector_lag"))
+"""The rules that apply with OUTBOX_CONNECT only."""
+OF_TABLES: Final = OF_CONNECTOR | {"lag", "backlog", "dead_letters", "shards_relayed", "kafka"}
 """The rules that apply to an existing table (OUTBOX_TABLE_FILE): it has no days, keys or parked events."""
 _DETAILS: Final[dict[str, Callable[[Measurements], str | None]]] = {
     "partitions_ahead": lambda found: _each(shard.top_up_error for shard in found.shards),
@@ -243,6 +267,7 @@ _DETAILS: Final[dict[str, Callable[[Measurements], str | None]]] = {
     "kafka": lambda found: "; ".join(filter(None, (shard.breaker_reason for shard in found.shards))),
     "slot": lambda found: _each(found.slot_problems),
     "slot_log": lambda found: f"slot {found.slot_log[1]}",
+    "connector": lambda found: _each(found.connector_problems),
     "old_transactions": lambda found: found.oldest_transaction,
 }
 
@@ -254,8 +279,12 @@ def rules(settings: Settings) -> list[Rule]:
     def limited(rule: Rule) -> Rule:
         return replace(rule, warn=warn.get(rule.name, rule.warn), error=error.get(rule.name, rule.error))
 
-    is_table = settings.table_file is not None
-    return [limited(rule) for rule in RULES if rule.name in OF_TABLES or not is_table]
+    def applies(rule: Rule) -> bool:
+        if rule.name in OF_CONNECTOR and not settings.connect:
+            return False
+        return rule.name in OF_TABLES or settings.table_file is None
+
+    return [limited(rule) for rule in RULES if applies(rule)]
 
 
 def judge(settings: Settings, found: Measurements) -> list[CheckResult]:

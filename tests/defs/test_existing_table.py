@@ -11,7 +11,7 @@ import pytest
 from outbox_pipelines.defs.outbox import Outbox as Served
 from outbox_pipelines.defs.relay.owner import owner_of
 from outbox_pipelines.defs.relay.session import Session
-from outbox_pipelines.quality.rules import OF_TABLES
+from outbox_pipelines.quality.rules import OF_CONNECTOR, OF_TABLES
 from tests.conftest import wait_until
 from tests.defs.conftest import run, schedule_of, serving
 from tests.defs.test_health import _tick as health_tick
@@ -101,7 +101,7 @@ def test_its_checks(
             "VALUES ('order', 'b', 'e', '{}', now() - interval '1 hour')"
         )
     found, (observation,), _ = health_tick(instance, served)
-    assert set(found) == OF_TABLES | {"database"}
+    assert set(found) == OF_TABLES - OF_CONNECTOR | {"database"}
     assert {name for name, check in found.items() if not check.passed} == {
         "lag",
         "dead_letters",

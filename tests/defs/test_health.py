@@ -11,11 +11,11 @@ import pytest
 from outbox_pipelines.definitions import defs
 from outbox_pipelines.defs import health as module
 from outbox_pipelines.defs.outbox import Outbox as Served
-from outbox_pipelines.quality.rules import RULES
+from outbox_pipelines.quality.rules import OF_CONNECTOR, RULES
 from tests.defs.conftest import job_of, records_of, sensor_of, serving
 from tests.schema.servers import Database
 
-NAMES = {rule.name for rule in RULES} | {"database"}
+NAMES = {rule.name for rule in RULES} - OF_CONNECTOR | {"database"}
 
 
 def _tick(

@@ -297,12 +297,27 @@ def test_a_poisoned_event_is_found_and_named(shop: Shop) -> None:
     wait_until(lambda: shop.published()[-2:] == ["2", "3"], seconds=60, what="it, and what waited behind it")
 
 
-def test_a_topic_that_cannot_be(shop: Shop) -> None:
+def test_the_relay_takes_over_from_a_task_that_cannot_continue(shop: Shop) -> None:
+    """Guards against an event that holds back all others, with no way out but to lose it."""
+    _topics(shop.settings.kafka, shop.settings.topic.format(aggregate_type="order"), partitions=1)
     assert shop.register().returncode == 0
+    shop.write("1")
+    wait_until(lambda: shop.published() == ["1"], seconds=60, what="the first event")
     shop.write("1", aggregate_type="no topic!")
     wait_until(lambda: read(shop.settings).problems, seconds=60, what="the failed task")
     (problem,) = read(shop.settings).problems
     assert "no topic!" in problem
+    shop.write("2")
+    # As docs/debezium-on-connect.md says.
+    assert shop.run("debezium", "stop").returncode == 0
+    wait_until(lambda: not read(shop.settings).slot_active, what="the end of the task")
+    (slot,) = shop.slots()
+    relayed = shop.run("relay", "--start-at", f"slot:{slot}", "--until-empty", OUTBOX_MAX_ATTEMPTS="1")
+    assert shop.published() == ["1", "2"], relayed.stderr
+    assert shop.run("debezium", "delete", "--yes").returncode == 0
+    assert shop.register().returncode == 0
+    shop.write("3")
+    wait_until(lambda: shop.published() == ["1", "2", "3"], seconds=60, what="an event after it")
 
 
 def test_a_stuck_task_is_found_though_it_reports_running(shop: Shop) -> None:

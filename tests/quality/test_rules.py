@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from outbox_pipelines.debezium.state import Connector, Task
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.parsers.thresholds import CHECKS, read_thresholds
 from outbox_pipelines.quality import expectations, health
@@ -53,6 +54,21 @@ WELL = Measurements(
     oldest_transaction_seconds=0.0,
     oldest_transaction=None,
 )
+CONNECTOR = Connector(
+    name="shop",
+    error=None,
+    state="RUNNING",
+    worker="a:8083",
+    trace=None,
+    tasks=[Task(0, "RUNNING", "a:8083", None)],
+    slot="debezium_shop_public",
+    slot_exists=True,
+    slot_lost=False,
+    slot_active=True,
+    unconfirmed_bytes=0,
+    retained_bytes=0,
+    waiting_seconds=0.0,
+)
 SLOTS = Slots(
     slot="outbox_shop_public",
     made=True,
@@ -88,6 +104,8 @@ WRONG = {
     "kafka": replace(WELL, shards=[replace(SHARD, breaker="half-open", breaker_reason="no answer")]),
     "slot": replace(WELL, slots=replace(SLOTS, exists=False)),
     "slot_log": replace(WELL, slots=replace(SLOTS, others=[OtherSlot("debezium", False, 10**10)])),
+    "connector": replace(WELL, connector=replace(CONNECTOR, state="PAUSED")),
+    "connector_lag": replace(WELL, connector=replace(CONNECTOR, waiting_seconds=300.0)),
     "old_transactions": replace(WELL, oldest_transaction_seconds=3600.0, oldest_transaction="session 5"),
     "keys": replace(WELL, keys=50_000_000),
 }
@@ -114,7 +132,7 @@ def test_the_backlog_of_all_shards_ends_at_the_cap() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_each_rule_finds_its_own_trouble_and_no_other(rule: Rule) -> None:
-    results = judge(load_settings(), WRONG[rule.name])
+    results = judge(load_settings(connect="http://connect:8083"), WRONG[rule.name])
     wrong = {result.rule.name: result.status for result in results if result.status}
     assert wrong == {rule.name: Status.WARN if rule.error is None else Status.ERROR}
     assert worst(results) is wrong[rule.name]

@@ -44,6 +44,7 @@ def of(found: TableStatus) -> Measurements:
         keys_bytes=0,
         oldest_transaction_seconds=0.0,
         oldest_transaction=None,
+        connector=found.connector,
     )
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import psycopg
 
 from outbox_pipelines.database import connect
+from outbox_pipelines.debezium import reading
+from outbox_pipelines.debezium.state import Connector
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.measured import CAP, age
 from outbox_pipelines.quality.rules import CheckResult
@@ -51,6 +53,8 @@ class TableStatus:
     successor_waits: bool
     """Whether a standby waits for the table."""
     warnings: list[str]
+    connector: Connector | None = None
+    """Debezium's connector; None without OUTBOX_CONNECT."""
 
 
 def read(settings: Settings) -> TableStatus:
@@ -71,6 +75,8 @@ def read(settings: Settings) -> TableStatus:
 
 def _read(settings: Settings) -> TableStatus:
     mapping = open_mapping(settings)
+    # Before the connection, which would wait for it.
+    reported = reading.ask(settings) if settings.connect else None
     with connect(settings, name="outbox: status") as connection:
         connection.execute(TUNE)
         connection.execute(queries.FOR_A_WHILE)
@@ -100,6 +106,7 @@ def _read(settings: Settings) -> TableStatus:
             reasons=dict(reasons),
             successor_waits=bool(waiting),
             warnings=found.warnings,
+            connector=None if reported is None else reading.combine(settings, connection, reported),
         )
 
 

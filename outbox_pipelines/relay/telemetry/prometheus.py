@@ -260,6 +260,16 @@ _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ..
         lambda found: len(found.slot_problems),
     ),
     (
+        "outbox_connector_problems",
+        "Problems with Debezium's connector (OUTBOX_CONNECT): see `outbox debezium status`",
+        lambda found: len(found.connector_problems),
+    ),
+    (
+        "outbox_connector_unconfirmed_age_seconds",
+        "Age of the oldest event that Debezium's connector has not confirmed; 0 if none",
+        lambda found: found.unconfirmed_seconds,
+    ),
+    (
         "outbox_oldest_transaction_age_seconds",
         "Age of the oldest open transaction of this database that the relay's role may see; 0 if none",
         lambda found: found.oldest_transaction_seconds,

@@ -1,0 +1,82 @@
+"""Debezium's connector of an outbox: the asset, which exists only where Kafka Connect is named."""
+
+# No postponed annotations here: Dagster reads those of the functions it decorates as they stand.
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import dagster as dg
+
+from outbox_pipelines.defs.failures import one_line
+from outbox_pipelines.defs.outbox import Outbox
+from outbox_pipelines.defs.sources import FILE
+from outbox_pipelines.errors import SetupError
+
+if TYPE_CHECKING:
+    from outbox_pipelines.debezium.state import Connector
+
+# What can name it without being read.
+_FILES: Final = {"OUTBOX_SETTINGS_FILE", FILE}
+_CONNECTOR: Final = """\
+Debezium's connector, which publishes the outbox from a Kafka Connect cluster (OUTBOX_CONNECT) instead of a
+relay.
+
+The sensor `health` observes it: its state, its worker, and how much of the server's log, and for how long, it
+has not confirmed. Its checks find a task that failed, and one that reports RUNNING and sends nothing.
+
+Use: look at the Checks; Observe asks Kafka Connect and the database now.
+
+When a check fails: `outbox debezium status` names each problem with its remedy; docs/operating.md, connector.
+"""
+
+
+def is_used(outbox: Outbox) -> bool:
+    """Return whether the outbox has a connector: settings are read only if a file may name it."""
+    if "connect" in {*outbox.settings, *outbox.variables} or os.environ.get("OUTBOX_CONNECT"):
+        return True
+    if not os.environ.keys() & _FILES:
+        return False
+    try:
+        return bool(outbox.load_settings().connect)
+    except SetupError:
+        # The sensor and every run report it.
+        return False
+
+
+def connector(outbox: Outbox) -> dg.AssetsDefinition:
+    """Return the asset `connector`, which asks when it is observed."""
+    key = outbox.key("connector")
+    spec = dg.AssetSpec(
+        key,
+        deps=[outbox.key("events")],
+        group_name=outbox.asset_group,
+        tags=outbox.asset_tags,
+        owners=outbox.owners,
+        kinds={"debezium", "kafka"},
+        description=outbox.text(_CONNECTOR),
+    )
+
+    @dg.multi_observable_source_asset(  # type: ignore[untyped-decorator]
+        name=outbox.name_of("ask_connector"), specs=[spec]
+    )
+    def connector() -> Iterator[dg.ObserveResult]:
+        with one_line():
+            from outbox_pipelines.debezium.reading import read
+
+            found = read(outbox.load_settings())
+        yield dg.ObserveResult(asset_key=key, metadata=numbers(found))
+
+    return cast(dg.AssetsDefinition, connector)
+
+
+def numbers(found: "Connector") -> dict[str, Any]:
+    """Return the values to show and to plot."""
+    running = [task for task in found.tasks if task.state == "RUNNING"]
+    return {
+        "state": found.state or ("unknown" if found.error else "none"),
+        "tasks_running": len(running),
+        "worker": ", ".join(dict.fromkeys(task.worker for task in found.tasks)) or "none",
+        "unconfirmed_bytes": found.unconfirmed_bytes or 0,
+        "unconfirmed_seconds": round(found.waiting_seconds, 1),
+        "retained_bytes": found.retained_bytes or 0,
+    }
