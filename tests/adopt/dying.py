@@ -1,8 +1,8 @@
 """Runs a step of `outbox adopt`, and kills itself with SIGKILL before the n-th statement.
 
-Usage: python -m tests.adopt.dying, settings in the environment. For each line `N STEP` of its standard
-input it
-forks a process that dies so, and answers with its wait status; 0: the step came to its end.
+Usage: python -m tests.adopt.dying, settings in the environment. For each line `N STEP` of its standard input
+it forks a process that dies so, and answers with its wait status; 0: the step came to its end. Of the
+statements of a relay, which has tests of its own, one in ten counts.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from typing import Any
 import psycopg
 
 from outbox_pipelines.adopt import finish, steps
+from outbox_pipelines.relay import service
 from outbox_pipelines.settings import load_settings
 
+_STATEMENT, _STATEMENT_OF_A_RELAY = 10, 1
+
 _left = 0
+_weight = _STATEMENT
 _lock = threading.Lock()
 
 
@@ -27,12 +31,24 @@ def _counted(execute: Any) -> Any:
     def run(*given: Any, **named: Any) -> Any:
         global _left
         with _lock:
-            _left -= 1
-            if not _left:
+            _left -= _weight
+            if _left <= 0:
                 os.kill(os.getpid(), signal.SIGKILL)
         return execute(*given, **named)
 
     return run
+
+
+def _relay(*given: Any, **named: Any) -> Any:
+    global _weight
+    _weight = _STATEMENT_OF_A_RELAY
+    try:
+        return _relay_itself(*given, **named)
+    finally:
+        _weight = _STATEMENT
+
+
+_relay_itself = service.relay
 
 
 def _silent(_: str) -> None: ...
@@ -46,6 +62,7 @@ def _live(step: str) -> None:
         (psycopg.Transaction, "__exit__"),
     ):
         setattr(owner, name, _counted(getattr(owner, name)))
+    service.relay = _relay
     if step == "prepare":
         steps.prepare(settings)
     elif step == "switch":
@@ -62,7 +79,7 @@ def main() -> None:
         number, step = line.split()
         child = os.fork()
         if not child:
-            _left = int(number)
+            _left = int(number) * _STATEMENT
             try:
                 _live(step)
             except BaseException:  # noqa: BLE001 - the test sees it as a status
