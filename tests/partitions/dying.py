@@ -2,6 +2,7 @@
 
 Usage: python -m tests.partitions.dying, settings in the environment. For each line `N DAY DIRECTORY` of its
 standard input it forks a process that dies so, and answers with its wait status; 0: it came to its end.
+With N = 0 the process stops before each statement, says `stopped`, and continues after an empty line.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import signal
 import sys
 from datetime import date
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 
@@ -19,12 +20,20 @@ from outbox_pipelines.archive import drop, export, store
 from outbox_pipelines.partitions import calendar, close
 from outbox_pipelines.settings import load_settings
 
+STOPPING: Final = 0
+STOPPED: Final = "stopped"
+
 _left = 0
+_is_stopping = False
 
 
 def _counted(execute: Any) -> Any:
     def run(*given: Any, **named: Any) -> Any:
         global _left
+        if _is_stopping:
+            print(STOPPED, flush=True)
+            # Not with sys.stdin, whose buffer the parent has too.
+            os.read(0, 1)
         _left -= 1
         if not _left:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -56,12 +65,13 @@ def _live(day: date, directory: str) -> None:
 
 
 def main() -> None:
-    global _left
+    global _left, _is_stopping
     for line in sys.stdin:
         number, day, directory = line.rstrip("\n").split(" ", 2)
         child = os.fork()
         if not child:
             _left = int(number)
+            _is_stopping = _left == STOPPING
             _live(date.fromisoformat(day), directory)
             os._exit(0)
         print(os.waitpid(child, 0)[1], flush=True)

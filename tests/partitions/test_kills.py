@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from outbox_pipelines.archive import day as archive
@@ -18,6 +18,7 @@ from outbox_pipelines.partitions.calendar import leaf_of
 from tests.conftest import clean_environment, wait_until
 from tests.partitions import days
 from tests.partitions.days import DAY
+from tests.partitions.dying import STOPPED, STOPPING
 from tests.schema.servers import Connection, Database
 
 NEVER = -1
@@ -35,11 +36,6 @@ UNION ALL SELECT to_jsonb(o) FROM pg_constraint o WHERE conrelid = to_regclass(%
 UNION ALL SELECT to_jsonb(t) FROM pg_trigger t WHERE tgrelid = to_regclass(%(leaf)s)
 UNION ALL SELECT to_jsonb(p) FROM pg_policy p WHERE polrelid = to_regclass(%(leaf)s)
 UNION ALL SELECT to_jsonb(x) FROM pg_index x WHERE indrelid = to_regclass(%(leaf)s)"""
-# What differs from one round to the next: times, identities, digests, numbers of events and transactions, and
-# the ends of temporary names.
-_VARYING = re.compile(
-    r"\d{4}-\d\d-\d\d[T ][0-9:.+]+|[0-9a-f]{8}[0-9a-f-]*|\d{3,}|(?<=\d\d-)[a-z0-9_]{8}(?=/|$)"
-)
 
 
 class _Lives:
@@ -51,11 +47,28 @@ class _Lives:
 
     def live(self, directory: Path, statement: int) -> int:
         """The signal that ended one; 0 where it came to its end."""
+        self._say(f"{statement} {DAY} {directory}")
+        return self._ended(self._answer())
+
+    def stops(self, directory: Path) -> Iterator[None]:
+        """Live to the end, and stop before each statement."""
+        self._say(f"{STOPPING} {DAY} {directory}")
+        while (answer := self._answer()) == STOPPED:
+            yield
+            self._say("")
+        assert self._ended(answer) == 0
+
+    def _say(self, line: str) -> None:
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{statement} {DAY} {directory}\n")
+        self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
-        status = int(self._process.stdout.readline())
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().rstrip()
+
+    def _ended(self, answer: str) -> int:
+        status = int(answer)
         assert status in (0, signal.SIGKILL)
         # The server notices the crash in its own time.
         wait_until(lambda: self._observer.execute(_SESSIONS).fetchone() == (0,))
@@ -86,27 +99,31 @@ def _rows_somewhere(database: Database, directory: Path) -> int:
     return found.rows
 
 
-def _state(database: Database, directory: Path) -> list[Any]:
-    """All that the next run can find: rows, the catalog's entries of the partition, and files."""
+def _begin(database: Database) -> None:
+    """As if the day had never been."""
+    database.rows(f"DROP TABLE IF EXISTS {leaf_of(DAY)}")
+    database.rows("DELETE FROM outbox_days WHERE day = %s", DAY)
+    days.fill(database)
+    days.relayed(database)
+
+
+def _rows(database: Database) -> dict[str, list[str]] | None:
+    """Rows, and the catalog's entries of the partition; None where a transaction locks a table."""
     leaf = leaf_of(DAY)
     with database.connect() as connection:
-        found = {leaf: connection.execute(_PARTITION, {"leaf": leaf}).fetchall()}
-        for (name,) in connection.execute(_TABLES, [leaf]).fetchall():
-            found[name] = connection.execute(f'SELECT to_jsonb(t) FROM "{name}" t'.encode()).fetchall()
-    rows = {
-        name: sorted(_VARYING.sub("#", json.dumps(row)) for (row,) in each) for name, each in found.items()
-    }
-    files = [
-        # A Parquet file is complete with its last four bytes.
-        (
-            _VARYING.sub("#", str(path.relative_to(directory))),
-            len(content).bit_length(),
-            content[-4:] == b"PAR1",
-        )
-        for path in sorted(directory.rglob("*"))
-        for content in [path.read_bytes() if path.is_file() else b""]
-    ]
-    return [rows, files]
+        connection.execute("SET lock_timeout = '100ms'")
+        try:
+            found = {leaf: connection.execute(_PARTITION, {"leaf": leaf}).fetchall()}
+            for (name,) in connection.execute(_TABLES, [leaf]).fetchall():
+                found[name] = connection.execute(f'SELECT to_jsonb(t) FROM "{name}" t'.encode()).fetchall()
+        except psycopg.errors.LockNotAvailable:
+            return None
+    return {name: sorted(json.dumps(row) for (row,) in each) for name, each in found.items()}
+
+
+def _files(directory: Path) -> list[tuple[Path, int]]:
+    """Files and folders, and their sizes."""
+    return sorted((path, path.stat().st_size) for path in directory.rglob("*"))
 
 
 # What the statements do on an older server, other tests show.
@@ -114,31 +131,29 @@ def _state(database: Database, directory: Path) -> list[Any]:
 def test_every_statement(database: Database, lives: _Lives, tmp_path: Path) -> None:
     """Guards against a state from which no run continues, and against rows that are nowhere.
 
-    A process is killed before each statement. Where nothing lasting happened since the death before (most
-    statements only read), the next run would start from the same state again: it runs once for each state.
+    Most statements only read. Where nothing lasting has happened since the statement before, a death leaves
+    the state that a death before that one leaves: a process is killed once for each state.
     """
-    statement = states = 0
-    before: list[Any] = []
-    status: int = signal.SIGKILL
-    while status:
+    first = tmp_path / "stopping"
+    _begin(database)
+    statement, changing = 0, []
+    before: tuple[Any, Any] = None, None
+    for _ in lives.stops(first):
         statement += 1
-        # As if the day had never been.
-        database.rows(f"DROP TABLE IF EXISTS {leaf_of(DAY)}")
-        database.rows("DELETE FROM outbox_days WHERE day = %s", DAY)
-        days.fill(database)
-        days.relayed(database)
+        # Nothing that is locked has been committed.
+        now = _rows(database) or before[0], _files(first)
+        if now != before:
+            changing.append(statement)
+            before = now
+    assert statement > 40
+    assert len(changing) > 10
+    for statement in changing:
+        _begin(database)
         directory = tmp_path / str(statement)
-        status = lives.live(directory, statement)
+        assert lives.live(directory, statement) == signal.SIGKILL
         assert _rows_somewhere(database, directory) == 20
-        now = _state(database, directory)
-        if status and now == before:
-            continue
-        before = now
-        states += 1
         assert lives.live(directory, NEVER) == 0, f"after a death before statement {statement}"
         assert days.state(database) == "dropped"
         assert _rows_somewhere(database, directory) == 20
         left = sorted(path.name for path in directory.rglob("*") if path.is_file())
         assert [name.split("-")[0] for name in left] == ["2026", "archive.json", "events"], statement
-    assert statement > 40
-    assert states > 10
