@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -55,41 +55,16 @@ def is_thorough(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--thorough"))
 
 
-# Their tests run on the wheel's PostgreSQL alone, not on the machine's as well: what they test happens in our
-# processes, and other files of the folder try the same statements on both.
-_WHEEL_ALONE: Final[Mapping[str, Collection[str]]] = {
-    "archive": (
-        *("test_commands.py", "test_history.py", "test_identity.py", "test_memory.py", "test_plots.py"),
-        *("test_published.py", "test_queries_doc.py", "test_query.py", "test_reader.py", "test_store.py"),
-    ),
-    "examples": ("test_examples.py", "test_shops.py", "test_worker.py"),
-    "writer": (
-        *("test_assert_emitted.py", "test_captured.py", "test_correlation.py", "test_derive_key.py"),
-        *("test_emit_autocommit.py", "test_emit_refusals.py", "test_emit_round_trips.py"),
-        *("test_payload_json.py", "test_payload_size.py", "test_records_events.py"),
-    ),
-}
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     is_fast = config.getoption("--fast", False)
     is_thorough = config.getoption("--thorough", False)
     left_out = [
-        item
-        for item in items
-        if _is_repeated(item) or (is_fast and _is_slow(item)) or (not is_thorough and _is_extra(item))
+        item for item in items if (is_fast and _is_slow(item)) or (not is_thorough and _is_extra(item))
     ]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         out = set(left_out)
         items[:] = [item for item in items if item not in out]
-
-
-def _is_repeated(item: pytest.Item) -> bool:
-    if item.path.name not in _WHEEL_ALONE.get(item.path.parent.name, ()):
-        return False
-    call = getattr(item, "callspec", None)
-    return call is not None and call.params.get("server") == "machine"
 
 
 def _is_extra(item: pytest.Item) -> bool:

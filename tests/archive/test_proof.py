@@ -39,7 +39,6 @@ from tests.archive.days import manifest as read_manifest
 from tests.schema.servers import Database
 
 Rows = list[dict[str, Any]]
-one_server = pytest.mark.parametrize("server", ["wheel"], indirect=True)
 
 
 @pytest.fixture
@@ -96,7 +95,6 @@ def name(row: dict[str, Any]) -> str:
 EDITED = "the manifest of {} is not the one that was written: its digest differs"
 
 
-@one_server
 def test_a_flipped_byte(settings: Settings, day: date, verify: Callable[[], tuple[str, ...]]) -> None:
     """Guards against rot that Parquet's readers do not notice."""
     path = file(settings, day)
@@ -106,7 +104,6 @@ def test_a_flipped_byte(settings: Settings, day: date, verify: Callable[[], tupl
     assert verify()[0].startswith(f"{path.name} has changed since it was written: its sha256 is ")
 
 
-@one_server
 def test_every_byte_counts(settings: Settings, day: date) -> None:
     """Guards against a part of the file that nothing covers, and against a stack trace of its reader."""
     path = file(settings, day)
@@ -118,7 +115,6 @@ def test_every_byte_counts(settings: Settings, day: date) -> None:
         assert "has changed since it was written" in days.verify(settings, day).differences[0]
 
 
-@one_server
 @pytest.mark.parametrize("left", [0, 3, 0.5, -1])
 def test_a_truncated_file(
     settings: Settings, day: date, verify: Callable[[], tuple[str, ...]], left: float
@@ -133,7 +129,6 @@ def test_a_truncated_file(
     assert found[1].startswith(f"{path.name} cannot be read: ")
 
 
-@one_server
 def test_a_missing_file(settings: Settings, day: date, verify: Callable[[], tuple[str, ...]]) -> None:
     """Guards against a day whose manifest stands for a file that is gone."""
     path = file(settings, day)
@@ -141,14 +136,12 @@ def test_a_missing_file(settings: Settings, day: date, verify: Callable[[], tupl
     assert verify() == (f"{path.name} is missing in {settings.archive}",)
 
 
-@one_server
 def test_a_missing_manifest(settings: Settings, day: date, verify: Callable[[], tuple[str, ...]]) -> None:
     """Guards against a day that is archived by the database's word alone."""
     manifest_path(settings, day).unlink()
     assert verify() == (f"{day} has no manifest in {settings.archive}",)
 
 
-@one_server
 def test_a_manifest_of_another_day(
     settings: Settings, day: date, verify: Callable[[], tuple[str, ...]]
 ) -> None:
@@ -159,7 +152,6 @@ def test_a_manifest_of_another_day(
     assert found.startswith(f"the manifest of {day} is the one of {other}: it is in the wrong location")
 
 
-@one_server
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"day": "2026-01-01"}', b"\xff"])
 def test_a_manifest_that_is_none(
     settings: Settings, day: date, verify: Callable[[], tuple[str, ...]], content: bytes
@@ -172,7 +164,6 @@ def test_a_manifest_that_is_none(
     assert ": :" not in found
 
 
-@one_server
 @pytest.mark.parametrize(
     ("what", "value"), [("statuses", {"PROCESSED": 1}), ("tool", "an editor"), ("last_seq", 1)]
 )
@@ -184,7 +175,6 @@ def test_an_edited_manifest(
     assert verify() == (EDITED.format(day),)
 
 
-@one_server
 def test_edited_sums(settings: Settings, day: date, verify: Callable[[], tuple[str, ...]]) -> None:
     """Guards against a manifest that vouches for itself."""
     said = read_manifest(settings, day)
@@ -275,7 +265,6 @@ def test_a_changed_value(settings: Settings, day: date, verify: Callable[[], tup
         assert days.verify(settings, day).equal, what
 
 
-@one_server
 def test_a_changed_seq(settings: Settings, day: date, verify: Callable[[], tuple[str, ...]]) -> None:
     """Guards against an event that has moved into another bucket."""
     table = rows(settings, day)
@@ -287,7 +276,6 @@ def test_a_changed_seq(settings: Settings, day: date, verify: Callable[[], tuple
     assert f"{name(table[0])} is in the file once too often" in found
 
 
-@one_server
 def test_a_missing_row(settings: Settings, day: date, verify: Callable[[], tuple[str, ...]]) -> None:
     """Guards against a file that lacks an event, and a manifest that says nothing of it."""
     table = rows(settings, day)
@@ -307,7 +295,6 @@ def test_a_doubled_row(settings: Settings, day: date, verify: Callable[[], tuple
     assert verify()[-1] == f"{name(table[6])} is in the file too often"
 
 
-@one_server
 def test_a_row_in_place_of_another(
     settings: Settings, day: date, verify: Callable[[], tuple[str, ...]]
 ) -> None:
@@ -321,7 +308,6 @@ def test_a_row_in_place_of_another(
     }
 
 
-@one_server
 def test_another_fate(settings: Settings, day: date, verify: Callable[[], tuple[str, ...]]) -> None:
     """Guards against what became of an event, which the sums do not cover, changed in the file."""
     table = rows(settings, day)
@@ -384,7 +370,6 @@ def test_a_dropped_day_is_compared_with_its_manifest(
     assert "bytes, not" in days.verify(settings, day).differences[0]
 
 
-@one_server
 def test_many_differences_are_not_all_listed(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,7 +389,6 @@ def test_many_differences_are_not_all_listed(
     assert len([line for line in found if line.startswith("bucket 30: event")]) == 10
 
 
-@one_server
 def test_an_archive_whose_name_looks_like_a_pattern(database: Database, tmp_path: Path) -> None:
     """Guards against a proof of other files than the day's: readers take [a] and * for patterns."""
     day = past_day(database)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.schema.servers import database, wheel_server
+from tests.schema.servers import database, server
 
-__all__ = ["database", "wheel_server"]
+__all__ = ["database", "server"]
 
 Write = Callable[[str], Path]
 

@@ -17,9 +17,9 @@ from outbox_pipelines.defs.relay.jobs import relay_session
 from outbox_pipelines.defs.relay.sensors import relay_supervisor
 from outbox_pipelines.relay.shard import Shard
 from tests.conftest import Outbox
-from tests.schema.servers import database, template, wheel_server
+from tests.schema.servers import database, server, template
 
-__all__ = ["database", "template", "wheel_server"]
+__all__ = ["database", "server", "template"]
 
 Hold = Callable[[str], Shard]
 RELAY = dg.AssetKey(["outbox", "relay"])

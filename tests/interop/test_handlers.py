@@ -17,9 +17,9 @@ from outbox_pipelines.local import jars
 from outbox_pipelines.settings import load_settings
 from tests.conftest import password_of
 from tests.consumer.place import uuid7
-from tests.schema.servers import Database, empty, wheel_server
+from tests.schema.servers import Database, empty, server
 
-__all__ = ["empty", "wheel_server"]
+__all__ = ["empty", "server"]
 
 _PAGE: Final = (Path(__file__).parents[2] / "docs" / "consuming.md").read_text()
 _JDBC: Final = ("org.postgresql:postgresql:42.7.4",)

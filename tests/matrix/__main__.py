@@ -20,17 +20,35 @@ from tests.matrix.cells import Cell, cells, find_postgres, find_pythons
 
 ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = ROOT / "build" / "matrix"
-# The writer, the SQL files, the core of the relay, and a relay with PostgreSQL and Kafka.
+# The core of the relay, and a relay with PostgreSQL and Kafka.
+_RELAY: Final = (
+    "tests/relay/test_core.py",
+    "tests/relay/test_publisher.py",
+    "tests/relay/test_quarantine.py",
+    "tests/relay/test_relay.py",
+)
+# With them, the writer and the SQL files.
 TESTS: Final = (
     "tests/writer/test_emit_content.py",
     "tests/writer/test_emit_targets.py",
     "tests/writer/test_emit_many.py",
     "tests/schema/test_migrate.py",
     "tests/schema/test_psql.py",
-    "tests/relay/test_core.py",
-    "tests/relay/test_publisher.py",
-    "tests/relay/test_quarantine.py",
-    "tests/relay/test_relay.py",
+    *_RELAY,
+)
+# All that sends SQL of its own; `make test` runs most of it on one PostgreSQL.
+TESTS_OF_POSTGRES: Final = (
+    "tests/archive",
+    "tests/consumer/test_dedupe_table.py",
+    "tests/consumer/test_other_languages.py",
+    "tests/consumer/test_processed_mark.py",
+    "tests/consumer/test_tables.py",
+    "tests/examples/test_dapr_shop.py",
+    "tests/guide",
+    "tests/partitions",
+    "tests/schema",
+    "tests/writer",
+    *_RELAY,
 )
 
 
@@ -63,7 +81,13 @@ def _run(cell: Cell) -> tuple[bool, str]:
             if cell.postgres is not None:
                 environment["OUTBOX_LOCAL_POSTGRES"] = str(cell.postgres)
             # A test that runs on two servers takes the cell's alone.
-            tests = [*TESTS, "-k", "not machine", "-p", "no:cacheprovider"]
+            tests = [
+                *(TESTS_OF_POSTGRES if cell.postgres else TESTS),
+                "-k",
+                "not machine",
+                "-p",
+                "no:cacheprovider",
+            ]
             code = _call(python, "-m", "pytest", *tests, environment=environment, output=output.fileno())
             down = ["local", "down", "--forget"]
             _call(python, "-m", "outbox_pipelines", *down, environment=environment, output=output.fileno())

@@ -1,5 +1,5 @@
 """The servers and databases of these tests."""
 
-from tests.schema.servers import database, wheel_server
+from tests.schema.servers import database, server
 
-__all__ = ["database", "wheel_server"]
+__all__ = ["database", "server"]

@@ -1,5 +1,5 @@
 """The servers and databases of these tests."""
 
-from tests.schema.servers import connection, database, empty, kept, server, shared, template
+from tests.schema.servers import both_servers, connection, database, empty, kept, shared, template
 
-__all__ = ["connection", "database", "empty", "kept", "server", "shared", "template"]
+__all__ = ["both_servers", "connection", "database", "empty", "kept", "shared", "template"]

@@ -1,7 +1,9 @@
-"""Two real servers, the wheel's PostgreSQL and the machine's own, and databases on them.
+"""Real servers, the wheel's PostgreSQL and the machine's own, and databases on them.
 
 Invariants:
-- Every test runs on both; where the machine has no PostgreSQL its half is skipped, under CI=true it fails.
+- A folder whose SQL is what its tests try imports `both_servers`: its tests run on both. The others import
+  `server`; `make matrix` runs those that send SQL of their own on each PostgreSQL.
+- Where the machine has no PostgreSQL, tests on its own are skipped; under CI=true they fail.
 - A server lasts for the session: a test leaves roles behind, but no connection, no prepared transaction.
 - A migrated database is a copy of one that was migrated once for each server.
 """
@@ -136,16 +138,15 @@ def running_server(which: str, lasting: Lasting, directories: pytest.TempPathFac
     return server
 
 
-@pytest.fixture(scope="session", params=["wheel", "machine"])
-def server(
+@pytest.fixture(scope="session", params=["wheel", "machine"], name="server")
+def both_servers(
     request: pytest.FixtureRequest, lasting: Lasting, tmp_path_factory: pytest.TempPathFactory
 ) -> postgres.Postgres:
     return running_server(request.param, lasting, tmp_path_factory)
 
 
-@pytest.fixture(scope="session", name="server")
-def wheel_server(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> postgres.Postgres:
-    """The wheel's alone, for tests in which the server's version plays no part."""
+@pytest.fixture(scope="session")
+def server(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> postgres.Postgres:
     return running_server("wheel", lasting, tmp_path_factory)
 
 
