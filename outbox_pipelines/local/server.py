@@ -199,6 +199,8 @@ class Server(ABC):
             return
         if self._process.poll() is None:
             self._process.send_signal(how)
+            # A frozen one would only end when it is thawed.
+            self._process.send_signal(signal.SIGCONT)
         try:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.conftest import Lasting, Outbox
@@ -10,9 +12,10 @@ from tests.history.servers import Servers, lasting_servers
 
 
 @pytest.fixture
-def servers(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> Servers:
+def servers(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """Servers that may be killed."""
-    return lasting_servers(lasting, tmp_path_factory)
+    with lasting_servers(lasting, tmp_path_factory) as servers:
+        yield servers
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.local.server import free_port
+from outbox_pipelines.local.server import Server, free_port
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Lasting, quicken_logins
 from tests.history.proxy import Proxy
@@ -68,12 +68,23 @@ def own_servers(directory: Path) -> Iterator[Servers]:
         yield Servers(postgres, kafka, kafka_proxy)
 
 
-def lasting_servers(lasting: Lasting, directories: pytest.TempPathFactory) -> Servers:
+@contextmanager
+def lasting_servers(lasting: Lasting, directories: pytest.TempPathFactory) -> Iterator[Servers]:
     """The session's, for all tests that leave the proxy healed; they run when a test begins."""
     servers: Servers = lasting.once("histories", lambda: own_servers(directories.mktemp("servers")))
-    for server in (servers.postgres, servers.kafka):
+    with awake(servers.postgres), awake(servers.kafka):
+        yield servers
+
+
+@contextmanager
+def awake(server: Server) -> Iterator[None]:
+    """Let a server of the session run for a test alone: a broker costs a hundredth of a core when idle."""
+    if server.running():
+        server.thaw()
+    else:
+        server.start()
+    try:
+        yield
+    finally:
         if server.running():
-            server.thaw()
-        else:
-            server.start()
-    return servers
+            server.freeze()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 
 import psycopg
 import pytest
@@ -13,15 +14,15 @@ from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Lasting, Outbox, topic_prefix
 from tests.history import business
-from tests.history.servers import lasting_servers
+from tests.history.servers import awake, lasting_servers
 from tests.relay.topic import create_topic
 
 
 @pytest.fixture
-def killable(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> tuple[Postgres, Kafka]:
+def killable(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Kafka]]:
     """Servers that a test may kill, stop and freeze; started once, and alive when a test begins."""
-    servers = lasting_servers(lasting, tmp_path_factory)
-    return servers.postgres, servers.kafka
+    with lasting_servers(lasting, tmp_path_factory) as servers:
+        yield servers.postgres, servers.kafka
 
 
 def new_database(postgres: Postgres) -> str:
@@ -49,16 +50,14 @@ def own_servers(killable: tuple[Postgres, Kafka]) -> tuple[Postgres, Kafka, Outb
 
 
 @pytest.fixture
-def strict(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> Kafka:
+def strict(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """A broker that creates no topics itself and has access rules; what none speaks of is allowed."""
     settings = {
         "auto.create.topics.enable": "false",
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": "true",
         "transaction.max.timeout.ms": "20000",
-        # It is never killed: so it costs a third when no test uses it.
-        "broker.heartbeat.interval.ms": 2000,
-        "broker.session.timeout.ms": 9000,
     }
     made: Kafka = lasting.once("strict", lambda: running(tmp_path_factory.mktemp("strict"), settings))
-    return made
+    with awake(made):
+        yield made

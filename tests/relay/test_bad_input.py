@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.database import connect, refusal
+from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.kafka import running as running_kafka
 from tests.conftest import Outbox, fresh_database, may_log_in
 from tests.relay.topic import create_topic
@@ -147,22 +148,19 @@ def test_the_schema_has_drifted(outbox: Outbox) -> None:
     assert "missing: trigger outbox.outbox_checked" in checked.stdout
 
 
-def test_a_missing_topic(outbox: Outbox, tmp_path: Path) -> None:
+def test_a_missing_topic(outbox: Outbox, strict: Kafka) -> None:
     """Guards against a topic that is missing and stops all others, or costs its events their attempts."""
-    with running_kafka(tmp_path, {"auto.create.topics.enable": "false"}) as broker:
-        outbox.write(1)
-        done = outbox.outbox("relay", "--until-empty", OUTBOX_KAFKA=broker.bootstrap, OUTBOX_MAX_ATTEMPTS="1")
-        assert done.returncode == 1
-        assert "1 events could not be published" in done.stderr
-        assert f"1 × topic {outbox.topic()} does not exist" in outbox.outbox("status").stdout
-        # By the table: another process parked it, as one that lost its session and started over has.
-        with outbox.connect() as connection:
-            connection.execute(
-                "UPDATE outbox_parked SET next_attempt_at = clock_timestamp() + interval '5 min'"
-            )
-        again = outbox.outbox("relay", "--until-empty", OUTBOX_KAFKA=broker.bootstrap)
-        assert again.returncode == 1
-        assert "1 events could not be published" in again.stderr
+    outbox.write(1)
+    done = outbox.outbox("relay", "--until-empty", OUTBOX_KAFKA=strict.bootstrap, OUTBOX_MAX_ATTEMPTS="1")
+    assert done.returncode == 1
+    assert "1 events could not be published" in done.stderr
+    assert f"1 × topic {outbox.topic()} does not exist" in outbox.outbox("status").stdout
+    # By the table: another process parked it, as one that lost its session and started over has.
+    with outbox.connect() as connection:
+        connection.execute("UPDATE outbox_parked SET next_attempt_at = clock_timestamp() + interval '5 min'")
+    again = outbox.outbox("relay", "--until-empty", OUTBOX_KAFKA=strict.bootstrap)
+    assert again.returncode == 1
+    assert "1 events could not be published" in again.stderr
     with outbox.connect() as connection:
         connection.execute("UPDATE outbox_parked SET next_attempt_at = clock_timestamp()")
     assert outbox.outbox("relay", "--until-empty").returncode == 0

@@ -200,7 +200,7 @@ def test_kill_9_again_and_again_under_load(outbox: Outbox, is_thorough: bool) ->
         business.prepare(connection)
     writers = Writers(outbox.settings.dsn, seed, 3)
     published = faults.published(outbox)
-    for _ in range(50 if is_thorough else 25):
+    for _ in range(50 if is_thorough else 10):
         before = published()
         with faults.relay(outbox, **ENVIRONMENT) as relay:
             if chance.random() < 0.7:

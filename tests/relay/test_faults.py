@@ -10,6 +10,8 @@ import sys
 import threading
 from contextlib import suppress
 
+import pytest
+
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.quality import measurements
@@ -100,7 +102,8 @@ def test_a_frozen_relay_is_succeeded_and_harms_nothing_when_it_wakes(outbox: Out
     faults.verify(outbox)
 
 
-def test_kill_9_of_kafka(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
+@pytest.mark.thorough
+def test_kill_9_of_kafka(own_servers: tuple[Postgres, Kafka, Outbox], is_thorough: bool) -> None:
     """Guards against a relay that loses, reorders or abandons events when its broker crashes: it waits."""
     _, kafka, outbox = own_servers
     seed = faults.seed()
@@ -109,7 +112,7 @@ def test_kill_9_of_kafka(own_servers: tuple[Postgres, Kafka, Outbox]) -> None:
     writers = Writers(outbox.settings.dsn, seed, 3)
     published = faults.published(outbox)
     with faults.relay(outbox) as relay:
-        for _ in range(2):
+        for _ in range(3 if is_thorough else 1):
             faults.wait_for_more(published, 50)
             kafka.kill()
             kafka.start()

@@ -27,8 +27,9 @@ DELIVERIES = ("at_least_once", "exactly_once")
 
 
 @pytest.fixture
-def servers(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> own.Servers:
-    return own.lasting_servers(lasting, tmp_path_factory)
+def servers(lasting: Lasting, tmp_path_factory: pytest.TempPathFactory) -> Iterator[own.Servers]:
+    with own.lasting_servers(lasting, tmp_path_factory) as servers:
+        yield servers
 
 
 @pytest.fixture

@@ -51,14 +51,14 @@ def test_relays_share_the_rows(shared: Table) -> None:
         faults.process(command("relay"), small) as second,
     ):
         wait_until(lambda: len(_owners(shared)) == 2, what="both relays")
-        shared.fill(20_000)
+        shared.fill(10_000)
         wait_until(lambda: _is_empty(shared), what="everything published")
         for relay in (first, second):
             relay.terminate()
         counts = [_published(relay.communicate(timeout=30)[1]) for relay in (first, second)]
-    assert min(counts) > 1_000
-    assert sum(counts) == 20_000
-    assert _times(shared) == dict.fromkeys(range(1, 20_001), 1)
+    assert min(counts) > 500
+    assert sum(counts) == 10_000
+    assert _times(shared) == dict.fromkeys(range(1, 10_001), 1)
 
 
 def _published(log: str) -> int:
