@@ -14,6 +14,8 @@ import threading
 import traceback
 from typing import Any
 
+# Imported before the forks: `finish` imports it when it proves a file.
+import duckdb  # noqa: F401
 import psycopg
 
 from outbox_pipelines.adopt import finish, steps

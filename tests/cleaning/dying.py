@@ -12,9 +12,10 @@ import sys
 import traceback
 from typing import Any
 
+# Imported before the forks: the clean-up imports them when it writes and proves the first file.
+import duckdb  # noqa: F401
+import pandas  # noqa: F401
 import psycopg
-
-# Imported before the forks: the clean-up imports it when it writes the first file.
 import pyarrow.parquet  # noqa: F401
 
 from outbox_pipelines.archive.store import Store
