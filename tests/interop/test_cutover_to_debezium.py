@@ -1,4 +1,4 @@
-"""From the relay to Debezium in Kafka Connect and back, while events are written: nothing twice, nothing lost."""
+"""From the relay to Debezium in Kafka Connect and back while events are written: nothing is repeated."""
 
 from __future__ import annotations
 
