@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from outbox_pipelines.debezium.names import REFERENCE, reference
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.text import plain, to_json
@@ -18,22 +18,16 @@ from outbox_pipelines.text import plain, to_json
 if TYPE_CHECKING:
     from outbox_pipelines.debezium.connect import Connect
 
-_REFERENCE: Final = re.compile(r"\$\{[^{}:]+:[^{}]+\}")
-_DEFAULT: Final = "${env:OUTBOX_DATABASE_PASSWORD}"
 _ACTIONS: Final = {"pause": "paused", "resume": "resumed", "stop": "stopped", "restart": "restarted"}
 
 Options = Callable[[Any], Any]
 
 
 def _reference(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    # Not shown: it may be the password.
-    if value and not _REFERENCE.fullmatch(value):
-        raise click.BadParameter(
-            "write a reference that the workers resolve, such as "
-            "'${file:/secrets/outbox.properties:password}' or '${env:NAME}', in single quotes; the password "
-            "itself would be readable in Kafka Connect"
-        )
-    return value
+    try:
+        return reference(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 _SECONDS = click.option(
@@ -54,7 +48,7 @@ def reach_options(command: Any) -> Any:
         click.option(
             "--password",
             metavar="REFERENCE",
-            default=_DEFAULT,
+            default=REFERENCE,
             show_default=True,
             callback=_reference,
             help="Where the workers find its password, by one of their config providers: "

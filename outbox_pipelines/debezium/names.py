@@ -9,6 +9,9 @@ from typing import Final
 from outbox_pipelines.debezium.router import table
 from outbox_pipelines.settings import Settings
 
+REFERENCE: Final = "${env:OUTBOX_DATABASE_PASSWORD}"
+"""Where workers find the database's password, if nothing else is said."""
+_REFERENCE: Final = re.compile(r"\$\{[^{}:]+:[^{}]+\}")
 _NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
 
 
@@ -27,3 +30,18 @@ def slot_name(settings: Settings, database: str) -> str:
     # Two long or unusual names stay different.
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
     return f"{re.sub(r'[^a-z0-9_]', '_', full.lower())[:54]}_{digest}"
+
+
+def reference(text: str) -> str:
+    """Return the reference to a password, or the empty text for none.
+
+    Raises:
+        ValueError: it is something else. The message does not show it: it may be the password.
+    """
+    if text and not _REFERENCE.fullmatch(text):
+        raise ValueError(
+            "write a reference that the workers resolve, such as "
+            "'${file:/secrets/outbox.properties:password}' or '${env:NAME}', in single quotes; the password "
+            "itself would be readable in Kafka Connect"
+        )
+    return text

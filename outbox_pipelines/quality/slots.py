@@ -147,7 +147,7 @@ class Slots:
             lines.append(f"connector: {self.connector} ({self.connector_state})")
         if self.exists:
             lines += [
-                "read by: " + ("nobody" if self.reader is None else f"server process {self.reader}"),
+                "read by: " + ("no process" if self.reader is None else f"server process {self.reader}"),
                 f"log kept for it: {size(self.retained_bytes)}",
                 f"log that is not settled: {size(self.unconfirmed_bytes)}",
                 f"log until it is lost: {'no limit' if self.safe_bytes is None else size(self.safe_bytes)}",

@@ -5,7 +5,7 @@ Invariants:
   the relay continues when the connector is stopped and nothing reads the slot.
 - The shard's row says how far the change is. A command that was interrupted is run again, with any target.
 
-The relay keeps the shard meanwhile, and follows the slot: `followed`.
+While the connector publishes, the relay keeps the shard and follows the slot: `followed`.
 """
 
 from __future__ import annotations
