@@ -8,11 +8,12 @@ Invariants:
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -53,6 +54,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def is_thorough(request: pytest.FixtureRequest) -> bool:
     """Whether a test repeats what it does as often as in `make thorough`."""
     return bool(request.config.getoption("--thorough"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage among what is imported, neither now nor while tests run: it stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
