@@ -80,8 +80,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_extra(item: pytest.Item) -> bool:
-    marker = item.get_closest_marker("thorough")
-    return marker is not None and bool(marker.kwargs.get("only"))
+    return any(marker.kwargs.get("only") for marker in item.iter_markers("thorough"))
 
 
 def _is_slow(item: pytest.Item) -> bool:

@@ -13,7 +13,9 @@ from tests.history.verify import seed as drawn
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize(
+    "delivery", [pytest.param("at_least_once", marks=pytest.mark.thorough(only=True)), "exactly_once"]
+)
 def test_there_and_back_under_load(
     stack: Stack, tmp_path: Path, delivery: Delivery, is_thorough: bool
 ) -> None:

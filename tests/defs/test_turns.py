@@ -234,6 +234,7 @@ def test_everything_gets_its_turn(of: Of, slots: int, shards: int) -> None:
 def test_the_session_at_work_gives_its_slot(outbox: Outbox, of: Of, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a session that never looks, and events that are lost or published twice when it ends."""
     monkeypatch.setattr(assets, "_FIRST_REPORTS", 0.05)
+    monkeypatch.setattr(queue, "_PATIENCE", 1.0)
     instance = of(1)
     served = served_of(outbox, session_seconds=1.0)
     outbox.fill(1_000)

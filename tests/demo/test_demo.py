@@ -55,7 +55,13 @@ def test_runs_and_verifies(database: dict[str, str]) -> None:
         assert word in done.stdout
 
 
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGKILL, -9, marks=pytest.mark.thorough(only=True)),
+    ],
+)
 def test_nothing_goes_on_when_it_is_ended(
     database: dict[str, str], tmp_path: Path, how: signal.Signals, code: int
 ) -> None:

@@ -38,7 +38,7 @@ def _run(
 def test_a_calm_run_has_no_duplicate(servers: Servers, seed: int, tmp_path: Path) -> None:
     """Guards G5: without a fault each event comes once, and no relay ends."""
     with _run(servers, "at_least_once", seed, tmp_path) as run:
-        run.wait(5)
+        run.wait(3)
         verdict = report(run.finish())
     assert verdict.wrong == []
     assert verdict.duplicates == 0

@@ -140,7 +140,9 @@ def test_a_run_until_empty_waits_for_a_topic_in_creation(shop: Outbox) -> None:
 
 
 @pytest.mark.usefixtures("often")
-@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize(
+    "delivery", [pytest.param("at_least_once", marks=pytest.mark.thorough(only=True)), "exactly_once"]
+)
 def test_a_topic_is_deleted_and_created_again_with_fewer_partitions(shop: Outbox, delivery: str) -> None:
     """Guards against a relay that must be restarted, or blames events, when a topic is another one."""
     admin, name = AdminClient({"bootstrap.servers": shop.settings.kafka}), shop.topic()

@@ -18,6 +18,9 @@ from tests.schema.events import insert
 from tests.schema.servers import Database
 from tests.writer import targets
 
+# The SQL that it runs is tried on both by other tests.
+pytestmark = pytest.mark.parametrize("server", ["wheel"], indirect=True)
+
 ENV = """
 import asyncio
 import sqlalchemy as sa

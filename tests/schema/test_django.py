@@ -15,6 +15,9 @@ from outbox_pipelines.scripts import files
 from tests.schema.events import insert
 from tests.schema.servers import Database
 
+# The SQL that it runs is tried on both by other tests.
+pytestmark = pytest.mark.parametrize("server", ["wheel"], indirect=True)
+
 ROOT = Path(__file__).parents[2]
 SETTINGS = """
 import os
