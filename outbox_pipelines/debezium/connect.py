@@ -39,17 +39,19 @@ class Connect:
         url: of its REST, as in OUTBOX_CONNECT: of several workers, separated by commas, the first that
             answers is asked.
         seconds: how long a call takes at most.
+        deadline: when the last call has ended, by `time.monotonic`; instead of `seconds`.
 
     Raises:
         SetupError: it is not such a URL.
     """
 
-    def __init__(self, url: str, *, seconds: float = SECONDS) -> None:
+    def __init__(self, url: str, *, seconds: float = SECONDS, deadline: float | None = None) -> None:
         try:
             self._workers = [urlsplit(each) for each in connect_urls(url)]
         except ValueError as error:
             raise SetupError(f"OUTBOX_CONNECT {error}") from None
         self._seconds = seconds
+        self._deadline = deadline
 
     @property
     def where(self) -> str:
@@ -127,7 +129,8 @@ class Connect:
         self._call("DELETE", f"/connectors/{_quoted(name)}/offsets")
 
     def _call(self, method: str, path: str, body: Any = None) -> Any:
-        deadline = time.monotonic() + self._seconds
+        begun = time.monotonic()
+        deadline = begun + self._seconds if self._deadline is None else self._deadline
         while True:
             status, text = self._ask(method, path, body, deadline)
             if status < 300:
@@ -145,7 +148,7 @@ class Connect:
                 raise SetupError(f"Kafka Connect ({self.where}) refuses (HTTP {status}): {said}")
             if time.monotonic() + _PAUSE > deadline:
                 raise NotReadyError(
-                    f"Kafka Connect ({self.where}) could not do it within {self._seconds:.0f} s (HTTP "
+                    f"Kafka Connect ({self.where}) could not do it within {deadline - begun:.0f} s (HTTP "
                     f"{status}): {said}. Run the command again when its workers have settled"
                 )
             time.sleep(_PAUSE)

@@ -1,13 +1,14 @@
 """Read the state of an outbox's connector, from Kafka Connect and from PostgreSQL.
 
 Invariants:
-- It takes a few seconds at most, whatever state Kafka Connect is in, and writes nothing.
+- It waits for Kafka Connect for two seconds at most, and writes nothing.
 - A connector that reports RUNNING and sends nothing is seen by its events: those that committed after the
   last one it has confirmed, and how long ago.
 """
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,7 +25,8 @@ from outbox_pipelines.debezium.state import Connector, Task
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import Settings
 
-_SECONDS: Final = 3.0
+# Of all calls together: a scrape of metrics waits three seconds.
+_SECONDS: Final = 2.0
 # An existing table may have no index on its times.
 _PATIENCE: Final = "SET LOCAL statement_timeout = '2s'"
 
@@ -55,8 +57,9 @@ def read(settings: Settings) -> Connector:
 
 def ask(settings: Settings) -> Reported:
     """Return what Kafka Connect says; that it does not answer is a part of it."""
+    deadline = time.monotonic() + _SECONDS
     try:
-        cluster = Connect(settings.require_connect(), seconds=_SECONDS)
+        cluster = Connect(settings.require_connect(), deadline=deadline)
         name = connector_name(settings)
         try:
             config = cluster.config(name)

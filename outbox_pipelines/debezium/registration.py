@@ -21,6 +21,7 @@ import psycopg
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.debezium import queries
 from outbox_pipelines.debezium import slot as slots
+from outbox_pipelines.debezium.config import is_at_dsn
 from outbox_pipelines.debezium.connect import Connect, MissingError
 from outbox_pipelines.debezium.names import connector_name
 from outbox_pipelines.debezium.state import Task
@@ -71,9 +72,11 @@ def register(
         )
     with closing(connect(settings, name="outbox debezium register")) as connection:
         oid = slots.check_server(settings, connection, config["database.user"])
-        slots.check_no_pooler(settings)
+        # Another address may be for the workers alone; then the task shows whether it takes them.
+        if is_at_dsn(settings, config):
+            slots.check_no_pooler(settings)
         has_publication = slots.has_publication(settings, connection, publication, oid)
-        has_slot = slots.has_slot(connection, slot)
+        has_slot = slots.has_slot(connection, slot, is_read=before is not None)
         if before is not None and not has_slot:
             raise SetupError(
                 f"the slot {slot} of the connector {name} is missing, so events were not delivered: run "
@@ -104,7 +107,7 @@ def register(
                 say(f"slot {slot}: made")
             made.append("connector")
             cluster.put(name, config)
-            wait_until_running(cluster, name, seconds=seconds)
+            _wait_until_read(connection, cluster, name, slot, seconds=seconds)
             say(f"connector {name}: {done}")
         return True
 
@@ -255,12 +258,24 @@ def remove(cluster: Connect, name: str, *, seconds: float) -> None:
         cluster.delete(name)
 
 
-def wait_until_running(cluster: Connect, name: str, *, seconds: float) -> None:
-    """Return when the connector and its tasks run.
+def _wait_until_read(
+    connection: Connection, cluster: Connect, name: str, slot: str, *, seconds: float
+) -> None:
+    """Return when the connector runs and a session reads its slot, which is some seconds later."""
+    deadline = time.monotonic() + seconds
+    while True:
+        _wait_until_running(cluster, name, seconds=max(0.0, deadline - time.monotonic()))
+        if slots.is_read(connection, slot):
+            return
+        if time.monotonic() > deadline:
+            raise NotReadyError(
+                f"the connector {name} runs, and does not read the slot {slot} after {seconds:.0f} s: see "
+                "the log of its worker"
+            )
+        time.sleep(_POLL)
 
-    Raises:
-        NotReadyError: one has failed, or does not run in time.
-    """
+
+def _wait_until_running(cluster: Connect, name: str, *, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while True:
         status: dict[str, Any] = {}

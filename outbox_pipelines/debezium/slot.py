@@ -71,7 +71,8 @@ def check_no_pooler(settings: Settings) -> None:
     except (UnavailableError, psycopg.Error) as error:
         raise SetupError(
             "the address in OUTBOX_DSN takes no replication connections, which Debezium needs: name the "
-            f"server itself instead of a pooler, and allow it in pg_hba.conf ({error})"
+            "server itself instead of a pooler (OUTBOX_DSN, or --host and --port), and allow it in "
+            f"pg_hba.conf ({error})"
         ) from None
 
 
@@ -122,8 +123,11 @@ def drop_publication(connection: Connection, publication: str) -> None:
     connection.execute(sql.SQL(queries.DROP_PUBLICATION).format(sql.Identifier(publication)))
 
 
-def has_slot(connection: Connection, slot: str) -> bool:
+def has_slot(connection: Connection, slot: str, *, is_read: bool) -> bool:
     """Return whether the slot exists.
+
+    Args:
+        is_read: whether the connector runs, so that a session may read it.
 
     Raises:
         SetupError: there is one of this name that the connector cannot read.
@@ -131,11 +135,16 @@ def has_slot(connection: Connection, slot: str) -> bool:
     row = connection.execute(queries.SLOT, {"slot": slot}).fetchone()
     if row is None:
         return False
-    database, plugin, _, is_lost = row
+    database, plugin, reader, is_lost = row
     if database != connection.info.dbname or plugin != "pgoutput":
         raise SetupError(
             f"the slot {slot} exists and is not this outbox's (database {database}, plugin {plugin}): choose "
             "another name with --slot, or drop it there"
+        )
+    if reader is not None and not is_read:
+        raise SetupError(
+            f"process {reader} reads the slot {slot} already, and a slot has one reader: stop what reads it, "
+            "or choose another name with --slot"
         )
     if is_lost:
         raise SetupError(
@@ -143,6 +152,12 @@ def has_slot(connection: Connection, slot: str) -> bool:
             "publish what was not sent with the relay (`outbox relay --until-empty`), and register again"
         )
     return True
+
+
+def is_read(connection: Connection, slot: str) -> bool:
+    """Return whether a session reads the slot."""
+    row = connection.execute(queries.SLOT, {"slot": slot}).fetchone()
+    return row is not None and row[2] is not None
 
 
 def make_slot(connection: Connection, slot: str) -> None:

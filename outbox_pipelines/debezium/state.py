@@ -8,8 +8,8 @@ from typing import Final
 
 _RUNNING: Final = "RUNNING"
 _MAKE_KAFKA_TAKE_IT: Final = (
-    "Let Kafka take the event (the topic's name and existence, max.message.bytes), then `outbox debezium "
-    "restart`; all events wait behind it"
+    "All events wait behind it. Let Kafka take it (max.message.bytes, the topic), then run `outbox debezium "
+    "restart`; if Kafka cannot, see docs/debezium-on-connect.md"
 )
 # What a trace says about the event that ended the task.
 _ROWS: Final = (

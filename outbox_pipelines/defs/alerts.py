@@ -102,7 +102,7 @@ def _of_the_outbox(reading: ticks.Reading, known: Mapping[str, "Known"]) -> tupl
     import psycopg
 
     from outbox_pipelines.quality.alerts import Problem, of_results
-    from outbox_pipelines.quality.rules import RULES, chapter, judge
+    from outbox_pipelines.quality.rules import OF_CONNECTOR, RULES, chapter, judge
     from outbox_pipelines.secret import first_line
 
     settings = reading.settings()
@@ -116,8 +116,13 @@ def _of_the_outbox(reading: ticks.Reading, known: Mapping[str, "Known"]) -> tupl
     except psycopg.Error as error:
         return [Problem("database", f"the database refuses: {first_line(error)}", remedy), *unseen], set()
     relayed = {str(each.shard) for each in found.shards if each.owner is not None}
-    page = "/".join(reading.outbox.key("health").path)
-    return of_results(settings, judge(settings, found), page), relayed
+    results = judge(settings, found)
+    health, connector = ("/".join(reading.outbox.key(name).path) for name in ("health", "connector"))
+    problems = [
+        *of_results(settings, [each for each in results if each.rule.name not in OF_CONNECTOR], health),
+        *of_results(settings, [each for each in results if each.rule.name in OF_CONNECTOR], connector),
+    ]
+    return problems, relayed
 
 
 def _of_the_instance(context: dg.SensorEvaluationContext, outbox: Outbox, now: float) -> list["Problem"]:

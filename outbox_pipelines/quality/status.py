@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from outbox_pipelines.debezium.state import Connector
 from outbox_pipelines.quality.measured import CAP, Measurements, ShardStatus, age
 from outbox_pipelines.quality.rules import CheckResult
 from outbox_pipelines.quality.slots import Slots, size
@@ -26,6 +27,7 @@ def render(found: Measurements, results: Iterable[CheckResult]) -> str:
         ]
     lines += [
         *([f"source        {_source(found.slots)}"] if found.slots and found.slots.slot else []),
+        *([f"connector     {_connector(found.connector)}"] if found.connector else []),
         *([f"waiting       {found.waiting}"] if found.waiting else []),
         f"parked        {_count(found.parked)}",
         *(f"  {count:,} × {reason}" for reason, count in found.parked_reasons.items()),
@@ -92,6 +94,12 @@ def _source(slots: Slots) -> str:
     kept = "" if slots.retained_bytes is None else f", for which {size(slots.retained_bytes)} of log are kept"
     reader = "not read" if slots.reader is None else "read"
     return f"{slots.source}, slot {slots.slot} ({reader}{kept})"
+
+
+def _connector(connector: Connector) -> str:
+    state = connector.state or ("unknown" if connector.error else "none")
+    tasks = ", ".join(f"task {task.id} {task.state} on {task.worker}" for task in connector.tasks)
+    return f"{connector.name}: {state}" + (f", {tasks}" if tasks else "")
 
 
 def _kafka(shard: ShardStatus) -> str:

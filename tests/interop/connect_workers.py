@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -24,14 +24,16 @@ class Worker(Server):
 
     Args:
         group: the cluster's name, also of its three topics.
+        settings: its own, over those of the tests.
     """
 
     name = "connect"
     stop_signal = signal.SIGTERM
     death_signal = signal.SIGKILL
 
-    def __init__(self, directory: Path, kafka: str, group: str) -> None:
+    def __init__(self, directory: Path, kafka: str, group: str, settings: Mapping[str, object]) -> None:
         super().__init__(directory)
+        self.settings = settings
         self.kafka = kafka
         self.group = group
 
@@ -70,6 +72,7 @@ class Worker(Server):
             "scheduled.rebalance.max.delay.ms": 1000,
             # By default a minute, in which the slot is not confirmed.
             "offset.flush.interval.ms": 1000,
+            **self.settings,
         }
         (self.directory / "worker.properties").write_text(
             "".join(f"{name}={value}\n" for name, value in values.items())
@@ -97,11 +100,13 @@ class Worker(Server):
 
 
 @contextmanager
-def cluster(directory: Path, kafka: str, workers: int = 2) -> Iterator[list[Worker]]:
+def cluster(
+    directory: Path, kafka: str, settings: Mapping[str, object] | None = None, *, workers: int = 2
+) -> Iterator[list[Worker]]:
     """Workers of one cluster, for the length of the block."""
     group = f"{topic_prefix()}-connect"
     with ExitStack() as ends:
-        made = [Worker(directory / str(number), kafka, group) for number in range(workers)]
+        made = [Worker(directory / str(number), kafka, group, settings or {}) for number in range(workers)]
         for worker in made:
             ends.callback(worker.stop)
             worker.prepare()

@@ -58,6 +58,7 @@ def to_connector(settings: Settings, place: Mapping[str, Any], *, seconds: float
         with lock(connection, settings):
             if state != "publishes":
                 _leave_slot(connection, name, seconds=seconds, say=say)
+                _await_unread(connection, "the relay that has left it", seconds=seconds)
             try:
                 registration.register(settings, config, replace=True, dry_run=False, seconds=seconds, say=say)
             except OperatorError:
@@ -89,7 +90,8 @@ def from_connector(settings: Settings, *, seconds: float, say: Say) -> bool:
         if cluster is not None:
             registration.stop(cluster, name, seconds=seconds)
             say(f"connector {name}: stopped")
-        _await_unread(connection, name, seconds=seconds)
+        what = f"the connector {name} (set OUTBOX_CONNECT, and this command does it)"
+        _await_unread(connection, what, seconds=seconds)
         connection.execute(queries.END_CONNECTOR)
         if not _is_taken_back(connection, seconds=seconds):
             say("no relay runs: the next one finds out what the connector has published, and continues")
@@ -138,13 +140,12 @@ def _why(connection: Connection, seconds: float) -> str:
     return f"{after}: it publishes a backlog, or cannot read the slot (`outbox cdc status`)"
 
 
-def _await_unread(connection: Connection, name: str, *, seconds: float) -> None:
+def _await_unread(connection: Connection, what: str, *, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while (row := connection.execute(queries.SLOT_READER).fetchone()) is not None:
         if time.monotonic() > deadline:
             raise NotReadyError(
-                f"process {row[0]} still reads the slot: stop the connector {name} (set OUTBOX_CONNECT, and "
-                "this command does it), then run the command again"
+                f"process {row[0]} still reads the slot: stop {what}, then run the command again"
             )
         time.sleep(_POLL)
 
