@@ -101,7 +101,8 @@ def load_outboxes(**given: Any) -> Outboxes:
 def _settings(entry: Entry, given: dict[str, Any]) -> Settings:
     if entry.error:
         raise SetupError(entry.error)
-    values: dict[str, Any] = {"table_file": None, "name": entry.name, "outboxes_file": None}
+    # Two outboxes never share a connector.
+    values: dict[str, Any] = {"table_file": None, "connector": "", "name": entry.name, "outboxes_file": None}
     for name, value in entry.values.items():
         values[_field(name)] = value
     for name, variable in entry.variables.items():

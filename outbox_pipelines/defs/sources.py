@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 FILE: Final = "OUTBOX_OUTBOXES_FILE"
 # What belongs to the process, and not to one of its outboxes.
 _NOT_HERE: Final = frozenset({"name", "outboxes_file"})
+# Secrets only if they contain a password.
+_MAY_BE_PLAIN: Final = frozenset({"dsn", "connect"})
 
 
 def load(
@@ -38,7 +40,7 @@ def load(
         if value is None:
             raise SetupError(f"{field} has no value: a template may name a variable that is not set")
     for field in given.keys() & SECRET:
-        if field != "dsn" or has_password(str(given[field])):
+        if field not in _MAY_BE_PLAIN or has_password(str(given[field])):
             raise SetupError(
                 f"{field} is a secret, and has no place in a definition: put it into an environment "
                 f"variable, and give its name ({'dsn_variable' if field == 'dsn' else f'variables: {field}'})"

@@ -139,7 +139,13 @@ class Measurements:
     @property
     def connector_problems(self) -> list[str]:
         """What is wrong with Debezium's connector, each with the remedy."""
-        return [] if self.connector is None else self.connector.problems
+        if self.connector is None:
+            return []
+        # While a relay publishes, none is needed: OUTBOX_CONNECT may be set before the change.
+        is_missing = self.connector.state is None and self.connector.error is None
+        if is_missing and any(shard.owner for shard in self.shards):
+            return []
+        return self.connector.problems
 
     @property
     def unconfirmed_seconds(self) -> float:

@@ -37,9 +37,11 @@ def _load(text: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Outbox
     (directory / "outboxes.toml").write_text(text)
     monkeypatch.setenv("OUTBOX_OUTBOXES_FILE", str(directory / "outboxes.toml"))
     monkeypatch.setenv("ORDERS_DSN", "postgresql://u:password-of-orders@db/orders")
-    # Of the environment, what nothing in the file says is inherited, but never a database or its table.
+    # Of the environment, what nothing in the file says is inherited, but never a database, its table or
+    # what publishes it.
     monkeypatch.setenv("OUTBOX_DSN", "postgresql://db/environment")
     monkeypatch.setenv("OUTBOX_NAME", "environment")
+    monkeypatch.setenv("OUTBOX_CONNECTOR", "environment")
     monkeypatch.setenv("OUTBOX_RETENTION_DAYS", "3")
     return load_outboxes()
 
@@ -54,6 +56,7 @@ def test_values_win_over_defaults_and_those_over_the_environment(loaded: Outboxe
     assert (orders.archive, billing.archive) == ("/archive/orders", "/archive/billing")
     assert (orders.db_schema, billing.db_schema) == ("public", "billing")
     assert orders.retention_days == billing.retention_days == 3
+    assert orders.connector == billing.connector == ""
 
 
 @pytest.mark.parametrize(

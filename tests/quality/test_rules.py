@@ -130,6 +130,14 @@ def test_the_backlog_of_all_shards_ends_at_the_cap() -> None:
     assert replace(WELL, shards=shards).unpublished == CAP
 
 
+def test_a_connector_is_missing_only_if_no_relay_publishes() -> None:
+    """Guards against an alert for those who name Kafka Connect before they change to it."""
+    missing = replace(CONNECTOR, state=None, tasks=[], slot_exists=False)
+    assert replace(WELL, connector=missing).connector_problems == []
+    (problem,) = replace(WELL, shards=[replace(SHARD, owner=None)], connector=missing).connector_problems
+    assert "outbox debezium register" in problem
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_each_rule_finds_its_own_trouble_and_no_other(rule: Rule) -> None:
     results = judge(load_settings(connect="http://connect:8083"), WRONG[rule.name])
