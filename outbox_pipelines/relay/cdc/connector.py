@@ -58,8 +58,8 @@ def to_connector(settings: Settings, place: Mapping[str, Any], *, seconds: float
         with lock(connection, settings):
             if state != "publishes":
                 _leave_slot(connection, name, seconds=seconds, say=say)
-                _await_unread(connection, "the relay that has left it", seconds=seconds)
             try:
+                _await_unread(connection, "the relay that has left it", seconds=seconds)
                 registration.register(settings, config, replace=True, dry_run=False, seconds=seconds, say=say)
             except OperatorError:
                 connection.execute(queries.END_CONNECTOR)
