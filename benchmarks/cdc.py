@@ -8,7 +8,7 @@ from statistics import median
 from typing import Final
 
 from benchmarks import programs
-from benchmarks.latency import at_rate, idle, running, warm
+from benchmarks.latency import DEBEZIUM, Latency, at_rate, idle, rows, running, warm
 from benchmarks.peers import TUNED, Measured, asleep
 from benchmarks.servers import fill, fresh_outbox, rewind
 from benchmarks.table import Row
@@ -84,21 +84,17 @@ def _drain(settings: Settings, measured: Measured) -> None:
 
 
 def _latencies(servers: Settings) -> list[Row]:
-    rows = []
-    for name in (
-        "relay",
-        "relay from a slot",
-        "relay from a slot, exactly_once",
-        "Debezium tuned for latency",
-    ):
+    found: list[Latency] = []
+    resting: list[Row] = []
+    for name in ("relay", "relay from a slot", "relay from a slot, exactly_once", DEBEZIUM):
         with fresh_outbox(servers) as settings:
             if "slot" in name:
                 set_up(settings, seconds=60, say=lambda line: None)
             with running(settings, name) as pid:
                 warm(settings)
-                rows += [at_rate(settings, name, rate, clients) for rate, clients in _RATES]
+                found += [at_rate(settings, name, rate, clients) for rate, clients in _RATES]
                 if name == "relay from a slot":
-                    rows.append(idle(pid))
+                    resting.append(idle(pid))
             if "slot" in name:
                 remove(settings, seconds=60, say=lambda line: None)
-    return rows
+    return [*rows(found), *resting]
