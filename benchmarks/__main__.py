@@ -1,4 +1,4 @@
-"""`python -m benchmarks [--busy] [NAME …]`: all, or those named; --busy: beside a process that burns a core."""
+"""`python -m benchmarks [--busy] [NAME …]`: all or some; --busy: beside a process that burns a core."""
 
 from __future__ import annotations
 
