@@ -1,6 +1,6 @@
 """A scope: a world, its size, and what has to be seen in it.
 
-A small scope is explored to its end by `make test`, a large one by `make model`. A scope with `seeds` is too
+A small scope is explored by `make test`, a large one by `make model`. A scope with `seeds` is too
 large for that: it gets so many random histories.
 """
 

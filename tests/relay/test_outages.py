@@ -52,7 +52,7 @@ def test_kafka_becomes_unavailable_and_comes_back(own_servers: tuple[Postgres, K
     with faults.relay(outbox, OUTBOX_BREAKER_SECONDS="1") as relay:
         _wait_until_relayed(outbox)
         kafka.kill()
-        outbox.fill(60_000)
+        outbox.fill(30_000)
         wait_until(lambda: _breaker(outbox) == "open", seconds=60, what="the breaker to open")
         cpu, rss = _cpu_seconds(relay.pid), _rss_mb(relay.pid)
         at = time.monotonic()
@@ -62,7 +62,7 @@ def test_kafka_becomes_unavailable_and_comes_back(own_servers: tuple[Postgres, K
         assert _oldest_transaction(outbox) < 1
         kafka.start()
         wait_until(lambda: _breaker(outbox) == "closed", seconds=60, what="the breaker to close")
-        _assert_all_arrived(outbox, 60_020)
+        _assert_all_arrived(outbox, 30_020)
         assert relay.poll() is None
 
 

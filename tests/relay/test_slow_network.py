@@ -92,7 +92,7 @@ def test_sigterm_ends_a_relay_whose_breaker_is_open(distant: Outbox, network: Pr
         wait_until(lambda: published() == 1000, seconds=60)
         network.swallow()
         # More than the relay reads ahead: whatever it holds, something is left in its queue.
-        distant.fill(80_000)
+        distant.fill(40_000)
         with distant.connect() as connection:
             wait_until(lambda: _notices(connection), what="the relay to notice")
         relay.send_signal(signal.SIGTERM)

@@ -12,17 +12,20 @@ from tests.model.consumer.breaks import BREAKS, broken
 from tests.model.consumer.process import ENDED, TOP, Program, Setting, Top
 from tests.model.consumer.scopes import CONSUMER
 
+# Those nearest to the beginning, which are all of half of the scopes.
+_MOST = 8_000
 SMALL = [name for name, scope in CONSUMER.items() if scope.is_small and not scope.seeds]
 CHEAP = [name for name, each in BREAKS.items() if each.is_cheap]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SMALL)
-def test_every_state_of_a_small_scope_holds(name: str) -> None:
+def test_every_state_of_a_small_scope_holds(name: str, is_thorough: bool) -> None:
     """G10, and everything that has to be seen is seen."""
     scope = CONSUMER[name]
-    result = scope.explored()
+    result = scope.explored(states=None if is_thorough else _MOST)
     assert result.broken is None, scope.told(result)
-    assert result.exhausted
+    assert result.exhausted or (not is_thorough and result.states >= _MOST)
     assert not result.missing
 
 
