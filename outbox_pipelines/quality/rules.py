@@ -216,9 +216,9 @@ RULES: Final = (
         "oldest event that Debezium has not confirmed: {}",
         why="Workers confirm once a minute (offset.flush.interval.ms). A connector that does not, while "
         "newer events are committed, is stuck, even if it reports RUNNING: Kafka does not take its messages, "
-        "or the database does not send them.",
-        help="Look into the log of the worker that `outbox debezium status` names, then run `outbox debezium "
-        "restart`",
+        "the database does not send them, or an orphaned task keeps the slot.",
+        help="Check that Kafka is available, then restart the process of the worker that `outbox debezium "
+        "status` names",
         warn=120.0,
         error=300.0,
         show=age,
