@@ -47,12 +47,13 @@ _LONGEST_ERROR: Final = 2000
 SPOILT: Final = "the handler committed part of its work and then failed, so the event is not tried again"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Item:
     """A current message and its handler; a message that is not a valid event has an error."""
 
     message: Any
-    message_id: uuid.UUID
+    id: str
+    """Identifies it in `processed_events`: a UUID, as text, since most need no other."""
     event: Event | None = None
     handler: Handler | None = None
     error: str = ""
@@ -62,6 +63,13 @@ class Item:
     """The handler's argument: the event, its payload, or both."""
     mark: tuple[str, str] = ("", "")
     """Its row in the service's own table of processed events; see `dedupe_marks`."""
+    by_offset: bool = False
+    """Whether its offset identifies it; see `positions`."""
+
+    @property
+    def message_id(self) -> uuid.UUID:
+        """The same as a UUID."""
+        return uuid.UUID(self.id)
 
 
 class Attempts:
@@ -94,8 +102,8 @@ class Attempts:
             return unreadable(message, str(error))
         if handler is not None:
             self.types.handled(event.type)
-        by_key = self._plan.by_key
-        message_id = event.identity(self._plan.origins.get(event.topic, event.topic), by_key=by_key)
+        origin = self._plan.origins.get(event.topic, event.topic)
+        event_id, content = event.identified(origin, by_key=self._plan.by_key)
         given, misfit, mark = None, "", ("", "")
         if handler is not None:
             try:
@@ -104,8 +112,7 @@ class Attempts:
                     mark = self._marks.mark(event)
             except UnreadableError as error:
                 misfit = inbox.readable(str(error))
-        content = event.content(by_key=by_key)
-        return Item(message, message_id, event, handler, misfit, content, given, mark)
+        return Item(message, event_id, event, handler, misfit, content, given, mark)
 
     async def _attempt_again(self, waiting: Waiting) -> Waiting | None:
         """Handle a message of the inbox. Return the next due one of its key after a success."""
@@ -158,6 +165,7 @@ class Attempts:
                 return "duplicate"
             self._open = queries.IS_SETTLED, {"seq": seq, "began": began}
             await self._call(item.handler, [item], transaction)
+            await self._release(transaction)
         return "handled"
 
     async def _marked(self, transaction: Any, items: Sequence[Item]) -> list[Item]:
@@ -270,6 +278,7 @@ class Attempts:
             _LOG.warning("%s was not handled in attempt %d: %s", what, attempts, error)
 
     async def _call(self, handler: Handler, items: Sequence[Item], transaction: Any) -> None:
+        """Call a handler; `_release` must follow before the commit."""
         given = [each.given for each in items]
         self._is_called = True
         began = time.monotonic()
@@ -281,10 +290,21 @@ class Attempts:
                         await done
         finally:
             self.figures.called(handler.name, time.monotonic() - began)
+
+    async def _release(self, transaction: Any) -> None:
+        """Let the transaction be committed.
+
+        Raises:
+            TransactionError: a handler ended it, or ignored an error of the database.
+        """
         try:
-            [(is_ours,)] = await self._database.rows(transaction, queries.RELEASE, {})
+            is_ours = await self._database.release(transaction)
         except Exception as error:
-            raise left_over(error) or error from error
+            if (left := left_over(error)) is not None:
+                raise left from error
+            # It may be committed, by us.
+            self._open = None
+            raise
         if not is_ours:
             raise TransactionError(ENDED)
         self._open = None
@@ -302,9 +322,9 @@ class Attempts:
 
         return await self._surely(answer)
 
-    def _began(self, message_id: uuid.UUID, began: str) -> None:
+    def _began(self, event_id: str, began: str) -> None:
         """Remember how to look up the record of an event whose handler is about to run."""
-        given = {"id": str(message_id), "source": self._plan.source, "began": began}
+        given = {"id": event_id, "source": self._plan.source, "began": began}
         self._open = queries.IS_RECORDED, given
 
     async def _repeated(self, attempt: Callable[[], Awaitable[_Result]]) -> _Result:
@@ -370,7 +390,7 @@ class Attempts:
 def unreadable(message: Any, error: str) -> Item:
     """Return a message that becomes a dead letter, identified by its place because it has no valid id."""
     place = f"{message.topic()}/{message.partition()}/{message.offset()}"
-    return Item(message, uuid.uuid5(NAMESPACE, place), error=inbox.readable(error))
+    return Item(message, str(uuid.uuid5(NAMESPACE, place)), error=inbox.readable(error))
 
 
 def told(error: BaseException) -> str:

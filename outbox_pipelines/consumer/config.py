@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from outbox_pipelines.consumer.breaker import Policy
 from outbox_pipelines.consumer.dead_letter_topic import DeadLetterTopic
@@ -55,11 +55,16 @@ class Plan:
     retry_seconds: float
     blocks: bool
     by_key: bool
+    by_offset: bool
     limit: Callable[[], AbstractAsyncContextManager[object]]
     pause: Callable[[float], Awaitable[None]]
     is_stopped: Callable[[], bool]
     stay: Callable[[], Awaitable[None]]
     """Called between two calls of handlers: poll Kafka if it was not polled for a while."""
+    ask: Callable[[Callable[[], Any]], Awaitable[Any]]
+    """Waits for a call that asks Kafka something."""
+    shared_seconds: float = 1.0
+    """How long calls that share a transaction may take before its events are handled one by one instead."""
     copies: DeadLetterTopic | None = None
     cache: Cache | None = None
     dedupe_table: DedupeTable | None = None

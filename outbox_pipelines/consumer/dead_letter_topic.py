@@ -13,22 +13,16 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outbox_pipelines.consumer.errors import ConsumerError
 from outbox_pipelines.consumer.reading import headers_of
+from outbox_pipelines.consumer.topic_ids import shared
 
 _SECONDS: Final = 10.0
-# The settings of a consumer that a producer accepts.
-_SHARED: Final = ("bootstrap.servers", "security.protocol", "client.id", "client.rack")
-_SHARED_PREFIXES: Final = ("sasl.", "ssl.", "socket.", "broker.", "enable.ssl", "https.")
 
 
 class DeadLetterTopic:
     """The topic for copies; the producer is created for the first one."""
 
     def __init__(self, kafka: Mapping[str, Any], topic: str) -> None:
-        self._settings = {
-            name: value
-            for name, value in kafka.items()
-            if name in _SHARED or name.startswith(_SHARED_PREFIXES)
-        }
+        self._settings = shared(kafka)
         self._topic = topic
         self._producer: Producer | None = None
 

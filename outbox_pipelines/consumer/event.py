@@ -1,13 +1,18 @@
-"""The event that a handler gets."""
+"""The event that a handler gets.
+
+Invariants:
+- What many handlers do not ask for (payload, headers, timestamp) is made when it is first asked for.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
+import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Generic, cast
 from uuid import UUID
@@ -25,6 +30,10 @@ else:
 ENVELOPE: Final = frozenset(
     ("event_id", "event_type", "aggregate_type", "aggregate_id", "payload", "timestamp")
 )
+# An id that is written as PostgreSQL and str() write a UUID: it needs no parsing.
+_CANONICAL: Final = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").fullmatch
+# What both Python and PostgreSQL have as a time, in every time zone.
+_LATEST_MS: Final = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp() * 1000)
 # For what is no UUID: the same parts always give the same one.
 NAMESPACE: Final = UUID("5d1b7c1e-3a54-5c0e-9b61-0d2f6c1f8a77")
 
@@ -57,7 +66,34 @@ class Event(Generic[Payload]):
     timestamp: datetime
     """When the message was written to Kafka, UTC."""
 
-    @cached_property
+    @classmethod
+    def read(
+        cls, members: dict[str, Any], headers: Sequence[tuple[str, bytes | None]], sent_ms: int
+    ) -> Event[Any]:
+        """Return an event with these members; it converts headers and timestamp when they are asked for."""
+        event = object.__new__(cls)
+        members["_late"] = headers, sent_ms
+        # A call for each of them, as a frozen dataclass makes, would cost more than all the rest.
+        object.__setattr__(event, "__dict__", members)
+        return event
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # Only for what is not there yet.
+            if name not in ("headers", "timestamp") or "_late" not in self.__dict__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            pairs, sent_ms = self.__dict__["_late"]
+            if name == "timestamp":
+                made = as_time(sent_ms)
+            else:
+                # The first header of a name.
+                made = {header: as_text(raw) for header, raw in reversed(pairs)}
+                made = {header: made[header] for header, _ in pairs}
+            self.__dict__[name] = made
+            return made
+
+    @property
     def payload(self) -> Payload:
         """The body, parsed when it is first asked for and taken out of an envelope or CloudEvent.
 
@@ -66,7 +102,11 @@ class Event(Generic[Payload]):
         Raises:
             ValueError: the value is not JSON, or JSON that is nested too deeply for Python.
         """
-        return cast(Payload, self._parsed())
+        # Not a cached_property: until Python 3.12 it takes a lock for each event.
+        known = self.__dict__
+        if "payload" not in known:
+            known["payload"] = self._parsed()
+        return cast(Payload, known["payload"])
 
     def _parsed(self) -> Any:
         if self.value is None:
@@ -84,7 +124,6 @@ class Event(Generic[Payload]):
     def with_payload(self, payload: object) -> Event[Any]:
         """Return the same event with another payload."""
         other = copy.copy(self)
-        # Where the cached property keeps it.
         other.__dict__["payload"] = payload
         return other
 
@@ -101,6 +140,12 @@ class Event(Generic[Payload]):
         if by_key and self.idempotency_key is not None:
             return _named("idempotency-key", origin, self.idempotency_key)
         return self._uuid or _named("id", origin, self.id)
+
+    def identified(self, origin: str, *, by_key: bool) -> tuple[str, UUID | None]:
+        """Return `identity` as text, and `content`."""
+        if _CANONICAL(self.id) and not (by_key and self.idempotency_key is not None):
+            return self.id, None
+        return str(self.identity(origin, by_key=by_key)), self.content(by_key=by_key)
 
     def content(self, *, by_key: bool) -> UUID | None:
         """Return a digest of what the event says, for an id that its origin may use again; otherwise None.
@@ -131,6 +176,21 @@ class Event(Generic[Payload]):
         return f"{self.type or 'event'} {self.id} ({place})"
 
 
+def as_text(raw: str | bytes | None) -> str | None:
+    """Return a header's value or a key as text; bytes that are not UTF-8 are kept as surrogates."""
+    return raw.decode(errors="surrogateescape") if isinstance(raw, bytes) else raw
+
+
+def as_time(ms: int) -> datetime:
+    """Return a time in ms since 1970, UTC."""
+    return datetime.fromtimestamp(existing_ms(ms) / 1000, UTC)
+
+
+def existing_ms(ms: int) -> int:
+    """Return the nearest time that exists: a producer may write any number."""
+    return min(max(ms, 0), _LATEST_MS)
+
+
 def _named(*parts: object) -> UUID:
     return uuid.uuid5(NAMESPACE, json.dumps(parts, sort_keys=True))
 
@@ -140,4 +200,4 @@ def is_envelope(body: object) -> bool:
 
 
 def is_cloudevent(body: object) -> bool:
-    return isinstance(body, dict) and {"specversion", "id", "type", "source"} <= body.keys()
+    return isinstance(body, dict) and "specversion" in body and {"id", "type", "source"} <= body.keys()

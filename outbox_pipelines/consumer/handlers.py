@@ -8,9 +8,9 @@ Invariants:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, overload
 
 from outbox_pipelines.consumer.annotations import Give, giver
 from outbox_pipelines.errors import SetupError
@@ -28,6 +28,8 @@ class Handler:
     give: Give
     """Converts an event to the function's argument."""
     batch: int | None = None
+    per_transaction: int = 1
+    """How many events can share a transaction, each with a call of its own."""
 
     @property
     def name(self) -> str:
@@ -44,7 +46,9 @@ class Handlers:
         self._handlers: dict[str, Handler] = {}
         self._other: Handler | None = None
 
-    def on(self, *types: str, batch: int | None = None) -> Callable[[_Function], _Function]:
+    def on(
+        self, *types: str, batch: int | None = None, per_transaction: int = 1
+    ) -> Callable[[_Function], _Function]:
         """Register a handler of these event types: a function of the event and the connection or session.
 
         Instead of the event, it gets the payload as a dataclass, a pydantic model or a dict, if its first
@@ -56,36 +60,56 @@ class Handlers:
         Args:
             batch: the function takes a list of up to this many events, in one transaction. If it raises, the
                 events are tried again one by one, each in its own list.
+            per_transaction: up to this many events that have arrived share a transaction, with a call for
+                each. If one fails, all are rolled back and handled again one by one: only for handlers
+                without effects outside the database.
 
         Raises:
             SetupError: a type has a handler already, or the function is of the other consumer's kind.
         """
         if not types or callable(types[0]):
             raise SetupError('give the event types: @consumer.on("order.placed")')
-        if batch is not None and not 1 <= batch <= MOST_AT_ONCE:
-            raise SetupError(f"batch is {batch}: give 1 to {MOST_AT_ONCE:,} events")
+        if batch is not None:
+            _require_events("batch", batch)
+            if per_transaction != 1:
+                raise SetupError("give batch or per_transaction, not both: a batch is one transaction")
+        _require_events("per_transaction", per_transaction)
 
         def register(function: _Function) -> _Function:
             self._require_kind(function)
             if taken := self._handlers.keys() & set(types):
                 raise SetupError(f"{min(taken)} has a handler already: keep one")
-            handler = Handler(function, giver(function, batch), batch)
+            handler = Handler(function, giver(function, batch), batch, per_transaction)
             self._handlers.update(dict.fromkeys(types, handler))
             return function
 
         return register
 
-    def on_other(self, function: _Function) -> _Function:
+    @overload
+    def on_other(self, function: _Function, /) -> _Function: ...
+
+    @overload
+    def on_other(self, /, *, per_transaction: int) -> Callable[[_Function], _Function]: ...
+
+    def on_other(self, function: Any = None, /, *, per_transaction: int = 1) -> Any:
         """Register the handler of all other types. Without one, their events are skipped and counted.
+
+        Args:
+            per_transaction: see `on`.
 
         Raises:
             SetupError: there is one already, or the function is of the other consumer's kind.
         """
-        self._require_kind(function)
-        if self._other is not None:
-            raise SetupError("on_other has a handler already: keep one")
-        self._other = Handler(function, giver(function, None))
-        return function
+        _require_events("per_transaction", per_transaction)
+
+        def register(function: _Function) -> _Function:
+            self._require_kind(function)
+            if self._other is not None:
+                raise SetupError("on_other has a handler already: keep one")
+            self._other = Handler(function, giver(function, None), None, per_transaction)
+            return function
+
+        return register if function is None else register(function)
 
     def handler(self, event_type: str) -> Handler | None:
         """Return the handler of a type; None if its events are skipped."""
@@ -111,8 +135,19 @@ class Handlers:
 
     @property
     def at_once(self) -> int:
-        """The most events that a handler takes together."""
-        return max((each.batch or 1 for each in self._handlers.values()), default=1)
+        """The most events that one transaction has."""
+        return max((each.batch or each.per_transaction for each in self._all), default=1)
+
+    @property
+    def shares(self) -> bool:
+        """Whether events of any handler can share a transaction."""
+        return any(each.per_transaction > 1 for each in self._all)
+
+    @property
+    def _all(self) -> Iterator[Handler]:
+        yield from self._handlers.values()
+        if self._other is not None:
+            yield self._other
 
     def _require_kind(self, function: Function) -> None:
         _require_two(function)
@@ -123,6 +158,11 @@ class Handlers:
             )
         if self._is_asynchronous and not is_asynchronous:
             raise SetupError(f"{function.__name__} would block the event loop: define it with async")
+
+
+def _require_events(name: str, given: int) -> None:
+    if not 1 <= given <= MOST_AT_ONCE:
+        raise SetupError(f"{name} is {given}: give 1 to {MOST_AT_ONCE:,} events")
 
 
 def _require_two(function: Function) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -101,7 +101,9 @@ class Arrival:
 
     @staticmethod
     def of(event: Event, message_id: UUID, message: Any, content: UUID | None = None) -> Arrival:
-        return Arrival(message_id, key_of(event, message_id), event.type, message, event.timestamp, content)
+        return Arrival(
+            message_id, key_of(event, str(message_id)), event.type, message, event.timestamp, content
+        )
 
     @staticmethod
     def of_no_event(message_id: UUID, message: Any) -> Arrival:
@@ -123,9 +125,22 @@ class Inbox:
         self._retry_seconds = retry_seconds
 
     async def receive(
-        self, arrivals: Sequence[Arrival], *, attempts: int = 0, error: str | None = None, dead: bool = False
+        self,
+        arrivals: Sequence[Arrival],
+        *,
+        attempts: int = 0,
+        error: str | None = None,
+        dead: bool = False,
+        before: Callable[[Any], Awaitable[None]] | None = None,
     ) -> dict[UUID, int]:
-        """Puts in what is new, in a transaction of its own; where it lies now."""
+        """Put in what is new, in one transaction.
+
+        Args:
+            before: what else the transaction does; if it raises, nothing is put in.
+
+        Returns:
+            Where the new messages are.
+        """
         messages = [each.message for each in arrivals]
         given = {
             **self._same,
@@ -146,7 +161,12 @@ class Inbox:
             "error": error,
         }
         async with self._database.transaction() as transaction:
+            if before is not None:
+                await before(transaction)
             rows = await self._database.rows(transaction, queries.RECEIVE, given)
+            if before is not None:
+                # It may have begun what a handler would end.
+                await self._database.rows(transaction, queries.RELEASE, {})
         return {UUID(message_id): seq for seq, message_id in rows}
 
     async def heads(
@@ -252,9 +272,9 @@ def _stored(row: Sequence[Any]) -> Stored:
     return Stored(topic, partition, offset, _raw(key), _raw(value), headers, sent_at)
 
 
-def key_of(event: Event, message_id: UUID) -> str:
+def key_of(event: Event, message_id: str) -> str:
     """Return the ordering key: the aggregate within the topic, or the message alone if it has none."""
-    return str(message_id) if event.aggregate_id is None else readable(event.aggregate_id)
+    return message_id if event.aggregate_id is None else readable(event.aggregate_id)
 
 
 def readable(text: str) -> str:
@@ -265,6 +285,13 @@ def readable(text: str) -> str:
 def text_of(content: UUID | None) -> str:
     """Encode a value for a list of texts, because not every driver supports NULL there."""
     return "" if content is None else str(content)
+
+
+def array(texts: Sequence[str]) -> str:
+    """Return PostgreSQL's text of an array: drivers take much longer to convert a list."""
+    if any("\\" in each or '"' in each for each in texts):
+        texts = [each.replace("\\", "\\\\").replace('"', '\\"') for each in texts]
+    return '{"' + '","'.join(texts) + '"}' if texts else "{}"
 
 
 def _headers(message: Any) -> str:

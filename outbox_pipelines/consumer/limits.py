@@ -3,7 +3,8 @@
 Invariants:
 - It is shorter than Kafka's poll interval: a handler that hangs is a failed attempt and does not cost the
   group membership.
-- The time without a poll before a handler is called, plus the limit of the call, is less than that interval.
+- The time without a poll before a handler is called, that of earlier calls in the same transaction, and the
+  limit of the call are together less than that interval.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _SHARE: Final = 0.8
 _MOST: Final = 0.9
 _SILENT_SHARE: Final = 0.05
 _LONGEST_SILENCE: Final = 10.0
+_SHARED_SHARE: Final = 0.04
+_LONGEST_SHARED: Final = 1.0
 _AGAIN_SECONDS: Final = 1.0
 
 
@@ -47,6 +50,11 @@ def seconds(given: float | None, kafka: Mapping[str, Any]) -> float:
 def silence(kafka: Mapping[str, Any]) -> float:
     """Return the seconds after which a member polls Kafka before it starts a call that can take long."""
     return min(_LONGEST_SILENCE, _interval(kafka) * _SILENT_SHARE)
+
+
+def shared(kafka: Mapping[str, Any]) -> float:
+    """Return the seconds after which no other handler is called in a shared transaction."""
+    return min(_LONGEST_SHARED, _interval(kafka) * _SHARED_SHARE)
 
 
 def _interval(kafka: Mapping[str, Any]) -> float:

@@ -22,17 +22,18 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from outbox_pipelines.consumer import limits
 from outbox_pipelines.consumer.errors import ConsumerError
 from outbox_pipelines.consumer.lost_brokers import LostBrokers
+from outbox_pipelines.consumer.positions import Found, Place, place_of
+from outbox_pipelines.consumer.topic_ids import topic_ids
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.secret import SECRET_NAME, register
 
 _LOG: Final = logging.getLogger(__name__)
 # The log of Kafka's client.
 _CLIENT_LOG: Final = logging.getLogger("outbox_pipelines.librdkafka")
-# Topic and partition.
-Place = tuple[str, int]
 _POLL_SECONDS: Final = 0.2
 _COMMIT_SECONDS: Final = 1.0
 _LAG_SECONDS: Final = 1.0
+_END_SECONDS: Final = 10.0
 
 _FIXED: Final[dict[str, Any]] = {
     # Offsets follow the database.
@@ -167,9 +168,14 @@ class Member:
             _LOG.debug("the lag is unknown: %s", error.args[0].str())
         return lag
 
+    @property
+    def has_left(self) -> bool:
+        """Whether partitions of current messages no longer belong to this member."""
+        return bool(self._gone)
+
     def has(self, message: Message) -> bool:
         """Return whether this member still has the partition of a message."""
-        return not self._gone or _place(message) not in self._gone
+        return not self._gone or place_of(message) not in self._gone
 
     def changes(self) -> tuple[set[Place], set[Place]]:
         """The partitions that have gone since the last call, and those that have come; some did both."""
@@ -178,6 +184,25 @@ class Member:
         left, self._left = self._left, set()
         new, self._new = self._new, set()
         return left, new
+
+    def find(self, first: Mapping[Place, int]) -> dict[Place, Found]:
+        """Ask Kafka about partitions, each given with the offset of its first message.
+
+        Raises:
+            KafkaException: Kafka does not answer.
+            SetupError: access is denied, or the brokers have no ids of topics.
+        """
+        try:
+            ids = topic_ids(self._settings, {topic for topic, _ in first})
+            return {place: Found(ids[place[0]], offset, self._end(place)) for place, offset in first.items()}
+        except KafkaException as error:
+            if error.args[0].code() in _DENIED:
+                raise _denied(error.args[0]) from None
+            raise
+
+    def _end(self, place: Place) -> int:
+        _, end = self._client.get_watermark_offsets(TopicPartition(*place), timeout=_END_SECONDS)
+        return int(end)
 
     def wait(self, seconds: float) -> None:
         """Stays in the group for so long, and takes no messages."""
@@ -193,14 +218,16 @@ class Member:
             self._kept.append(message)
         self._polled_at = time.monotonic()
 
-    def done(self, message: Message) -> None:
-        """The message is handled, and the database has it: its offset may be committed."""
-        try:
-            self._client.store_offsets(message=message)
-            self._stored = True
-        except KafkaException as error:
-            if error.args[0].code() not in _NOT_OURS:
-                raise
+    def done(self, messages: Sequence[Message]) -> None:
+        """The messages are handled, and the database has them: their offsets may be committed."""
+        # The offset of a partition's last one stands for those before it.
+        for message in {place_of(each): each for each in messages}.values():
+            try:
+                self._client.store_offsets(message=message)
+                self._stored = True
+            except KafkaException as error:
+                if error.args[0].code() not in _NOT_OURS:
+                    raise
 
     def close(self) -> None:
         """Commit the stored offsets and leave the group, so that other members take over immediately."""
@@ -277,10 +304,6 @@ def _tell(errors: Sequence[KafkaError]) -> None:
         _LOG.warning("offsets were not committed: %s", message)
 
 
-def _place(message: Message) -> Place:
-    return str(message.topic()), message.partition() or 0
-
-
 def _is_message(message: Message) -> bool:
     if (error := message.error()) is None:
         return True
@@ -291,10 +314,14 @@ def _is_message(message: Message) -> bool:
 def _judge(error: KafkaError) -> None:
     """Handle an error that the client returns as a message: log a transient one, raise others."""
     if error.code() in _DENIED:
-        raise SetupError(f"Kafka denies access: {error.str()}: grant READ on the topics and the group")
+        raise _denied(error)
     if error.fatal():
         raise ConsumerError(f"Kafka's client cannot continue: {error.str()}")
     _LOG.warning("Kafka: %s", error.str())
+
+
+def _denied(error: KafkaError) -> SetupError:
+    return SetupError(f"Kafka denies access: {error.str()}: grant READ on the topics and the group")
 
 
 def _trouble(error: KafkaError) -> None:

@@ -34,29 +34,91 @@ FROM {_HANDLING}
 WHERE NOT {_taken("%(source)s", "%(topic)s", "%(key)s")}
 ON CONFLICT DO NOTHING RETURNING {_BEGAN}"""
 
-# The same for many: the ids that are new and whose keys are free. In the order of ids, so that two that have
-# the same ones cannot wait for each other.
+# The same for many: how many ids are new with free keys, and which, unless all are. In the order of ids, so
+# that two that have the same ones cannot wait for each other. Arrays come as text: drivers need much time for
+# lists.
+_MANY: Final = """
+unnest(CAST(CAST(%(ids)s AS text) AS uuid[]), CAST(CAST(%(topics)s AS text) AS text[]),
+    CAST(CAST(%(keys)s AS text) AS text[]), CAST(CAST(%(contents)s AS text) AS text[]))
+    WITH ORDINALITY AS it (id, topic, key, content, nth)"""
 RECORD_MANY: Final = f"""
-INSERT INTO processed_events (event_id, source, bucket, content)
-SELECT id, %(source)s, processed_bucket(id), CAST(nullif(content, '') AS uuid)
-FROM unnest(CAST(%(ids)s AS uuid[]), CAST(%(topics)s AS text[]), CAST(%(keys)s AS text[]),
-    CAST(%(contents)s AS text[])) WITH ORDINALITY AS it (id, topic, key, content, nth)
-    CROSS JOIN {_HANDLING}
-WHERE NOT {_taken("%(source)s", "it.topic", "it.key")}
-ORDER BY id, nth
-ON CONFLICT DO NOTHING RETURNING CAST(event_id AS text), {_BEGAN}"""
+WITH new AS (
+    INSERT INTO processed_events (event_id, source, bucket, content)
+    SELECT id, %(source)s, processed_bucket(id), CAST(nullif(content, '') AS uuid)
+    FROM {_MANY} CROSS JOIN {_HANDLING}
+    WHERE NOT {_taken("%(source)s", "it.topic", "it.key")}
+    ORDER BY id, nth
+    ON CONFLICT DO NOTHING RETURNING event_id, processed_at)
+SELECT CAST(count(*) AS int), CAST(extract(epoch FROM min(processed_at)) AS text),
+    CASE WHEN count(*) < cardinality(CAST(CAST(%(ids)s AS text) AS uuid[]))
+         THEN array_agg(CAST(event_id AS text)) END
+FROM new"""
 
 # Whether one of these keys has to wait. A statement that waits for another transaction goes on with what it
 # saw at first: RECORD_MANY does not see what that one has put into the inbox.
 TAKEN: Final = f"""
-SELECT EXISTS (SELECT FROM unnest(CAST(%(topics)s AS text[]), CAST(%(keys)s AS text[])) AS it (topic, key)
+SELECT EXISTS (SELECT FROM unnest(CAST(CAST(%(topics)s AS text) AS text[]),
+        CAST(CAST(%(keys)s AS text) AS text[])) AS it (topic, key)
     WHERE {_taken("%(source)s", "it.topic", "it.key")})"""
+
+# The same, and which.
+TAKEN_ONES: Final = f"""
+SELECT CAST(nth AS int) FROM unnest(CAST(CAST(%(topics)s AS text) AS text[]),
+        CAST(CAST(%(keys)s AS text) AS text[])) WITH ORDINALITY AS it (topic, key, nth)
+    WHERE {_taken("%(source)s", "it.topic", "it.key")}
+ORDER BY nth"""
+
+_OFFSETS: Final = """
+unnest(CAST(CAST(%(topics)s AS text) AS text[]), CAST(CAST(%(partitions)s AS text) AS int[])"""
+# The first messages of partitions. A source that has recorded nothing by id begins with the first message;
+# another one behind the last: until there, the ids tell what was handled.
+BEGIN_OFFSETS: Final = f"""
+INSERT INTO processed_offsets (source, topic, partition, topic_id, start_offset, next_offset)
+SELECT CAST(%(source)s AS text), topic, partition, topic_id, start, start
+FROM {_OFFSETS}, CAST(CAST(%(topic_ids)s AS text) AS text[]), CAST(CAST(%(firsts)s AS text) AS bigint[]),
+        CAST(CAST(%(ends)s AS text) AS bigint[])) AS it (topic, partition, topic_id, first, ending)
+    CROSS JOIN LATERAL (SELECT CASE WHEN EXISTS (SELECT FROM processed_events WHERE source = %(source)s)
+                                    THEN ending ELSE first END AS start) AS begun
+ORDER BY topic, partition
+ON CONFLICT DO NOTHING"""
+OFFSETS: Final = f"""
+SELECT topic, partition, topic_id, start_offset, next_offset
+FROM processed_offsets JOIN {_OFFSETS}) AS it (topic, partition) USING (topic, partition)
+WHERE source = %(source)s"""
+
+# From here on the handler runs. How many offsets moved: only those that are where this process believes them
+# to be; while another transaction moves one, the statement waits until that transaction ends. And whether any
+# event can have to wait for one in the inbox: only then are keys looked up.
+MOVE: Final = f"""
+WITH moved AS (
+    UPDATE processed_offsets AS ours SET next_offset = it.following, moved_at = now()
+    FROM {_OFFSETS}, CAST(CAST(%(expected)s AS text) AS bigint[]),
+            CAST(CAST(%(following)s AS text) AS bigint[])) AS it (topic, partition, expected, following)
+        CROSS JOIN {_HANDLING}
+    WHERE ours.source = %(source)s AND ours.topic = it.topic AND ours.partition = it.partition
+        AND ours.next_offset = it.expected
+    RETURNING CAST(extract(epoch FROM ours.moved_at) AS text) AS began)
+SELECT CAST(count(*) AS int), min(began), EXISTS (
+    SELECT FROM inbox WHERE state IN ('waiting', 'failed') AND source = %(source)s)
+FROM moved"""
+
+# Whether the source records offsets, which ids know nothing of.
+RECORDS_OFFSETS: Final = "SELECT EXISTS (SELECT FROM processed_offsets WHERE source = %(source)s)"
 
 # Behind the handler: nothing comes back where it has ended the transaction that it was given. Now it can be
 # committed.
 RELEASE: Final = """
 SELECT CASE WHEN current_setting('outbox.handling', true) = 'on'
             THEN set_config('outbox.handling', '', true) = '' END"""
+
+# The same with its commit, as one message: in a transaction that is not the consumer's, the cast fails, and
+# the COMMIT is not executed.
+NOT_OURS: Final = "ended by the handler"
+RELEASE_AND_COMMIT: Final = f"""
+SELECT CASE WHEN handling = 'on' THEN set_config('outbox.handling', '', true)
+            ELSE CAST(CAST('{NOT_OURS}' || coalesce(handling, '') AS int) AS text) END
+FROM current_setting('outbox.handling', true) AS it (handling);
+COMMIT"""
 
 # Whether a transaction is committed that the consumer has not released, because its tables lack the guard.
 # Only the transaction itself can have left this row.
@@ -65,6 +127,10 @@ IS_RECORDED: Final = f"""
 SELECT EXISTS (SELECT FROM processed_events
     WHERE event_id = CAST(%(id)s AS uuid) AND source = %(source)s
         AND bucket = processed_bucket(CAST(%(id)s AS uuid)) AND {_BEGAN_THEN})"""
+IS_MOVED: Final = """
+SELECT EXISTS (SELECT FROM processed_offsets
+    WHERE source = %(source)s AND topic = %(topic)s AND partition = CAST(%(partition)s AS int)
+        AND extract(epoch FROM moved_at) = CAST(CAST(%(began)s AS text) AS numeric))"""
 IS_SETTLED: Final = f"""
 SELECT EXISTS (SELECT FROM inbox
     WHERE seq = CAST(%(seq)s AS bigint) AND state = 'processed' AND {_BEGAN_THEN})"""
@@ -210,9 +276,9 @@ WHERE source = %(source)s AND consumer_group = %(group)s AND owner = CAST(%(owne
 # Whether all tables exist, checked before the first event. Tables of these names that an application made
 # itself have no such triggers.
 TABLES: Final = """
-SELECT to_regclass('partition_owners') IS NOT NULL AND 2 = (
-    SELECT count(*) FROM pg_trigger WHERE tgname = 'handled_guard'
-        AND tgrelid IN (to_regclass('processed_events'), to_regclass('inbox')))"""
+SELECT to_regclass('partition_owners') IS NOT NULL AND 3 = (
+    SELECT count(*) FROM pg_trigger WHERE tgname = 'handled_guard' AND tgrelid IN (
+        to_regclass('processed_events'), to_regclass('inbox'), to_regclass('processed_offsets')))"""
 
 # If not: whether the search_path leads to such tables of an application.
 FOREIGN: Final = """
@@ -324,6 +390,16 @@ WITH meant AS (
     WHERE {_MEANT} RETURNING seq, message_id, source)
 INSERT INTO inbox_audit (actor, action, reason, seq, message_id, source)
 SELECT %(actor)s, 'discard', %(reason)s, seq, message_id, source FROM meant"""
+
+# For operators.
+LIST_OFFSETS: Final = """
+SELECT source, topic, partition, next_offset, topic_id, moved_at FROM processed_offsets
+WHERE CAST(%(source)s AS text) IS NULL OR source = %(source)s
+ORDER BY source, topic, partition"""
+
+FORGET_OFFSETS: Final = """
+DELETE FROM processed_offsets
+WHERE source = %(source)s AND (CAST(%(topic)s AS text) IS NULL OR topic = %(topic)s)"""
 
 # `outbox consumer prune` checks each partition of the ring separately.
 PARTITIONS: Final = """

@@ -11,17 +11,19 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from confluent_kafka import Message
 
 from outbox_pipelines.consumer.errors import UnreadableError
-from outbox_pipelines.consumer.event import Event, is_cloudevent, is_envelope
+from outbox_pipelines.consumer.event import Event, as_time, existing_ms, is_cloudevent, is_envelope
+from outbox_pipelines.consumer.event import as_text as _text
 from outbox_pipelines.errors import SetupError
 
 _METADATA: Final = ("idempotency-key", "correlation-id", "causation-id", "traceparent", "version")
 _NAMES: Final = ("id", "event-type", "aggregate-type", "aggregate-id", *_METADATA)
+_NOTHING: Final[dict[str, str | None]] = dict.fromkeys(_NAMES)
 # Attributes of a CloudEvent, as the relay writes them.
 _ATTRIBUTES: Final = {
     "id": "id",
@@ -30,12 +32,11 @@ _ATTRIBUTES: Final = {
     "aggregate-id": "subject",
     **{name: name.replace("-", "") for name in _METADATA},
 }
+_CONTENT_TYPE: Final = "content-type"
 _CLOUDEVENT: Final = "application/cloudevents+json"
 # Not `message.headers()`: the client's function fails on a name that is not UTF-8 and returns a list all the
 # same. Only a call through here is checked for that by every version of Python.
 _headers: Final[Callable[[Message], Any]] = operator.methodcaller("headers")
-# What both Python and PostgreSQL have as a time, in every time zone.
-_LATEST_MS: Final = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
 
 class Reader:
@@ -52,6 +53,10 @@ class Reader:
         if unknown := set(names) - set(_NAMES):
             raise SetupError(f"header_names has {min(unknown)!r}: the names are {', '.join(_NAMES)}")
         self._names = {name: names.get(name, name) for name in _NAMES}
+        # By the names in Kafka; two of ours can have one header.
+        self._ours: dict[str, tuple[str, ...]] = {}
+        for ours, theirs in (*self._names.items(), (_CONTENT_TYPE, _CONTENT_TYPE)):
+            self._ours[theirs] = (*self._ours.get(theirs, ()), ours)
 
     def read(self, message: Message) -> Event:
         """Return the event of a message.
@@ -68,14 +73,19 @@ class Reader:
             raise UnreadableError(f"{_place(message)} cannot be read: {type(error).__name__}") from error
 
     def _read(self, message: Message) -> Event:
-        headers: dict[str, str | None] = {}
-        for name, raw in headers_of(message):
-            # The relay's headers come first; the first header of a name is used.
-            headers.setdefault(name, _text(raw))
-        found = {ours: headers.get(theirs) for ours, theirs in self._names.items()}
+        pairs = headers_of(message)
+        found = _NOTHING.copy()
+        is_ascii = True
+        # Backwards: the relay's headers come first, and the first header of a name is used.
+        for header, raw in reversed(pairs):
+            for name in self._ours.get(header, ()):
+                # Not by `_text`: this is done for each header of each event.
+                text = raw.decode(errors="surrogateescape") if isinstance(raw, bytes) else raw
+                found[name] = text
+                is_ascii = is_ascii and (text is None or text.isascii())
         value = message.value()
-        content_type = headers.get("content-type") or ""
-        if content_type.startswith(_CLOUDEVENT) or not (
+        content_type = found.pop(_CONTENT_TYPE, None)
+        if (content_type and content_type.startswith(_CLOUDEVENT)) or not (
             found["id"] and found["event-type"] and found["aggregate-type"]
         ):
             try:
@@ -85,32 +95,36 @@ class Reader:
                     f"{_place(message)} cannot be read: its JSON is nested too deeply"
                 ) from None
             found = {name: header or told.get(name) for name, header in found.items()}
-        if not found["id"]:
+            is_ascii = False
+        if not (event_id := found["id"]):
             raise UnreadableError(
                 f"{_place(message)} is not an event: it has no header {self._names['id']!r} and its value is "
                 "neither an envelope nor a CloudEvent"
             )
-        for name, text in found.items():
-            if text and not text.isascii() and not _is_unicode(text):
+        for name, text in () if is_ascii else found.items():
+            if text and not _is_unicode(text):
                 raise UnreadableError(
                     f"{_place(message)} is not an event: its header {self._names[name]!r} is not UTF-8"
                 )
-        return Event(
-            id=found["id"],
-            type=found["event-type"] or "",
-            aggregate_type=found["aggregate-type"],
-            aggregate_id=found["aggregate-id"] or _text(message.key()),
-            value=value,
-            headers=headers,
-            idempotency_key=found["idempotency-key"],
-            correlation_id=found["correlation-id"],
-            causation_id=found["causation-id"],
-            traceparent=found["traceparent"],
-            version=_number(found["version"]),
-            topic=str(message.topic()),
-            partition=message.partition() or 0,
-            offset=message.offset() or 0,
-            timestamp=sent_at(message),
+        version = found["version"]
+        return Event.read(
+            {
+                "id": event_id,
+                "type": found["event-type"] or "",
+                "aggregate_type": found["aggregate-type"],
+                "aggregate_id": found["aggregate-id"] or _text(message.key()),
+                "value": value,
+                "idempotency_key": found["idempotency-key"],
+                "correlation_id": found["correlation-id"],
+                "causation_id": found["causation-id"],
+                "traceparent": found["traceparent"],
+                "version": None if version is None else _number(version),
+                "topic": str(message.topic()),
+                "partition": message.partition() or 0,
+                "offset": message.offset() or 0,
+            },
+            pairs,
+            message.timestamp()[1],
         )
 
 
@@ -127,12 +141,12 @@ def headers_of(message: Message) -> list[tuple[str, bytes | None]]:
 
 def sent_at(message: Message) -> datetime:
     """Return the time when a message was written to Kafka, UTC."""
-    return datetime.fromtimestamp(sent_ms(message) / 1000, UTC)
+    return as_time(message.timestamp()[1])
 
 
 def sent_ms(message: Message) -> int:
     """The same in ms since 1970, as a time that there is: a producer may write any number there."""
-    return min(max(message.timestamp()[1], 0), _LATEST_MS)
+    return existing_ms(message.timestamp()[1])
 
 
 def _place(message: Message) -> str:
@@ -164,12 +178,8 @@ def _told_by_value(value: bytes | None, event_id: str | None) -> dict[str, str]:
     return {name: str(part) for name, part in told.items() if isinstance(part, str | int)}
 
 
-def _text(raw: str | bytes | None) -> str | None:
-    return raw.decode(errors="surrogateescape") if isinstance(raw, bytes) else raw
-
-
-def _number(text: str | None) -> int | None:
+def _number(text: str) -> int | None:
     try:
-        return None if text is None else int(text)
+        return int(text)
     except ValueError:
         return None

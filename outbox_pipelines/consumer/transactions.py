@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import psycopg
 
 from outbox_pipelines import session as sessions
+from outbox_pipelines.consumer import queries
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.secret import check_dsn, register_dsn
 
@@ -60,6 +61,12 @@ class Database(Protocol):
     async def rows(self, transaction: Any, query: str, given: Mapping[str, Any]) -> Rows:
         """What a statement of ours returns; a list of texts, numbers, bytes or times is an array."""
 
+    async def release(self, transaction: Any) -> bool:
+        """Let the transaction be committed, behind the handler; return whether it is still the consumer's.
+
+        Where a driver sends two statements at once, this commits it too.
+        """
+
     async def close(self) -> None: ...
 
 
@@ -69,6 +76,7 @@ class Connections:
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
         self._connection = connect()
+        self._is_committed = False
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
@@ -76,22 +84,26 @@ class Connections:
             self._connection = self._connect()
         connection = self._connection
         if connection.info.transaction_status != _IDLE:
-            # Ours would be a savepoint of it, and never committed.
+            # Ours would be a part of it.
             raise SetupError(_OPEN)
-        # After a ROLLBACK by the handler, each statement would be committed separately.
-        connection.autocommit = False
+        # Also after a ROLLBACK by the handler: otherwise each statement would be committed separately.
+        if connection.autocommit:
+            connection.autocommit = False
+        self._is_committed = False
         try:
-            with connection.transaction():
-                try:
-                    yield connection
-                except psycopg.Rollback:
-                    # It would roll back and go on as if all were well.
-                    raise TransactionError(ENDED) from None
-                except TimeoutError:
-                    _cut(connection)
-                    raise
+            # Not `connection.transaction()`, which sends its COMMIT alone.
+            yield connection
+            if not self._is_committed:
                 _require_open(connection.info.transaction_status)
+                connection.commit()
+        except psycopg.Rollback:
+            raise TransactionError(ENDED) from None
+        except TimeoutError:
+            _cut(connection)
+            raise
         finally:
+            with suppress(psycopg.Error):
+                connection.rollback()
             if connection.info.transaction_status != _IDLE:
                 connection.close()
 
@@ -99,6 +111,13 @@ class Connections:
         with transaction.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
             cursor.execute(query.encode(), given)
             return cursor.fetchall() if cursor.description is not None else []
+
+    async def release(self, transaction: Connection) -> bool:
+        with transaction.cursor() as cursor:
+            # Without parameters it is one message to the server.
+            cursor.execute(queries.RELEASE_AND_COMMIT.encode(), prepare=False)
+        self._is_committed = True
+        return True
 
     async def close(self) -> None:
         self._connection.close()
@@ -110,6 +129,7 @@ class AsyncConnections:
     def __init__(self, connect: Callable[[], Awaitable[AsyncConnection]]) -> None:
         self._connect = connect
         self._connection: AsyncConnection | None = None
+        self._is_committed = False
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
@@ -118,15 +138,19 @@ class AsyncConnections:
         connection = self._connection
         if connection.info.transaction_status != _IDLE:
             raise SetupError(_OPEN)
-        await connection.set_autocommit(False)
+        if connection.autocommit:
+            await connection.set_autocommit(False)
+        self._is_committed = False
         try:
-            async with connection.transaction():
-                try:
-                    yield connection
-                except psycopg.Rollback:
-                    raise TransactionError(ENDED) from None
+            yield connection
+            if not self._is_committed:
                 _require_open(connection.info.transaction_status)
+                await connection.commit()
+        except psycopg.Rollback:
+            raise TransactionError(ENDED) from None
         finally:
+            with suppress(psycopg.Error):
+                await connection.rollback()
             if connection.info.transaction_status != _IDLE:
                 await connection.close()
 
@@ -134,6 +158,12 @@ class AsyncConnections:
         async with transaction.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
             await cursor.execute(query.encode(), given)
             return await cursor.fetchall() if cursor.description is not None else []
+
+    async def release(self, transaction: AsyncConnection) -> bool:
+        async with transaction.cursor() as cursor:
+            await cursor.execute(queries.RELEASE_AND_COMMIT.encode(), prepare=False)
+        self._is_committed = True
+        return True
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -167,6 +197,9 @@ class Sessions:
         result: Any = transaction.execute(_text(query), dict(given))
         return [tuple(row) for row in result] if result.returns_rows else []
 
+    async def release(self, transaction: Session) -> bool:
+        return await released(self, transaction)
+
     async def close(self) -> None:
         """Nothing is kept: connections belong to the engine."""
 
@@ -192,6 +225,9 @@ class AsyncSessions:
     async def rows(self, transaction: AsyncSession, query: str, given: Mapping[str, Any]) -> Rows:
         result: Any = await transaction.execute(_text(query), dict(given))
         return [tuple(row) for row in result] if result.returns_rows else []
+
+    async def release(self, transaction: AsyncSession) -> bool:
+        return await released(self, transaction)
 
     async def close(self) -> None:
         """Nothing is kept: connections belong to the engine."""
@@ -225,6 +261,12 @@ def async_dsn(conninfo: str, source: str) -> Callable[[], Awaitable[AsyncConnect
     return connect
 
 
+async def released(database: Database, transaction: Any) -> bool:
+    """Let a transaction be committed, which is done by other means."""
+    [(is_ours,)] = await database.rows(transaction, queries.RELEASE, {})
+    return bool(is_ours)
+
+
 def may_pass(error: BaseException) -> bool:
     """Return whether an error is a database outage, which can end soon."""
     # SQLAlchemy's errors have the names that PEP 249 gives them. asyncpg's come as OSError, or with none of
@@ -243,6 +285,8 @@ def left_over(error: BaseException) -> TransactionError | None:
     """What the handler has done to the transaction, by what the statement behind it was refused with."""
     names = {each.__name__ for each in type(error).__mro__}
     # SQLAlchemy itself rejects statements after a failed flush, a commit or a rollback.
+    if queries.NOT_OURS in str(error):
+        return TransactionError(ENDED)
     if _code(error) == _IN_FAILED or "PendingRollbackError" in names:
         return TransactionError(_ABORTED)
     return TransactionError(ENDED) if "InvalidRequestError" in names else None

@@ -34,9 +34,9 @@ def main(dsn: str, kafka: str, topic: str, dies_at: str) -> None:
 
     done = Member.done
 
-    def late(self: Member, message: Any) -> None:
+    def late(self: Member, messages: Any) -> None:
         reached("commit")
-        done(self, message)
+        done(self, messages)
 
     Member.done = late  # type: ignore[method-assign]
     consumer = Place(dsn, kafka, topic).bare(kafka=STATIC)

@@ -28,6 +28,7 @@ BLOCKS = dict(re.findall(r"^```python\n# (\w+)\n(.*?)^```", TEXT, re.MULTILINE |
 
 def test_the_examples_are_those_tested_here() -> None:
     ways = {"migrate", "consume", "connect", "session", "batch", "async", "cache", "errors"}
+    ways |= {"share", "offset"}
     assert set(BLOCKS) == ways | {"typed", "testing", "dedupe_table"}
     assert len(BLOCKS) == TEXT.count("```python")
 
@@ -93,6 +94,16 @@ def test_the_batch_works_as_it_stands_there(place: Place) -> None:
         wait_until(lambda: place.rows("SELECT order_id, total FROM invoices") == [("42", 5)])
 
 
+def test_what_shares_a_transaction_works_as_it_stands_there(place: Place) -> None:
+    place.rows("CREATE TABLE invoices (order_id text PRIMARY KEY, total int)")
+    for n in range(10):
+        place.put(f'{{"total": {n}}}', key=str(n), id=str(uuid7()), event_type="order.placed")
+    consumer = place.bare()
+    exec(BLOCKS["share"], {"consumer": consumer, "psycopg": psycopg, "Event": Event})
+    with running(consumer):
+        wait_until(lambda: place.value("SELECT count(*) FROM invoices") == 10, what="all events")
+
+
 def test_typed_payloads_and_their_tests_work_as_they_stand_there(place: Place) -> None:
     place.rows("CREATE TABLE invoices (order_id text PRIMARY KEY, total numeric)")
     place.rows("CREATE TABLE totals (total numeric)")
@@ -128,7 +139,7 @@ def test_the_asynchronous_one_can_be_made(monkeypatch: pytest.MonkeyPatch) -> No
     assert ran == [None]
 
 
-@pytest.mark.parametrize("block", ["connect", "session", "cache", "errors"])
+@pytest.mark.parametrize("block", ["connect", "session", "cache", "errors", "offset"])
 def test_other_ways_to_the_database(block: str) -> None:
     names = {
         "Consumer": Consumer,
@@ -151,6 +162,7 @@ def test_other_ways_to_the_database(block: str) -> None:
         "../sql/consumer/0002_inbox.sql",
         "../sql/consumer/0003_partition_owners.sql",
         "../sql/consumer/0004_processed_mark.sql",
+        "../sql/consumer/0005_processed_offsets.sql",
     ],
 )
 def test_links(link: str) -> None:

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from outbox_pipelines.consumer import Counts, Event, queries
-from outbox_pipelines.consumer.inbox import Inbox, Waiting
+from outbox_pipelines.consumer.inbox import Inbox, Waiting, array
 from outbox_pipelines.consumer.run_sync import drive
 from outbox_pipelines.consumer.transactions import Connections
 from tests.conftest import wait_until
@@ -261,3 +261,10 @@ def test_a_failure_that_is_recorded_twice_counts_once(place: Place) -> None:
     for _ in range(2):
         drive(ours.missed(due.seq, 1, "the service", dead=False, counts=False))
     assert place.rows("SELECT state, attempts FROM inbox") == [("waiting", 0)]
+
+
+def test_texts_of_an_array_come_back_as_they_are(place: Place) -> None:
+    """Guards against a key that ends its text, or counts as NULL."""
+    texts = ["", "NULL", "a,b", "{a}", 'a"b', "a\\", '\\"', " a ", "größer", "a\tb", "'; --"]
+    assert place.value("SELECT %s::text[]", array(texts)) == texts
+    assert [place.value("SELECT cardinality(%s::text[])", array(each)) for each in ([], [""])] == [0, 1]

@@ -18,9 +18,11 @@ from typing import Any, Final
 
 from outbox_pipelines.consumer.attempts import Attempts
 from outbox_pipelines.consumer.crash_guard import CrashGuard
+from outbox_pipelines.consumer.handling import Handling
 from outbox_pipelines.consumer.inbox import Inbox
 from outbox_pipelines.consumer.membership import Member
 from outbox_pipelines.consumer.processor import Work
+from outbox_pipelines.consumer.recording import Recording
 from tests.model.consumer import world
 from tests.model.consumer.database import Database
 
@@ -93,7 +95,7 @@ BREAKS: Final[dict[str, Break]] = {
     "record in a transaction of its own": _one(
         "the event is recorded and committed, then handled",
         *("consumer-one", "accounted"),
-        *(Work, "_take"),
+        *(Handling, "_take"),
         "rows = await self._database.rows(transaction, queries.RECORD, given)",
         "async with self._database.transaction() as first:\n"
         "                rows = await self._database.rows(first, queries.RECORD, given)",
@@ -101,7 +103,7 @@ BREAKS: Final[dict[str, Break]] = {
     "handle, then record": _one(
         "the handler's work is committed before the event is recorded",
         *("consumer-one", "once"),
-        *(Work, "_take"),
+        *(Handling, "_take"),
         "async with self._database.transaction() as transaction:\n",
         "async with self._database.transaction() as first:\n"
         "            await self._call(handler, [item], first)\n"
@@ -114,14 +116,14 @@ BREAKS: Final[dict[str, Break]] = {
         *("consumer-two-crash", "accounted"),
         *(Work, "take"),
         "        if new:\n",
-        "        for each in group:\n            member.done(each.message)\n        if new:\n",
+        "        member.done([each.message for each in group])\n        if new:\n",
     ),
     "done when it is polled": _one(
         "the offset is stored when the message arrives, as enable.auto.offset.store does",
         *("consumer-two-crash", "accounted"),
         *(Member, "poll"),
         "    return [each for each in messages if _is_message(each) and self.has(each)]",
-        "    for each in messages:\n        self.done(each)\n"
+        "    self.done(messages)\n"
         "    return [each for each in messages if _is_message(each) and self.has(each)]",
     ),
     "what is left at a stop is done": _one(
@@ -129,7 +131,7 @@ BREAKS: Final[dict[str, Break]] = {
         *("consumer-stop-one", "accounted"),
         *(Work, "take"),
         "            return\n",
-        "            for each in messages:\n                member.done(each)\n            return\n",
+        "            member.done(messages)\n            return\n",
     ),
     "a known id is handled again": _one(
         "RECORD says that an event is new that is recorded",
@@ -148,7 +150,7 @@ BREAKS: Final[dict[str, Break]] = {
     "a lost answer counts as success": _one(
         "an error of the handler's transaction is ignored",
         *("consumer-one", "accounted"),
-        *(Work, "_take"),
+        *(Handling, "_take"),
         "await self._put_aside(item, error)",
         "pass",
     ),
@@ -156,29 +158,80 @@ BREAKS: Final[dict[str, Break]] = {
     "a batch handles what is recorded": _one(
         "the handler gets the whole batch, also what was handled before",
         *("consumer-again-once", "once"),
-        *(Work, "_take_many"),
-        "await self._call(handler, new, transaction)",
-        "await self._call(handler, items, transaction)",
+        *(Handling, "_take_many"),
+        "await self._call_in_turn(new, transaction)",
+        "await self._call_in_turn(items, transaction)",
+    ),
+    "a shared transaction passes over what fails": _one(
+        "an event whose handler fails is committed with those that share its transaction",
+        *("consumer-shared", "accounted"),
+        *(Handling, "_call_in_turn"),
+        "await self._call(each.handler, [each], transaction)",
+        "try:\n                await self._call(each.handler, [each], transaction)\n"
+        "            except ValueError:\n                pass",
+    ),
+    "a shared transaction is released by its first event": _one(
+        "events behind the first one of a shared transaction are recorded and not handled",
+        *("consumer-shared-kills", "accounted"),
+        *(Handling, "_call_in_turn"),
+        "if time.monotonic() > until:",
+        "if n:\n                break\n            if False:",
+    ),
+    # By offset.
+    "the offset moves in a transaction of its own": _one(
+        "the offset is moved and committed, then the event is handled",
+        *("consumer-offset-once", "accounted"),
+        *(Recording, "_record_offsets"),
+        "began, is_open = await self._move(transaction, items)",
+        "async with self._database.transaction() as first:\n"
+        "        began, is_open = await self._move(first, items)",
+    ),
+    "the offset moves from wherever it is": _one(
+        "MOVE does not look where another process has moved the offset to",
+        *("consumer-offset-two", "once"),
+        *(Database, "_move"),
+        "if now(place) == expected[at]:",
+        "if True:",
+    ),
+    "keys are not looked up by offset": _one(
+        "an event is handled though its key has to wait",
+        *("consumer-offset-once", "order"),
+        *(Recording, "_record_offsets"),
+        "if is_open:",
+        "if False:",
+    ),
+    "what waits by offset is passed over": _one(
+        "events whose key has to wait are not put into the inbox",
+        *("consumer-offset-once", "accounted"),
+        *(Handling, "_take_apart"),
+        "await self._hold([*run])",
+        "pass",
+    ),
+    "the inbox does not move the offset": _one(
+        "an event that is put into the inbox does not move the offset",
+        *("consumer-offset-once", "once"),
+        *(Recording, "_receive"),
+        "        await self._move(transaction, items)",
+        "        pass",
     ),
     "a batch leaves what waits": _one(
         "events of a batch that were not recorded for their key are left out",
         *("consumer-behind", "accounted"),
-        *(Work, "_take_many"),
-        "    for each in left:\n        await self._take(each)",
+        *(Handling, "_take_many"),
+        "    await self._take_singly(left)",
         "    pass",
     ),
     "a batch that fails is left": _one(
         "events of a batch that failed are not handled one by one",
         *("consumer-batch-refused", "accounted"),
-        *(Work, "_take_many"),
-        "                await self._refuse_spoilt(each, error)\n            else:\n"
-        "                await self._take(each)",
-        "                await self._refuse_spoilt(each, error)",
+        *(Handling, "_take_failed"),
+        "await self._take(each)",
+        "pass",
     ),
     "a batch does not look again": _one(
         "RECORD_MANY waits, and does not see what was put into the inbox while it waited",
         *("consumer-batch", "order"),
-        *(Work, "_take_many"),
+        *(Recording, "_record_ids"),
         "if known and new:",
         "if False:",
         is_cheap=False,
@@ -208,7 +261,7 @@ BREAKS: Final[dict[str, Break]] = {
     "behind a key is passed over": _one(
         "an event whose key has to wait is not put into the inbox",
         *("consumer-refused-once", "accounted"),
-        *(Work, "_take"),
+        *(Handling, "_take"),
         "elif await self._receive([item]):",
         "elif False:",
     ),
@@ -311,7 +364,7 @@ BREAKS: Final[dict[str, Break]] = {
     "held events are passed over": _one(
         "what arrives while a handler is paused is not put into the inbox",
         *("consumer-outage", "accounted"),
-        *(Work, "_hold"),
+        *(Handling, "_hold"),
         "where = await self._receive(items)",
         "where = {}",
     ),

@@ -6,7 +6,17 @@ import inspect
 
 import pytest
 
-from outbox_pipelines.consumer import attempts, crash_guard, inbox, membership, processor, queries
+from outbox_pipelines.consumer import (
+    attempts,
+    crash_guard,
+    handling,
+    inbox,
+    membership,
+    positions,
+    processor,
+    queries,
+    recording,
+)
 from tests.model.consumer import process
 from tests.model.consumer.breaks import BREAKS, broken
 from tests.model.consumer.process import ENDED, TOP, Program, Setting, Top
@@ -72,9 +82,10 @@ def test_all_state_of_the_code_is_in_the_model() -> None:
     A new attribute either belongs into `process.Top`, or into this list, if no decision depends on it.
     """
     kept = {
-        processor.Work: {"_breakers", "_guard", "_look_at"},
+        processor.Work: {"_breakers", "_guard", "_look_at", "_positions"},
         crash_guard.CrashGuard: {"_owned", "_suspect"},
         membership.Member: {"_commit_at", "_gone", "_left", "_new", "_stored"},
+        positions.Positions: {"_of", "_seen"},
     }
     # Empty at the top of the loop, measured, or always the same.
     other = {
@@ -91,8 +102,11 @@ def test_all_state_of_the_code_is_in_the_model() -> None:
                 "_is_called",
             ),
             *("_inbox", "_measure_at", "_marks"),
+            # How many events share a transaction: those of a scope are fewer than it ever is.
+            "_pace",
         },
         crash_guard.CrashGuard: {"_database", "_same"},
+        positions.Positions: {"_database", "_source"},
         membership.Member: {
             *("_client", "_settings", "_topics", "_brokers"),
             *("_patience", "_polled_at", "_kept", "_lag_at", "lag"),
@@ -139,6 +153,9 @@ def test_every_statement_of_the_work_is_known() -> None:
         name
         for module in (
             processor,
+            handling,
+            recording,
+            positions,
             crash_guard,
             inspect.getmodule(attempts.Attempts),
             inspect.getmodule(inbox.Arrival),
@@ -147,4 +164,6 @@ def test_every_statement_of_the_work_is_known() -> None:
         if name.isupper() and f"queries.{name}" in inspect.getsource(module)  # type: ignore[arg-type]
     }
     # Before the first event, for metrics, and where an id is no UUID.
-    assert used - {"TABLES", "FOREIGN", "STATUS", "CONTENTS"} == set(process._NAMES.values())
+    assert used - {"TABLES", "FOREIGN", "RECORDS_OFFSETS", "STATUS", "CONTENTS"} == set(
+        process._NAMES.values()
+    )
