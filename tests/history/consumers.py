@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import confluent_kafka
 import psycopg
@@ -28,7 +29,14 @@ def topics(settings: Settings) -> list[str]:
     return [settings.topic.format(aggregate_type=kind) for kind in KINDS]
 
 
-def idempotent(settings: Settings, group: str = "history", **kafka: Any) -> Consumer:
+def idempotent(
+    settings: Settings,
+    group: str = "history",
+    *,
+    per_transaction: int = 1,
+    dedupe: Literal["id", "offset"] = "id",
+    **kafka: Any,
+) -> Consumer:
     """The real one."""
     consumer = Consumer(
         source="history",
@@ -38,9 +46,10 @@ def idempotent(settings: Settings, group: str = "history", **kafka: Any) -> Cons
         # Processes crash all the time here: that must not cause a dead letter.
         max_attempts=1000,
         retry_seconds=0.5,
+        dedupe=dedupe,
     )
 
-    @consumer.on_other
+    @consumer.on_other(per_transaction=per_transaction)
     def handle(event: Event, connection: psycopg.Connection[Any]) -> None:
         effects.make(connection, str(event.aggregate_type), str(event.aggregate_id), event.payload)
 
@@ -104,6 +113,10 @@ class KeepsNoRecord(Broken):
 
 CONSUMERS: Mapping[str, Callable[..., Consumer | Broken]] = {
     "idempotent": idempotent,
+    "shared": partial(idempotent, per_transaction=50),
+    # Of a relay with exactly_once: each event is in the topic once.
+    "offset": partial(idempotent, dedupe="offset"),
+    "offset.shared": partial(idempotent, dedupe="offset", per_transaction=50),
     "broken.commits_first": CommitsFirst,
     "broken.keeps_no_record": KeepsNoRecord,
 }

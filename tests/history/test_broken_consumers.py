@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from outbox_pipelines.consumer import Consumer
 from outbox_pipelines.consumer.membership import Member
 from outbox_pipelines.relay import service
 from tests.conftest import Outbox, wait_until
 from tests.consumer.place import Place, running
 from tests.history import business, effects
-from tests.history.consumers import Broken, CommitsFirst, KeepsNoRecord, idempotent
+from tests.history.consumers import CONSUMERS, Broken, CommitsFirst, KeepsNoRecord
 from tests.history.verify import verdict
 
 
@@ -68,15 +69,22 @@ def test_no_record_of_what_was_handled_doubles_an_effect(shop: Outbox, place: Pl
     assert verdict(shop, consumer="broken").wrong == ["two effects (1): order/1/1"]
 
 
+def _consumer(shop: Outbox, way: str) -> Consumer:
+    consumer = CONSUMERS[way](shop.settings)
+    assert isinstance(consumer, Consumer)
+    return consumer
+
+
 class _KilledError(BaseException):
     """Nothing catches it, as nothing catches a kill -9."""
 
 
+@pytest.mark.parametrize("way", ["idempotent", "offset"])
 @pytest.mark.parametrize(
     ("dies_in", "step"), [(effects, "make"), (Member, "done")], ids=["database", "offset"]
 )
 def test_the_real_consumer_crashes_before_either_commit(
-    shop: Outbox, place: Place, monkeypatch: pytest.MonkeyPatch, dies_in: Any, step: str
+    shop: Outbox, place: Place, monkeypatch: pytest.MonkeyPatch, dies_in: Any, step: str, way: str
 ) -> None:
     """Guards against interleavings that no consumer could get right."""
     make = effects.make
@@ -88,9 +96,9 @@ def test_the_real_consumer_crashes_before_either_commit(
 
     with monkeypatch.context() as patched:
         patched.setattr(dies_in, step, dies)
-        with running(idempotent(shop.settings)) as first, pytest.raises(_KilledError):
+        with running(_consumer(shop, way)) as first, pytest.raises(_KilledError):
             first.wait()
-    with running(idempotent(shop.settings)) as successor:
+    with running(_consumer(shop, way)) as successor:
         wait_until(lambda: place.uncommitted("history") == 0, what="the end of the topic")
         wait_until(lambda: place.value("SELECT count(DISTINCT token) FROM effect") == 3, what="all effects")
         # The first one comes again, either way: as a new one if its effect was taken back.
