@@ -67,6 +67,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    # Otherwise DuckDB's library reports at the end what it has not given back.
+    gc.unfreeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     is_fast = config.getoption("--fast", False)
     is_thorough = config.getoption("--thorough", False)
