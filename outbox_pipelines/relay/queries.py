@@ -6,11 +6,17 @@ from outbox_pipelines.partitions.queries import WRITTEN_AT
 
 # For a window, a generic plan would walk the wrong index (seconds beside 5 million rows), and compiling a
 # plan costs more than running it.
-PLAN_EACH: Final = "SET plan_cache_mode = force_custom_plan; SET enable_seqscan = on"
+PLAN_EACH: Final = (
+    "SET plan_cache_mode = force_custom_plan; SET enable_seqscan = on; RESET max_parallel_workers_per_gather"
+)
 TUNE: Final[LiteralString] = f"SET jit = off; {PLAN_EACH}; SET TimeZone = 'UTC'"
 # For a tick of a few rows, planning takes five times as long as reading. Without sequential scans, a plan
 # that was made while a day was empty is right when it is full.
-PLAN_ONCE: Final = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off"
+# Without parallel workers, whose start takes longer.
+PLAN_ONCE: Final = (
+    "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; "
+    "SET max_parallel_workers_per_gather = 0"
+)
 
 # A poll: touches no table.
 SNAPSHOT: Final = "SELECT pg_current_snapshot()::text"
@@ -69,10 +75,12 @@ OPEN_FROM: Final = "SELECT outbox_open_from()::text"
 OPEN_FROM_TIME: Final[LiteralString] = "(%(open_from)s::date::timestamp AT TIME ZONE 'UTC')"
 OPEN: Final[LiteralString] = f"created_at >= {OPEN_FROM_TIME}"
 
+# The sum hides seq from the planner: no index but that on tx fits, whatever is known of a day. By another one,
+# a kept plan of late transactions would read all rows of a day (51 ms for 400,000 in place of 0.5).
 _RANGE: Final[LiteralString] = f"""
     {OPEN} AND tx >= %(first)s::xid8 AND tx < %(end)s::xid8
-    AND pg_visible_in_snapshot(tx, %(target)s::pg_snapshot) AND seq > %(last_seq)s"""
-_LATE: Final[LiteralString] = f"{OPEN} AND tx = ANY (%(late)s::xid8[]) AND seq > %(last_seq)s"
+    AND pg_visible_in_snapshot(tx, %(target)s::pg_snapshot) AND seq + 0 > %(last_seq)s"""
+_LATE: Final[LiteralString] = f"{OPEN} AND tx = ANY (%(late)s::xid8[]) AND seq + 0 > %(last_seq)s"
 
 # Where a big tick begins and ends in `seq`: one row for the range and one for each late transaction.
 # Index-only, so it stays cheap beside what publishing such a tick takes (0.6 s for 5.6 million rows).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from outbox_pipelines.event import Event
 from outbox_pipelines.position import Position, Snapshot
+from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.source import SnapshotSource
 from tests.conftest import Outbox
@@ -241,3 +243,33 @@ def test_a_tick_that_was_opened_keeps_its_target(connection: psycopg.Connection[
     first, second = _batches(source)
     assert (first.target, first.starts_tick, first.is_whole) == (opened, False, False)
     assert (second.done, second.is_whole) == (opened, True)
+
+
+@pytest.mark.parametrize("kind", ["small_tick", "small_tick_with_late"])
+def test_a_kept_plan_reads_by_transactions(outbox: Outbox, kind: str) -> None:
+    """Guards against a plan that reads all rows of a day for each poll: a stall that grows with the day."""
+    outbox.fill(20_000)
+    with outbox.connect() as connection:
+        connection.execute("ANALYZE outbox")
+        connection.execute(queries.TUNE.encode())
+        connection.execute(queries.PLAN_ONCE.encode())
+        ((first,),) = connection.execute(queries.OPEN_FROM.encode()).fetchall()
+        now = SnapshotSource(
+            connection, Position(Snapshot(3, 3, ())), batch_events=10, batch_bytes=1 << 20
+        ).now()
+        connection.execute(queries.PLAN_ONCE.encode())
+        given = {
+            **{"shard": 0, "shards": 1, "limit": 500, "most": 8_000_000, "last_seq": 0, "target": str(now)},
+            **{"first": str(now.xmax - 1), "end": str(now.xmax), "late": "{5}", "open_from": first},
+        }
+        query = getattr(queries.EVENTS, kind).replace("%(open_from)s", f"'{first}'")
+        names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", query)))
+        for number, name in enumerate(names, 1):
+            query = query.replace(f"%({name})s", f"${number}")
+        connection.execute(f"PREPARE tick AS {query.replace('%%', '%')}".encode())
+        values = ", ".join(f"'{given[name]}'" for name in names)
+        plan = [line for (line,) in connection.execute(f"EXPLAIN EXECUTE tick ({values})".encode())]
+    scans = [line for line in plan if re.search(r"Scan (using|on) outbox_", line) and "Heap" not in line]
+    assert len(scans) > 10
+    assert [line for line in scans if "_tx_seq_idx" not in line] == []
+    assert "Parallel" not in "".join(plan)
