@@ -75,8 +75,8 @@ OPEN_FROM: Final = "SELECT outbox_open_from()::text"
 OPEN_FROM_TIME: Final[LiteralString] = "(%(open_from)s::date::timestamp AT TIME ZONE 'UTC')"
 OPEN: Final[LiteralString] = f"created_at >= {OPEN_FROM_TIME}"
 
-# The sum hides seq from the planner: no index but that on tx fits, whatever is known of a day. By another one,
-# a kept plan of late transactions would read all rows of a day (51 ms for 400,000 in place of 0.5).
+# The sum hides seq from the planner: no index but that on tx fits, whatever is known of a day. By another
+# one, a kept plan of late transactions would read all rows of a day (51 ms for 400,000 in place of 0.5).
 _RANGE: Final[LiteralString] = f"""
     {OPEN} AND tx >= %(first)s::xid8 AND tx < %(end)s::xid8
     AND pg_visible_in_snapshot(tx, %(target)s::pg_snapshot) AND seq + 0 > %(last_seq)s"""
