@@ -20,7 +20,7 @@ from outbox_pipelines.debezium import registration
 from outbox_pipelines.debezium.config import connector
 from outbox_pipelines.debezium.connect import Connect, MissingError
 from outbox_pipelines.debezium.names import connector_name
-from outbox_pipelines.errors import NotReadyError, OperatorError, SetupError
+from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.relay.cdc import queries
 from outbox_pipelines.relay.cdc.setup import lock, set_up, slot_name
 from outbox_pipelines.schema import require_schema
@@ -61,9 +61,11 @@ def to_connector(settings: Settings, place: Mapping[str, Any], *, seconds: float
             try:
                 _await_unread(connection, "the relay that has left it", seconds=seconds)
                 registration.register(settings, config, replace=True, dry_run=False, seconds=seconds, say=say)
-            except OperatorError:
-                connection.execute(queries.END_CONNECTOR)
-                say("the relay continues")
+            except BaseException:
+                # A connector that published before this call still does.
+                if state != "publishes":
+                    connection.execute(queries.END_CONNECTOR)
+                    say("the relay continues")
                 raise
     say(f"the connector {name} publishes from where the relay has stopped")
 

@@ -10,12 +10,17 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 
+from outbox_pipelines.debezium import registration
+from outbox_pipelines.debezium.connect import Connect
+from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.event import Event
 from outbox_pipelines.position import Snapshot
 from outbox_pipelines.relay.cdc import pgoutput, queries
+from outbox_pipelines.relay.cdc.connector import to_connector
 from outbox_pipelines.relay.cdc.followed import FollowedSource
 from outbox_pipelines.relay.cdc.status import read
 from outbox_pipelines.relay.kafka.encoding import Encoder
+from outbox_pipelines.secret import Secret
 from outbox_pipelines.settings import Settings
 from tests import forks
 from tests.conftest import Outbox, clean_environment, wait_until
@@ -281,6 +286,30 @@ def test_what_is_missing_is_said_before_anything_changes(outbox: Outbox) -> None
     assert done.returncode == 2
     assert "does not answer" in done.stderr
     assert read(settings).slot is None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), NotReadyError("it does not run")])
+def test_a_registration_that_fails_lets_the_relay_continue(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Guards against a change after which nothing is published."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    settings = quick(outbox, connect=Secret("http://127.0.0.1:1"))
+    create_topic(outbox)
+    monkeypatch.setattr(Connect, "validate", lambda self, config: {})
+    monkeypatch.setattr(registration, "register", fail)
+    with running(settings):
+        make(outbox)
+        wait_until(lambda: is_read(settings), what="a relay reads the slot")
+        with pytest.raises(type(error)):
+            to_connector(settings, {"password": ""}, seconds=20, say=lambda line: None)
+        write(outbox, ("a", {"n": 0}))
+        wait_until(lambda: _state(outbox) is None, what="the relay continues")
+        wait_until_relayed(outbox)
+    assert numbers_by_key(outbox.messages()) == {"a": [0]}
 
 
 def _transaction(admin: Admin, event: object) -> int:
