@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import socket
 import subprocess
 import uuid
@@ -149,9 +150,11 @@ def test_the_schema_has_drifted(outbox: Outbox) -> None:
 
 
 def test_a_missing_topic(outbox: Outbox, strict: Kafka) -> None:
-    """Guards against a topic that is missing and stops all others, or costs its events their attempts."""
+    """Guards against a topic that is missing and stops all others, costs its events attempts, or burns a core."""
     outbox.write(1)
+    clock, cpu = time.monotonic(), time.thread_time()
     done = outbox.outbox("relay", "--until-empty", OUTBOX_KAFKA=strict.bootstrap, OUTBOX_MAX_ATTEMPTS="1")
+    assert time.thread_time() - cpu < (time.monotonic() - clock) / 4
     assert done.returncode == 1
     assert "1 events could not be published" in done.stderr
     assert f"1 × topic {outbox.topic()} does not exist" in outbox.outbox("status").stdout

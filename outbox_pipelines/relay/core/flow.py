@@ -108,7 +108,9 @@ class Flow:
             batch = self._next(room)
         except LookupError:
             idle = self._reading and room and not self._publisher.pending
-            wait = 0.0 if idle else self._report_poll if self._reading and room else 0.05
+            # At the end, the database and parked events are waited for, and Kafka has nothing to report.
+            is_short = room and (self._reading or not self._publisher.pending)
+            wait = 0.0 if idle else self._report_poll if is_short else 0.05
             self._publisher.poll(wait, linger=not room)
         else:
             if batch is None:

@@ -198,7 +198,8 @@ class IdempotentProducer:
     def serve(self, seconds: float, *, linger: bool) -> None:
         """Fetch reports. A producer that has failed for good raises then, yet goes on reporting."""
         try:
-            if linger:
+            # With nothing in flight, a flush returns at once: who waits in a loop would burn a core.
+            if linger or not len(self._producer):
                 self._producer.poll(seconds)
             else:
                 client.flush(self._producer, seconds)
