@@ -15,11 +15,13 @@ MODEL_SECONDS ?= 300
 WORKERS ?= 5
 TESTS ?=
 CELLS ?=
+# What starts whole installations, browsers and servers of its own, or explores all states of a model.
+SYSTEM := $(addprefix tests/,browser demo deploy fleet history local model)
 
 # A suite starts a thousand processes: none should compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo ui fleet test test-fast coverage matrix interop model soak thorough lint docs bench release clean
+.PHONY: demo ui fleet test test-system test-fast coverage matrix interop model soak thorough lint docs bench release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/ready
@@ -32,7 +34,11 @@ fleet: $(VENV)/ready
 	@$(BIN)/python -m examples.airline fleet $(if $(PORT),--port $(PORT))
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 $(or $(TESTS),$(addprefix --ignore=,$(SYSTEM)))
+
+# The other part of the suite: the demo, Dagster's pages in a browser, histories of faults, models.
+test-system: $(VENV)/ready
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 $(SYSTEM)
 
 # The tests that start no server, in less than a minute.
 test-fast: $(VENV)/ready

@@ -72,7 +72,10 @@ def test_nothing_goes_one_at_a_time_after_a_clean_end(place: Place) -> None:
     assert place.value("SELECT count(DISTINCT xmin::text) FROM effects") < 1200 / 2
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "dsn"])
+@pytest.mark.parametrize(
+    "driver",
+    ["psycopg", *(pytest.param(name, marks=pytest.mark.thorough(only=True)) for name in ("psycopg2", "dsn"))],
+)
 def test_a_batch_of_each_partition_goes_one_at_a_time_after_a_crash(place: Place, driver: str) -> None:
     """Guards against an event that ends the process in a batch of others, and is never found."""
     place.load(800, keys=40)

@@ -49,7 +49,7 @@ def _parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("scope", nargs="*", help="names of scopes (default: all)")
     parser.add_argument("--list", action="store_true", help="list the scopes")
     parser.add_argument("--breaks", action="store_true", help="look for each defect on purpose instead")
-    parser.add_argument("--small", action="store_true", help="only the scopes of make test")
+    parser.add_argument("--small", action="store_true", help="only the scopes of make test-system")
     parser.add_argument("--states", type=int, help="stop a scope after about so many states")
     parser.add_argument("--seconds", type=float, help="stop a scope after about so many seconds")
     parser.add_argument("--seeds", type=int, help="so many random histories")

@@ -1,6 +1,6 @@
 """A scope: a world, its size, and what has to be seen in it.
 
-A small scope is explored by `make test`, a large one by `make model`. A scope with `seeds` is too
+A small scope is explored by `make test-system`, a large one by `make model`. A scope with `seeds` is too
 large for that: it gets so many random histories.
 """
 
@@ -24,7 +24,7 @@ class Scope:
     must: Collection[str] = ()
     """Names of actions, and labels, that have to be seen."""
     is_small: bool = True
-    """Whether `make test` explores it too."""
+    """Whether `make test-system` explores it too."""
     states: int | None = None
     """At most about so many are explored; None: all."""
     liveness: bool = True

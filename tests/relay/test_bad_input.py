@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import time
 import socket
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,7 +150,7 @@ def test_the_schema_has_drifted(outbox: Outbox) -> None:
 
 
 def test_a_missing_topic(outbox: Outbox, strict: Kafka) -> None:
-    """Guards against a topic that is missing and stops all others, costs its events attempts, or burns a core."""
+    """Guards against a topic that is missing and stops all others, costs attempts, or burns a core."""
     outbox.write(1)
     clock, cpu = time.monotonic(), time.thread_time()
     done = outbox.outbox("relay", "--until-empty", OUTBOX_KAFKA=strict.bootstrap, OUTBOX_MAX_ATTEMPTS="1")

@@ -46,7 +46,7 @@ class Break:
     invariant: str
     changes: tuple[Change, ...]
     is_cheap: bool = True
-    """Whether `make test` looks for it too."""
+    """Whether `make test-system` looks for it too."""
 
 
 @contextmanager

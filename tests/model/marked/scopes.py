@@ -1,4 +1,4 @@
-"""The scopes of a marked table's relay: small for `make test`, large and random for `make model`."""
+"""The scopes of a marked table's relay: small for `make test-system`, large and random for `make model`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scopes of the relay: small ones for `make test`, large and random ones for `make model`."""
+"""The scopes of the relay: small ones for `make test-system`, large and random ones for `make model`."""
 
 from __future__ import annotations
 

@@ -79,7 +79,9 @@ def test_there_and_back_while_events_are_written(outbox: Outbox, delivery: str) 
     assert found == {key: list(range(count)) for key, count in counts.items()}
 
 
-@pytest.mark.parametrize("delivery", MODES)
+@pytest.mark.parametrize(
+    "delivery", ["at_least_once", pytest.param("exactly_once", marks=pytest.mark.thorough(only=True))]
+)
 def test_a_slot_that_ends_is_replaced_by_snapshots(
     outbox: Outbox, delivery: str, caplog: pytest.LogCaptureFixture
 ) -> None:
