@@ -75,17 +75,19 @@ class Stream:
         has_looked = False
         while True:
             size, data = self._get(1)
-            if size == 0:
-                if has_looked or not self._has_input():
-                    return None
-                self._consume()
-                has_looked = True
+            if size > 0:
+                # The hot loop. Two copies take half the time of a slice of the view, and of its copy.
+                message: bytes = data.tobytes()
+                if message[0] == _DATA:
+                    return message[_DATA_HEADER:]
+                self._keep_alive(message)
             elif size < 0:
                 raise SlotLostError(self._reason())
-            elif data[0] == _DATA:
-                return bytes(data[_DATA_HEADER:])
+            elif has_looked or not self._has_input():
+                return None
             else:
-                self._keep_alive(bytes(data))
+                self._consume()
+                has_looked = True
 
     def wait(self, seconds: float) -> None:
         """Wait until something can be received, at most so long."""
