@@ -87,6 +87,8 @@ class Flow:
         self._innocent_at = math.inf
         self._stop_by = math.inf
         self._away_since: float | None = None
+        self._opening: Order | None = None
+        """Opens the tick; None when it is open."""
 
     def step(self) -> bool:
         """Publish a batch, or wait for acknowledgments; return False at the end.
@@ -185,9 +187,16 @@ class Flow:
     # --- what transactions ask of the database ------------------------------------------------------------
 
     def open_tick(self, position: Position | None, tick_id: str) -> None:
-        """Settle everything complete and open a tick (None: at the current position); return after the
-        commit."""
-        self._order(Order(position, tick_id))
+        """Have everything complete settled and a tick opened (None: at the current position)."""
+        self._hand_on()
+        self._opening = Order(position, tick_id)
+        self._ledger.order(self._opening)
+
+    def await_tick(self) -> None:
+        """Return when the tick is open in the database."""
+        if self._opening is not None:
+            self._ledger.wait_for(self._opening)
+            self._opening = None
 
     def park(self, deliveries: list[Delivery]) -> None:
         """Park the events that these deliveries hold back; return after the commit."""

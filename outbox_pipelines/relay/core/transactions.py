@@ -1,7 +1,7 @@
 """exactly_once: batches become visible by transactions, each with a record of how far it is.
 
 Invariants:
-- A tick is opened in the database, with its id, before anything of it is in a transaction; Kafka's record
+- A tick is open in the database, with its id, before a transaction with events of it commits; Kafka's record
   is believed only if the row has the same tick id.
 - Released events are removed before the next tick is opened, or the next transaction with a record is
   committed: from then on the record that names them is not believed, or not the last.
@@ -57,8 +57,10 @@ class Ledger(Protocol):
     """What the database must hold before Kafka may go on."""
 
     def open_tick(self, position: Position | None, tick_id: str) -> None:
-        """Settle everything complete and open a tick (None: at the current position); return after the
-        commit."""
+        """Have everything complete settled and a tick opened (None: at the current position)."""
+
+    def await_tick(self) -> None:
+        """Return when the tick is open in the database."""
 
     def park(self, deliveries: list[Delivery]) -> None:
         """Park the events that these deliveries hold back; return after the commit."""
@@ -216,6 +218,8 @@ class TransactionalPublisher(Publisher):
         """
         assert self.ledger is not None
         assert self._tick is not None
+        # Opened while events of it were sent: a transaction that does not commit has no effect.
+        self.ledger.await_tick()
         content = list(self._deliveries)
         parked = [d for d in content if isinstance(d.batch, Batch) and not d.is_in_table]
         if parked:

@@ -121,6 +121,11 @@ def opens_nothing(patch: Patch) -> None:
     patch(Flow, "open_tick", lambda self, position, tick_id: None)
 
 
+@_break("a transaction is committed before its tick is open", **_ONCE)
+def does_not_await(patch: Patch) -> None:
+    patch(Flow, "await_tick", lambda self: None)
+
+
 @_break("all ticks have the same id", "a", "b", **_ONCE)
 def one_id(patch: Patch) -> None:
     patch(Relays, "new_id", lambda self: "1")

@@ -326,6 +326,7 @@ class Process:
             self.producer.number,
             self.producer.has_failed,
             tuple(_complete(batch) for batch in self.ledger._completed),
+            tuple(_order(order) for order in self.ledger._orders),
             (position_key(settler._position), settler._beat_at + HEARTBEAT <= self.clock()),
             tuple(
                 (tuple(name), entry.in_flight, _due(entry.due, self.clock()), entry.busy)
@@ -345,6 +346,10 @@ class Process:
             self.settler.barrier_pause.is_reached,
             self.retries.key(),
         )
+
+
+def _order(order: Order) -> Key:
+    return order.position and position_key(order.position), order.tick_id
 
 
 def _due(due: float | None, now: float) -> Key:
