@@ -146,7 +146,9 @@ SELECT jsonb_build_object(
     'invalidation_reason', to_jsonb(r) -> 'invalidation_reason',
     'published', s.slot IS NULL OR EXISTS (
         SELECT FROM pg_publication p JOIN pg_publication_tables t ON t.pubname = p.pubname
+        LEFT JOIN pg_publication_rel l ON l.prpubid = p.oid AND l.prrelid = 'outbox'::regclass
         WHERE p.pubname = s.slot AND p.pubinsert AND p.pubviaroot
+          AND to_jsonb(l) ->> 'prattrs' IS NULL AND to_jsonb(l) ->> 'prqual' IS NULL
           AND (t.schemaname, t.tablename) = (SELECT relnamespace::regnamespace::text, relname::text
                                              FROM pg_class WHERE oid = 'outbox'::regclass)),
     'unlimited', current_setting('max_slot_wal_keep_size') = '-1',

@@ -58,6 +58,17 @@ class Delivered:
             self._xmax = xmax
 
     @property
+    def end(self) -> int:
+        """The id behind all that were delivered or extended to."""
+        return self._xmax
+
+    @property
+    def awaited(self) -> set[int]:
+        """Ids of which the outbox had rows when it was asked last, and which the slot has not delivered."""
+        at = bisect_right(self._gaps, (self._asked_up_to,))
+        return {tx for first, end in self._gaps[:at] for tx in range(first, end) if tx not in self._running}
+
+    @property
     def unknown(self) -> int:
         """How many ids were never asked about."""
         at = bisect_right(self._gaps, (self._asked_up_to,))

@@ -21,14 +21,25 @@ FROM unnest(%(transactions)s::xid8[]) AS tx"""
 # what is not flushed is not delivered.
 END_OF_LOG: Final = "SELECT (pg_logical_emit_message(true, 'outbox', '') - '0/0')::bigint"
 
+# What the slot must deliver next, as far as it is committed; a few are enough to notice that it does not.
+NOT_DELIVERED: Final[LiteralString] = f"""
+SELECT DISTINCT tx::text::bigint FROM (
+    SELECT tx FROM outbox WHERE {OPEN} AND tx >= %(first)s::xid8 ORDER BY tx LIMIT 1000) t"""
+
+# Not flushed for it, unlike END_OF_LOG: a database without events writes nothing.
+INSERTED_TO: Final = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint"
+
 SLOT_ERROR: Final = """
 UPDATE outbox_shards SET slot_error = %(error)s
 WHERE shard = %(shard)s AND epoch = %(epoch)s AND slot IS NOT NULL"""
 
-# A frozen relay that has lost the shard keeps its connection until the server notices.
+# A frozen relay that has lost the shard keeps its connection until the server notices. Until the row says
+# that the slot is made, its reader is the session that makes it.
 END_READER: Final = """
-SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots
-WHERE slot_name = %(slot)s AND database = current_database() AND active_pid IS NOT NULL"""
+SELECT pg_terminate_backend(r.active_pid)
+FROM pg_replication_slots r JOIN outbox_shards s ON s.slot = r.slot_name
+WHERE r.slot_name = %(slot)s AND r.database = current_database() AND r.active_pid IS NOT NULL
+  AND s.slot_snapshot IS NOT NULL AND NOT s.slot_ends"""
 
 # --- setup ----------------------------------------------------------------------------------------------
 
@@ -41,7 +52,8 @@ SELECT current_setting('wal_level'), current_setting('server_version_num')::int,
         WHERE slot_name IS DISTINCT FROM (SELECT max(slot) FROM outbox_shards))"""
 LOCK_SETUP: Final = "SELECT pg_try_advisory_lock(hashtext(%(lock)s), 0)"
 UNLOCK_SETUP: Final = "SELECT pg_advisory_unlock(hashtext(%(lock)s), 0)"
-NAMED: Final = "SELECT slot, slot_snapshot::text, slot_ends FROM outbox_shards ORDER BY shard LIMIT 1"
+NAMED: Final = """
+SELECT slot, slot_snapshot::text, slot_ends, slot_error FROM outbox_shards ORDER BY shard LIMIT 1"""
 BEGIN_SLOT: Final = """
 UPDATE outbox_shards SET slot = %(slot)s, slot_snapshot = NULL, slot_ends = false, slot_error = NULL
 WHERE shards = 1 AND wanted IS NULL"""
@@ -68,10 +80,13 @@ DROP_SLOT: Final = """
 SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
 WHERE slot_name = %(slot)s AND database = current_database()"""
 
-# NULL: there is none. All columns are published if the publication names none.
+# NULL: there is none. All columns and rows are published if the publication names none; only PostgreSQL 15
+# and later can name some.
 PUBLICATION: Final = """
-SELECT p.pubinsert, p.pubviaroot, t.tablename IS NOT NULL
+SELECT p.pubinsert, p.pubviaroot,
+       t.tablename IS NOT NULL AND to_jsonb(r) ->> 'prattrs' IS NULL AND to_jsonb(r) ->> 'prqual' IS NULL
 FROM pg_publication p
+LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = 'outbox'::regclass
 LEFT JOIN pg_publication_tables t ON t.pubname = p.pubname
     AND (t.schemaname, t.tablename) = (SELECT relnamespace::regnamespace::text, relname::text
                                        FROM pg_class WHERE oid = 'outbox'::regclass)

@@ -65,10 +65,15 @@ def set_up(settings: Settings, *, seconds: float, say: Say) -> str | None:
     with closing(connect(settings, name="outbox cdc setup")) as connection, lock(connection, settings):
         slot = slot_name(settings, connection.info.dbname)
         _check(connection)
-        _publish(connection, slot, say)
-        named, begins, ends = _one(connection, queries.NAMED)
-        if named is not None and begins is not None and not ends and _is_usable(connection, named):
+        is_new = _publish(connection, slot, say)
+        named, begins, ends, error = _one(connection, queries.NAMED)
+        connector, _ = _one(connection, queries.CONNECTOR)
+        # A slot is decoded with the publications of its time: one older than its publication is replaced.
+        is_wrong = connector is None and (is_new or error is not None)
+        is_made = named is not None and begins is not None and not ends
+        if is_made and not is_wrong and _is_usable(connection, named):
             return None
+        connection.execute(queries.END_SLOT)
         for left in {named, slot} - {None}:
             _drop(connection, left, say, seconds=seconds)
         if not connection.execute(queries.BEGIN_SLOT, {"slot": slot}).rowcount:
@@ -86,6 +91,12 @@ def set_up(settings: Settings, *, seconds: float, say: Say) -> str | None:
         return slot
 
 
+def require_slots(settings: Settings) -> None:
+    """Raise SetupError if `set_up` could not make a slot now, without changing anything."""
+    with closing(connect(settings, name="outbox cdc setup")) as connection:
+        _check(connection)
+
+
 def remove(settings: Settings, *, seconds: float, say: Say, publication: bool = False) -> bool:
     """Let relays read between snapshots again, and drop the slot; return False if there is none.
 
@@ -99,7 +110,7 @@ def remove(settings: Settings, *, seconds: float, say: Say, publication: bool = 
     require_schema(settings)
     with closing(connect(settings, name="outbox cdc drop")) as connection, lock(connection, settings):
         slot = slot_name(settings, connection.info.dbname)
-        named, _, _ = _one(connection, queries.NAMED)
+        named, _, _, _ = _one(connection, queries.NAMED)
         name, state = _one(connection, queries.CONNECTOR)
         if state in ("publishes", "ends"):
             raise SetupError(
@@ -153,7 +164,8 @@ def _check(connection: Connection) -> None:
         )
 
 
-def _publish(connection: Connection, slot: str, say: Say) -> None:
+def _publish(connection: Connection, slot: str, say: Say) -> bool:
+    """Make the publication if it is missing; return whether it was."""
     row = connection.execute(queries.PUBLICATION, {"slot": slot}).fetchone()
     name = sql.Identifier(slot)
     if row is None:
@@ -163,11 +175,14 @@ def _publish(connection: Connection, slot: str, say: Say) -> None:
             ).format(name)
         )
         say(f"publication {slot}: made")
-    elif row != (True, True, True):
+        return True
+    if row != (True, True, True):
         raise SetupError(
             f"the publication {slot} does not publish the outbox as it must (inserts, by its root table): "
-            f"run DROP PUBLICATION {name.as_string(connection)} if it is not needed elsewhere"
+            f"run DROP PUBLICATION {name.as_string(connection)} if it is not needed elsewhere, then run the "
+            "command again"
         )
+    return False
 
 
 def _is_usable(connection: Connection, slot: str) -> bool:

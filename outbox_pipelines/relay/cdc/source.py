@@ -6,6 +6,7 @@ Invariants:
 - A position is the same as with snapshots (`Delivered`). So a restart skips what is published, whatever the
   slot delivers again, and another source can continue from it.
 - The server may forget only what is settled: `confirm`.
+- What the slot skips is noticed (`Skipped`), and ends the source.
 - A row that is large is dropped and read from the table, as a reader of snapshots would. So is every row
   after a crash, once `guard` has recorded it.
 """
@@ -22,11 +23,13 @@ from typing import Any, Final
 
 import psycopg
 
+from outbox_pipelines.errors import SetupError
 from outbox_pipelines.event import Event, weigh
 from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay.cdc import pgoutput, queries
 from outbox_pipelines.relay.cdc.delivered import Delivered
-from outbox_pipelines.relay.cdc.stream import Stream
+from outbox_pipelines.relay.cdc.skipped import Skipped, require_publication
+from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
 from outbox_pipelines.relay.contents import Contents, Guard, any_listed
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.queries import EVENTS, EVENTS_WITH_TIME, SNAPSHOT, TUNE
@@ -82,6 +85,7 @@ class CdcSource:
         self._decoder = pgoutput.Decoder(with_time=with_time)
         self._guard = guard
         self._delivered = Delivered(done)
+        self._skipped = Skipped(connection, self._delivered, self._ask)
         self.position = Position(done)
         """What has been read."""
         self._whole: list[Event] = []
@@ -115,7 +119,7 @@ class CdcSource:
         """Return the next batch; None if nothing more is delivered now.
 
         Raises:
-            SlotLostError: the slot's connection has ended.
+            SlotLostError: the slot's connection has ended, or it does not deliver all events.
         """
         self.confirm()
         step = self._guard.step()
@@ -135,8 +139,8 @@ class CdcSource:
 
     @property
     def has_caught_up(self) -> bool:
-        """Whether everything was read that was committed when this source was made."""
-        return max(self._end, self._stream.position) >= self._catch_up_to and not (self._part or self._large)
+        """Whether everything was read that was committed when this source was made, and nothing skipped."""
+        return self._has_received and self._skipped.is_checked
 
     @property
     def is_at_rest(self) -> bool:
@@ -145,9 +149,8 @@ class CdcSource:
 
     def leave(self) -> int:
         """Confirm everything, which must be settled and at rest; return the position in the log."""
-        position = max(self._end, self._stream.position)
-        self._stream.confirm(position, at_once=True)
-        return position
+        self._stream.confirm(self._received, at_once=True)
+        return self._received
 
     def wait(self, end: threading.Event) -> None:
         """Wait until there may be something to read, or the reader may have to end."""
@@ -165,7 +168,7 @@ class CdcSource:
             position = self._unsettled.popleft()[1]
         if not (self._unsettled or self._ready or self._whole or self._part or self._large):
             # Nothing of the outbox is left before it. So a database without events keeps no log, either.
-            position = max(position, self._end, self._stream.position)
+            position = max(position, self._received)
         self._stream.confirm(position)
 
     def close(self) -> None:
@@ -174,6 +177,15 @@ class CdcSource:
 
     # ------------------------------------------------------------------------------------------------------
 
+    @property
+    def _received(self) -> int:
+        """The position in the log up to which everything was received."""
+        return max(self._end, self._stream.position)
+
+    @property
+    def _has_received(self) -> bool:
+        return self._received >= self._catch_up_to and not (self._part or self._large)
+
     def _take(self, message: bytes) -> None:
         kind = message[0]
         if kind == pgoutput.COMMIT:
@@ -181,7 +193,12 @@ class CdcSource:
         elif kind == pgoutput.BEGIN:
             self._tx, self._is_published = None, False
         elif kind == pgoutput.RELATION:
-            self._decoder.relation(message)
+            try:
+                self._decoder.relation(message)
+                # Sent again after each change of the publication, before the next row.
+                require_publication(self._connection, self._stream.slot)
+            except SetupError as error:
+                raise SlotLostError(str(error)) from None
         else:
             pgoutput.refuse_unknown(kind)
 
@@ -223,6 +240,8 @@ class CdcSource:
             self._end_tick()
         elif self._guard.step() is not None and self.has_caught_up:
             self._show_end()
+        if self._has_received:
+            self._skipped.look(self._received, self._contents.first_open_day())
 
     def _end_tick(self) -> None:
         """Make a tick of the whole transactions."""

@@ -51,6 +51,7 @@ class Stream:
         Raises:
             psycopg.Error: the slot cannot be read: it is missing, lost, or another session reads it.
         """
+        self.slot = slot
         self._connection = connection
         self._pgconn = connection.pgconn
         start = sql.SQL(

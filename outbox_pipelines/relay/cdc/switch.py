@@ -22,6 +22,7 @@ from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay.cdc import queries
 from outbox_pipelines.relay.cdc.behind import position_behind
 from outbox_pipelines.relay.cdc.followed import FollowedSource
+from outbox_pipelines.relay.cdc.skipped import require_publication
 from outbox_pipelines.relay.cdc.source import CdcSource
 from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
 from outbox_pipelines.relay.core.errors import ShardLostError
@@ -97,6 +98,11 @@ class Sources:
         except (psycopg.Error, SetupError, ShardLostError) as error:
             self._failed(slot, first_line(error), change)
             return source
+        # A slot that is read stays: whether it is still the one that was looked at can be known only now.
+        change.look()
+        if (change.slot, change.slot_begins) != (slot, begins):
+            stream.close()
+            return source
         self._slot = slot
         self._stream = stream
         self._record(None, change)
@@ -169,6 +175,7 @@ class Sources:
         return source
 
     def _open(self, slot: str) -> Stream:
+        require_publication(self._connection, slot)
         deadline = time.monotonic() + _IN_USE_SECONDS
         while True:
             connection = self._shard.connect("slot", replication=True)

@@ -172,3 +172,52 @@ def test_the_number_of_shards_stays_one(outbox: Outbox) -> None:
     changed = outbox.outbox("shards", "set", "2")
     assert changed.returncode == 2
     assert "outbox cutover --to polling" in changed.stderr
+
+
+BY_HAND = [
+    "DROP PUBLICATION {}",
+    "ALTER PUBLICATION {} DROP TABLE outbox",
+    "ALTER PUBLICATION {} SET (publish = 'delete')",
+    "ALTER PUBLICATION {} SET TABLE outbox WHERE (aggregate_id <> 'b')",
+    "ALTER PUBLICATION {} SET TABLE outbox (id, seq, tx, aggregate_id)",
+]
+
+
+@pytest.mark.parametrize("statement", BY_HAND)
+def test_a_publication_that_is_changed_by_hand(
+    outbox: Outbox, statement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against events that wait without an end, and a relay that ends, because the slot skips them."""
+    monkeypatch.setattr("outbox_pipelines.relay.cdc.skipped._LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("outbox_pipelines.relay.cdc.switch._AGAIN_SECONDS", 0.2)
+    settings = quick(outbox)
+    slot = make(outbox)
+    with running(settings), outbox.connect() as admin:
+        wait_until(lambda: is_read(settings), what="a relay reads the slot")
+        write(outbox, ("a", {"n": 0}), ("b", {"n": 0}))
+        wait_until(lambda: numbers(outbox, "b") == [0], what="an event by the slot")
+        admin.execute(statement.format(slot).encode())
+        write(outbox, ("a", {"n": 1}), ("b", {"n": 1}))
+        wait_until(lambda: numbers(outbox, "a") == numbers(outbox, "b") == [0, 1], what="the skipped events")
+        wait_until(lambda: "publication" in str(read(settings).error), what="the reason in the shard's row")
+        # What a person does then, as the commands say.
+        admin.execute(f"DROP PUBLICATION IF EXISTS {slot}".encode())
+        cutover.run(settings, "cdc", seconds=30, say=lambda line: None)
+        wait_until(lambda: is_read(settings), seconds=30, what="the relay reads the slot again")
+        write(outbox, ("a", {"n": 2}), ("b", {"n": 2}))
+        wait_until(lambda: numbers(outbox, "b") == [0, 1, 2], what="an event by the slot")
+        assert read(settings).problems == []
+
+
+def test_a_slot_that_another_program_moves(outbox: Outbox) -> None:
+    """Guards against a run until empty that succeeds and leaves events."""
+    slot = make(outbox)
+    for number in range(2):
+        write(outbox, ("a", {"n": number}))
+        if number:
+            with outbox.connect() as admin:
+                admin.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [slot])
+        write(outbox, ("b", {"n": number}))
+        relayed = outbox.outbox("relay", "--until-empty")
+        assert relayed.returncode == 0, relayed.stderr
+        assert numbers(outbox, "a") == numbers(outbox, "b") == list(range(number + 1))
