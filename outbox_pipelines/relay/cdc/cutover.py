@@ -10,7 +10,7 @@ from typing import Any, Final
 from outbox_pipelines.database import connect
 from outbox_pipelines.relay.cdc import queries
 from outbox_pipelines.relay.cdc.connector import from_connector, to_connector
-from outbox_pipelines.relay.cdc.setup import remove, set_up
+from outbox_pipelines.relay.cdc.setup import remove, require_slots, set_up
 from outbox_pipelines.relay.cdc.status import read
 from outbox_pipelines.settings import Settings
 
@@ -18,7 +18,11 @@ _POLL: Final = 0.1
 
 
 def plan(settings: Settings, target: str) -> list[str]:
-    """Return what `run` would do."""
+    """Return what `run` would do.
+
+    Raises:
+        SetupError: something is missing.
+    """
     found = read(settings)
     if found.source == target:
         return [f"nothing to do: events are published by {target} already"]
@@ -35,6 +39,7 @@ def plan(settings: Settings, target: str) -> list[str]:
             f"the slot {found.slot} is dropped",
         ]
     if target != "polling" and found.source == "polling":
+        require_slots(settings)
         steps += [
             "the publication is made if it is missing",
             "a slot is made, when all transactions that run now have ended; relays publish as before",

@@ -112,9 +112,10 @@ def test_several_shards_are_refused(outbox: Outbox) -> None:
     """Guards against shards of which only one is read."""
     with outbox.connect() as connection:
         connection.execute("SELECT outbox_change_shards(2, false, NULL)")
-    refused = outbox.outbox("cdc", "setup")
-    assert refused.returncode == 2
-    assert "run `outbox shards set 1` first" in refused.stderr
+    for command in (["cdc", "setup"], ["cutover", "--to", "cdc", "--dry-run"]):
+        refused = outbox.outbox(*command)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "run `outbox shards set 1` first" in refused.stderr
 
 
 def test_another_slot_or_publication_of_that_name(outbox: Outbox, stack: Stack) -> None:
