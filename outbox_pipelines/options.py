@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from datetime import date
+from typing import Any
 
 import click
 
@@ -22,3 +24,16 @@ class _Day(click.ParamType):  # type: ignore[type-arg]
 
 
 DAY = _Day()
+
+
+class _Seconds(click.FloatRange):
+    """A duration: more than nothing, and not endless."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return seconds
+
+
+SECONDS = _Seconds(0, min_open=True)

@@ -12,6 +12,7 @@ import click
 
 from outbox_pipelines.debezium.names import REFERENCE, reference
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.options import SECONDS
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.text import plain, to_json
 
@@ -32,7 +33,7 @@ def _reference(context: click.Context, parameter: click.Parameter, value: str) -
 
 _SECONDS = click.option(
     "--seconds",
-    type=click.FloatRange(0, min_open=True),
+    type=SECONDS,
     default=60.0,
     show_default=True,
     help="How long to wait for the connector, at most.",

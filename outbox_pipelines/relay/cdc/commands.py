@@ -11,6 +11,7 @@ import click
 
 from outbox_pipelines.debezium.commands import reach_options
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.options import SECONDS
 from outbox_pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _SECONDS = click.option(
     "--seconds",
-    type=click.FloatRange(0, min_open=True),
+    type=SECONDS,
     default=60.0,
     show_default=True,
     help="How long to wait for running transactions, or for the relay, at most.",

@@ -119,8 +119,8 @@ def remove(settings: Settings, *, seconds: float, say: Say, publication: bool = 
         connection.execute(queries.END_SLOT)
         dropped = [_drop(connection, left, say, seconds=seconds) for left in {named, slot} - {None}]
         connection.execute(queries.NO_SLOT)
-        if publication:
-            connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(slot)))
+        if publication and connection.execute(queries.PUBLICATION, {"slot": slot}).fetchone():
+            connection.execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(slot)))
             say(f"publication {slot}: dropped")
         return named is not None or any(dropped)
 
