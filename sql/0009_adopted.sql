@@ -1,4 +1,4 @@
--- The marked table that `outbox adopt` replaces by this outbox: at most one. Relays look here, so that the events of
+-- The table that `outbox adopt` replaces by this outbox: at most one. Relays look here, so that the events of
 -- an aggregate keep their order across the switch and back.
 CREATE TABLE outbox_adopted (
     -- The table's oid, which it keeps when it is renamed.
@@ -7,7 +7,7 @@ CREATE TABLE outbox_adopted (
     schema      name        NOT NULL,
     name        name        NOT NULL,
     kept_as     name        NOT NULL,
-    -- prepared:  the table is as before; the relay of the marked table publishes
+    -- prepared:  the table is as before; its relay, or the reader of the slot, publishes
     -- draining:  the view writes into the outbox; the table's remaining rows are published first
     -- adopted:   all of them are published; the relay of the outbox publishes
     -- returning: the table has its name again; what is left in the outbox is published first
@@ -17,6 +17,10 @@ CREATE TABLE outbox_adopted (
     -- The consequences that the operator accepted.
     accepted    text[]      NOT NULL DEFAULT '{}',
     switched_at timestamptz,
+    -- The slot whose reader, such as Debezium, publishes the table; null if a relay does.
+    slot        name,
+    -- Every transaction that wrote into the table has its commit in the log before this position.
+    switched_lsn pg_lsn,
     -- What was committed when the table got its name again.
     returned    pg_snapshot,
     -- The archive file of the table, and when it was last proven equal.

@@ -90,16 +90,27 @@ def switch_names(settings: Settings, accept: tuple[str, ...], seconds: float) ->
 
 
 @adopt.command("drain")
+@click.option(
+    "--rest",
+    type=click.Choice(["wait", "publish", "skip"]),
+    default="wait",
+    show_default=True,
+    help="For a table with a slot: what happens to events that the slot's reader, such as Debezium, has not "
+    "published. wait: it publishes them; publish: this command does, in its place; skip: they count as "
+    "published.",
+)
 @_SECONDS
 @click.pass_obj
-def drain_table(settings: Settings, seconds: float) -> None:
+def drain_table(settings: Settings, rest: str, seconds: float) -> None:
     """Publish the rows that were written before the switch; then relays of the append-only outbox continue.
 
-    Exits with 1 if rows are left after --seconds.
+    If the description has a slot, wait until what reads it has published them. Exits with 1 if rows are left
+    after --seconds.
     """
     from outbox_pipelines.adopt import steps
+    from outbox_pipelines.adopt.by_slot import Rest
 
-    published = steps.drain(settings, seconds=seconds, say=log.say)
+    published = steps.drain(settings, seconds=seconds, say=log.say, rest=Rest(rest))
     _echo([f"{published:,} rows published; {_NEXT['adopted']}"])
 
 

@@ -18,6 +18,7 @@ from psycopg import sql
 
 from outbox_pipelines.adopt import facts as catalog
 from outbox_pipelines.adopt import queries, renaming, steps
+from outbox_pipelines.adopt import slot as slots
 from outbox_pipelines.adopt import table as existing
 from outbox_pipelines.adopt.facts import Facts
 from outbox_pipelines.adopt.renaming import Say
@@ -56,7 +57,8 @@ def finish(settings: Settings, *, drop: bool, seconds: float, say: Say) -> list[
                     "OUTBOX_ARCHIVE=none archives nothing: add --drop to drop the table without an archive"
                 )
             return [_archived(connection, settings, found, state.file)]
-        _require_published(connection, kept, found, settings)
+        if state.slot is None:
+            _require_published(connection, kept, found, settings)
         view = catalog.find(connection, state.schema, state.name)
 
         def run(change: Change, then: str = "SELECT 1") -> None:
@@ -65,13 +67,16 @@ def finish(settings: Settings, *, drop: bool, seconds: float, say: Say) -> list[
         run(ddl.freeze())
         try:
             # Marks of between the look and the freeze.
-            _require_published(connection, kept, found, settings)
+            if state.slot is None:
+                _require_published(connection, kept, found, settings)
             done = []
             if settings.archive != NO_ARCHIVE:
                 done.append(_archived(connection, settings, found, state.file))
             if existing.has_keys(mapping):
                 # Again, because `drain` may have been killed before.
                 steps.copy_keys(connection, mapping, found)
+            if state.slot is not None:
+                done += slots.drop(connection, state, found, settings.db_schema)
             # Two transactions: to drop a table with many partitions takes longer than writers may wait.
             run(ddl.leave())
             try:

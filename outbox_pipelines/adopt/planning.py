@@ -13,6 +13,7 @@ import psycopg
 from psycopg import sql
 
 from outbox_pipelines.adopt import queries, rules
+from outbox_pipelines.adopt import slot as slots
 from outbox_pipelines.adopt import table as existing
 from outbox_pipelines.adopt.facts import Facts
 from outbox_pipelines.adopt.statements import Change, Ddl
@@ -61,7 +62,10 @@ def plan(settings: Settings) -> Plan:
         found, state = existing.find(connection, mapping, settings)
         existing.require_relayable(connection, mapping, found)
         judged = judge(connection, found, mapping, settings)
-        pending = existing.count(connection, mapping, found, settings, marked.BACKLOG)
+        # What a slot's reader has not published is in the log, not in the rows.
+        pending = 0
+        if mapping.slot is None:
+            pending = existing.count(connection, mapping, found, settings, marked.BACKLOG)
         ddl = Ddl(found, mapping, settings.db_schema, mapping.table)
         steps: tuple[Step, ...] = ()
         if not judged.problems:
@@ -73,7 +77,22 @@ def plan(settings: Settings) -> Plan:
 def judge(connection: Connection, found: Facts, mapping: Mapping, settings: Settings) -> rules.Judged:
     """Return what speaks against the switch."""
     refused = _refused_rows(connection, mapping, found)
-    return rules.judge(found, mapping, settings.db_schema, _conflicts(connection, mapping.table), refused)
+    conflicts = _conflicts(connection, mapping.table)
+    judged = rules.judge(found, mapping, settings.db_schema, conflicts, refused)
+    if mapping.slot is None:
+        return judged
+    given = (connection, mapping.slot, found, settings.db_schema)
+    accepted = {**judged.consequences, **slots.consequences(*given)}
+    if existing.has_rows(connection, found.schema, found.name):
+        accepted["rows"] = (
+            "a SELECT shows old rows, and of new events only those of its own transaction: read others in "
+            f"{settings.db_schema}.outbox_events"
+        )
+    return rules.Judged(
+        (*judged.problems, *slots.problems(*given)),
+        accepted,
+        (*judged.notes, *slots.notes(connection, mapping.slot)),
+    )
 
 
 def _refused_rows(connection: Connection, mapping: Mapping, found: Facts) -> int:
@@ -137,6 +156,9 @@ def _steps(
         if existing.has_keys(mapping)
         else ""
     )
+    drain = f"publish the {pending:,} pending rows first, about {pending / _ROWS_PER_SECOND:.0f} s"
+    if mapping.slot is not None:
+        drain = f"wait until what reads the slot {mapping.slot} has published everything of before the switch"
     return (
         Step(
             "prepare",
@@ -146,21 +168,21 @@ def _steps(
         ),
         Step(
             "switch",
-            "one transaction; stop the relays first",
+            "one transaction; stop the relays first" if mapping.slot is None else "one transaction",
             short,
             change_of_switch(connection, ddl, found).statements,
         ),
         Step(
             "drain",
-            f"publish the {pending:,} pending rows first, about {pending / _ROWS_PER_SECOND:.0f} s; new "
-            f"events wait until then, writers do not{keys}",
-            "as the relay",
+            f"{drain}; new events wait until then, writers do not{keys}",
+            "as the relay" if mapping.slot is None else "none",
             (),
         ),
         Step("back", "undoes the switch, until `finish --drop`", short, ddl.back().statements),
         Step(
             "finish",
-            "archive the table with proof; with --drop, then drop it",
+            "archive the table with proof; with --drop, then drop it"
+            + ("" if mapping.slot is None else f" and the slot {mapping.slot}"),
             short,
             (*ddl.freeze().statements, *ddl.leave().statements, *ddl.drop().statements),
         ),

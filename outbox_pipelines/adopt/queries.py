@@ -132,16 +132,18 @@ SELECT p.pronamespace::regnamespace::text FROM pg_trigger g JOIN pg_proc p ON p.
 WHERE g.tgrelid = to_regclass(%(name)s) AND g.tgname = 'adopted_insert'"""
 STATE: Final = """
 SELECT relation::bigint, schema::text, name::text, kept_as::text, state, accepted, switched_at,
-       returned::text, file, proven_at
+       returned::text, file, proven_at, slot::text, switched_lsn::text
 FROM outbox_adopted"""
 PREPARED: Final = """
 INSERT INTO outbox_adopted (relation, schema, name, kept_as)
 VALUES (%(oid)s::oid, %(schema)s, %(name)s, %(kept_as)s)"""
 FORGET_FINISHED: Final = "DELETE FROM outbox_adopted WHERE state = 'finished'"
-# What is left to drain is looked up after the lock has ended.
+# What is left to drain is looked up after the lock has ended. The position in the log is read under the lock
+# of the table: who has written into it has committed before, and its commit is in the log.
 SWITCHED: Final = """
 UPDATE outbox_adopted SET state = 'draining', accepted = {accepted},
-    switched_at = coalesce(switched_at, clock_timestamp()), returned = NULL
+    switched_at = coalesce(switched_at, clock_timestamp()), returned = NULL,
+    slot = {slot}, switched_lsn = pg_current_wal_insert_lsn()
 WHERE relation = {oid}"""
 DRAINED: Final = "UPDATE outbox_adopted SET state = 'adopted' WHERE state = 'draining'"
 # Read after the view is dropped: its lock proves that every transaction that wrote through it has ended.
@@ -149,6 +151,42 @@ RETURNING: Final = "UPDATE outbox_adopted SET state = 'returning', returned = pg
 RETURNED: Final = "UPDATE outbox_adopted SET state = 'prepared', returned = NULL WHERE state = 'returning'"
 ARCHIVED: Final = "UPDATE outbox_adopted SET file = %(file)s, proven_at = clock_timestamp()"
 FINISHED: Final = "UPDATE outbox_adopted SET state = 'finished'"
+
+# --- the slot by which another program publishes the table ----------------------------------------------
+
+# Whether it is lost: only older servers lack the second column. The last: how far it is behind a position.
+SLOT: Final = """
+SELECT r.database::text, r.slot_type = 'logical', r.plugin::text, r.active_pid,
+       CASE WHEN r.wal_status = 'lost' OR to_jsonb(r) ->> 'invalidation_reason' IS NOT NULL
+            THEN coalesce(to_jsonb(r) ->> 'invalidation_reason', 'see max_slot_wal_keep_size')
+       END,
+       r.confirmed_flush_lsn::text, pg_wal_lsn_diff(%(lsn)s::pg_lsn, r.confirmed_flush_lsn)::bigint
+FROM pg_replication_slots r WHERE r.slot_name = %(slot)s"""
+MAY_READ_SLOTS: Final = """
+SELECT rolreplication OR rolsuper, current_user::text FROM pg_roles WHERE rolname = current_user"""
+# The oldest first, because a slot is decoded as the database was then. Whether it has inserts, other tables,
+# and the tables of the append-only outbox.
+PUBLICATIONS: Final = """
+WITH named AS (
+    SELECT n.nspname, c.relname
+    FROM (SELECT %(oid)s::oid UNION SELECT relid FROM pg_partition_tree(%(oid)s::oid)) AS t (oid)
+    JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.relnamespace)
+SELECT p.pubname::text, p.pubinsert, p.puballtables OR EXISTS (
+           SELECT FROM pg_publication_tables t
+           WHERE t.pubname = p.pubname AND (t.schemaname, t.tablename) NOT IN (SELECT * FROM named)),
+       p.puballtables OR EXISTS (
+           SELECT FROM pg_publication_tables t WHERE t.pubname = p.pubname AND t.schemaname = %(ours)s)
+FROM pg_publication p
+WHERE EXISTS (SELECT FROM pg_publication_tables t
+              WHERE t.pubname = p.pubname AND (t.schemaname, t.tablename) IN (SELECT * FROM named))
+ORDER BY p.oid"""
+DROP_SLOT: Final = """
+SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
+WHERE slot_name = %(slot)s AND database = current_database() AND NOT active"""
+# The table itself, and what holds its rows: the log names partitions unless the publication says otherwise.
+RELATIONS: Final = (
+    "SELECT %(oid)s::oid::bigint UNION SELECT relid::oid::bigint FROM pg_partition_tree(%(oid)s::oid)"
+)
 
 # --- locks ----------------------------------------------------------------------------------------------
 

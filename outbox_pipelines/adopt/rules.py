@@ -17,6 +17,13 @@ from outbox_pipelines.parsers.table_mapping import WRITTEN, Mapping
 _LITERAL: Final = re.compile(r"('([^']|'')*'|-?\d+(\.\d+)?|true|false)(::[\w \"().\[\]]+)?")
 MOST_PAYLOAD_BYTES: Final = 1_000_000
 """The largest payload that the append-only outbox takes: see sql/0003_guards.sql."""
+_MARKED_CHANGES: Final = (
+    "UPDATE and DELETE on the view are refused: stop other publishers and clean-up jobs before the switch"
+)
+_SLOT_CHANGES: Final = (
+    "UPDATE on the view is refused. DELETE of an event that the same transaction has inserted does nothing, "
+    "and counts the row; DELETE of an old row deletes it"
+)
 _TEXTS: Final = frozenset({"text", "varchar", "bpchar", "citext", "name"})
 
 
@@ -159,7 +166,7 @@ def _wrong_types(facts: Facts, mapping: Mapping) -> list[str]:
                 f"column {column.name} of {facts} has no sequence, so its writers choose the numbers, "
                 "which the append-only outbox draws: add an identity"
             )
-    if at["payload"].base in _TEXTS:
+    if at["payload"].base in _TEXTS and mapping.slot is None:
         column = at["payload"]
         found.append(
             f"column {column.name} of {facts} has type {column.type}, and the append-only outbox takes "
@@ -222,9 +229,18 @@ def _consequences(facts: Facts, mapping: Mapping) -> list[tuple[str, str]]:
                 "`finish --drop`",
             )
         )
-    for publication in facts.publications:
+    for publication in facts.publications if mapping.slot is None else ():
         found.append((f"publication:{publication}", f"publication {publication} does not get new events"))
-    if facts.columns[columns["payload"]].base == "json":
+    payload = facts.columns[columns["payload"]]
+    if payload.base in _TEXTS:
+        found.append(
+            (
+                "json",
+                f"{payload.name} is text. After the switch a text that is not JSON is refused, and payloads "
+                "are published as jsonb prints them: spaces, order and repetition of keys are not kept",
+            )
+        )
+    if payload.base == "json":
         found.append(
             (
                 "json",
@@ -250,8 +266,7 @@ def _notes(facts: Facts, mapping: Mapping, on_conflict: list[str]) -> list[str]:
         "without them "
         "a known key raises unique_violation instead of being skipped. Change such code before the switch",
         *(f"this database has run: {text}" for text in on_conflict),
-        "UPDATE and DELETE on the view are refused: stop other publishers and clean-up jobs before the "
-        "switch",
+        _MARKED_CHANGES if mapping.slot is None else _SLOT_CHANGES,
         "TRUNCATE, COPY … TO, SELECT … FOR UPDATE, ctid, tableoid and foreign keys do not work on a view; "
         "so that the latter is refused, no role gets UPDATE on the view (superusers have all rights)",
         "the append-only outbox refuses an empty aggregate_type, aggregate_id, event_type or key, and a "
@@ -268,6 +283,6 @@ def _notes(facts: Facts, mapping: Mapping, on_conflict: list[str]) -> list[str]:
             f"{mapping.columns['created_at']} of a new event is the begin of its transaction, by the "
             "database's clock, also if the writer sends a time"
         )
-    used = [columns for ours, columns in mapping.columns.items() if ours in WRITTEN]
-    found.append(f"{', '.join(used)}: of new events, they show what the relay of the outbox has done")
+    if used := [columns for ours, columns in mapping.columns.items() if ours in WRITTEN]:
+        found.append(f"{', '.join(used)}: of new events, they show what the relay of the outbox has done")
     return found

@@ -23,6 +23,8 @@ class State:
     returned: str | None
     file: str | None
     proven_at: datetime | None
+    slot: str | None
+    switched_lsn: str | None
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"

@@ -136,17 +136,14 @@ class Ddl:
             self.hold(),
             self._refusal("adopted_refuse", _REFUSE_CHANGE),
             self._refusal("adopted_frozen", sql.SQL(_REFUSE_INSERT).format(hint=hint).as_string()),
-            *self._of_view.insert_function(with_table=True),
+            *self._of_view.functions(with_table=True),
             sql.SQL("CREATE VIEW {} AS\n{}").format(self._made, self._of_view.select(self._view)).as_string(),
             *self._of_view.defaults(self._made),
             self._text(
                 "CREATE TRIGGER adopted_insert INSTEAD OF INSERT ON {made} FOR EACH ROW "
                 "EXECUTE FUNCTION {ours}.adopted_insert()"
             ),
-            self._text(
-                "CREATE TRIGGER adopted_refuse INSTEAD OF UPDATE OR DELETE ON {made} FOR EACH ROW "
-                "EXECUTE FUNCTION {ours}.adopted_refuse()"
-            ),
+            *self._changes(),
             # SELECT … FOR UPDATE, which needs this right, locks no row behind a view: a publisher that was
             # forgotten would publish everything again and again.
             self._text("REVOKE UPDATE ON {made} FROM CURRENT_USER"),
@@ -185,11 +182,14 @@ class Ddl:
             *self._without_triggers(self._kept),
             *(self._lowered(column) for column in self._drawn),
             self._text("ALTER TABLE {kept} RENAME TO {name}"),
-            self._text(
-                f"CREATE TRIGGER {ORDER_TRIGGER} BEFORE UPDATE ON {{view}} FOR EACH ROW "
-                "EXECUTE FUNCTION {ours}.adopted_order()"
-            ),
         ]
+        if self._mapping.slot is None:
+            short.append(
+                self._text(
+                    f"CREATE TRIGGER {ORDER_TRIGGER} BEFORE UPDATE ON {{view}} FOR EACH ROW "
+                    "EXECUTE FUNCTION {ours}.adopted_order()"
+                )
+            )
         if (key := self._mapping.columns.get("idempotency_key")) is not None:
             column = sql.Identifier(key)
             body = sql.SQL(_KEYS_BODY).format(
@@ -237,12 +237,12 @@ class Ddl:
 
     def leave(self) -> Change:
         """Return the statements after which the view does not contain the table."""
-        function = self._of_view.insert_function(with_table=False)
+        function = self._of_view.functions(with_table=False)
         return Change(tuple(function), (self._replaced(None),))
 
     def join(self) -> Change:
         """Return the statements that undo `leave`."""
-        function = self._of_view.insert_function(with_table=True)
+        function = self._of_view.functions(with_table=True)
         return Change(tuple(function), (self._replaced(self._kept),))
 
     def drop(self) -> Change:
@@ -258,6 +258,26 @@ class Ddl:
     def _text(self, statement: LiteralString) -> str:
         names = {"view": self._view, "kept": self._kept, "name": self._name, "ours": self._ours}
         return sql.SQL(statement).format(**names, kept_name=self._kept_name, made=self._made).as_string()
+
+    def _changes(self) -> list[str]:
+        """Return the triggers for UPDATE and DELETE."""
+        if self._mapping.slot is None:
+            return [
+                self._text(
+                    "CREATE TRIGGER adopted_refuse INSTEAD OF UPDATE OR DELETE ON {made} FOR EACH ROW "
+                    "EXECUTE FUNCTION {ours}.adopted_refuse()"
+                )
+            ]
+        return [
+            self._text(
+                "CREATE TRIGGER adopted_refuse INSTEAD OF UPDATE ON {made} FOR EACH ROW "
+                "EXECUTE FUNCTION {ours}.adopted_refuse()"
+            ),
+            self._text(
+                "CREATE TRIGGER adopted_delete INSTEAD OF DELETE ON {made} FOR EACH ROW "
+                "EXECUTE FUNCTION {ours}.adopted_delete()"
+            ),
+        ]
 
     def _refusal(self, function: str, body: str) -> str:
         names = {"schema": self._ours, "function": sql.Identifier(function), "body": sql.Literal(body)}

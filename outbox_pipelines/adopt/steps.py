@@ -17,11 +17,14 @@ from typing import Final
 from psycopg import sql
 
 from outbox_pipelines import schema
+from outbox_pipelines.adopt import by_slot, planning, queries, renaming, rules
 from outbox_pipelines.adopt import facts as catalog
-from outbox_pipelines.adopt import planning, queries, renaming, rules
+from outbox_pipelines.adopt import slot as slots
 from outbox_pipelines.adopt import table as existing
+from outbox_pipelines.adopt.by_slot import Rest
 from outbox_pipelines.adopt.facts import Facts
 from outbox_pipelines.adopt.renaming import Say
+from outbox_pipelines.adopt.state import State
 from outbox_pipelines.adopt.state import read as read_state
 from outbox_pipelines.adopt.statements import Ddl, kept_name
 from outbox_pipelines.database import Connection
@@ -117,7 +120,7 @@ def switch(settings: Settings, accepted: list[str], *, seconds: float, say: Say)
             connection,
             begin,
             planning.change_of_switch(connection, ddl, found),
-            sql.SQL(queries.SWITCHED).format(**given),
+            sql.SQL(queries.SWITCHED).format(**given, slot=sql.Literal(mapping.slot)),
             seconds=seconds,
             what=str(found),
             held=[found.oid],
@@ -125,7 +128,7 @@ def switch(settings: Settings, accepted: list[str], *, seconds: float, say: Say)
         )
         # Outside of the lock: without an index it reads the whole table.
         kept = replace(mapping, table=state.kept_as)
-        if attempts and not _must_drain(connection, kept, settings, found):
+        if attempts and mapping.slot is None and not _must_drain(connection, kept, settings, found):
             with connection.transaction():
                 connection.execute(queries.ONE_COMMAND)
                 connection.execute(queries.DRAINED)
@@ -133,10 +136,14 @@ def switch(settings: Settings, accepted: list[str], *, seconds: float, say: Say)
         return Switched(bool(attempts), attempts, now.state)
 
 
-def drain(settings: Settings, *, seconds: float, say: Say) -> int:
+def drain(settings: Settings, *, seconds: float, say: Say, rest: Rest = Rest.WAIT) -> int:
     """Publish the remaining rows of the table, and let the relay of the outbox continue; return how many.
 
-    Repeated later, it publishes what was marked as pending since, such as corrected dead letters.
+    Repeated later, it publishes what was marked as pending since, such as corrected dead letters. A table
+    with a slot has no marks: it waits until the reader of the slot has published all of before the switch.
+
+    Args:
+        rest: what happens to events that the reader of the slot has not published.
 
     Raises:
         SetupError: there was no switch.
@@ -147,30 +154,18 @@ def drain(settings: Settings, *, seconds: float, say: Say) -> int:
         state = existing.require_state(connection, mapping, settings)
         existing.require(state, "draining", "adopted")
         found = catalog.read(connection, state.relation)
-        kept = replace(mapping, table=state.kept_as)
-        published, until = 0, time.monotonic() + seconds
-        while existing.exists(connection, kept, settings, found):
-            published += _publish(
-                settings.model_copy(update={"delivery": "at_least_once"}), until, str(found), say
-            )
-            if time.monotonic() > until:
-                left = existing.count(connection, kept, found, settings, marked.BACKLOG)
-                wait = "; new events wait for them" if state.state == "draining" else ""
-                raise NotReadyError(
-                    f"{found} still has {left:,} pending rows{wait}. Run the command again; see `outbox "
-                    "status` for refused rows"
-                )
-        failed = existing.count(connection, kept, found, settings, marked.FAILURES)
-        if failed and settings.on_dead_letter != "block":
-            say(f"{failed:,} dead letters stay in {found}: publish or delete them before `finish --drop`")
+        until = time.monotonic() + seconds
+        if state.slot is None:
+            published = _drain_rows(settings, connection, mapping, state, found, until, say)
+        elif rest is not Rest.WAIT and not found.is_owner:
+            raise SetupError(rules.not_the_owner(found))
+        elif state.state == "draining":
+            table = by_slot.Table(settings, connection, mapping, found, state)
+            published = by_slot.drain(table, rest, until=until, say=say)
+        else:
+            published = 0
         if state.state == "adopted":
             return published
-        if failed and settings.on_dead_letter == "block":
-            raise NotReadyError(
-                f"{found} has {failed:,} dead letters, which block their aggregates "
-                f"(OUTBOX_ON_DEAD_LETTER=block): "
-                "publish them (docs/existing-tables.md), or set their aggregates free with continue"
-            )
         with connection.transaction():
             connection.execute(queries.ONE_COMMAND)
             connection.execute(queries.DRAINED)
@@ -178,6 +173,44 @@ def drain(settings: Settings, *, seconds: float, say: Say) -> int:
         if existing.has_keys(mapping):
             say(f"{copy_keys(connection, mapping, found):,} idempotency keys copied")
         return published
+
+
+def _drain_rows(
+    settings: Settings,
+    connection: Connection,
+    mapping: Mapping,
+    state: State,
+    found: Facts,
+    until: float,
+    say: Say,
+) -> int:
+    """Publish the pending rows of the table; return how many.
+
+    Raises:
+        NotReadyError: some could not be published in time, or block their aggregates.
+    """
+    kept, published = replace(mapping, table=state.kept_as), 0
+    while existing.exists(connection, kept, settings, found):
+        published += _publish(
+            settings.model_copy(update={"delivery": "at_least_once"}), until, str(found), say
+        )
+        if time.monotonic() > until:
+            left = existing.count(connection, kept, found, settings, marked.BACKLOG)
+            wait = "; new events wait for them" if state.state == "draining" else ""
+            raise NotReadyError(
+                f"{found} still has {left:,} pending rows{wait}. Run the command again; see `outbox "
+                "status` for refused rows"
+            )
+    failed = existing.count(connection, kept, found, settings, marked.FAILURES)
+    if failed and settings.on_dead_letter != "block":
+        say(f"{failed:,} dead letters stay in {found}: publish or delete them before `finish --drop`")
+    if failed and state.state == "draining" and settings.on_dead_letter == "block":
+        raise NotReadyError(
+            f"{found} has {failed:,} dead letters, which block their aggregates "
+            f"(OUTBOX_ON_DEAD_LETTER=block): "
+            "publish them (docs/existing-tables.md), or set their aggregates free with continue"
+        )
+    return published
 
 
 def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
@@ -199,6 +232,8 @@ def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
                 f"do not wait"
             )
         existing.require(state, "adopted", "returning")
+        if state.slot is not None:
+            slots.require_stopped(connection, state)
         found = catalog.read(connection, state.relation)
         # The relay below would refuse it after the change of names.
         pooler.refuse(connection, settings)
@@ -212,6 +247,8 @@ def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
             if not is_still("adopted"):
                 return False
             renaming.stop_relay_of_table(connection, found)
+            if state.slot is not None:
+                slots.require_stopped(connection, state)
             return True
 
         attempts = 0
@@ -230,6 +267,8 @@ def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
             )
             say(f"{state} is a table again")
         while left := _left(connection, settings):
+            if state.slot is not None:
+                slots.require_stopped(connection, state)
             _publish(settings.model_copy(update={"table_file": None}), until, "the outbox", say)
             if time.monotonic() > until and (left := _left(connection, settings)):
                 raise NotReadyError(

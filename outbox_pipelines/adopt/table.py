@@ -32,7 +32,7 @@ def mapping_of(settings: Settings) -> Mapping:
     """Return the mapping of OUTBOX_TABLE_FILE, which names the schema of the table."""
     if settings.table_file is None:
         raise SetupError("no table to adopt: set OUTBOX_TABLE_FILE to the file that describes it")
-    mapping = open_mapping(settings)
+    mapping = open_mapping(settings, has_slot=True)
     if mapping.schema is None:
         raise SetupError(
             f'OUTBOX_TABLE_FILE={settings.table_file}: table = "{mapping.table}" has no schema: write '
@@ -101,6 +101,11 @@ def require_state(connection: Connection, mapping: Mapping, settings: Settings) 
     if (state.schema, state.name) != (mapping.schema, mapping.table):
         raise SetupError(
             f"the schema of OUTBOX_SCHEMA has adopted {state}, not {mapping}: correct one of them"
+        )
+    if state.state in ("draining", "adopted", "returning") and state.slot != mapping.slot:
+        was = "without a slot" if state.slot is None else f'with slot = "{state.slot}"'
+        raise SetupError(
+            f"{state} was switched {was}: write the same into OUTBOX_TABLE_FILE={settings.table_file}"
         )
     return state
 

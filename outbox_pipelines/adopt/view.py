@@ -36,6 +36,23 @@ BEGIN
 {returned}
     RETURN NEW;
 END """
+# Writers that delete at once what they have inserted: the row counts, so that ORMs do not miss it. The event
+# is not deleted. An old row is.
+_DELETE: Final[LiteralString] = """
+CREATE OR REPLACE FUNCTION {schema}.adopted_delete() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, {schema}, pg_temp AS {body}"""
+_NO_PUBLIC_DELETE: Final[LiteralString] = "REVOKE EXECUTE ON FUNCTION {schema}.adopted_delete() FROM PUBLIC"
+_DELETE_BODY: Final[LiteralString] = """
+BEGIN
+{old}
+    RETURN OLD;
+END """
+_DELETE_OLD: Final[LiteralString] = "    DELETE FROM {kept} AS o WHERE o.{id} = OLD.{id};"
+# The last condition leaves one partition to look into.
+_OWN_EVENTS: Final[LiteralString] = """
+SELECT {new} FROM (
+    SELECT *, payload AS event_data FROM {schema}.outbox
+    WHERE tx = pg_current_xact_id_if_assigned() AND created_at = transaction_timestamp()) AS e"""
 _NOT_NULL: Final[LiteralString] = """
     IF num_nulls({values}) > 0 THEN
         RAISE EXCEPTION 'null value in column % of % violates not-null constraint',
@@ -96,13 +113,30 @@ class View:
             for column in columns
         )
         arms = [sql.SQL("SELECT {} FROM {}.outbox_events AS e").format(new, self._ours)]
+        if self._mapping.slot is not None:
+            # No other rows, so that a DELETE by id finds its row at once, and clean-up jobs find an end.
+            arms = [sql.SQL(_OWN_EVENTS).format(new=new, schema=self._ours)]
         if table is not None:
             old = sql.SQL(", ").join(sql.Identifier("o", column.name) for column in columns)
             arms.insert(0, sql.SQL("SELECT {} FROM {} AS o").format(old, table))
         return sql.SQL(" UNION ALL ").join(arms)
 
-    def insert_function(self, *, with_table: bool) -> list[str]:
-        """Return the statements that make the function behind INSERT."""
+    def functions(self, *, with_table: bool) -> list[str]:
+        """Return the statements that make the functions behind INSERT and DELETE."""
+        if self._mapping.slot is None:
+            return self._insert_function(with_table=with_table)
+        return [*self._insert_function(with_table=with_table), *self._delete_function(with_table=with_table)]
+
+    def _delete_function(self, *, with_table: bool) -> list[str]:
+        id_column = self._mapping.columns["id"]
+        old = sql.SQL(_DELETE_OLD).format(kept=self._kept, id=sql.Identifier(id_column))
+        body = sql.SQL(_DELETE_BODY).format(old=old if with_table else sql.SQL(""))
+        return [
+            sql.SQL(_DELETE).format(schema=self._ours, body=sql.Literal(body.as_string())).as_string(),
+            sql.SQL(_NO_PUBLIC_DELETE).format(schema=self._ours).as_string(),
+        ]
+
+    def _insert_function(self, *, with_table: bool) -> list[str]:
         columns, values = zip(*self._stored(), strict=True)
         body = sql.SQL(_BODY).format(
             checks=sql.SQL("").join(self._checks(with_table=with_table)),
@@ -195,16 +229,8 @@ class View:
                     table=self._shown,
                 )
             )
-        marker = self._mapping.columns["status" if self._mapping.has_status else "published_at"]
-        condition = sql.SQL("{} IS NOT NULL").format(self._new(marker))
-        if self._mapping.has_status:
-            pending = sql.Literal(self._mapping.states["pending"])
-            condition = sql.SQL("{}::text IS DISTINCT FROM {}").format(self._new(marker), pending)
-        made.append(
-            sql.SQL(_PENDING).format(
-                condition=condition, table=self._shown, marker=sql.SQL(marker.replace("'", "''"))
-            )
-        )
+        if self._mapping.slot is None:
+            made.append(self._is_pending())
         for name, expression in self._facts.checks:
             made.append(
                 sql.SQL(_CHECK).format(
@@ -219,6 +245,16 @@ class View:
                 names = {"column": sql.Identifier(column), "name": sql.Literal(column), "table": self._shown}
                 made.append(sql.SQL(_UNIQUE).format(kept=self._kept, **names))
         return made
+
+    def _is_pending(self) -> sql.Composed:
+        marker = self._mapping.columns["status" if self._mapping.has_status else "published_at"]
+        condition = sql.SQL("{} IS NOT NULL").format(self._new(marker))
+        if self._mapping.has_status:
+            pending = sql.Literal(self._mapping.states["pending"])
+            condition = sql.SQL("{}::text IS DISTINCT FROM {}").format(self._new(marker), pending)
+        return sql.SQL(_PENDING).format(
+            condition=condition, table=self._shown, marker=sql.SQL(marker.replace("'", "''"))
+        )
 
     def _of(self, statement: LiteralString, names: list[str]) -> sql.Composed:
         values = sql.SQL(", ").join(self._new(name) for name in names)

@@ -2,7 +2,8 @@
 
 Invariants:
 - A `Mapping` is complete and consistent; `marked_table.examine` checks that the table matches it.
-- The named columns define the shape: either `published_at` or `status`, never both.
+- The named columns define the shape: either `published_at` or `status`, never both. A table that what reads a
+  replication slot publishes has neither: only `outbox adopt` and `outbox debezium` take it.
 - The file says what orders the rows: an integer, `seq`, or the times of a table that has none; or that
   nothing needs to, so that several relays can share the table.
 """
@@ -10,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import re
 import string
 import tomllib
 import zlib
@@ -34,6 +36,8 @@ WRITTEN: Final = (
 )
 COLUMNS: Final = (*REQUIRED, *_OPTIONAL, *WRITTEN)
 _STATES: Final = {"pending": "PENDING", "processed": "PROCESSED", "failed": "FAILED"}
+_ENTRIES: Final = frozenset({"table", "order", "aggregate_type", "slot", "columns", "status"})
+_SLOT: Final = re.compile(r"[a-z0-9_]{1,63}")
 # What orders the rows.
 _ORDERS: Final = ("seq", "created_at", "none")
 
@@ -56,6 +60,8 @@ class Mapping:
     before the first dot (``"first"``), or nothing (None)."""
     is_shared: bool = False
     """Whether several relays publish the table at the same time, in no order."""
+    slot: str | None = None
+    """The slot whose reader, such as Debezium, publishes the table; None if a relay does."""
 
     @property
     def has_status(self) -> bool:
@@ -87,12 +93,15 @@ def read_mapping(path: Path) -> Mapping:
         raise ValueError(f"cannot be read ({error}): name a TOML file that describes the table") from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"is not TOML ({error}): see docs/existing-tables.md") from None
-    if unknown := sorted(content.keys() - {"table", "order", "aggregate_type", "columns", "status"}):
+    if unknown := sorted(content.keys() - _ENTRIES):
         raise ValueError(
-            f"has an unknown entry {unknown[0]!r}: use table, order, aggregate_type, [columns] and [status]"
+            f"has an unknown entry {unknown[0]!r}: use table, order, aggregate_type, slot, [columns] and "
+            "[status]"
         )
     schema, table = _table(content.get("table"))
     named = _names(content, "columns", COLUMNS)
+    if "slot" in content:
+        return _read_by_slot(content, schema, table, named)
     given_order = _order(content.get("order", "seq"), named)
     # Of rows that need no order, the oldest come first all the same.
     is_shared = given_order == "none"
@@ -112,6 +121,28 @@ def read_mapping(path: Path) -> Mapping:
     if len(set(states.values())) < len(states):
         raise ValueError("gives one value of [status] two meanings: pending, processed, failed must differ")
     return Mapping(schema, table, columns, states, order, aggregate_type, is_shared)
+
+
+def _read_by_slot(content: dict[str, Any], schema: str | None, table: str, named: dict[str, str]) -> Mapping:
+    """Return the mapping of a table without marks, whose order is that of the commits in the log."""
+    slot = content["slot"]
+    if not isinstance(slot, str) or not _SLOT.fullmatch(slot):
+        raise ValueError(f"has slot = {slot!r}: write the name of the slot, as in pg_replication_slots")
+    if marks := [name for name in WRITTEN if name in named]:
+        raise ValueError(
+            f"names {marks[0]} and slot: keep slot if its reader, such as Debezium, publishes the table, or "
+            f"{marks[0]} if a relay does"
+        )
+    for name in ("order", "status"):
+        if name in content:
+            raise ValueError(f"has {name} and slot: remove {name}, since the log orders what a slot delivers")
+    aggregate_type = _aggregate_type(content.get("aggregate_type"), named)
+    columns = {name: name for name in REQUIRED if name != "seq"} | named
+    if aggregate_type:
+        del columns["aggregate_type"]
+    _check_taken(columns)
+    order = "seq" if "seq" in columns else "created_at"
+    return Mapping(schema, table, columns, dict(_STATES), order, aggregate_type, slot=slot)
 
 
 def _order(value: Any, named: dict[str, str]) -> str:
@@ -185,10 +216,15 @@ def _check_shape(columns: dict[str, str]) -> None:
     if "status" not in columns and "published_at" not in columns:
         raise ValueError(
             "does not say which rows are pending: name published_at (null while pending), or status, in "
-            "[columns]"
+            '[columns]; or write slot = "…" at the top if what reads that slot, such as Debezium, publishes '
+            "the table"
         )
     if "processed_at" in columns and "status" not in columns:
         raise ValueError("names processed_at without status: call it published_at, or name the status column")
+    _check_taken(columns)
+
+
+def _check_taken(columns: dict[str, str]) -> None:
     taken: dict[str, str] = {}
     for ours, theirs in columns.items():
         if theirs in taken and {ours, taken[theirs]} != {"id", "seq"}:

@@ -27,7 +27,10 @@ RELATION: Final = ord("R")
 # Origin, type, truncation (of which the publication has none), and messages of other programs.
 _IGNORED: Final = frozenset(b"OYTM")
 
+_BEGIN: Final = Struct(">xQQI")
 _COMMIT: Final = Struct(">xBQQQ")
+# PostgreSQL counts microseconds from the year 2000.
+_EPOCH: Final = 946_684_800
 _COUNT: Final = Struct(">H")
 _LENGTH: Final = Struct(">I")
 _TEXT: Final = ord("t")
@@ -78,14 +81,7 @@ class Decoder:
         Raises:
             SetupError: a column of the outbox is missing.
         """
-        relation = _LENGTH.unpack_from(message, 1)[0]
-        rest = message[5:].split(b"\0", 2)[2]
-        (columns,) = _COUNT.unpack_from(rest, 1)
-        names, at = [], 3
-        for _ in range(columns):
-            end = rest.index(b"\0", at + 1)
-            names.append(rest[at + 1 : end].decode())
-            at = end + 9
+        relation, names = read_relation(message)
         if missing := [name for name in _WANTED if name not in names]:
             if not is_strict:
                 return
@@ -99,7 +95,7 @@ class Decoder:
 
     def knows(self, message: bytes) -> bool:
         """Return whether an inserted row is one of the outbox."""
-        return _LENGTH.unpack_from(message, 1)[0] in self._columns
+        return relation_of_row(message) in self._columns
 
     def row(self, message: bytes, longest: int) -> Row:
         """Return an inserted row; without its content if the message has more than `longest` bytes."""
@@ -154,6 +150,38 @@ class Decoder:
             members.append(f'"created-at": "{_time(created_at.decode())}"')
         members.append(f'"headers": {"{}" if headers is None else headers.decode()}')
         return "{" + ", ".join(members) + "}"
+
+
+def read_relation(message: bytes) -> tuple[int, list[str]]:
+    """Return the oid of a table and the names of the columns that are published."""
+    relation: int = _LENGTH.unpack_from(message, 1)[0]
+    rest = message[5:].split(b"\0", 2)[2]
+    (columns,) = _COUNT.unpack_from(rest, 1)
+    names, at = [], 3
+    for _ in range(columns):
+        end = rest.index(b"\0", at + 1)
+        names.append(rest[at + 1 : end].decode())
+        at = end + 9
+    return relation, names
+
+
+def relation_of_row(message: bytes) -> int:
+    """Return the oid of the table of an inserted row."""
+    relation: int = _LENGTH.unpack_from(message, 1)[0]
+    return relation
+
+
+def read_row(message: bytes) -> list[str | None]:
+    """Return the values of an inserted row, in the order of its relation, as PostgreSQL prints them."""
+    (columns,) = _COUNT.unpack_from(message, 6)
+    values, _ = _values(message, 8, columns)
+    return [_text(value) for value in values]
+
+
+def time_of_begin(message: bytes) -> float:
+    """Return when the transaction committed, in seconds since 1970."""
+    microseconds: int = _BEGIN.unpack_from(message)[1]
+    return microseconds / 1_000_000 + _EPOCH
 
 
 def end_of_commit(message: bytes) -> int:

@@ -47,12 +47,20 @@ def published(
     found: set[str] = set()
     for topic, here in wanted.items():
         if topic and since is not None:
-            found |= _found(settings, topic, here, int(since * 1000) - _SLACK_MS)
+            found |= found_in(settings, topic, here, since)
     return {tx for tx, events in ids.items() if events <= found}
 
 
-def _found(settings: Settings, topic: str, wanted: set[str], since_ms: int) -> set[str]:
-    """The ids that are in a topic."""
+def found_in(settings: Settings, topic: str, wanted: set[str], since: float) -> set[str]:
+    """Return those of the ids that are in a topic, in the messages of a time and later.
+
+    Args:
+        since: seconds since 1970; a minute is added for clocks that differ.
+
+    Raises:
+        UnavailableError: Kafka does not answer.
+    """
+    since_ms = int(since * 1000) - _SLACK_MS
     header = header_names(settings.header_names)["id"]
     own = {"group.id": uuid.uuid4().hex, "enable.auto.commit": False, "enable.partition.eof": True}
     consumer = Consumer({**consumer_config(settings), **own, "isolation.level": "read_committed"})

@@ -50,7 +50,7 @@ def read(settings: Settings) -> Checked:
     Raises:
         SetupError: the database is unavailable, or OUTBOX_TABLE_FILE is not a valid description.
     """
-    mapping = open_mapping(settings)
+    mapping = open_mapping(settings, has_slot=True)
     with connect(settings, name="outbox: table") as connection:
         followed = adoption.followed(connection, mapping)
         examined = examine(connection, followed)
@@ -116,8 +116,11 @@ def of_settings(connection: Connection, settings: Settings, mapping: Mapping) ->
     return findings
 
 
-def open_mapping(settings: Settings) -> Mapping:
+def open_mapping(settings: Settings, *, has_slot: bool = False) -> Mapping:
     """Read the mapping that OUTBOX_TABLE_FILE names: the file may have changed since the settings were read.
+
+    Args:
+        has_slot: whether it may name a slot: then no relay publishes the table.
 
     Raises:
         SetupError: no file is named, or it is no longer a valid mapping.
@@ -127,9 +130,16 @@ def open_mapping(settings: Settings) -> Mapping:
             "OUTBOX_TABLE_FILE names no file: `outbox table describe NAME` writes one for an existing table"
         )
     try:
-        return read_mapping(settings.table_file)
+        mapping = read_mapping(settings.table_file)
     except ValueError as error:
         raise SetupError(f"OUTBOX_TABLE_FILE={settings.table_file}: {error}") from None
+    if mapping.slot is not None and not has_slot:
+        raise SetupError(
+            f"OUTBOX_TABLE_FILE={settings.table_file}: what reads the slot {mapping.slot} publishes "
+            f"{mapping}, and not a relay: unset OUTBOX_TABLE_FILE for the relay of the append-only outbox. "
+            "Only `outbox adopt`, `outbox debezium` and `outbox table check` take such a file"
+        )
+    return mapping
 
 
 def render(checked: Checked) -> str:

@@ -67,6 +67,9 @@ def examine(connection: Connection, mapping: Mapping) -> Examined:
         if not (ours == "id" and theirs == mapping.columns.get("seq"))
         for finding in mismatches(mapping, place, ours, theirs, columns)
     ]
+    if mapping.slot is not None:
+        # Nothing is marked or claimed.
+        return Examined(place.oid, columns, [*lacking_rights(place), *of_columns])
     findings = [
         *lacking_rights(place),
         *of_columns,
