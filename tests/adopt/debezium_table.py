@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import psycopg
 from confluent_kafka import Producer
-from psycopg import sql
 
 from outbox_pipelines.database import connect
 from outbox_pipelines.relay.cdc import pgoutput
@@ -139,10 +138,9 @@ def published(make: Make, *, ddl: str = DDL, publication: str = "FOR TABLE outbo
     with adopted.connect() as connection:
         connection.execute(f"CREATE PUBLICATION {PUBLICATION} {publication}".encode())
         connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
-        try:
-            yield Published(adopted, slot)
-        finally:
-            drop = sql.SQL(
-                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = {}"
-            )
-            connection.execute(drop.format(slot))
+    try:
+        yield Published(adopted, slot)
+    finally:
+        with adopted.connect() as connection:
+            drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
+            connection.execute(drop, [slot])

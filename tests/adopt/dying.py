@@ -19,6 +19,7 @@ import duckdb  # noqa: F401
 import psycopg
 
 from outbox_pipelines.adopt import finish, steps
+from outbox_pipelines.adopt.by_slot import Rest
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import load_settings
 
@@ -71,6 +72,8 @@ def _live(step: str) -> None:
         steps.switch(settings, [], seconds=30, say=_silent)
     elif step == "finish":
         finish.finish(settings, drop=True, seconds=30, say=_silent)
+    elif step == "drain-rest":
+        steps.drain(settings, seconds=60, say=_silent, rest=Rest.PUBLISH)
     else:
         {"drain": steps.drain, "back": steps.back}[step](settings, seconds=60, say=_silent)
 

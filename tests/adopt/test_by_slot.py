@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
-from outbox_pipelines.adopt import steps
+from outbox_pipelines.adopt import finish, steps
 from outbox_pipelines.adopt.by_slot import Rest
-from outbox_pipelines.errors import NotReadyError
+from outbox_pipelines.errors import NotReadyError, SetupError
+from outbox_pipelines.local import Stack
 from outbox_pipelines.relay import service
 from tests.adopt.conftest import SCHEMA, Make
-from tests.adopt.debezium_table import Published, published
-from tests.conftest import wait_until
+from tests.adopt.debezium_table import PUBLICATION, Published, insert, published
+from tests.conftest import fresh_database, wait_until
 
 
 @pytest.fixture
@@ -61,3 +66,206 @@ def test_there_and_back(table: Published) -> None:
     # What it had published and not confirmed, Debezium knows from its own offsets.
     assert table.publish(confirm=False) == 4
     assert table.numbers() == [0, 1, 2, 3, 4, 5, 6, 1, 2, 7, 8]
+
+
+def test_what_is_confirmed_needs_no_look(table: Published) -> None:
+    """Guards against a drain that needs the topics, or the right to read slots, without a reason."""
+    table.write(0)
+    _switch(table)
+    table.write(1)
+    # The commit of the switch and what follows, as heartbeats of Debezium confirm it.
+    with table.adopted.connect() as connection:
+        advance = "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())"
+        connection.execute(advance, [table.slot])
+    with table.read():
+        assert _drain(table) == 0
+    assert table.adopted.state() == "adopted"
+    assert table.numbers() == []
+
+
+def test_the_position_is_behind_every_row(table: Published) -> None:
+    """Guards against a position that was read before the last writer has committed."""
+    steps.prepare(table.adopted.settings)
+    with ThreadPoolExecutor(1) as pool:
+        with table.adopted.connect() as connection, connection.transaction():
+            insert(connection, "7", "order.placed", {"n": 0})
+            switched = pool.submit(_switch, table)
+            waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'public.outbox'::regclass"
+            wait_until(lambda: table.one(waits), what="a switch that waits")
+        switched.result(30)
+    table.write(1)
+    late = table.one(
+        "SELECT count(*) FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1', "
+        f"'publication_names', '{PUBLICATION}') "
+        f"WHERE lsn >= (SELECT switched_lsn FROM {SCHEMA}.outbox_adopted) AND get_byte(data, 0) = 73"
+    )
+    assert late == 0
+    assert table.publish() == 1
+
+
+def test_a_connector_that_runs(table: Published) -> None:
+    """Guards against a look into a slot, or a way back, while another program publishes from it."""
+    table.write(0)
+    _switch(table)
+    with table.read(), pytest.raises(NotReadyError, match="does not confirm its last transaction before a l"):
+        _drain(table)
+    table.publish(confirm=False)
+    _drain(table)
+    with table.read():
+        with pytest.raises(NotReadyError, match="would publish new rows"):
+            table.adopted.back()
+        assert table.adopted.state() == "adopted"
+
+
+def test_the_rest_is_published_in_place_of_the_connector(table: Published) -> None:
+    """Guards against events that a connector which cannot continue has not published."""
+    ids = table.write(0, 1)
+    ids += table.write(2, keep=True)
+    table.publish(1)
+    _switch(table)
+    ids += table.write(3)
+    assert _drain(table, Rest.PUBLISH, seconds=30) == 2
+    table.adopted.relay()
+    assert table.numbers() == [0, 1, 2, 3]
+    assert [message.headers["id"] for message in table.adopted.messages()] == ids
+    # The connector gets none of them again.
+    assert table.publish() == 0
+    table.adopted.back()
+    table.write(4)
+    assert table.publish() == 1
+
+
+def test_a_slot_that_is_gone(table: Published) -> None:
+    """Guards against an outbox that waits for a slot that cannot say anything any more."""
+    table.write(0)
+    _switch(table)
+    table.one("SELECT pg_drop_replication_slot(%s)")
+    with pytest.raises(SetupError, match=r"no slot debezium_\w+ .* `outbox adopt drain --rest skip`"):
+        _drain(table)
+    assert _drain(table, Rest.SKIP) == 0
+    assert table.adopted.state() == "adopted"
+    with pytest.raises(SetupError, match="SELECT pg_create_logical_replication_slot"):
+        table.adopted.back()
+
+
+def test_deletes(table: Published) -> None:
+    """Guards against writers and clean-up jobs that fail, or find no end, on the view."""
+    (old,) = table.write(0, keep=True)
+    _switch(table)
+    with table.adopted.connect() as connection:
+        with connection.transaction():
+            (new,) = (insert(connection, "7", "order.placed", {"n": 1}),)
+            assert connection.execute("SELECT count(*) FROM outbox").fetchone() == (2,)
+            assert connection.execute("DELETE FROM outbox WHERE id = %s", [new]).rowcount == 1
+        assert connection.execute("DELETE FROM outbox WHERE id = %s", [old]).rowcount == 1
+        assert connection.execute("DELETE FROM outbox").rowcount == 0
+        with connection.transaction(force_rollback=True):
+            insert(connection, "7", "order.placed", {"n": 2})
+            with pytest.raises(psycopg.errors.FeatureNotSupported):
+                connection.execute("UPDATE outbox SET type = 'x'")
+    table.publish()
+    _drain(table)
+    table.adopted.relay()
+    assert table.numbers() == [0, 1]
+
+
+def test_finish_drops_the_slot(table: Published) -> None:
+    """Guards against a slot that is forgotten, and keeps the log of the server."""
+    table.write(0, keep=True)
+    _switch(table)
+    table.publish()
+    _drain(table)
+    archive = {"archive": "none"}
+    settings = table.adopted.settings.model_copy(update=archive)
+    with table.read(), pytest.raises(NotReadyError, match="remove the connector"):
+        finish.finish(settings, drop=True, seconds=10, say=print)
+    assert table.one("SELECT to_regclass('public.outbox_adopted') IS NOT NULL")
+    said = finish.finish(settings, drop=True, seconds=10, say=print)
+    assert said[0] == f"slot {table.slot} is dropped"
+    assert not table.has_slot()
+    table.write(1)
+    table.adopted.relay()
+    assert table.numbers() == [0, 1]
+
+
+def test_a_publication_of_all_tables(make: Make) -> None:
+    """Guards against a connector that publishes new events as well, and against a slot that others need."""
+    with published(make, publication="FOR ALL TABLES") as table:
+        table.write(0)
+        steps.prepare(table.adopted.settings)
+        with pytest.raises(SetupError, match="the connector must have table"):
+            steps.switch(table.adopted.settings, [], seconds=10, say=print)
+        name = f"publication:{PUBLICATION}"
+        assert f"--accept {name}: " in table.adopted.run("adopt", "plan")
+        steps.switch(table.adopted.settings, [name], seconds=10, say=print)
+        table.write(1)
+        assert _drain(table, Rest.PUBLISH, seconds=30) == 1
+        table.adopted.relay()
+        assert table.numbers() == [0, 1]
+        settings = table.adopted.settings.model_copy(update={"archive": "none"})
+        said = finish.finish(settings, drop=True, seconds=10, say=print)
+        assert "was not dropped, because publication dbz_publication has other tables" in said[0]
+        assert table.has_slot()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("SELECT pg_drop_replication_slot(%s)", "the server has no slot debezium_"),
+        (f"DROP PUBLICATION {PUBLICATION}", "no publication has the inserts of public.outbox"),
+        (f"ALTER PUBLICATION {PUBLICATION} SET (publish = 'update')", "no publication has the inserts"),
+        ("ALTER TABLE outbox ALTER id TYPE text", "ids of the append-only outbox are UUIDs"),
+    ],
+)
+def test_what_cannot_be_adopted(table: Published, change: str, words: str) -> None:
+    """Guards against a switch after which nothing could say what is published."""
+    with table.adopted.connect() as connection:
+        connection.execute(change.encode(), [table.slot] if "%s" in change else None)
+    code, said = table.adopted.refuse("adopt", "prepare")
+    assert (code, words in said) == (2, True), said
+
+
+def test_a_slot_of_another_database(table: Published, stack: Stack) -> None:
+    """Guards against a position that another database's reader has confirmed."""
+    with fresh_database(stack.dsn) as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+        other = f"elsewhere_{uuid.uuid4().hex[:12]}"
+        connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [other])
+        file = table.adopted.settings.table_file
+        assert file is not None
+        file.write_text(file.read_text().replace(table.slot, other))
+        code, said = table.adopted.refuse("adopt", "prepare")
+        connection.execute("SELECT pg_drop_replication_slot(%s)", [other])
+    assert (code, "belongs to the database" in said) == (2, True), said
+
+
+def test_the_file(table: Published) -> None:
+    """Guards against a description that is not found out, or that a relay takes."""
+    described = table.adopted.run("table", "describe", "public.outbox", OUTBOX_TABLE_FILE="")
+    assert f'slot = "{table.slot}"' in described
+    assert "order" not in described
+    file = table.adopted.settings.table_file
+    assert file is not None
+    file.write_text(described)
+    assert "nothing to correct" in table.adopted.run("table", "check")
+    for words in (("relay",), ("status",)):
+        code, said = table.adopted.refuse(*words)
+        assert (code, f"what reads the slot {table.slot} publishes public.outbox" in said) == (2, True), said
+    plan = table.adopted.run("adopt", "plan")
+    assert "counts the row" in plan
+    assert "no session reads the slot" in plan
+
+
+def test_a_role_that_may_not_read_slots(table: Published) -> None:
+    """Guards against an error of the server in place of what to do."""
+    table.write(0)
+    _switch(table)
+    role = f"member_{uuid.uuid4().hex[:8]}"
+    with table.adopted.connect() as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'".encode())
+        connection.execute(f"GRANT {connection.info.user} TO {role}".encode())
+        try:
+            dsn = make_conninfo(table.adopted.settings.dsn, user=role, password="x", passfile="")
+            code, said = table.adopted.refuse("adopt", "drain", OUTBOX_DSN=dsn)
+        finally:
+            connection.execute(f"DROP ROLE {role}".encode())
+    assert (code, f"ALTER ROLE {role} REPLICATION" in said) == (2, True), said

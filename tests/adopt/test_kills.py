@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import psycopg
 import pytest
 
 from tests.adopt.conftest import Adopted, Make
+from tests.adopt.debezium_table import published
 from tests.conftest import clean_environment, wait_until
 from tests.relay.marked_table import guides
 
@@ -49,7 +51,12 @@ class Lives:
 
 @pytest.fixture
 def lives(make: Make, tmp_path: Path) -> Iterator[Lives]:
-    adopted = make(guides.D)
+    with _lives(make(guides.D), tmp_path) as made:
+        yield made
+
+
+@contextmanager
+def _lives(adopted: Adopted, tmp_path: Path) -> Iterator[Lives]:
     environment = adopted.environment | {"OUTBOX_ARCHIVE": str(tmp_path / "archive")}
     with (
         adopted.connect() as observer,
@@ -88,5 +95,33 @@ def test_every_statement(lives: Lives) -> None:
         adopted.write((KEY, next(number)))
     adopted.relay()
     first = list(dict.fromkeys(adopted.numbers()[KEY]))
+    assert first == list(range(next(number)))
+    assert deaths > 150
+
+
+def test_every_statement_with_a_slot(make: Make, tmp_path: Path) -> None:
+    """Guards the same where a slot's reader publishes the table, and where a command does in its place."""
+    number, deaths = itertools.count(), 0
+    with published(make) as table, _lives(table.adopted, tmp_path) as lives:
+        for step in ("prepare", "switch", "drain", "back", "switch", "drain-rest", "back", "switch", "drain"):
+            if step == "drain-rest":
+                table.publish(1)
+            elif step == "drain":
+                table.publish(confirm=False)
+            for statement in itertools.count(1, 3 if step == "switch" else 1):
+                table.write(next(number))
+                if lives.run(step, statement):
+                    break
+                deaths += 1
+            if step == "back":
+                table.adopted.relay()
+        for statement in itertools.count(1, 2):
+            if lives.run("finish", statement):
+                break
+            table.write(next(number))
+            deaths += 1
+        assert not table.has_slot()
+        table.adopted.relay()
+        first = list(dict.fromkeys(table.numbers()))
     assert first == list(range(next(number)))
     assert deaths > 150

@@ -110,6 +110,7 @@ def describe(settings: Settings, name: str) -> Description:
         place = _find(connection, name)
         columns = pg_catalog.read_columns(connection, place.oid)
         states = _states(connection, place, list(columns.values()))
+        slots = [name for (name,) in connection.execute(queries.SLOTS, {"oid": place.oid}).fetchall()]
     guesses = guess(list(columns.values()), uses_status=states is not None)
     file = _File()
     file.say(
@@ -118,11 +119,16 @@ def describe(settings: Settings, name: str) -> Description:
     file.say("does what is written here. Then run `outbox table check`. See docs/existing-tables.md.")
     # As it was asked for: without a schema it is the one of OUTBOX_SCHEMA, in each environment.
     file.entry("table", f"{place.schema}.{place.name}" if "." in name else place.name)
-    _write_order(file, guesses)
+    has_marks = states is not None or "published_at" in guesses.columns
+    slot = slots[0] if len(slots) == 1 and not has_marks else None
+    if slot is not None:
+        file.entry("slot", slot, "no column says which rows are pending: what reads this slot publishes them")
+    else:
+        _write_order(file, guesses)
     _write_aggregate_type(file, guesses)
     file.line()
     file.line("[columns]")
-    _write_columns(file, guesses, columns)
+    _write_columns(file, guesses, columns, slots)
     if states is not None:
         _write_states(file, states)
     if guesses.unused:
@@ -209,7 +215,8 @@ def _write_aggregate_type(file: _File, guesses: Guesses) -> None:
         file.entry("aggregate_type", "{event_type:first}")
 
 
-def _write_columns(file: _File, guesses: Guesses, columns: dict[str, Column]) -> None:
+def _write_columns(file: _File, guesses: Guesses, columns: dict[str, Column], slots: list[str]) -> None:
+    """Write [columns]; with one slot, the file names it and needs no marks."""
     for ours in (*_EVENT, *_MARKS, *(name for name in COLUMNS if name not in (*_EVENT, *_MARKS))):
         if found := guesses.columns.get(ours):
             reason = f"{found.reason}{_ASSUMED.get(ours, '')}"
@@ -225,9 +232,14 @@ def _write_columns(file: _File, guesses: Guesses, columns: dict[str, Column]) ->
             file.blank(ours, "…", hint)
         elif ours == "seq" and "order" in file.incomplete:
             file.blank(ours, "…", "an integer; ALTER TABLE … ADD COLUMN seq bigserial adds one")
-        elif ours == "published_at" and "status" not in guesses.columns:
+        elif ours == "published_at" and "status" not in guesses.columns and len(slots) != 1:
             file.incomplete.append("published_at or status")
             file.say("Complete one of these lines: no column says which rows are pending.")
+            if slots:
+                one_of = (
+                    f"at the top, in place of order: one of {', '.join(slots)}, whose reader publishes them"
+                )
+                file.blank("slot", "…", one_of)
             file.blank(ours, "…", "a time, null while the row is pending")
             file.blank("status", "…", "a text or an enum, with its values in [status]")
             if flags := [each.name for each in columns.values() if each.type == "bool"]:

@@ -117,6 +117,16 @@ WHERE p.partrelid = %(oid)s::oid AND p.partstrat = 'r' AND p.partnatts = 1 AND p
 HAVING NOT bool_or(b.until IS NULL)
    AND max(b.until::timestamptz) < clock_timestamp() + interval '7 days'"""
 
+# The slots whose readers may publish the table: a publication has it.
+SLOTS: Final = """
+SELECT r.slot_name::text FROM pg_replication_slots r
+WHERE r.database = current_database() AND r.plugin = 'pgoutput' AND NOT r.temporary AND EXISTS (
+    SELECT FROM pg_publication p JOIN pg_publication_tables t ON t.pubname = p.pubname
+    JOIN pg_class c ON c.relname = t.tablename AND c.relnamespace = t.schemaname::regnamespace
+    WHERE p.pubinsert
+      AND c.oid IN (SELECT %(oid)s::oid UNION SELECT relid FROM pg_partition_tree(%(oid)s::oid)))
+ORDER BY 1"""
+
 # Values of a column that are cheap to know: from statistics, and from a few rows.
 FREQUENT: Final = """
 SELECT DISTINCT unnest(most_common_vals::text::text[]) FROM pg_stats
