@@ -32,6 +32,9 @@ _POLL: Final = 0.2
 # A connector confirms each minute by default (offset.flush.interval.ms).
 _QUIET_SECONDS: Final = 10.0
 _ANSWER_SECONDS: Final = 10.0
+FORGET: Final = (
+    "before the connector starts again, remove its offsets (DELETE /connectors/NAME/offsets), or it fails"
+)
 _STOP: Final = "stop the connector (PUT /connectors/NAME/stop), and run the command again"
 
 
@@ -93,6 +96,7 @@ def drain(table: Table, what: Rest, *, until: float, say: Say) -> int:
                 if not rows:
                     return 0
                 if what is Rest.PUBLISH:
+                    say(f"the slot {name} is past what its connector knows: {FORGET}")
                     continue
                 waiting.found(slot, rows, table.mapping)
             except InUseError:

@@ -65,7 +65,7 @@ def keep(settings: Settings, connection: Connection, found: Facts, rows: list[Ro
         cursor.execute(sql.SQL(_CREATE).format(**names))
         with cursor.copy(sql.SQL(_COPY).format(**names)) as copy:
             for row in rows:
-                copy.write_row([row[column.name] for column in columns])
+                copy.write_row([row.get(column.name) for column in columns])
 
 
 def publish(settings: Settings, connection: Connection, mapping: Mapping, *, until: float, say: Say) -> int:

@@ -285,6 +285,11 @@ def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
             held=[found.oid],
             say=say,
         )
+        if state.slot is not None:
+            say(
+                f"start what reads the slot {state.slot}: it continues there. If `drain --rest publish` was "
+                f"run: {by_slot.FORGET}"
+            )
         return Switched(True, attempts, "prepared")
 
 

@@ -22,7 +22,7 @@ from outbox_pipelines.adopt.facts import Facts
 from outbox_pipelines.adopt.slot import Slot
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import NotReadyError, SetupError
-from outbox_pipelines.parsers.table_mapping import Mapping
+from outbox_pipelines.parsers.table_mapping import REQUIRED, Mapping
 from outbox_pipelines.relay.cdc import pgoutput
 from outbox_pipelines.relay.cdc.sent import found_in
 from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
@@ -154,7 +154,9 @@ def unpublished(settings: Settings, mapping: Mapping, delivered: Delivered) -> l
 
     Raises:
         UnavailableError: Kafka does not answer.
+        SetupError: the slot does not deliver a column of the event.
     """
+    _require_columns(mapping, delivered.rows)
     router, id_column = Router(settings), mapping.columns["id"]
     wanted: dict[str, set[str]] = defaultdict(set)
     since = delivered.since
@@ -167,6 +169,16 @@ def unpublished(settings: Settings, mapping: Mapping, delivered: Delivered) -> l
     for topic, ids in wanted.items():
         found |= found_in(settings, topic, ids, since)
     return [row for row in delivered.rows if row[id_column] not in found]
+
+
+def _require_columns(mapping: Mapping, rows: list[Row]) -> None:
+    needed = [column for ours, column in mapping.columns.items() if ours in REQUIRED]
+    for row in rows:
+        if missing := [column for column in needed if column not in row]:
+            raise SetupError(
+                f"the slot delivers rows of {mapping} without the column {missing[0]}: the publication "
+                "leaves it out, or it was renamed since. Start the connector again, with heartbeat.interval.ms=10000"
+            )
 
 
 def _time(text: str | None) -> float:

@@ -23,6 +23,18 @@ DDL: Final = """
 CREATE TABLE outbox (
     id uuid PRIMARY KEY, aggregatetype varchar(255) NOT NULL, aggregateid varchar(255) NOT NULL,
     type varchar(255) NOT NULL, payload jsonb NOT NULL)"""
+PARTITIONED: Final = """
+CREATE TABLE outbox (
+    id uuid NOT NULL, aggregatetype varchar(255) NOT NULL, aggregateid varchar(255) NOT NULL,
+    type varchar(255) NOT NULL, payload jsonb, "timestamp" timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (id, "timestamp")) PARTITION BY RANGE ("timestamp");
+CREATE TABLE outbox_all PARTITION OF outbox DEFAULT"""
+# Of Quarkus' extension, with its default types.
+QUARKUS: Final = """
+CREATE TABLE outbox (
+    id uuid PRIMARY KEY, aggregatetype varchar(255) NOT NULL, aggregateid varchar(255) NOT NULL,
+    type varchar(255) NOT NULL, "timestamp" timestamp(6) NOT NULL DEFAULT localtimestamp,
+    payload varchar(8000), tracingspancontext varchar(256))"""
 MAPPING: Final = """
 table = "outbox"
 slot = "{slot}"

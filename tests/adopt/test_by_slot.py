@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import uuid
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from sqlalchemy import JSON, Column, String, Uuid, create_engine, orm
 
-from outbox_pipelines.adopt import finish, steps
+from outbox_pipelines.adopt import finish, planning, steps
 from outbox_pipelines.adopt.by_slot import Rest
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.local import Stack
 from outbox_pipelines.relay import service
+from outbox_pipelines.relay.cdc.status import read
 from tests.adopt.conftest import SCHEMA, Make
-from tests.adopt.debezium_table import PUBLICATION, Published, insert, published
+from tests.adopt.debezium_table import DDL, PARTITIONED, PUBLICATION, QUARKUS, Published, insert, published
 from tests.conftest import fresh_database, wait_until
 
 
@@ -27,9 +30,9 @@ def table(make: Make) -> Iterator[Published]:
 
 
 def _switch(table: Published) -> None:
-    steps.prepare(table.adopted.settings)
-    accepted = ["rows"] if table.one("SELECT count(*) FROM public.outbox") else []
-    steps.switch(table.adopted.settings, accepted, seconds=30, say=print)
+    settings = table.adopted.settings
+    steps.prepare(settings)
+    steps.switch(settings, list(planning.plan(settings).judged.consequences), seconds=30, say=print)
 
 
 def _drain(table: Published, rest: Rest = Rest.WAIT, *, seconds: float = 0) -> int:
@@ -57,6 +60,9 @@ def test_there_and_back(table: Published) -> None:
     table.publish(confirm=False)
     assert _drain(table) == 0
     assert table.adopted.state() == "adopted"
+    # The check slot_log counts it.
+    slots = read(table.adopted.settings.model_copy(update={"table_file": None}))
+    assert [(other.slot, other.retained_bytes > 0) for other in slots.others] == [(table.slot, True)]
     table.write(5)
     table.adopted.relay()
     assert table.numbers() == [0, 1, 2, 3, 4, 5]
@@ -117,8 +123,14 @@ def test_a_connector_that_runs(table: Published) -> None:
         assert table.adopted.state() == "adopted"
 
 
-def test_the_rest_is_published_in_place_of_the_connector(table: Published) -> None:
+@pytest.mark.parametrize("ddl", [DDL, PARTITIONED, QUARKUS], ids=["debezium", "partitioned", "quarkus"])
+def test_the_rest_is_published_in_place_of_the_connector(make: Make, ddl: str) -> None:
     """Guards against events that a connector which cannot continue has not published."""
+    with published(make, ddl=ddl) as table:
+        _take_over(table)
+
+
+def _take_over(table: Published) -> None:
     ids = table.write(0, 1)
     ids += table.write(2, keep=True)
     table.publish(1)
@@ -167,6 +179,34 @@ def test_deletes(table: Published) -> None:
     _drain(table)
     table.adopted.relay()
     assert table.numbers() == [0, 1]
+
+
+def test_an_orm_that_deletes_at_once(table: Published) -> None:
+    """Guards against a writer that misses the row which it deletes."""
+    _switch(table)
+    base = orm.declarative_base()
+
+    class Row(base):  # type: ignore[misc, valid-type]
+        __tablename__ = "outbox"
+        id = Column(Uuid, primary_key=True)
+        aggregatetype, aggregateid, type = Column(String), Column(String), Column(String)
+        payload = Column(JSON)
+
+    engine = create_engine("postgresql+psycopg://", creator=table.adopted.connect_to_write)
+    with warnings.catch_warnings(), orm.Session(engine) as session:
+        # SQLAlchemy warns if another number of rows was deleted.
+        warnings.simplefilter("error")
+        for n in range(3):
+            row = Row(id=uuid.uuid4(), aggregatetype="Order", aggregateid="7", type="t", payload={"n": n})
+            session.add(row)
+            session.flush()
+            session.delete(row)
+            session.flush()
+        session.commit()
+    engine.dispose()
+    _drain(table)
+    table.adopted.relay()
+    assert table.numbers() == [0, 1, 2]
 
 
 def test_finish_drops_the_slot(table: Published) -> None:
