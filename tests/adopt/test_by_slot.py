@@ -100,10 +100,12 @@ def test_the_position_is_behind_every_row(table: Published) -> None:
             wait_until(lambda: table.one(waits), what="a switch that waits")
         switched.result(30)
     table.write(1)
+    # An insert (I) of a transaction that committed behind the position.
     late = table.one(
-        "SELECT count(*) FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1', "
-        f"'publication_names', '{PUBLICATION}') "
-        f"WHERE lsn >= (SELECT switched_lsn FROM {SCHEMA}.outbox_adopted) AND get_byte(data, 0) = 73"
+        "WITH changes AS (SELECT * FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, "
+        f"'proto_version', '1', 'publication_names', '{PUBLICATION}')) "
+        f"SELECT count(*) FROM changes WHERE lsn >= (SELECT switched_lsn FROM {SCHEMA}.outbox_adopted) "
+        "AND xid::text IN (SELECT xid::text FROM changes WHERE get_byte(data, 0) = 73)"
     )
     assert late == 0
     assert table.publish() == 1
