@@ -146,7 +146,8 @@ def _echo(lines: list[str]) -> None:
 def _render(plan: Plan) -> str:
     # 0 before the table was analyzed for the first time.
     rows = f"about {plan.rows:,} rows, " if plan.rows else ""
-    lines = [f"{plan.table}: {plan.state}, {rows}{plan.pending:,} pending"]
+    pending = "published by its slot" if plan.pending is None else f"{plan.pending:,} pending"
+    lines = [f"{plan.table}: {plan.state}, {rows}{pending}"]
     lines += [f"  must be corrected: {problem}" for problem in plan.judged.problems]
     lines += [f"  --accept {name}: {text}" for name, text in plan.judged.consequences.items()]
     lines += [f"  note: {note}" for note in plan.judged.notes]

@@ -46,7 +46,8 @@ class Plan:
     state: str
     rows: int
     """An estimate."""
-    pending: int
+    pending: int | None
+    """None for a table with a slot: what its reader has not published is in the log."""
     judged: rules.Judged
     steps: tuple[Step, ...]
 
@@ -62,8 +63,7 @@ def plan(settings: Settings) -> Plan:
         found, state = existing.find(connection, mapping, settings)
         existing.require_relayable(connection, mapping, found)
         judged = judge(connection, found, mapping, settings)
-        # What a slot's reader has not published is in the log, not in the rows.
-        pending = 0
+        pending = None
         if mapping.slot is None:
             pending = existing.count(connection, mapping, found, settings, marked.BACKLOG)
         ddl = Ddl(found, mapping, settings.db_schema, mapping.table)
@@ -145,7 +145,7 @@ def change_of_switch(connection: Connection, ddl: Ddl, found: Facts) -> Change:
 
 
 def _steps(
-    connection: Connection, ddl: Ddl, found: Facts, mapping: Mapping, settings: Settings, pending: int
+    connection: Connection, ddl: Ddl, found: Facts, mapping: Mapping, settings: Settings, pending: int | None
 ) -> tuple[Step, ...]:
     short = (
         f"ACCESS EXCLUSIVE on {found.schema}.{mapping.table}, in its last part: waits at most 50 ms at a "
@@ -156,9 +156,10 @@ def _steps(
         if existing.has_keys(mapping)
         else ""
     )
-    drain = f"publish the {pending:,} pending rows first, about {pending / _ROWS_PER_SECOND:.0f} s"
-    if mapping.slot is not None:
+    if pending is None:
         drain = f"wait until what reads the slot {mapping.slot} has published everything of before the switch"
+    else:
+        drain = f"publish the {pending:,} pending rows first, about {pending / _ROWS_PER_SECOND:.0f} s"
     return (
         Step(
             "prepare",

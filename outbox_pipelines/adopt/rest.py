@@ -32,6 +32,7 @@ _CREATE: Final[LiteralString] = """
 CREATE TABLE {rest} (seq_of_rest bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, {columns},
                      published_at_of_rest timestamptz, retries_of_rest int NOT NULL DEFAULT 0,
                      error_of_rest text)"""
+_INDEX: Final[LiteralString] = "CREATE INDEX ON {rest} (seq_of_rest) WHERE published_at_of_rest IS NULL"
 _COPY: Final[LiteralString] = "COPY {rest} ({names}) FROM STDIN"
 _LEFT: Final = f"""
 SELECT count(*), count(*) FILTER (WHERE retries_of_rest > 0), max(error_of_rest)
@@ -57,12 +58,18 @@ def keep(settings: Settings, connection: Connection, found: Facts, rows: list[Ro
         "rest": sql.Identifier(settings.db_schema, NAME),
         "names": sql.SQL(", ").join(sql.Identifier(column.name) for column in columns),
         "columns": sql.SQL(", ").join(
-            sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type)) for column in columns
+            sql.SQL("{} {} {}").format(
+                sql.Identifier(column.name),
+                sql.SQL(column.type),
+                sql.SQL("NOT NULL" if column.not_null else ""),
+            )
+            for column in columns
         ),
     }
     with connection.transaction(), connection.cursor() as cursor:
         drop(connection)
         cursor.execute(sql.SQL(_CREATE).format(**names))
+        cursor.execute(sql.SQL(_INDEX).format(**names))
         with cursor.copy(sql.SQL(_COPY).format(**names)) as copy:
             for row in rows:
                 copy.write_row([row.get(column.name) for column in columns])

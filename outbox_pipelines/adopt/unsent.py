@@ -177,7 +177,8 @@ def _require_columns(mapping: Mapping, rows: list[Row]) -> None:
         if missing := [column for column in needed if column not in row]:
             raise SetupError(
                 f"the slot delivers rows of {mapping} without the column {missing[0]}: the publication "
-                "leaves it out, or it was renamed since. Start the connector again, with heartbeat.interval.ms=10000"
+                "leaves it out, or it was renamed since. Start the connector again, with "
+                "heartbeat.interval.ms=10000"
             )
 
 

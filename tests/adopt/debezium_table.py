@@ -108,7 +108,7 @@ class Published:
                 elif message[0] == pgoutput.INSERT:
                     columns = names[pgoutput.relation_of_row(message)]
                     row = dict(zip(columns, pgoutput.read_row(message), strict=True))
-                    headers = [("id", str(row["id"]))]
+                    headers: dict[str, str | bytes | None] = {"id": row["id"]}
                     producer.produce(topic, key=row["aggregateid"], value=row["payload"], headers=headers)
                     rows += 1
                 elif message[0] == pgoutput.COMMIT:

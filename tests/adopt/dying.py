@@ -74,8 +74,10 @@ def _live(step: str) -> None:
         finish.finish(settings, drop=True, seconds=30, say=_silent)
     elif step == "drain-rest":
         steps.drain(settings, seconds=60, say=_silent, rest=Rest.PUBLISH)
+    elif step == "drain":
+        steps.drain(settings, seconds=60, say=_silent)
     else:
-        {"drain": steps.drain, "back": steps.back}[step](settings, seconds=60, say=_silent)
+        steps.back(settings, seconds=60, say=_silent)
 
 
 def main() -> None:

@@ -19,7 +19,16 @@ from outbox_pipelines.local import Stack
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.cdc.status import read
 from tests.adopt.conftest import SCHEMA, Make
-from tests.adopt.debezium_table import DDL, PARTITIONED, PUBLICATION, QUARKUS, Published, insert, published
+from tests.adopt.debezium_table import (
+    DDL,
+    PARTITIONED,
+    PUBLICATION,
+    QUARKUS,
+    Published,
+    insert,
+    insert_and_delete,
+    published,
+)
 from tests.conftest import fresh_database, wait_until
 
 
@@ -181,6 +190,24 @@ def test_deletes(table: Published) -> None:
     _drain(table)
     table.adopted.relay()
     assert table.numbers() == [0, 1]
+
+
+def test_a_writer_with_its_own_role(table: Published) -> None:
+    """Guards against a writer that may insert and delete, and no more, until the switch only."""
+    role = f"writer_{uuid.uuid4().hex[:8]}"
+    with table.adopted.connect() as connection:
+        connection.execute(f"CREATE ROLE {role}".encode())
+        try:
+            grant = f"GRANT INSERT, DELETE, SELECT ON outbox TO {role}"
+            connection.execute(grant.encode())
+            _switch(table)
+            connection.execute(f"SET ROLE {role}".encode())
+            insert_and_delete(connection, "7", "order.placed", {"n": 0})
+        finally:
+            connection.execute(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}".encode())
+    _drain(table)
+    table.adopted.relay()
+    assert table.numbers() == [0]
 
 
 def test_an_orm_that_deletes_at_once(table: Published) -> None:
