@@ -33,7 +33,8 @@ _POLL: Final = 0.2
 _QUIET_SECONDS: Final = 10.0
 _ANSWER_SECONDS: Final = 10.0
 FORGET: Final = (
-    "before the connector starts again, remove its offsets (DELETE /connectors/NAME/offsets), or it fails"
+    "before the connector starts again, set its snapshot.mode=no_data and remove its offsets (DELETE "
+    "/connectors/NAME/offsets): otherwise it fails, or publishes all rows again"
 )
 _STOP: Final = "stop the connector (PUT /connectors/NAME/stop), and run the command again"
 

@@ -148,8 +148,8 @@ def require_stopped(connection: Connection, state: State) -> None:
         raise SetupError(
             f"the server has no slot {state.slot}, from which the connector is to continue. Nothing was "
             "written into the table since the switch: SELECT pg_create_logical_replication_slot("
-            f"'{state.slot}', '{PLUGIN}'), and remove the connector's offsets (DELETE "
-            "/connectors/NAME/offsets)"
+            f"'{state.slot}', '{PLUGIN}'), set snapshot.mode=no_data "
+            "of the connector, and remove its offsets (DELETE /connectors/NAME/offsets)"
         )
     if wrong := problem(connection, slot, state.slot):
         raise SetupError(wrong)

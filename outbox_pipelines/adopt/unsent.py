@@ -91,7 +91,7 @@ class Reading:
                 elif message[0] == pgoutput.COMMIT:
                     position = pgoutput.end_of_commit(message)
         except SlotLostError as error:
-            raise SetupError(f"the slot {self._slot.name} cannot be read: {first_line(error)}") from None
+            raise SetupError(_unreadable(self._slot, error)) from None
         return delivered
 
     def confirm(self) -> None:
@@ -145,7 +145,7 @@ def reading(
         except psycopg.errors.ObjectInUse:
             raise InUseError from None
         except psycopg.Error as error:
-            raise SetupError(f"the slot {slot.name} cannot be read: {first_line(error)}") from None
+            raise SetupError(_unreadable(slot, error)) from None
         yield Reading(stream, connection, slot, (high << 32) + low)
 
 
@@ -169,6 +169,14 @@ def unpublished(settings: Settings, mapping: Mapping, delivered: Delivered) -> l
     for topic, ids in wanted.items():
         found |= found_in(settings, topic, ids, since)
     return [row for row in delivered.rows if row[id_column] not in found]
+
+
+def _unreadable(slot: Slot, error: Exception) -> str:
+    return (
+        f"the slot {slot.name} cannot be read: {first_line(error)}. Let the connector confirm it, with "
+        "heartbeat.interval.ms=10000; or, if everything of before the switch is published: `outbox adopt "
+        "drain --rest skip`"
+    )
 
 
 def _require_columns(mapping: Mapping, rows: list[Row]) -> None:

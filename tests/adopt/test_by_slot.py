@@ -13,6 +13,7 @@ from psycopg.conninfo import make_conninfo
 from sqlalchemy import JSON, Column, String, Uuid, create_engine, orm
 
 from outbox_pipelines.adopt import finish, planning, steps
+from outbox_pipelines.adopt import slot as slots
 from outbox_pipelines.adopt.by_slot import Rest
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.local import Stack
@@ -70,8 +71,8 @@ def test_there_and_back(table: Published) -> None:
     assert _drain(table) == 0
     assert table.adopted.state() == "adopted"
     # The check slot_log counts it.
-    slots = read(table.adopted.settings.model_copy(update={"table_file": None}))
-    assert [(other.slot, other.retained_bytes > 0) for other in slots.others] == [(table.slot, True)]
+    found = read(table.adopted.settings.model_copy(update={"table_file": None}))
+    assert [(other.slot, other.retained_bytes > 0) for other in found.others] == [(table.slot, True)]
     table.write(5)
     table.adopted.relay()
     assert table.numbers() == [0, 1, 2, 3, 4, 5]
@@ -280,7 +281,11 @@ def test_a_publication_of_all_tables(make: Make) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("SELECT pg_drop_replication_slot(%s)", "the server has no slot debezium_"),
+        ("SELECT pg_drop_replication_slot(%(slot)s)", "the server has no slot debezium_"),
+        (
+            "SELECT pg_drop_replication_slot(%(slot)s), pg_create_physical_replication_slot(%(slot)s)",
+            "is a physical one",
+        ),
         (f"DROP PUBLICATION {PUBLICATION}", "no publication has the inserts of public.outbox"),
         (f"ALTER PUBLICATION {PUBLICATION} SET (publish = 'update')", "no publication has the inserts"),
         ("ALTER TABLE outbox ALTER id TYPE text", "ids of the append-only outbox are UUIDs"),
@@ -289,9 +294,26 @@ def test_a_publication_of_all_tables(make: Make) -> None:
 def test_what_cannot_be_adopted(table: Published, change: str, words: str) -> None:
     """Guards against a switch after which nothing could say what is published."""
     with table.adopted.connect() as connection:
-        connection.execute(change.encode(), [table.slot] if "%s" in change else None)
+        connection.execute(change.encode(), {"slot": table.slot})
     code, said = table.adopted.refuse("adopt", "prepare")
     assert (code, words in said) == (2, True), said
+
+
+def test_a_slot_that_cannot_be_looked_into(table: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a drain that ends with an error of the server where waiting is enough."""
+    monkeypatch.setattr(slots, "PLUGIN", "decoderbufs")
+    table.write(0)
+    _switch(table)
+    with pytest.raises(NotReadyError, match="has the plugin pgoutput, and no session reads it"):
+        _drain(table)
+    with table.adopted.connect() as connection:
+        connection.execute(f"DROP PUBLICATION {PUBLICATION}".encode())
+    monkeypatch.undo()
+    with pytest.raises(SetupError, match=r"no publication has the inserts of public\.outbox_adopted"):
+        _drain(table)
+    table.one("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())::text")
+    _drain(table)
+    assert table.adopted.state() == "adopted"
 
 
 def test_a_slot_of_another_database(table: Published, stack: Stack) -> None:
