@@ -32,10 +32,6 @@ _POLL: Final = 0.2
 # A connector confirms each minute by default (offset.flush.interval.ms).
 _QUIET_SECONDS: Final = 10.0
 _ANSWER_SECONDS: Final = 10.0
-FORGET: Final = (
-    "before the connector starts again, set its snapshot.mode=no_data and remove its offsets (DELETE "
-    "/connectors/NAME/offsets): otherwise it fails, or publishes all rows again"
-)
 _STOP: Final = "stop the connector (PUT /connectors/NAME/stop), and run the command again"
 
 
@@ -97,7 +93,7 @@ def drain(table: Table, what: Rest, *, until: float, say: Say) -> int:
                 if not rows:
                     return 0
                 if what is Rest.PUBLISH:
-                    say(f"the slot {name} is past what its connector knows: {FORGET}")
+                    say(f"the slot {name} is past what its connector knows: {slots.FORGET}")
                     continue
                 waiting.found(slot, rows, table.mapping)
             except InUseError:

@@ -17,6 +17,10 @@ from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError, SetupError
 
 PLUGIN: Final = "pgoutput"
+FORGET: Final = (
+    "before the connector starts again, set its snapshot.mode=no_data and remove its offsets (DELETE "
+    "/connectors/NAME/offsets): otherwise it fails, or publishes all rows again"
+)
 _NAME: Final = "slot in OUTBOX_TABLE_FILE"
 _SHOW: Final = "SELECT slot_name, database, active FROM pg_replication_slots"
 
@@ -84,8 +88,8 @@ def problem(connection: Connection, slot: Slot | None, name: str) -> str | None:
         )
     if slot.lost is not None:
         return (
-            f"the slot {name} is lost ({slot.lost}), and what reads it has not published everything: make a "
-            "new slot and let the connector publish what is missing (docs/from-debezium.md)"
+            f"the slot {name} is lost ({slot.lost}), so its reader cannot publish what it has not delivered: "
+            "see docs/from-debezium.md"
         )
     return None
 
@@ -141,24 +145,48 @@ def notes(connection: Connection, name: str) -> list[str]:
 
 
 def require_stopped(connection: Connection, state: State) -> None:
-    """Raise `NotReadyError` if a session reads the slot, `SetupError` if nothing can read it later."""
-    assert state.slot is not None
+    """Check that no session reads the slot on the way back, and that the connector can continue from it.
+
+    A table without a slot needs no check.
+
+    Raises:
+        NotReadyError: a session reads it.
+        SetupError: nothing can continue from it, and nothing has changed yet.
+    """
+    if state.slot is None:
+        return
     slot = read(connection, state.slot)
-    if slot is None:
+    if (slot is None or slot.lost is not None) and state.state == "adopted":
+        drop_it = "" if slot is None else f"SELECT pg_drop_replication_slot('{state.slot}'); "
         raise SetupError(
-            f"the server has no slot {state.slot}, from which the connector is to continue. Nothing was "
-            "written into the table since the switch: SELECT pg_create_logical_replication_slot("
-            f"'{state.slot}', '{PLUGIN}'), set snapshot.mode=no_data "
-            "of the connector, and remove its offsets (DELETE /connectors/NAME/offsets)"
+            f"the slot {state.slot}, from which the connector is to continue, is "
+            f"{'missing' if slot is None else 'lost'}. Nothing was written into the table since the switch: "
+            f"run {drop_it}SELECT pg_create_logical_replication_slot('{state.slot}', '{PLUGIN}'), and "
+            f"{FORGET}"
         )
-    if wrong := problem(connection, slot, state.slot):
+    if slot is not None and slot.lost is None and (wrong := problem(connection, slot, state.slot)):
         raise SetupError(wrong)
-    if slot.reader is not None:
+    if slot is not None and slot.reader is not None:
         raise NotReadyError(
             f"process {slot.reader} reads the slot {state.slot}, and would publish new rows of {state} "
             "before the events of the outbox: stop the connector (PUT /connectors/NAME/stop), and run the "
             "command again"
         )
+
+
+def next_step(connection: Connection, state: State) -> str:
+    """Return what a person does after the way back."""
+    assert state.slot is not None
+    slot = read(connection, state.slot)
+    if slot is None or slot.lost is not None:
+        return (
+            f"the slot {state.slot} is missing or lost: let the connector begin with a new one, and publish "
+            f"the rows that {state} got since it has its name again"
+        )
+    return (
+        f"start what reads the slot {state.slot}: it continues there. If the slot was moved (`drain --rest "
+        f"publish`): {FORGET}"
+    )
 
 
 def drop(connection: Connection, state: State, found: Facts, ours: str) -> list[str]:

@@ -12,30 +12,24 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Final
 
 from psycopg import sql
 
 from outbox_pipelines import schema
-from outbox_pipelines.adopt import by_slot, planning, queries, renaming, rules
+from outbox_pipelines.adopt import by_marks, by_slot, planning, queries, renaming, rules
 from outbox_pipelines.adopt import facts as catalog
 from outbox_pipelines.adopt import slot as slots
 from outbox_pipelines.adopt import table as existing
 from outbox_pipelines.adopt.by_slot import Rest
 from outbox_pipelines.adopt.facts import Facts
 from outbox_pipelines.adopt.renaming import Say
-from outbox_pipelines.adopt.state import State
 from outbox_pipelines.adopt.state import read as read_state
 from outbox_pipelines.adopt.statements import Ddl, kept_name
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.parsers.table_mapping import Mapping
-from outbox_pipelines.relay import service
-from outbox_pipelines.relay.marked_table import queries as marked
 from outbox_pipelines.relay.shards import pooler
 from outbox_pipelines.settings import Settings
-
-_POLL: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +122,11 @@ def switch(settings: Settings, accepted: list[str], *, seconds: float, say: Say)
         )
         # Outside of the lock: without an index it reads the whole table.
         kept = replace(mapping, table=state.kept_as)
-        if attempts and mapping.slot is None and not _must_drain(connection, kept, settings, found):
+        if (
+            attempts
+            and mapping.slot is None
+            and not by_marks.has_rows_to_drain(connection, kept, settings, found)
+        ):
             with connection.transaction():
                 connection.execute(queries.ONE_COMMAND)
                 connection.execute(queries.DRAINED)
@@ -156,7 +154,7 @@ def drain(settings: Settings, *, seconds: float, say: Say, rest: Rest = Rest.WAI
         found = catalog.read(connection, state.relation)
         until = time.monotonic() + seconds
         if state.slot is None:
-            published = _drain_rows(settings, connection, mapping, state, found, until, say)
+            published = by_marks.drain(settings, connection, mapping, state, found, until, say)
         elif rest is not Rest.WAIT and not found.is_owner:
             raise SetupError(rules.not_the_owner(found))
         elif state.state == "draining":
@@ -173,44 +171,6 @@ def drain(settings: Settings, *, seconds: float, say: Say, rest: Rest = Rest.WAI
         if existing.has_keys(mapping):
             say(f"{copy_keys(connection, mapping, found):,} idempotency keys copied")
         return published
-
-
-def _drain_rows(
-    settings: Settings,
-    connection: Connection,
-    mapping: Mapping,
-    state: State,
-    found: Facts,
-    until: float,
-    say: Say,
-) -> int:
-    """Publish the pending rows of the table; return how many.
-
-    Raises:
-        NotReadyError: some could not be published in time, or block their aggregates.
-    """
-    kept, published = replace(mapping, table=state.kept_as), 0
-    while existing.exists(connection, kept, settings, found):
-        published += _publish(
-            settings.model_copy(update={"delivery": "at_least_once"}), until, str(found), say
-        )
-        if time.monotonic() > until:
-            left = existing.count(connection, kept, found, settings, marked.BACKLOG)
-            wait = "; new events wait for them" if state.state == "draining" else ""
-            raise NotReadyError(
-                f"{found} still has {left:,} pending rows{wait}. Run the command again; see `outbox "
-                "status` for refused rows"
-            )
-    failed = existing.count(connection, kept, found, settings, marked.FAILURES)
-    if failed and settings.on_dead_letter != "block":
-        say(f"{failed:,} dead letters stay in {found}: publish or delete them before `finish --drop`")
-    if failed and state.state == "draining" and settings.on_dead_letter == "block":
-        raise NotReadyError(
-            f"{found} has {failed:,} dead letters, which block their aggregates "
-            f"(OUTBOX_ON_DEAD_LETTER=block): "
-            "publish them (docs/existing-tables.md), or set their aggregates free with continue"
-        )
-    return published
 
 
 def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
@@ -232,8 +192,7 @@ def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
                 f"do not wait"
             )
         existing.require(state, "adopted", "returning")
-        if state.slot is not None:
-            slots.require_stopped(connection, state)
+        slots.require_stopped(connection, state)
         found = catalog.read(connection, state.relation)
         # The relay below would refuse it after the change of names.
         pooler.refuse(connection, settings)
@@ -247,8 +206,7 @@ def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
             if not is_still("adopted"):
                 return False
             renaming.stop_relay_of_table(connection, found)
-            if state.slot is not None:
-                slots.require_stopped(connection, state)
+            slots.require_stopped(connection, state)
             return True
 
         attempts = 0
@@ -267,9 +225,8 @@ def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
             )
             say(f"{state} is a table again")
         while left := _left(connection, settings):
-            if state.slot is not None:
-                slots.require_stopped(connection, state)
-            _publish(settings.model_copy(update={"table_file": None}), until, "the outbox", say)
+            slots.require_stopped(connection, replace(state, state="returning"))
+            by_marks.publish(settings.model_copy(update={"table_file": None}), until, "the outbox", say)
             if time.monotonic() > until and (left := _left(connection, settings)):
                 raise NotReadyError(
                     f"{left} of the outbox are not published; rows of {state} wait for them. Run the "
@@ -286,18 +243,8 @@ def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
             say=say,
         )
         if state.slot is not None:
-            say(
-                f"start what reads the slot {state.slot}: it continues there. If `drain --rest publish` was "
-                f"run: {by_slot.FORGET}"
-            )
+            say(slots.next_step(connection, state))
         return Switched(True, attempts, "prepared")
-
-
-def _must_drain(connection: Connection, kept: Mapping, settings: Settings, found: Facts) -> bool:
-    """Return whether `drain` has something to do."""
-    return existing.exists(connection, kept, settings, found) or (
-        existing.has_keys(kept) and existing.has_rows(connection, found.schema, kept.table)
-    )
 
 
 def copy_keys(connection: Connection, mapping: Mapping, found: Facts) -> int:
@@ -309,18 +256,6 @@ def copy_keys(connection: Connection, mapping: Mapping, found: Facts) -> int:
     names = {"key": key, "table": sql.Identifier(found.schema, found.name)}
     value = number if id_column.is_integer else of_id
     return connection.execute(sql.SQL(queries.COPY_KEYS).format(**names, id=value)).rowcount
-
-
-def _publish(settings: Settings, until: float, what: str, say: Say) -> int:
-    """Publish everything that is due now, or wait for the relay that does."""
-    try:
-        events = service.relay(settings, until_empty=True, standby=service.Standby.REFUSE).events
-    except service.ShardOwnedError as error:
-        say(f"waiting: {error}")
-        events = 0
-    if not events:
-        time.sleep(min(_POLL, max(0.0, until - time.monotonic())))
-    return events
 
 
 def _left(connection: Connection, settings: Settings) -> str:

@@ -170,6 +170,10 @@ def test_a_slot_that_is_gone(table: Published) -> None:
     assert table.adopted.state() == "adopted"
     with pytest.raises(SetupError, match="SELECT pg_create_logical_replication_slot"):
         table.adopted.back()
+    table.one("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')::text")
+    table.adopted.back()
+    table.write(1)
+    assert table.publish() == 1
 
 
 def test_deletes(table: Published) -> None:
