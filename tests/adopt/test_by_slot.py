@@ -6,19 +6,22 @@ import uuid
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import JSON, Column, String, Uuid, create_engine, orm
 
-from outbox_pipelines.adopt import finish, planning, steps
+from outbox_pipelines import schema
+from outbox_pipelines.adopt import finish, planning, rest, steps
 from outbox_pipelines.adopt import slot as slots
 from outbox_pipelines.adopt.by_slot import Rest
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.local import Stack
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.cdc.status import read
+from outbox_pipelines.settings import Settings
 from tests.adopt.conftest import SCHEMA, Make
 from tests.adopt.debezium_table import (
     DDL,
@@ -45,8 +48,8 @@ def _switch(table: Published) -> None:
     steps.switch(settings, list(planning.plan(settings).judged.consequences), seconds=30, say=print)
 
 
-def _drain(table: Published, rest: Rest = Rest.WAIT, *, seconds: float = 0) -> int:
-    return steps.drain(table.adopted.settings, seconds=seconds, say=print, rest=rest)
+def _drain(table: Published, what: Rest = Rest.WAIT, *, seconds: float = 0) -> int:
+    return steps.drain(table.adopted.settings, seconds=seconds, say=print, rest=what)
 
 
 def test_there_and_back(table: Published) -> None:
@@ -157,6 +160,24 @@ def _take_over(table: Published) -> None:
     table.adopted.back()
     table.write(4)
     assert table.publish() == 1
+
+
+def test_relays_may_start_while_the_rest_is_published(
+    table: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against relays that take the table of the rest for damage of the schema."""
+    publish, found = rest.publish, []
+
+    def checked(settings: Settings, *given: Any, **named: Any) -> int:
+        found.append((rest.exists(given[0]), schema.drift(settings)))
+        return publish(settings, *given, **named)
+
+    monkeypatch.setattr(rest, "publish", checked)
+    table.write(0)
+    _switch(table)
+    assert _drain(table, Rest.PUBLISH, seconds=30) == 1
+    assert found == [(True, [])]
+    assert table.numbers() == [0]
 
 
 def test_a_slot_that_is_gone(table: Published) -> None:
