@@ -151,7 +151,7 @@ class _Waiting:
         if slot.plugin != slots.PLUGIN:
             return (
                 f"{self._behind(slot)}, has the plugin {slot.plugin}, and no session reads it: start the "
-                "connector again, with heartbeat.interval.ms=10000"
+                f"connector again, with {slots.HEARTBEATS}"
             )
         return self._missing or f"{self._behind(slot)}: {_STOP}"
 

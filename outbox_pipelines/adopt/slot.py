@@ -17,6 +17,10 @@ from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError, SetupError
 
 PLUGIN: Final = "pgoutput"
+# Heartbeats alone are not enough: Debezium 3.3 confirms what its slot has delivered.
+HEARTBEATS: Final = (
+    "heartbeat.interval.ms and heartbeat.action.query, as `outbox debezium config` prints them"
+)
 FORGET: Final = (
     "before the connector starts again, set its snapshot.mode=no_data and remove its offsets (DELETE "
     "/connectors/NAME/offsets): otherwise it fails, or publishes all rows again"

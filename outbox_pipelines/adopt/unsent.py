@@ -128,7 +128,7 @@ def reading(
     if may is not None and not may[0]:
         raise SetupError(
             f"role {may[1]} may not read the slot {slot.name}, whose reader has not confirmed everything: "
-            f"ALTER ROLE {may[1]} REPLICATION, or start the connector with heartbeat.interval.ms=10000"
+            f"ALTER ROLE {may[1]} REPLICATION, or start the connector with {slots.HEARTBEATS}"
         )
     named = [
         each.name for each in slots.publications(connection, found, settings.db_schema) if each.has_inserts
@@ -174,7 +174,7 @@ def unpublished(settings: Settings, mapping: Mapping, delivered: Delivered) -> l
 def _unreadable(slot: Slot, error: Exception) -> str:
     return (
         f"the slot {slot.name} cannot be read: {first_line(error)}. Let the connector confirm it, with "
-        "heartbeat.interval.ms=10000; or, if everything of before the switch is published: `outbox adopt "
+        f"{slots.HEARTBEATS}; or, if everything of before the switch is published: `outbox adopt "
         "drain --rest skip`"
     )
 
@@ -186,7 +186,7 @@ def _require_columns(mapping: Mapping, rows: list[Row]) -> None:
             raise SetupError(
                 f"the slot delivers rows of {mapping} without the column {missing[0]}: the publication "
                 "leaves it out, or it was renamed since. Start the connector again, with "
-                "heartbeat.interval.ms=10000"
+                f"{slots.HEARTBEATS}"
             )
 
 
