@@ -85,7 +85,9 @@ def drain(table: Table, what: Rest, *, until: float, say: Say) -> int:
         if slot.reader is None and slot.plugin == slots.PLUGIN and waiting.is_new(slot):
             try:
                 with unsent.reading(table.settings, table.connection, slot, table.found, lsn) as reading:
-                    rows = unsent.unpublished(table.settings, table.mapping, reading.rows(table.found))
+                    rows = unsent.unpublished(
+                        table.settings, table.mapping, table.found, reading.rows(table.found), reading.stay
+                    )
                     if rows and what is Rest.PUBLISH:
                         rest.keep(table.settings, table.connection, table.found, rows)
                         reading.confirm()

@@ -8,7 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,6 +33,7 @@ from outbox_pipelines.settings import Settings
 _WAIT_SECONDS: Final = 1.0
 # More are not kept in memory: their program publishes them.
 _MOST_ROWS: Final = 200_000
+_TIMES: Final = ("timestamp", "timestamptz")
 _MOST_BYTES: Final = 256_000_000
 
 Row = dict[str, str | None]
@@ -94,6 +95,16 @@ class Reading:
             raise SetupError(_unreadable(self._slot, error)) from None
         return delivered
 
+    def stay(self) -> None:
+        """Let the server know that this session still needs the slot; it ends silent ones."""
+        try:
+            self._stream.confirm(0, at_once=True)
+        except SlotLostError as error:
+            raise NotReadyError(
+                f"the server has ended the reading of the slot {self._slot.name} ({first_line(error)}): run "
+                "the command again"
+            ) from None
+
     def confirm(self) -> None:
         """Let the slot deliver nothing that committed before the position."""
         try:
@@ -149,8 +160,13 @@ def reading(
         yield Reading(stream, connection, slot, (high << 32) + low)
 
 
-def unpublished(settings: Settings, mapping: Mapping, delivered: Delivered) -> list[Row]:
+def unpublished(
+    settings: Settings, mapping: Mapping, found: Facts, delivered: Delivered, stay: Callable[[], None]
+) -> list[Row]:
     """Return those of the rows whose id is not in their topic.
+
+    Args:
+        stay: called several times a minute.
 
     Raises:
         UnavailableError: Kafka does not answer.
@@ -160,15 +176,16 @@ def unpublished(settings: Settings, mapping: Mapping, delivered: Delivered) -> l
     router, id_column = Router(settings), mapping.columns["id"]
     wanted: dict[str, set[str]] = defaultdict(set)
     since = delivered.since
+    times = [column.name for column in found.columns.values() if column.base in _TIMES]
     for row in delivered.rows:
-        since = min(since, _time(row.get(mapping.columns.get("created_at", ""))))
+        since = min([since, *(_time(row.get(name)) for name in times)])
         topic = router.topic_or_empty(_aggregate_type(mapping, row), row[mapping.columns["event_type"]] or "")
         if topic and (event_id := row[id_column]):
             wanted[topic].add(event_id)
-    found: set[str] = set()
+    published: set[str] = set()
     for topic, ids in wanted.items():
-        found |= found_in(settings, topic, ids, since)
-    return [row for row in delivered.rows if row[id_column] not in found]
+        published |= found_in(settings, topic, ids, since, stay)
+    return [row for row in delivered.rows if row[id_column] not in published]
 
 
 def _unreadable(slot: Slot, error: Exception) -> str:

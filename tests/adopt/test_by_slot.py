@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -10,11 +12,12 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import JSON, Column, String, Uuid, create_engine, orm
 
 from outbox_pipelines import schema
-from outbox_pipelines.adopt import finish, planning, rest, steps
+from outbox_pipelines.adopt import finish, planning, rest, steps, unsent
 from outbox_pipelines.adopt import slot as slots
 from outbox_pipelines.adopt.by_slot import Rest
 from outbox_pipelines.errors import NotReadyError, SetupError
@@ -178,6 +181,27 @@ def test_relays_may_start_while_the_rest_is_published(
     assert _drain(table, Rest.PUBLISH, seconds=30) == 1
     assert found == [(True, [])]
     assert table.numbers() == [0]
+
+
+def test_a_topic_that_takes_long_to_read(table: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a slot that the server takes back while a large topic is looked through."""
+    found_in = unsent.found_in
+
+    def slow(*given: Any) -> set[str]:
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            given[-1]()
+            threading.Event().wait(0.1)
+            assert table.one("SELECT active FROM pg_replication_slots WHERE slot_name = %s")
+        return found_in(*given)
+
+    monkeypatch.setattr(unsent, "found_in", slow)
+    table.write(0)
+    with table.adopted.connect() as connection:
+        database = sql.Identifier(connection.info.dbname)
+        connection.execute(sql.SQL("ALTER DATABASE {} SET wal_sender_timeout = '800ms'").format(database))
+    _switch(table)
+    assert _drain(table, Rest.PUBLISH, seconds=30) == 1
 
 
 def test_a_slot_that_is_gone(table: Published) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -51,11 +51,18 @@ def published(
     return {tx for tx, events in ids.items() if events <= found}
 
 
-def found_in(settings: Settings, topic: str, wanted: set[str], since: float) -> set[str]:
+def found_in(
+    settings: Settings,
+    topic: str,
+    wanted: set[str],
+    since: float,
+    stay: Callable[[], None] = lambda: None,
+) -> set[str]:
     """Return those of the ids that are in a topic, in the messages of a time and later.
 
     Args:
         since: seconds since 1970; a minute is added for clocks that differ.
+        stay: called several times a minute while the topic is read.
 
     Raises:
         UnavailableError: Kafka does not answer.
@@ -73,7 +80,8 @@ def found_in(settings: Settings, topic: str, wanted: set[str], since: float) -> 
         consumer.assign(consumer.offsets_for_times(starts, timeout=_SECONDS))
         unread = set(metadata.partitions)
         deadline = time.monotonic() + _SECONDS
-        while unread:
+        while unread and len(found) < len(wanted):
+            stay()
             if time.monotonic() > deadline:
                 raise UnavailableError(f"the topic {topic} could not be read within {_SECONDS:.0f} s")
             for message in consumer.consume(10_000, timeout=0.5):
