@@ -23,6 +23,7 @@ from outbox_pipelines.adopt.by_slot import Rest
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.local import Stack
 from outbox_pipelines.relay import service
+from outbox_pipelines.relay.cdc import sent
 from outbox_pipelines.relay.cdc.status import read
 from outbox_pipelines.settings import Settings
 from tests.adopt.conftest import SCHEMA, Make
@@ -185,7 +186,7 @@ def test_relays_may_start_while_the_rest_is_published(
 
 def test_a_topic_that_takes_long_to_read(table: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a slot that the server takes back while a large topic is looked through."""
-    found_in = unsent.found_in
+    found_in = sent.found_in
 
     def slow(*given: Any) -> set[str]:
         until = time.monotonic() + 2
