@@ -32,8 +32,8 @@ DEFAULTS: Mapping[str, object] = {
     "wal_level": "logical",
     "max_connections": 200,
     "max_prepared_transactions": 20,
-    "max_replication_slots": 20,
-    "max_wal_senders": 20,
+    "max_replication_slots": 50,
+    "max_wal_senders": 50,
 }
 
 SYSTEM = Path("/usr/lib/postgresql")
