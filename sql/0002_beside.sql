@@ -7,10 +7,11 @@ RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN pg_visible_in_snapshot(tx, done)
     OR coalesce(seq <= last_seq AND pg_visible_in_snapshot(tx, target), false);
 
--- The shard of an aggregate, for a given number of shards.
+-- The shard of an aggregate, for a given number of shards: a range of its lanes, so that an index finds it. A lane is the
+-- number that the indexes of the outbox end with; its upper half counts.
 CREATE FUNCTION outbox_shard_of(aggregate_type text, aggregate_id text, shards int)
 RETURNS int LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN ((hashtextextended(aggregate_type || chr(31) || aggregate_id, 0) & 9223372036854775807) % shards)::int;
+RETURN ((((hashtextextended(aggregate_id, hashtext(aggregate_type)) >> 32) + 2147483648) * shards) >> 32)::int;
 
 -- One row per shard: its owner and its position. Updated continuously, hence the free space for HOT updates
 -- and an autovacuum that does not wait for a share of the table.

@@ -3,20 +3,17 @@
 from typing import Final, LiteralString, NamedTuple
 
 from outbox_pipelines.partitions.queries import WRITTEN_AT
+from outbox_pipelines.relay.shards.lanes import MINE_BY_SEQ, MINE_BY_TX
 
 # For a window, a generic plan would walk the wrong index (seconds beside 5 million rows), and compiling a
 # plan costs more than running it.
-PLAN_EACH: Final = (
-    "SET plan_cache_mode = force_custom_plan; SET enable_seqscan = on; RESET max_parallel_workers_per_gather"
-)
+PLAN_EACH: Final = "SET plan_cache_mode = force_custom_plan"
 TUNE: Final[LiteralString] = f"SET jit = off; {PLAN_EACH}; SET TimeZone = 'UTC'"
-# For a tick of a few rows, planning takes five times as long as reading. Without sequential scans, a plan
-# that was made while a day was empty is right when it is full.
-# Without parallel workers, whose start takes longer.
-PLAN_ONCE: Final = (
-    "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; "
-    "SET max_parallel_workers_per_gather = 0"
-)
+# For a tick of a few rows, planning takes five times as long as reading.
+PLAN_ONCE: Final = "SET plan_cache_mode = force_generic_plan"
+# Without sequential scans, a plan that was made while a day was empty is right when it is full, and a shard
+# does not read the rows of the others. Parallel workers take longer to start than to read.
+BY_INDEX: Final = "SET enable_seqscan = off; SET max_parallel_workers_per_gather = 0"
 
 # A poll: touches no table.
 SNAPSHOT: Final = "SELECT pg_current_snapshot()::text"
@@ -66,7 +63,7 @@ FITTING: Final[LiteralString] = """seq, id::text,
 NAMES: Final[LiteralString] = """
     seq, id::text, aggregate_type, aggregate_id, left(event_type, 999), NULL::text, NULL::text"""
 
-# Of this shard. With one shard the planner drops it.
+# Of this shard, in a table without lanes. With one shard the planner drops it.
 MINE: Final[LiteralString] = """
     (%(shards)s = 1 OR outbox_shard_of(aggregate_type, aggregate_id, %(shards)s) = %(shard)s)"""
 
@@ -77,17 +74,11 @@ OPEN: Final[LiteralString] = f"created_at >= {OPEN_FROM_TIME}"
 
 # The sum hides seq from the planner: no index but that on tx fits, whatever is known of a day. By another
 # one, a kept plan of late transactions would read all rows of a day (51 ms for 400,000 in place of 0.5).
-_RANGE: Final[LiteralString] = f"""
+_TICK: Final[LiteralString] = f"""
     {OPEN} AND tx >= %(first)s::xid8 AND tx < %(end)s::xid8
-    AND pg_visible_in_snapshot(tx, %(target)s::pg_snapshot) AND seq + 0 > %(last_seq)s"""
+    AND pg_visible_in_snapshot(tx, %(target)s::pg_snapshot)"""
+_RANGE: Final[LiteralString] = f"{_TICK} AND seq + 0 > %(last_seq)s"
 _LATE: Final[LiteralString] = f"{OPEN} AND tx = ANY (%(late)s::xid8[]) AND seq + 0 > %(last_seq)s"
-
-# Where a big tick begins and ends in `seq`: one row for the range and one for each late transaction.
-# Index-only, so it stays cheap beside what publishing such a tick takes (0.6 s for 5.6 million rows).
-SPANS: Final[LiteralString] = f"""
-SELECT min(seq), max(seq) FROM outbox WHERE {_RANGE} HAVING count(*) > 0
-UNION ALL
-SELECT min(seq), max(seq) FROM outbox WHERE {_LATE} GROUP BY tx"""
 
 # The days in which a span has rows. A window names them, so that it is planned over one partition or two:
 # over all of them, planning would cost more than reading. Through the parent, so that a role which may read
@@ -114,8 +105,13 @@ class Reading(NamedTuple):
     with the seq -1."""
     small_tick_with_late: LiteralString
     """The same where transactions that ran at `done` have ended since: seldom, and planning costs twice."""
+    edges: LiteralString
+    """The seq of the first and of the last row of a big tick, in the order of tx."""
+    spans: LiteralString
+    """Where a big tick begins and ends in `seq`: one row for the range and one for each late transaction."""
     window: LiteralString
-    """Of a big tick, by the seq index: the conditions on tx are functions, so that no other index fits."""
+    """Of a big tick, by the seq index: the conditions on tx are functions, so that no other index fits. Takes
+    `width`, the number of rows."""
     bodies: LiteralString
     """Rows that were listed without content. Sorted as they are stored: a row's texts are made when it is
     fetched, and not at all where the reader stops before it."""
@@ -123,24 +119,36 @@ class Reading(NamedTuple):
     """The same of parked events."""
 
 
-def _reading(texts: LiteralString) -> Reading:
+def _reading(texts: LiteralString, by_tx: LiteralString = "", by_seq: LiteralString = "") -> Reading:
+    within: LiteralString = f"""{_TICK} AND seq > %(last_seq)s {by_tx}"""
+    edges: LiteralString = f"""
+SELECT (SELECT seq FROM outbox WHERE {within} ORDER BY tx, seq LIMIT 1),
+       (SELECT seq FROM outbox WHERE {within} ORDER BY tx DESC, seq DESC LIMIT 1)"""
+    spans: LiteralString = f"""
+SELECT (SELECT min(seq + 0) FROM outbox WHERE {within} AND seq <= %(lowest)s::bigint),
+       (SELECT max(seq + 0) FROM outbox WHERE {within} AND seq >= %(highest)s::bigint)
+WHERE %(lowest)s::bigint IS NOT NULL
+UNION ALL
+SELECT min(seq), max(seq) FROM outbox WHERE {_LATE} {by_tx} GROUP BY tx"""
     small: LiteralString = f"""
 WITH tick AS MATERIALIZED (
-    SELECT * FROM outbox WHERE {_RANGE} AND {MINE} LIMIT %(limit)s + 1
+    SELECT * FROM outbox WHERE {_RANGE} {by_tx} LIMIT %(limit)s + 1
 )
 SELECT {FITTING}
 FROM (SELECT {texts} FROM tick WHERE (SELECT count(*) FROM tick) <= %(limit)s OFFSET 0) AS event
 UNION ALL
 SELECT -1, '', '', '', '', '', NULL WHERE (SELECT count(*) FROM tick) > %(limit)s
 ORDER BY 1"""
-    with_late = f"UNION ALL SELECT * FROM outbox WHERE {_LATE} AND {MINE} LIMIT %(limit)s + 1"
+    with_late = f"UNION ALL SELECT * FROM outbox WHERE {_LATE} {by_tx} LIMIT %(limit)s + 1"
+    # With one shard a window has no more rows than numbers, and without a limit it is read faster.
+    limit: LiteralString = "LIMIT %(width)s" if by_seq else "OFFSET 0"
     window: LiteralString = f"""
 SELECT {FITTING} FROM (
     SELECT {texts} FROM outbox
     WHERE created_at >= %(start)s AND created_at < %(stop)s AND seq > %(last_seq)s AND seq <= %(to)s
       AND pg_visible_in_snapshot(tx, %(target)s::pg_snapshot)
-      AND NOT pg_visible_in_snapshot(tx, %(done)s::pg_snapshot) AND {MINE}
-    ORDER BY seq OFFSET 0) AS event
+      AND NOT pg_visible_in_snapshot(tx, %(done)s::pg_snapshot) {by_seq}
+    ORDER BY seq {limit}) AS event
 ORDER BY seq"""
     bodies: LiteralString = f"""
 SELECT {FITTING} FROM (
@@ -156,11 +164,14 @@ SELECT {FITTING} FROM (
         SELECT * FROM outbox_parked WHERE seq = ANY (%(seqs)s::bigint[]) ORDER BY seq OFFSET 0) AS stored
     OFFSET 0) AS event
 ORDER BY seq"""
-    return Reading(small, small.replace("LIMIT %(limit)s + 1", with_late), window, bodies, parked)
+    return Reading(small, small.replace("LIMIT %(limit)s + 1", with_late), edges, spans, window, bodies, parked)
 
 
 EVENTS: Final = _reading(_TEXTS)
 EVENTS_WITH_TIME: Final = _reading(_TEXTS_WITH_TIME)
+# The same of one of several shards.
+SHARD_EVENTS: Final = _reading(_TEXTS, MINE_BY_TX, MINE_BY_SEQ)
+SHARD_EVENTS_WITH_TIME: Final = _reading(_TEXTS_WITH_TIME, MINE_BY_TX, MINE_BY_SEQ)
 
 # After an empty window: over the gap that a jump of the sequence left.
 NEXT_SEQ: Final = """

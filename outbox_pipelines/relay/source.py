@@ -23,6 +23,7 @@ from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay import bodies, queries
 from outbox_pipelines.relay.contents import Contents, Found, Guard, Unguarded, is_listed
 from outbox_pipelines.relay.core.batch import Batch
+from outbox_pipelines.relay.shards import lanes
 
 # Rows that libpq hands over at once: bounds memory where payloads are large. Older libpq knows 1 only.
 _CHUNK = 500 if psycopg.pq.version() >= 170000 else 1
@@ -60,8 +61,12 @@ class SnapshotSource:
         self._done = position.done
         self._batch_events = batch_events
         self._batch_bytes = batch_bytes
-        self._queries = queries.EVENTS_WITH_TIME if with_time else queries.EVENTS
-        self._mine = {"shard": shard, "shards": shards}
+        if shards == 1:
+            self._queries = queries.EVENTS_WITH_TIME if with_time else queries.EVENTS
+        else:
+            self._queries = queries.SHARD_EVENTS_WITH_TIME if with_time else queries.SHARD_EVENTS
+        self._shards = shards
+        self._mine = lanes.of(shard, shards)
         self._guard = guard or Unguarded()
         self._contents = Contents(
             connection,
@@ -80,6 +85,7 @@ class SnapshotSource:
         """Whether the last tick had few events."""
         self._plans_once = False
         connection.execute(queries.TUNE)
+        connection.execute(queries.BY_INDEX)
         if position.target is not None:
             # It was opened with this target: no other tick may be joined to it.
             self._tick = self._batches(position.target, position.last_seq or 0, starts=False)
@@ -165,15 +171,22 @@ class SnapshotSource:
     ) -> Iterator[Batch]:
         """A big tick: by windows of `seq` over the spans in which it has rows."""
         self._plan(once=False)
-        spans = self._connection.execute(queries.SPANS, tick | {"last_seq": last_seq}).fetchall()
+        given = tick | {"last_seq": last_seq}
+        ((lowest, highest),) = self._connection.execute(self._queries.edges, given)
+        given |= {"lowest": lowest, "highest": highest}
+        spans = self._connection.execute(self._queries.spans, given).fetchall()
         for first, end in _merge(spans):
             last_seq = max(last_seq, first - 1)
             window = tick | self._contents.days(first, end)
             while last_seq < end:
                 width = self._batch_events if self._guard.step() is None else _LISTED
-                to = min(last_seq + width, end)
-                found = self._fetch(self._queries.window, window | {"last_seq": last_seq, "to": to})
-                last_seq = to if found.is_all else found.events[-1].seq
+                # About one row in so many is of this shard.
+                to = min(last_seq + width * self._shards, end)
+                found = self._fetch(
+                    self._queries.window, window | {"last_seq": last_seq, "to": to, "width": width}
+                )
+                is_all = found.is_all and len(found.events) < width
+                last_seq = to if is_all else found.events[-1].seq
                 if found.events:
                     yield Batch(
                         *(found.events, found.size, self._done, target),
