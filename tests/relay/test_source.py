@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import psycopg
 import pytest
@@ -14,6 +16,7 @@ from outbox_pipelines.event import Event
 from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.core.batch import Batch
+from outbox_pipelines.relay.shards import lanes
 from outbox_pipelines.relay.source import SnapshotSource
 from tests.conftest import Outbox
 
@@ -42,7 +45,15 @@ def _source(
         position,
         batch_events=limits.get("batch_events", 5000),
         batch_bytes=limits.get("batch_bytes", 8_000_000),
+        shard=limits.get("shard", 0),
+        shards=limits.get("shards", 1),
     )
+
+
+def _shard_of(connection: psycopg.Connection[Any], aggregate_id: str, shards: int) -> int:
+    row = connection.execute("SELECT outbox_shard_of('order', %s, %s)", [aggregate_id, shards]).fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 def _write(connection: psycopg.Connection[Any], events: int = 1, size: int = 10) -> list[int]:
@@ -131,12 +142,16 @@ def test_a_transaction_with_a_late_id_and_an_early_seq(
         assert _seqs(_all(source)) == second
 
 
+@pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize("events", [9, 10, 11, 95])
 def test_ticks_around_the_size_of_a_batch_are_whole_and_in_order(
-    outbox: Outbox, connection: psycopg.Connection[Any], events: int
+    outbox: Outbox, connection: psycopg.Connection[Any], events: int, shards: int
 ) -> None:
-    """Guards against an off-by-one where a small tick becomes a big one."""
-    source = _source(connection, batch_events=10)
+    """Guards against an off-by-one where a small tick becomes a big one.
+
+    All events are of one aggregate: a shard expects to share a window with the others, and has it alone.
+    """
+    source = _source(connection, batch_events=10, shard=_shard_of(connection, "1", shards), shards=shards)
     with outbox.connect() as writer:
         written = [seq for _ in range(events) for seq in _write(writer)]
     batches = _batches(source)
@@ -158,6 +173,21 @@ def test_a_big_tick_holds_late_rows_in_their_place(
         expected += _write(quick, 50)
         slow.commit()
     assert _seqs(_all(source)) == sorted(expected)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_big_tick_whose_first_transaction_wrote_last(
+    outbox: Outbox, connection: psycopg.Connection[Any], shards: int
+) -> None:
+    """Guards against a big tick that begins at the seq of its first transaction, or ends at that of its last."""
+    source = _source(connection, batch_events=10, shard=_shard_of(connection, "1", shards), shards=shards)
+    with outbox.connect(autocommit=False) as first, outbox.connect(autocommit=False) as last:
+        first.execute("SELECT pg_current_xact_id()")
+        expected = [seq for _ in range(30) for seq in _write(last)]
+        expected += [seq for _ in range(30) for seq in _write(first)]
+        first.commit()
+        last.commit()
+    assert _seqs(_all(source)) == expected
 
 
 def test_a_jump_of_the_sequence_is_crossed_at_once(
@@ -199,14 +229,15 @@ def test_goes_on_inside_a_tick_where_the_position_says(
     assert found == written[25:] + late
 
 
+@pytest.mark.parametrize("shards", [1, 3])
 def test_random_transactions_are_all_read_once_and_in_order_of_commit(
-    outbox: Outbox, connection: psycopg.Connection[Any]
+    outbox: Outbox, connection: psycopg.Connection[Any], shards: int
 ) -> None:
     """Guards against whatever the cases above did not think of; the seed is printed."""
     seed = random.randrange(1 << 30)
     print("seed", seed)
     chance = random.Random(seed)
-    source = _source(connection, batch_events=7)
+    sources = [_source(connection, batch_events=7, shard=shard, shards=shards) for shard in range(shards)]
     writers = [outbox.connect(autocommit=False) for _ in range(6)]
     held: dict[int, list[int]] = {}
     committed: list[int] = []
@@ -225,7 +256,7 @@ def test_random_transactions_are_all_read_once_and_in_order_of_commit(
             writers[n].commit()
             committed += held.pop(n, [])
         else:
-            found += _seqs(_all(source))
+            found += [seq for source in sources for seq in _seqs(_all(source))]
             assert sorted(found) == sorted(committed)
     for writer in writers:
         writer.close()
@@ -245,24 +276,24 @@ def test_a_tick_that_was_opened_keeps_its_target(connection: psycopg.Connection[
     assert (second.done, second.is_whole) == (opened, True)
 
 
+@pytest.mark.parametrize("is_filled", [True, False], ids=["full", "empty"])
+@pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize("kind", ["small_tick", "small_tick_with_late"])
-def test_a_kept_plan_reads_by_transactions(outbox: Outbox, kind: str) -> None:
+def test_a_kept_plan_reads_by_transactions(outbox: Outbox, kind: str, shards: int, is_filled: bool) -> None:
     """Guards against a plan that reads all rows of a day for each poll: a stall that grows with the day."""
-    outbox.fill(20_000)
+    if is_filled:
+        outbox.fill(20_000)
+    reading = queries.EVENTS if shards == 1 else queries.SHARD_EVENTS
     with outbox.connect() as connection:
-        connection.execute("ANALYZE outbox")
-        connection.execute(queries.TUNE.encode())
+        connection.execute("VACUUM ANALYZE outbox")
+        now = _source(connection).now()
         connection.execute(queries.PLAN_ONCE.encode())
         ((first,),) = connection.execute(queries.OPEN_FROM.encode()).fetchall()
-        now = SnapshotSource(
-            connection, Position(Snapshot(3, 3, ())), batch_events=10, batch_bytes=1 << 20
-        ).now()
-        connection.execute(queries.PLAN_ONCE.encode())
         given = {
-            **{"shard": 0, "shards": 1, "limit": 500, "most": 8_000_000, "last_seq": 0, "target": str(now)},
+            **{"limit": 500, "most": 8_000_000, "last_seq": 0, "target": str(now), **lanes.of(0, shards)},
             **{"first": str(now.xmax - 1), "end": str(now.xmax), "late": "{5}", "open_from": first},
         }
-        query = getattr(queries.EVENTS, kind).replace("%(open_from)s", f"'{first}'")
+        query = getattr(reading, kind).replace("%(open_from)s", f"'{first}'")
         names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", query)))
         for number, name in enumerate(names, 1):
             query = query.replace(f"%({name})s", f"${number}")
@@ -271,5 +302,67 @@ def test_a_kept_plan_reads_by_transactions(outbox: Outbox, kind: str) -> None:
         plan = [line for (line,) in connection.execute(f"EXPLAIN EXECUTE tick ({values})".encode())]
     scans = [line for line in plan if re.search(r"Scan (using|on) outbox_", line) and "Heap" not in line]
     assert len(scans) > 10
-    assert [line for line in scans if "_tx_seq_idx" not in line] == []
+    assert [line for line in scans if "_tx_seq_" not in line] == []
+    # A lane that is not part of the index is a filter, which reads the rows of the other shards.
+    conditions = [line for line in plan if "Index Cond" in line and "tx" in line]
+    assert len([line for line in conditions if "hashtextextended" in line]) == len(conditions) * (shards > 1)
     assert "Parallel" not in "".join(plan)
+
+
+class _Explained(psycopg.Cursor[Any]):
+    """Counts the rows of the outbox that each statement reads, before it is run."""
+
+    read: ClassVar[Counter[str]] = Counter()
+
+    def stream(self, query: Any, params: Any = None, **more: Any) -> Iterator[Any]:
+        self._explain(query, params)
+        return super().stream(query, params, **more)
+
+    def execute(self, query: Any, params: Any = None, **more: Any) -> Any:
+        if isinstance(params, dict) and "%(target)s" in str(query):
+            self._explain(query, params)
+        return super().execute(query, params, **more)
+
+    def _explain(self, query: Any, params: Any) -> None:
+        text = query.decode() if isinstance(query, bytes) else query
+        explain = psycopg.Cursor(self.connection)
+        explain.execute(f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {text}".encode(), params)
+        (((document,),),) = explain.fetchall()
+        nodes = [document["Plan"]]
+        for node in nodes:
+            nodes += node.get("Plans", [])
+            if "Relation Name" in node:
+                self.read["rows"] += int(node["Actual Rows"] * node["Actual Loops"])
+                self.read["removed"] += node.get("Rows Removed by Filter", 0)
+                self.read["removed"] += node.get("Rows Removed by Index Recheck", 0)
+
+
+@pytest.mark.parametrize("events", [400, 2_000, 12_000])
+def test_a_shard_reads_its_own_rows(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, events: int) -> None:
+    """Guards against shards that each read the rows of all: four of them read four times as much as one.
+
+    A kept plan, a plan for each tick, and windows of a big one. Old rows do not count, and an empty day neither.
+    """
+    outbox.fill(5_000, aggregates=1_000)
+    with outbox.connect() as connection:
+        start = _source(connection).done
+        outbox.fill(events, aggregates=1_000)
+        upto = _source(connection).now()
+        connection.cursor_factory = _Explained
+        read = []
+        for shards in (1, 4):
+            counts = Counter[str]()
+            monkeypatch.setattr(_Explained, "read", counts)
+            found = []
+            for shard in range(shards):
+                source = _source(
+                    connection, Position(start), batch_events=1_000, shard=shard, shards=shards
+                )
+                for batch in iter(partial(source.read, upto), None):
+                    found += batch.events
+            assert len(found) == len({event.seq for event in found}) == events
+            read.append(counts)
+    one, four = read
+    assert (one["removed"], four["removed"]) == (0, 0)
+    # Twice, like one shard, they read only what they have begun to read as a smaller tick.
+    assert events <= four["rows"] <= events + 4 * (one["rows"] - events + 10)
