@@ -164,7 +164,9 @@ SELECT {FITTING} FROM (
         SELECT * FROM outbox_parked WHERE seq = ANY (%(seqs)s::bigint[]) ORDER BY seq OFFSET 0) AS stored
     OFFSET 0) AS event
 ORDER BY seq"""
-    return Reading(small, small.replace("LIMIT %(limit)s + 1", with_late), edges, spans, window, bodies, parked)
+    return Reading(
+        small, small.replace("LIMIT %(limit)s + 1", with_late), edges, spans, window, bodies, parked
+    )
 
 
 EVENTS: Final = _reading(_TEXTS)

@@ -23,13 +23,12 @@ def test_every_lane_has_one_shard_and_the_database_agrees(outbox: Outbox) -> Non
             ranges = [tuple(lanes.of(shard, shards).values()) for shard in range(shards)]
             assert (ranges[0][0], ranges[-1][1]) == (-(1 << 63), (1 << 63) - 1)
             assert [first - 1 for first, _ in ranges[1:]] == [last for _, last in ranges[:-1]]
-            edges = [edge for edge in ranges]
             found = connection.execute(
                 f"SELECT min({formula}), max({formula}) "
                 "FROM unnest(%s::bigint[], %s::bigint[]) WITH ORDINALITY AS edge (first, last, n), "
                 "LATERAL (SELECT first AS lane UNION ALL SELECT last) ends, "
                 "LATERAL (SELECT %s::int AS shards) number GROUP BY n ORDER BY n".encode(),
-                [[first for first, _ in edges], [last for _, last in edges], shards],
+                [[first for first, _ in ranges], [last for _, last in ranges], shards],
             ).fetchall()
             assert found == [(shard, shard) for shard in range(shards)]
 

@@ -179,7 +179,7 @@ def test_a_big_tick_holds_late_rows_in_their_place(
 def test_a_big_tick_whose_first_transaction_wrote_last(
     outbox: Outbox, connection: psycopg.Connection[Any], shards: int
 ) -> None:
-    """Guards against a big tick that begins at the seq of its first transaction, or ends at that of its last."""
+    """Guards against a big tick that begins at the seq of its first transaction, or ends with its last."""
     source = _source(connection, batch_events=10, shard=_shard_of(connection, "1", shards), shards=shards)
     with outbox.connect(autocommit=False) as first, outbox.connect(autocommit=False) as last:
         first.execute("SELECT pg_current_xact_id()")
@@ -341,7 +341,7 @@ class _Explained(psycopg.Cursor[Any]):
 def test_a_shard_reads_its_own_rows(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, events: int) -> None:
     """Guards against shards that each read the rows of all: four of them read four times as much as one.
 
-    A kept plan, a plan for each tick, and windows of a big one. Old rows do not count, and an empty day neither.
+    By a kept plan, by a plan for one tick, and by windows of a big one.
     """
     outbox.fill(5_000, aggregates=1_000)
     with outbox.connect() as connection:
@@ -355,14 +355,12 @@ def test_a_shard_reads_its_own_rows(outbox: Outbox, monkeypatch: pytest.MonkeyPa
             monkeypatch.setattr(_Explained, "read", counts)
             found = []
             for shard in range(shards):
-                source = _source(
-                    connection, Position(start), batch_events=1_000, shard=shard, shards=shards
-                )
+                source = _source(connection, Position(start), batch_events=1_000, shard=shard, shards=shards)
                 for batch in iter(partial(source.read, upto), None):
                     found += batch.events
             assert len(found) == len({event.seq for event in found}) == events
             read.append(counts)
     one, four = read
     assert (one["removed"], four["removed"]) == (0, 0)
-    # Twice, like one shard, they read only what they have begun to read as a smaller tick.
+    # The rest are rows of a tick that was begun as a smaller one.
     assert events <= four["rows"] <= events + 4 * (one["rows"] - events + 10)

@@ -1,4 +1,4 @@
-"""Which rows of the outbox belong to a shard: those in a range of lanes, the hashes that two indexes end with.
+"""Which rows of the outbox belong to a shard: those in a range of lanes, hashes that two indexes end with.
 
 Invariants:
 - The ranges of N shards cover every lane once, for each N.
