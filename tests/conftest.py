@@ -351,6 +351,8 @@ def quicken_logins(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as admin:
         if admin.info.server_version >= 160_000:
             admin.execute("SET scram_iterations = 1000")
+            # Workers that begin together would change the role at the same time, which fails.
+            admin.execute("SELECT pg_advisory_lock(hashtext('quicken_logins'))")
             role, password = sql.Identifier(admin.info.user), admin.info.password
             admin.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(role, password))
 
