@@ -80,6 +80,28 @@ def test_the_source_changes(servers: Servers, seed: int, tmp_path: Path, name: s
     assert "reading from the slot" in logs
 
 
+@pytest.mark.thorough(only=True)
+@pytest.mark.parametrize("name", ["at_least_once", "exactly_once"])
+def test_the_source_changes_twenty_times_each_way(
+    servers: Servers, seed: int, tmp_path: Path, name: str
+) -> None:
+    """Guards G1, G2 and G5 across changes of the source, each with a fault at the same time."""
+    chance = random.Random(seed)
+    faults = ["kill relay", "freeze relay", "kill database", "refuse large events", "kill kafka"]
+    with _run(servers, name, seed, tmp_path) as run:
+        for n in range(40):
+            run.change_source("polling" if n % 2 else "cdc")
+            fault = chance.choice(faults)
+            print(f"{run.arrived:8}  change {n} + {fault}")
+            run.disturb({fault: nemesis.ALL[fault]}, chance, chance.uniform(0.2, 1))
+            run.wait_for_command()
+        verdict = report(run.finish())
+        logs = "".join(relay.log.read_text() for relay in run.relays)
+    assert verdict.wrong == []
+    # A fault may keep a change from its aim.
+    assert logs.count("reading from the slot") >= 10
+
+
 def test_crashes_at_steps_while_a_large_backlog_drains(servers: Servers, seed: int, tmp_path: Path) -> None:
     """Guards G1, G2 and G5 between durable steps, with parked events and other shards too."""
     chance = random.Random(seed)

@@ -131,6 +131,9 @@ class TransactionalPublisher(Publisher):
     def acknowledged(self) -> list[Complete]:
         # Outside of a transaction only what is parked or empty is complete.
         while self._phase is Phase.NONE and self._deliveries and self._deliveries[0].is_complete:
+            # The position cannot move within a tick that is not open yet.
+            assert self.ledger is not None
+            self.ledger.await_tick()
             self._complete.append(self._deliveries.popleft().complete())
         complete, self._complete = self._complete, []
         for batch in complete:
