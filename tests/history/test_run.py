@@ -87,7 +87,7 @@ def test_the_source_changes_twenty_times_each_way(
 ) -> None:
     """Guards G1, G2 and G5 across changes of the source, each with a fault at the same time."""
     chance = random.Random(seed)
-    faults = ["kill relay", "freeze relay", "kill database", "refuse large events", "kill kafka"]
+    faults = ["kill relay", "freeze relay", "kill database", "refuse large events", "kill broker"]
     with _run(servers, name, seed, tmp_path) as run:
         for n in range(40):
             run.change_source("polling" if n % 2 else "cdc")
