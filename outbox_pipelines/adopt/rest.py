@@ -24,7 +24,7 @@ from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings
 
 _POLL: Final = 0.2
-# Not `outbox_…`: relays that start meanwhile compare what has such a name with the migrations.
+# Not `outbox_…`: relays that start then compare what has such a name with the migrations.
 NAME: Final = "adopted_rest"
 _EXISTS: Final = f"SELECT to_regclass('{NAME}') IS NOT NULL"
 _DROP: Final = f"DROP TABLE IF EXISTS {NAME}"

@@ -1,7 +1,7 @@
 """What the reader of a slot has not published of the table that was adopted: by the slot, and by the topics.
 
 Invariants:
-- The slot is only read while it is looked at, and no other program can read it meanwhile.
+- The slot is only read while it is looked at, and no other program can read it then.
 - An event counts as published if its id was found in its topic.
 """
 
