@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import sys
 import threading
@@ -120,7 +119,6 @@ def _relay_all(outboxes: Outboxes, names: list[str], changes: dict[str, Any]) ->
         for line in outboxes.shared_tables():
             click.echo(f"outbox: {line}", err=True)
     all_settings = [settings.model_copy(update=changes) for settings in wanted.values()]
-    _freeze()
     try:
         with _until_signal() as stop:
             totals = service.relay_all(
@@ -133,12 +131,6 @@ def _relay_all(outboxes: Outboxes, names: list[str], changes: dict[str, Any]) ->
     finally:
         tracing.close()
     log.say(f"published {totals.events} events", events=totals.events)
-
-
-def _freeze() -> None:
-    """Let the garbage collector pass over what was imported: it stopped all threads for up to 100 ms."""
-    gc.collect()
-    gc.freeze()
 
 
 @contextmanager
@@ -169,7 +161,6 @@ def _relay_one(
                 from outbox_pipelines.relay.telemetry.latency import LatencyTrace
 
                 counting = LatencyTrace(counting, partial(click.echo, err=True))
-            _freeze()
             totals = service.relay(
                 settings,
                 shard=shard,

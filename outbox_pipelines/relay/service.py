@@ -31,7 +31,7 @@ from outbox_pipelines.relay.host import ALONE, Host
 from outbox_pipelines.relay.kafka.producer import IdempotentProducer
 from outbox_pipelines.relay.marked_table.ownership import TableOwnership
 from outbox_pipelines.relay.marked_table.worker import MarkedTableWorker, make_marked_table_worker
-from outbox_pipelines.relay.memory import return_large_blocks
+from outbox_pipelines.relay.memory import collecting_rarely, return_large_blocks
 from outbox_pipelines.relay.ownership import Ownership
 from outbox_pipelines.relay.parking import hooks
 from outbox_pipelines.relay.publishing import make_worker
@@ -174,7 +174,8 @@ def relay(
                     on_take(place.shard)
                 metrics.took(place.shard)
                 has_taken, pauses = True, _pauses()
-            return worker.run()
+            with collecting_rarely():
+                return worker.run()
         except NoSuchShardError:
             # The number of shards has changed: other relays now publish the events of this shard.
             if not has_taken:

@@ -94,7 +94,7 @@ def _read(settings: Settings, slot: str, publication: str, end: int) -> set[int]
             elif message[0] == pgoutput.RELATION:
                 decoder.relation(message, is_strict=False)
             elif message[0] == pgoutput.INSERT and decoder.knows(message):
-                found.add(int(decoder.row(message, 0).tx))
+                found.add(int(decoder.row(message, 0)[1]))
             elif message[0] == pgoutput.COMMIT:
                 position = pgoutput.end_of_commit(message)
     return found

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from struct import Struct, error
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.event import Event
@@ -51,12 +51,8 @@ _NO_NAMES: Final = (None,) * len(_NAMES)
 _new = tuple.__new__
 
 
-class Row(NamedTuple):
-    """An inserted row."""
-
-    event: Event
-    tx: bytes
-    """Its transaction: the digits."""
+# An inserted row: its event, and the digits of its transaction. A plain tuple is made in half the time.
+Row = tuple[Event, bytes]
 
 
 class Decoder:
@@ -114,11 +110,17 @@ class Decoder:
                     metadata = self._metadata(headers, names, created_at)
                 else:
                     return self._any_row(message, longest)
+                # The fields of `Event`; joining two tuples would take a tenth of the time.
                 event = (
-                    *(int(seq[2:]), event_id[2:].decode(), aggregate_type[2:].decode()),
-                    *(aggregate_id[2:].decode(), event_type[2:].decode(), rest[2:end].decode(), metadata),
+                    int(seq[2:]),
+                    event_id[2:].decode(),
+                    aggregate_type[2:].decode(),
+                    aggregate_id[2:].decode(),
+                    event_type[2:].decode(),
+                    rest[2:end].decode(),
+                    metadata,
                 )
-                return _new(Row, (_new(Event, event), tx[2:]))
+                return _new(Event, event), tx[2:]
         return self._any_row(message, longest)
 
     def _any_row(self, message: bytes, longest: int) -> Row:
@@ -131,9 +133,9 @@ class Decoder:
         first = int(seq), event_id.decode(), aggregate_type.decode(), aggregate_id.decode()
         if len(message) > longest:
             event = Event(*first, event_type.decode()[:999], None, None)  # type: ignore[arg-type]
-            return Row(event, tx)
+            return event, tx
         metadata = self._metadata(headers, names, created_at)
-        return Row(Event(*first, event_type.decode(), payload.decode(), metadata), tx)
+        return Event(*first, event_type.decode(), payload.decode(), metadata), tx
 
     def _metadata(
         self, headers: bytes | None, names: Sequence[bytes | None], created_at: bytes

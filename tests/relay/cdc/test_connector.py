@@ -70,7 +70,7 @@ def _delivered(admin: Admin, slot: str) -> list[tuple[int, list[Event]]]:
         if message[0] == pgoutput.RELATION:
             decoder.relation(message)
         elif message[0] == pgoutput.INSERT:
-            events.append(decoder.row(message, 1 << 30).event)
+            events.append(decoder.row(message, 1 << 30)[0])
         elif message[0] == pgoutput.COMMIT:
             found.append((pgoutput.end_of_commit(message), events))
             events = []

@@ -111,6 +111,6 @@ def test_a_long_row_has_no_content() -> None:
     decoder = Decoder(with_time=False)
     decoder.relation(_relation(1, _COLUMNS))
     message = _insert(1, list(_row("t" * 1000, [None] * 6).values()))
-    assert decoder.row(message, len(message)).event.payload == "t" * 1000
-    payload: str | None = decoder.row(message, len(message) - 1).event.payload
+    assert decoder.row(message, len(message))[0].payload == "t" * 1000
+    payload: str | None = decoder.row(message, len(message) - 1)[0].payload
     assert payload is None
