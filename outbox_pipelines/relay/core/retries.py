@@ -47,6 +47,10 @@ class _Run:
     """When the publishing thread was seen to have taken it."""
 
 
+def _always() -> bool:
+    return True
+
+
 class Retries:
     """Retries the parked events of an owned shard.
 
@@ -76,7 +80,7 @@ class Retries:
         on_dead_letter: Callable[[DeadLetter], None],
         on_crash: Callable[[TakenOver], None],
         counters: Counters,
-        may_isolate: Callable[[], bool] = lambda: True,
+        may_isolate: Callable[[], bool] = _always,
     ) -> None:
         self._table = table
         self._blocked = blocked

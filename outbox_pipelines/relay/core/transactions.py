@@ -134,7 +134,10 @@ class TransactionalPublisher(Publisher):
             # The position cannot move within a tick that is not open yet.
             assert self.ledger is not None
             self.ledger.await_tick()
-            self._complete.append(self._deliveries.popleft().complete())
+            outside = self._deliveries.popleft().complete()
+            # The record of the next transaction passes over what it holds back.
+            self._must_settle |= bool(outside.parked)
+            self._complete.append(outside)
         complete, self._complete = self._complete, []
         for batch in complete:
             self._count_out(batch)

@@ -168,6 +168,47 @@ def never_moves_on(patch: Patch) -> None:
     patch(Position, "published_up_to", stays)
 
 
+@_break(
+    "what a batch holds back is settled before its tick is open",
+    "ab",
+    refuses=[1],
+    batch_events=1,
+    switches=0,
+    faults=0,
+    **_ONCE,
+)
+def settles_before_the_tick(patch: Patch) -> None:
+    acknowledged = TransactionalPublisher.acknowledged
+
+    def hasty(self: TransactionalPublisher) -> Any:
+        await_tick = Flow.await_tick
+        patch(Flow, "await_tick", lambda flow: None)
+        try:
+            return acknowledged(self)
+        finally:
+            patch(Flow, "await_tick", await_tick)
+
+    patch(TransactionalPublisher, "acknowledged", hasty)
+
+
+@_break(
+    "a record passes over what was held back outside of its transaction, before that is in the table",
+    "ab",
+    refuses=[1],
+    batch_events=1,
+    **_ONCE,
+)
+def passes_over_held_back(patch: Patch) -> None:
+    acknowledged = TransactionalPublisher.acknowledged
+
+    def forgetful(self: TransactionalPublisher) -> Any:
+        complete = acknowledged(self)
+        self._must_settle = False
+        return complete
+
+    patch(TransactionalPublisher, "acknowledged", forgetful)
+
+
 @_break("a record of another tick is believed", "a", "b", faults=2, **_ONCE)
 def believes_all(patch: Patch) -> None:
     def taken_up(shard: record.Shard, last: record.Record | None) -> None:

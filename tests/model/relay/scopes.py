@@ -154,6 +154,18 @@ SCOPES: Final[dict[str, Scope]] = {
         switches=0,
         states=14_000,
     ),
+    "once-parts": _scope(
+        "exactly once: a tick in two batches, the first of which is refused; a fault, a switch of threads",
+        ["ab"],
+        (*_FLOW, *_COMMITS, *_calls("park")),
+        exactly_once=True,
+        batch_events=1,
+        refuses=[1],
+        mends=1,
+        faults=1,
+        switches=1,
+        states=8_000,
+    ),
     "once-pair": _scope(
         "exactly once: two relays, one hands over, one fault",
         ["a", "a"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.model import explore
 from tests.model.relay.scopes import SCOPES
 
 _MOST = 5_000
@@ -31,3 +32,10 @@ def test_random_histories(name: str) -> None:
     runs = SCOPES[name].at_random(seeds=60)
     assert runs.broken is None, SCOPES[name].told(runs)
     assert runs.histories == 60
+
+
+@pytest.mark.parametrize("name", ["relay", "once"])
+def test_many_states_wait_in_little_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a long exploration that ends with an error: a part of the core cannot be packed."""
+    monkeypatch.setattr(explore, "MOST_UNPACKED", 0)
+    assert SCOPES[name].explored(states=300).broken is None
