@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
@@ -112,6 +113,38 @@ def test_a_crash_around_the_commit(outbox: Outbox, monkeypatch: pytest.MonkeyPat
     _assert_once(outbox, 9_000)
     for found in numbers_by_key(outbox.messages()).values():
         assert found == sorted(found)
+
+
+def test_a_crash_after_a_commit_behind_a_batch_that_was_refused(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a record that passes over a refused event which no table has: it would be lost."""
+    monkeypatch.setattr("outbox_pipelines.relay.kafka.brokers._limit", lambda answer: None)
+    create_topic(outbox, **{"max.message.bytes": "2000"})
+    # One tick in two batches, one transaction for each.
+    write(outbox, ("a", {"noise": NOISE}), ("b", {"n": 0}))
+    monkeypatch.setattr(TransactionalPublisher, "takes", lambda self, batch: not self._deliveries)
+    settle, committed, is_dead = Shard.settle, TransactionalPublisher._committed, threading.Event()
+
+    def slow(self: Shard, *given: Any, **more: Any) -> Any:
+        if more.get("last") or (more.get("parked") and is_dead.wait(2.0)):
+            raise SystemExit("dead")
+        return settle(self, *given, **more)
+
+    def dying(self: TransactionalPublisher) -> None:
+        committed(self)
+        is_dead.set()
+        raise SystemExit("dead")
+
+    monkeypatch.setattr(Shard, "settle", slow)
+    monkeypatch.setattr(TransactionalPublisher, "_committed", dying)
+    monkeypatch.setattr(TransactionalPublisher, "discard", lambda self: None)
+    with pytest.raises(SystemExit, match="dead"):
+        _drain(outbox, batch_events=1, max_attempts=1)
+    monkeypatch.undo()
+    _drain(outbox, max_attempts=1)
+    assert keys(outbox) == ["b"]
+    assert [row[0] for row in parked_rows(outbox)] == ["a"]
 
 
 def test_a_rejected_event_is_parked_and_its_batch_is_not(outbox: Outbox) -> None:
