@@ -270,6 +270,8 @@ class Process:
         some, rest = events[:width], events[width:]
         # A tick that was opened by a predecessor is not joined with others.
         batch = Batch(some, len(some), old.done, target, not rest, old.target is None)
+        if unreadable := {event.seq: "damaged" for event in some if event.seq in self.world.unreadable}:
+            batch = replace(batch, unreadable=unreadable)
         if rest:
             new.done, new.target, new.last_seq = old.done, target, some[-1].seq
         else:

@@ -56,6 +56,7 @@ _LARGE: Final[dict[str, Any]] = {
 _RANDOM: Final[dict[str, Any]] = {
     "slots": 2,
     "refuses": [1, 4],
+    "unreadable": [2],
     "mends": 1,
     "faults": 3,
     "switches": 3,
@@ -214,15 +215,16 @@ SCOPES: Final[dict[str, Scope]] = {
         **_LARGE,
     ),
     "relay-random": _scope(
-        "random: seven events, two refused, two relays, three faults, an operator",
+        "random: seven events, two refused, one unreadable, two relays, three faults, an operator",
         ["ab", "a", "b", "abc"],
         seeds=5_000,
         is_small=False,
         **_RANDOM,
     ),
     "once-random": _scope(
-        "exactly once, random: seven events, two refused, two relays, three faults, an operator",
+        "exactly once, random: as before, each event a batch",
         ["ab", "a", "b", "abc"],
+        batch_events=1,
         seeds=5_000,
         is_small=False,
         exactly_once=True,

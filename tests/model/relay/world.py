@@ -71,6 +71,7 @@ class Relays:
     Args:
         writers: what each transaction writes: the aggregates of its events.
         refuses: seqs of events that Kafka does not take.
+        unreadable: seqs of events whose row the database cannot read.
         slots: how many relays there may be at once.
         faults: how many things may go wrong.
         switches: how often a thread's round may come in between another's.
@@ -89,6 +90,7 @@ class Relays:
         writers: Sequence[Sequence[str]],
         *,
         refuses: Sequence[int] = (),
+        unreadable: Sequence[int] = (),
         exactly_once: bool = False,
         slots: int = 1,
         faults: int = 1,
@@ -106,6 +108,7 @@ class Relays:
         self.database = Database(writers)
         self.kafka = Kafka(refuses)
         self.refused = frozenset(refuses)
+        self.unreadable = frozenset(unreadable)
         self.slots: list[Process | None] = [None] * slots
         self.identities = list(range(slots))
         self.faults = faults
@@ -382,7 +385,8 @@ class Relays:
         for seq, row in database.parked.items():
             if row.attempts and seq not in self.refused:
                 raise Broken("G4", f"event {seq} was never refused, and has {row.attempts} attempts")
-            if row.state == "failed" and row.crashes < MAX_CRASHES and seq not in self.refused:
+            never_dead = row.crashes < MAX_CRASHES and seq not in self.refused | self.unreadable
+            if row.state == "failed" and never_dead:
                 raise Broken("G4", f"event {seq} was never refused, and is a dead letter")
         if len(visible) != len(published) and (self.exactly_once or not self.has_failed):
             raise Broken("G5", f"published twice: {visible}")
