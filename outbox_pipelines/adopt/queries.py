@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, LiteralString
 
 # --- pg_catalog -----------------------------------------------------------------------------------------
 
@@ -187,6 +187,28 @@ WHERE slot_name = %(slot)s AND database = current_database() AND NOT active"""
 RELATIONS: Final = (
     "SELECT %(oid)s::oid::bigint UNION SELECT relid::oid::bigint FROM pg_partition_tree(%(oid)s::oid)"
 )
+
+# --- the events that the reader of a slot has not published ---------------------------------------------
+
+# Not `outbox_…`: relays that start then compare what has such a name with the migrations.
+REST: Final = "adopted_rest"
+# It has all of these events, or it does not exist.
+REST_EXISTS: Final = f"SELECT to_regclass('{REST}') IS NOT NULL"
+DROP_REST: Final = f"DROP TABLE IF EXISTS {REST}"
+# With the columns and types of the adopted table, so that values print as they do there; with the marks of a
+# marked table, whose relay publishes it.
+CREATE_REST: Final[LiteralString] = """
+CREATE TABLE {rest} (seq_of_rest bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, {columns},
+                     published_at_of_rest timestamptz, retries_of_rest int NOT NULL DEFAULT 0,
+                     error_of_rest text)"""
+# The relay of a marked table reads what has no mark, in this order.
+INDEX_REST: Final[LiteralString] = "CREATE INDEX ON {rest} (seq_of_rest) WHERE published_at_of_rest IS NULL"
+# Not INSERT: there may be 200,000 rows, while no other session can read the slot.
+COPY_REST: Final[LiteralString] = "COPY {rest} ({names}) FROM STDIN"
+# What the relay has not published, and why: rejected events hold back the drain.
+REST_LEFT: Final = f"""
+SELECT count(*), count(*) FILTER (WHERE retries_of_rest > 0), max(error_of_rest)
+FROM {REST} WHERE published_at_of_rest IS NULL"""
 
 # --- locks ----------------------------------------------------------------------------------------------
 

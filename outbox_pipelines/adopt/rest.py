@@ -10,10 +10,11 @@ import json
 import tempfile
 import time
 from pathlib import Path
-from typing import Final, LiteralString
+from typing import Final
 
 from psycopg import sql
 
+from outbox_pipelines.adopt import queries
 from outbox_pipelines.adopt.facts import Facts
 from outbox_pipelines.adopt.renaming import Say
 from outbox_pipelines.adopt.unsent import Row
@@ -24,20 +25,6 @@ from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings
 
 _POLL: Final = 0.2
-# Not `outbox_…`: relays that start then compare what has such a name with the migrations.
-NAME: Final = "adopted_rest"
-_EXISTS: Final = f"SELECT to_regclass('{NAME}') IS NOT NULL"
-_DROP: Final = f"DROP TABLE IF EXISTS {NAME}"
-# Of the table's own types, so that values print as they do there.
-_CREATE: Final[LiteralString] = """
-CREATE TABLE {rest} (seq_of_rest bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, {columns},
-                     published_at_of_rest timestamptz, retries_of_rest int NOT NULL DEFAULT 0,
-                     error_of_rest text)"""
-_INDEX: Final[LiteralString] = "CREATE INDEX ON {rest} (seq_of_rest) WHERE published_at_of_rest IS NULL"
-_COPY: Final[LiteralString] = "COPY {rest} ({names}) FROM STDIN"
-_LEFT: Final = f"""
-SELECT count(*), count(*) FILTER (WHERE retries_of_rest > 0), max(error_of_rest)
-FROM {NAME} WHERE published_at_of_rest IS NULL"""
 _ENTRIES: Final = (
     *("id", "aggregate_type", "aggregate_id", "event_type", "payload", "created_at", "headers", "trace_id"),
     *METADATA,
@@ -45,18 +32,18 @@ _ENTRIES: Final = (
 
 
 def exists(connection: Connection) -> bool:
-    return connection.execute(_EXISTS).fetchone() == (True,)
+    return connection.execute(queries.REST_EXISTS).fetchone() == (True,)
 
 
 def drop(connection: Connection) -> None:
-    connection.execute(_DROP)
+    connection.execute(queries.DROP_REST)
 
 
 def keep(settings: Settings, connection: Connection, found: Facts, rows: list[Row]) -> None:
     """Store the events, in place of those that an earlier command has stored."""
     columns = [column for column in found.columns.values() if column.name in rows[0]]
     names = {
-        "rest": sql.Identifier(settings.db_schema, NAME),
+        "rest": sql.Identifier(settings.db_schema, queries.REST),
         "names": sql.SQL(", ").join(sql.Identifier(column.name) for column in columns),
         "columns": sql.SQL(", ").join(
             sql.SQL("{} {} {}").format(
@@ -69,9 +56,9 @@ def keep(settings: Settings, connection: Connection, found: Facts, rows: list[Ro
     }
     with connection.transaction(), connection.cursor() as cursor:
         drop(connection)
-        cursor.execute(sql.SQL(_CREATE).format(**names))
-        cursor.execute(sql.SQL(_INDEX).format(**names))
-        with cursor.copy(sql.SQL(_COPY).format(**names)) as copy:
+        cursor.execute(sql.SQL(queries.CREATE_REST).format(**names))
+        cursor.execute(sql.SQL(queries.INDEX_REST).format(**names))
+        with cursor.copy(sql.SQL(queries.COPY_REST).format(**names)) as copy:
             for row in rows:
                 copy.write_row([row.get(column.name) for column in columns])
 
@@ -89,7 +76,7 @@ def publish(settings: Settings, connection: Connection, mapping: Mapping, *, unt
             update={"table_file": file, "delivery": "at_least_once", "on_dead_letter": "block"}
         )
         published = 0
-        while (left := connection.execute(_LEFT).fetchone()) is not None and left[0]:
+        while (left := connection.execute(queries.REST_LEFT).fetchone()) is not None and left[0]:
             try:
                 events = service.relay(given, until_empty=True, standby=service.Standby.REFUSE).events
             except service.ShardOwnedError as error:
@@ -98,12 +85,13 @@ def publish(settings: Settings, connection: Connection, mapping: Mapping, *, unt
             published += events
             if not events:
                 time.sleep(_POLL)
-            if time.monotonic() > until and (left := connection.execute(_LEFT).fetchone()) and left[0]:
+            left = connection.execute(queries.REST_LEFT).fetchone()
+            if time.monotonic() > until and left is not None and left[0]:
                 why = f" ({left[1]:,} were rejected: {left[2]})" if left[1] else ""
                 raise NotReadyError(
                     f"{left[0]:,} events of before the switch are not published yet{why}; new events wait "
-                    f"for them. They are in {settings.db_schema}.{NAME}: correct or delete what is rejected "
-                    "there, and run the command again"
+                    f"for them. They are in {settings.db_schema}.{queries.REST}: correct or delete what is "
+                    "rejected there, and run the command again"
                 )
     drop(connection)
     return published
@@ -113,7 +101,7 @@ def _description(settings: Settings, mapping: Mapping) -> str:
     columns: dict[str, str] = {name: mapping.columns[name] for name in _ENTRIES if name in mapping.columns}
     columns |= {"seq": "seq_of_rest", "published_at": "published_at_of_rest"}
     columns |= {"retry_count": "retries_of_rest", "last_error": "error_of_rest"}
-    lines = [f"table = {json.dumps(f'{settings.db_schema}.{NAME}')}"]
+    lines = [f"table = {json.dumps(f'{settings.db_schema}.{queries.REST}')}"]
     if mapping.aggregate_type:
         text = "".join(
             literal + ("" if spec is None else "{event_type:first}" if spec else "{event_type}")
