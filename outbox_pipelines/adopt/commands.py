@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from outbox_pipelines import log
+from outbox_pipelines.options import SECONDS
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.text import plain
 
@@ -18,17 +18,11 @@ if TYPE_CHECKING:
     from outbox_pipelines.adopt.planning import Plan
 
 
-def _finite(_: click.Context, __: click.Parameter, value: float) -> float:
-    if not 0 <= value < math.inf:
-        raise click.BadParameter("use a number of seconds, such as 60")
-    return value
-
-
 _SECONDS: Final = click.option(
     "--seconds",
+    type=SECONDS,
     default=60.0,
     show_default=True,
-    callback=_finite,
     help="Stop waiting after this time; the command can be repeated.",
 )
 _NEXT: Final = {

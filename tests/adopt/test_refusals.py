@@ -146,7 +146,7 @@ def test_the_order_of_the_steps(make: Make) -> None:
     assert "run `outbox adopt switch` first" in adopted.refuse("adopt", "drain")[1]
     assert adopted.run("adopt", "back") == "nothing left to undo\n"
     adopted.write((KEY, 0))
-    assert "use a number of seconds" in adopted.refuse("adopt", "switch", "--seconds", "nan")[1]
+    assert "'nan' is not a number of seconds" in adopted.refuse("adopt", "switch", "--seconds", "nan")[1]
     adopted.run("adopt", "switch")
     for step in ("plan", "switch", "drain"):
         assert "set OUTBOX_SCHEMA=box" in adopted.refuse("adopt", step, OUTBOX_SCHEMA="other")[1]
