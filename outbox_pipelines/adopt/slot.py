@@ -148,10 +148,13 @@ def notes(connection: Connection, name: str) -> list[str]:
     return found
 
 
-def require_stopped(connection: Connection, state: State) -> None:
+def require_stopped(connection: Connection, state: State, *, holder: int | None = None) -> None:
     """Check that no session reads the slot on the way back, and that the connector can continue from it.
 
     A table without a slot needs no check.
+
+    Args:
+        holder: the server's process that holds the slot for this command; see `holding`.
 
     Raises:
         NotReadyError: a session reads it.
@@ -170,7 +173,12 @@ def require_stopped(connection: Connection, state: State) -> None:
         )
     if slot is not None and slot.lost is None and (wrong := problem(connection, slot, state.slot)):
         raise SetupError(wrong)
-    if slot is not None and slot.reader is not None:
+    if holder is not None and (slot is None or slot.reader is None):
+        raise NotReadyError(
+            f"the server has ended the session that held the slot {state.slot}: keep the connector stopped, "
+            "and run the command again"
+        )
+    if slot is not None and slot.reader not in (None, holder):
         raise NotReadyError(
             f"process {slot.reader} reads the slot {state.slot}, and would publish new rows of {state} "
             "before the events of the outbox: stop the connector (PUT /connectors/NAME/stop), and run the "

@@ -4,6 +4,7 @@ Invariants:
 - Each step can be repeated: it reads from the database how far it is, and does the rest. A step that is
   killed leaves a state from which it continues.
 - A change of names is one transaction: see `renaming`.
+- On the way back, the reader of a slot cannot start before the end: see `holding`.
 - Events of an aggregate keep their order: the relay of one side continues only after the other side has
   nothing left. The database enforces it: see `relay.adoption`.
 """
@@ -11,12 +12,13 @@ Invariants:
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from psycopg import sql
 
 from outbox_pipelines import schema
-from outbox_pipelines.adopt import by_marks, by_slot, planning, queries, renaming, rules
+from outbox_pipelines.adopt import by_marks, by_slot, holding, planning, queries, renaming, rules
 from outbox_pipelines.adopt import facts as catalog
 from outbox_pipelines.adopt import slot as slots
 from outbox_pipelines.adopt import table as existing
@@ -182,7 +184,7 @@ def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
     """
     mapping = existing.mapping_of(settings)
     until = time.monotonic() + seconds
-    with existing.session(settings) as connection:
+    with existing.session(settings) as connection, ExitStack() as hold:
         state = existing.require_state(connection, mapping, settings)
         if state.state == "prepared":
             return Switched(False, 0, "prepared")
@@ -196,17 +198,20 @@ def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
         found = catalog.read(connection, state.relation)
         # The relay below would refuse it after the change of names.
         pooler.refuse(connection, settings)
+        holder = hold.enter_context(holding.held(settings, connection, state, found, say))
         ddl = Ddl(found, mapping, settings.db_schema, state.name)
 
         def is_still(name: str) -> bool:
             now = read_state(connection)
-            return now is not None and now.state == name
+            if now is None or now.state != name:
+                return False
+            slots.require_stopped(connection, now, holder=holder)
+            return True
 
         def begin() -> bool:
             if not is_still("adopted"):
                 return False
             renaming.stop_relay_of_table(connection, found)
-            slots.require_stopped(connection, state)
             return True
 
         attempts = 0
@@ -225,7 +230,7 @@ def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
             )
             say(f"{state} is a table again")
         while left := _left(connection, settings):
-            slots.require_stopped(connection, replace(state, state="returning"))
+            slots.require_stopped(connection, replace(state, state="returning"), holder=holder)
             by_marks.publish(settings.model_copy(update={"table_file": None}), until, "the outbox", say)
             if time.monotonic() > until and (left := _left(connection, settings)):
                 raise NotReadyError(
@@ -242,6 +247,7 @@ def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
             held=[found.oid],
             say=say,
         )
+        hold.close()
         if state.slot is not None:
             say(slots.next_step(connection, state))
         return Switched(True, attempts, "prepared")

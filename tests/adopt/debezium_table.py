@@ -16,6 +16,7 @@ from outbox_pipelines.database import connect
 from outbox_pipelines.relay.cdc import pgoutput
 from outbox_pipelines.relay.cdc.stream import Stream
 from tests.adopt.conftest import Adopted, Make
+from tests.conftest import wait_until
 from tests.relay.marked_table.guides import Guide
 
 PUBLICATION: Final = "dbz_publication"
@@ -154,5 +155,8 @@ def published(make: Make, *, ddl: str = DDL, publication: str = "FOR TABLE outbo
         yield Published(adopted, slot)
     finally:
         with adopted.connect() as connection:
+            # The server notices the end of a reader a moment after it.
+            free = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s AND active"
+            wait_until(lambda: connection.execute(free, [slot]).fetchone() == (0,), what="no reader")
             drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
             connection.execute(drop, [slot])

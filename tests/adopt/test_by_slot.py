@@ -17,7 +17,7 @@ from psycopg.conninfo import make_conninfo
 from sqlalchemy import JSON, Column, String, Uuid, create_engine, orm
 
 from outbox_pipelines import schema
-from outbox_pipelines.adopt import finish, planning, rest, steps, unsent
+from outbox_pipelines.adopt import by_marks, finish, planning, rest, steps, unsent
 from outbox_pipelines.adopt import slot as slots
 from outbox_pipelines.adopt.by_slot import Rest
 from outbox_pipelines.errors import NotReadyError, SetupError
@@ -38,6 +38,8 @@ from tests.adopt.debezium_table import (
     published,
 )
 from tests.conftest import fresh_database, wait_until
+
+_READER = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s"
 
 
 @pytest.fixture
@@ -140,6 +142,35 @@ def test_a_connector_that_runs(table: Published) -> None:
         with pytest.raises(NotReadyError, match="would publish new rows"):
             table.adopted.back()
         assert table.adopted.state() == "adopted"
+
+
+def test_a_connector_that_is_started_on_the_way_back(
+    table: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against new rows of the table that are published before the events of the outbox."""
+    _switch(table)
+    table.publish(confirm=False)
+    _drain(table)
+    table.write(0)
+    publish, tried = by_marks.publish, []
+
+    def start(*given: Any) -> None:
+        table.write(1)
+        with pytest.raises(psycopg.errors.ObjectInUse), table.read():
+            pass
+        tried.append(table.adopted.state())
+        publish(*given)
+        if len(tried) == 1:
+            table.one(f"SELECT pg_terminate_backend(({_READER}))")
+            wait_until(lambda: table.one(_READER) is None, what="a slot that is free")
+
+    monkeypatch.setattr(by_marks, "publish", start)
+    with pytest.raises(NotReadyError, match="has ended the session that held the slot"):
+        table.adopted.back()
+    assert (tried, table.adopted.state()) == (["returning"], "returning")
+    table.adopted.back()
+    assert table.publish() == 1
+    assert table.numbers() == [0, 1]
 
 
 @pytest.mark.parametrize("ddl", [DDL, PARTITIONED, QUARKUS], ids=["debezium", "partitioned", "quarkus"])

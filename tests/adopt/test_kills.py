@@ -22,7 +22,8 @@ from tests.relay.marked_table import guides
 KEY = "00000000-0000-0000-0000-000000000001"
 _SESSIONS = b"""
 SELECT count(*) FROM pg_stat_activity
-WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"""
+WHERE datname = current_database() AND pid <> pg_backend_pid()
+AND backend_type IN ('client backend', 'walsender')"""
 
 
 class Lives:
