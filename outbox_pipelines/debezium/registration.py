@@ -58,7 +58,7 @@ def register(
     """
     cluster, name = Connect(settings.require_connect()), connector_name(settings)
     slot, publication = config["slot.name"], config["publication.name"]
-    before = _existing(cluster, name)
+    before = existing(cluster, name)
     changes = [] if before is None else differences(before, config)
     if before is not None and before.get("slot.name") != slot:
         raise SetupError(
@@ -107,7 +107,7 @@ def register(
                 say(f"slot {slot}: made")
             made.append("connector")
             cluster.put(name, config)
-            _wait_until_read(connection, cluster, name, slot, seconds=seconds)
+            wait_until_read(connection, cluster, name, slot, seconds=seconds)
             say(f"connector {name}: {done}")
         return True
 
@@ -137,7 +137,7 @@ def delete(
         NotReadyError: its task did not end in time; run it again.
     """
     cluster, name = Connect(settings.require_connect()), connector_name(settings)
-    config = _existing(cluster, name)
+    config = existing(cluster, name)
     slot = (config or {}).get("slot.name", slot)
     publication = (config or {}).get("publication.name", publication)
     with closing(connect(settings, name="outbox debezium delete")) as connection:
@@ -182,7 +182,8 @@ def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
     return found
 
 
-def _existing(cluster: Connect, name: str) -> dict[str, str] | None:
+def existing(cluster: Connect, name: str) -> dict[str, str] | None:
+    """Return the configuration of a connector; None if there is none."""
     try:
         return cluster.config(name)
     except MissingError:
@@ -258,10 +259,14 @@ def remove(cluster: Connect, name: str, *, seconds: float) -> None:
         cluster.delete(name)
 
 
-def _wait_until_read(
+def wait_until_read(
     connection: Connection, cluster: Connect, name: str, slot: str, *, seconds: float
 ) -> None:
-    """Return when the connector runs and a session reads its slot, which is some seconds later."""
+    """Return when the connector runs and a session reads its slot, which is some seconds later.
+
+    Raises:
+        NotReadyError: its task has failed, or it does not read the slot in time.
+    """
     deadline = time.monotonic() + seconds
     while True:
         _wait_until_running(cluster, name, seconds=max(0.0, deadline - time.monotonic()))

@@ -36,7 +36,7 @@ class Slots:
     error: str | None
     """Why the relay could not read it."""
     connector: str | None
-    """The connector that publishes what it delivers, in place of the relay."""
+    """The connector that publishes what it delivers, in place of the relay, until it is removed."""
     connector_state: str | None
     """How far the change to it or from it is: begins, publishes, ends."""
     exists: bool
@@ -69,12 +69,18 @@ class Slots:
     @property
     def problems(self) -> list[str]:
         """What a person must act on, each with the remedy."""
-        if self.slot is None or self.changing:
+        if self.changing:
+            return []
+        return [*self._problems_of_slot(), *self._problems_of_rest()]
+
+    def _problems_of_slot(self) -> list[str]:
+        if self.slot is None:
             return []
         if self.ends:
             return ["dropping the slot was interrupted: run `outbox cutover --to polling` again"]
         if not self.made:
-            return [f"setup was interrupted while it made the slot: {_SETUP}, or `outbox cdc drop`"]
+            by = "" if self.reader is None else f", and process {self.reader} of the server still makes it"
+            return [f"setup was interrupted while it made the slot{by}: {_SETUP}, or `outbox cdc drop`"]
         if not self.exists:
             if self.connector_state == "publishes":
                 return [f"the slot {self.slot} of the connector {self.connector} is missing: {_TAKE_BACK}"]
@@ -84,7 +90,7 @@ class Slots:
             if self.connector_state == "publishes":
                 return [f"the slot {self.slot} of the connector is lost ({why}): {_TAKE_BACK}"]
             return [f"the slot {self.slot} is lost ({why}), so events are read between snapshots: {_SETUP}"]
-        if self.connector is not None:
+        if self.connector_state is not None:
             return self._problems_of_connector()
         found = []
         if not self.published:
@@ -107,13 +113,22 @@ class Slots:
             ]
         if self.connector_state == "ends":
             after = f": {self.error}" if self.error else ": start `outbox relay`"
-            return [f"the connector {name} has ended, and the relay has not yet continued{after}"]
+            return [f"the connector has ended, and the relay has not yet continued{after}"]
         if self.reader is None:
             return [
-                f"the connector {name} does not read the slot, and the server keeps its log: see `outbox "
-                "debezium status`, or let the relay publish again by `outbox cutover --to cdc`"
+                f"the connector {name} does not read the slot, and the server keeps its log: run `outbox "
+                "cutover --to debezium`, which starts it and says why it does not run, or --to cdc, and the "
+                "relay publishes again"
             ]
         return []
+
+    def _problems_of_rest(self) -> list[str]:
+        if self.connector is None or self.connector_state is not None:
+            return []
+        return [
+            f"the connector {self.connector} was stopped and not removed from Kafka Connect: run `outbox "
+            f"cutover --to {self.source}` again, which removes it"
+        ]
 
     @property
     def warnings(self) -> list[str]:
@@ -144,7 +159,7 @@ class Slots:
         else:
             lines = [f"source: {self.source}", f"slot: {self.slot}"]
         if self.connector is not None:
-            lines.append(f"connector: {self.connector} ({self.connector_state})")
+            lines.append(f"connector: {self.connector} ({self.connector_state or 'to be removed'})")
         if self.exists:
             lines += [
                 "read by: " + ("no process" if self.reader is None else f"server process {self.reader}"),

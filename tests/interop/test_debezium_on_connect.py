@@ -91,15 +91,18 @@ class Shop:
     settings: Settings
     password: str
 
-    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        ours = {
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
             "OUTBOX_DSN": self.settings.dsn.reveal(),
             "OUTBOX_KAFKA": self.settings.kafka,
             "OUTBOX_TOPIC": self.settings.topic,
             "OUTBOX_CONNECT": self.settings.connect.reveal(),
             "OUTBOX_CONNECTOR": self.settings.connector,
         }
-        return in_process.run(arguments, clean_environment() | ours | environment)
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return in_process.run(arguments, clean_environment() | self.environment | environment)
 
     def register(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return self.run("debezium", "register", "--password", self.password, *arguments, **environment)

@@ -3,7 +3,8 @@
 Invariants:
 - The two never publish at the same time: the connector is registered when the relay has left the slot, and
   the relay continues when the connector is stopped and nothing reads the slot.
-- The shard's row says how far the change is. A command that was interrupted is run again, with any target.
+- The shard's row says how far the change is, and names a connector until it is removed from Kafka Connect. A
+  command that was interrupted is run again, with any target.
 
 While the connector publishes, the relay keeps the shard and follows the slot: `followed`.
 """
@@ -18,11 +19,11 @@ from typing import Any, Final
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.debezium import registration
 from outbox_pipelines.debezium.config import connector
-from outbox_pipelines.debezium.connect import Connect, MissingError
+from outbox_pipelines.debezium.connect import Connect
 from outbox_pipelines.debezium.names import connector_name
-from outbox_pipelines.errors import NotReadyError, SetupError
+from outbox_pipelines.errors import NotReadyError, OperatorError, SetupError
 from outbox_pipelines.relay.cdc import queries
-from outbox_pipelines.relay.cdc.setup import lock, set_up, slot_name
+from outbox_pipelines.relay.cdc.setup import NO_RELAY, lock, set_up, slot_name
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.settings import Settings
 
@@ -47,25 +48,31 @@ def to_connector(settings: Settings, place: Mapping[str, Any], *, seconds: float
     with closing(connect(settings, name="outbox cutover")) as connection:
         slot = slot_name(settings, connection.info.dbname)
         config = connector(settings, slot=slot, publication=slot, **place)
-        _, state = _state(connection)
-        if state == "ends":
-            raise SetupError("the connector is being ended: run `outbox cutover --to cdc` first")
+        _require_free(connection, cluster, name, slot)
         if wrong := cluster.validate(config):
             lines = [f"{setting}: {error}" for setting, errors in sorted(wrong.items()) for error in errors]
             raise registration.InvalidError(name, lines)
-        if state is None:
+        if _state(connection)[1] == "ends":
+            from_connector(settings, seconds=seconds, say=say)
+        if _state(connection)[1] is None:
             set_up(settings, seconds=seconds, say=say)
         with lock(connection, settings):
+            _, state = _state(connection)
+            if state == "ends":
+                raise NotReadyError(NO_RELAY)
             if state != "publishes":
+                # Its progress would be older than the slot: Debezium fails with that.
+                _remove_left(connection, cluster, name, seconds=seconds, say=say)
                 _leave_slot(connection, name, seconds=seconds, say=say)
             try:
-                _await_unread(connection, "the relay that has left it", seconds=seconds)
-                registration.register(settings, config, replace=True, dry_run=False, seconds=seconds, say=say)
+                _start(settings, connection, cluster, name, config, seconds=seconds, say=say)
             except BaseException:
                 # A connector that published before this call still does.
                 if state != "publishes":
                     connection.execute(queries.END_CONNECTOR)
                     say("the relay continues")
+                    with suppress(OperatorError):
+                        _remove_left(connection, cluster, name, seconds=seconds, say=say)
                 raise
     say(f"the connector {name} publishes from where the relay has stopped")
 
@@ -82,28 +89,84 @@ def from_connector(settings: Settings, *, seconds: float, say: Say) -> bool:
     require_schema(settings)
     with closing(connect(settings, name="outbox cutover")) as connection, lock(connection, settings):
         name, state = _state(connection)
-        if name is None:
+        if name is None and state is None:
             return False
         connection.execute(queries.CANCEL_CONNECTOR)
         if state == "begins":
             say("the relay keeps the slot")
             return True
         cluster = Connect(settings.require_connect()) if settings.connect else None
-        if cluster is not None:
-            registration.stop(cluster, name, seconds=seconds)
-            say(f"connector {name}: stopped")
-        what = f"the connector {name} (set OUTBOX_CONNECT, and this command does it)"
-        _await_unread(connection, what, seconds=seconds)
-        connection.execute(queries.END_CONNECTOR)
-        if not _is_taken_back(connection, seconds=seconds):
+        if state == "publishes":
+            if cluster is not None and name is not None:
+                registration.stop(cluster, name, seconds=seconds)
+                say(f"connector {name}: stopped")
+            what = f"the connector {name} (set OUTBOX_CONNECT, and this command does it)"
+            _await_unread(connection, what, seconds=seconds)
+            connection.execute(queries.END_CONNECTOR)
+        # The relay looks into the slot and the topics, and needs the connector's own progress no more.
+        if name is not None:
+            _remove_left(connection, cluster, name, seconds=seconds, say=say)
+        if state is None:
+            return False
+        if _is_taken_back(connection, seconds=seconds):
+            say("the relay continues where the connector has stopped")
+        else:
             say("no relay runs: the next one finds out what the connector has published, and continues")
-            return True
-        say("the relay continues where the connector has stopped")
-        if cluster is not None:
-            with suppress(MissingError):
-                registration.remove(cluster, name, seconds=seconds)
-                say(f"connector {name}: removed")
         return True
+
+
+def _require_free(connection: Connection, cluster: Connect, name: str, slot: str) -> None:
+    """Raise `SetupError` if a change to another connector is not complete, or this one is another's."""
+    other, state = _state(connection)
+    if other is not None and other != name:
+        raise SetupError(
+            f"the connector {other} is the outbox's ({state or 'to be removed'}), and OUTBOX_CONNECTOR names "
+            f"{name}: set OUTBOX_CONNECTOR={other}, or run `outbox cutover --to cdc` first"
+        )
+    before = registration.existing(cluster, name)
+    if before is not None and before.get("slot.name") != slot:
+        raise SetupError(
+            f"the connector {name} reads the slot {before.get('slot.name')} instead of {slot}: run `outbox "
+            "debezium delete` first, or set OUTBOX_CONNECTOR to another name"
+        )
+
+
+def _start(
+    settings: Settings,
+    connection: Connection,
+    cluster: Connect,
+    name: str,
+    config: dict[str, str],
+    *,
+    seconds: float,
+    say: Say,
+) -> None:
+    """Register the connector, or start it if it exists, and wait until it reads the slot."""
+    if connection.execute(queries.HAS_SLOT).fetchone() is None:
+        # A new slot would begin after events that neither has published.
+        raise SetupError(
+            "the slot is missing, so the connector cannot continue: run `outbox cutover --to polling`; the "
+            "relay then looks into the topics for what was published"
+        )
+    if registration.existing(cluster, name) is None:
+        _await_unread(connection, "the relay that has left it", seconds=seconds)
+    else:
+        # It was stopped by a command that was interrupted, or by a person.
+        cluster.resume(name)
+    registration.register(settings, config, replace=True, dry_run=False, seconds=seconds, say=say)
+    registration.wait_until_read(connection, cluster, name, config["slot.name"], seconds=seconds)
+
+
+def _remove_left(
+    connection: Connection, cluster: Connect | None, name: str, *, seconds: float, say: Say
+) -> None:
+    """Remove a connector that does not publish any more, with its progress."""
+    if cluster is None:
+        say(f"remove the connector {name} and its offsets from Kafka Connect (OUTBOX_CONNECT is not set)")
+    elif registration.existing(cluster, name) is not None:
+        registration.remove(cluster, name, seconds=seconds)
+        say(f"connector {name}: removed")
+    connection.execute(queries.FORGET_CONNECTOR)
 
 
 def _leave_slot(connection: Connection, name: str, *, seconds: float, say: Say) -> None:
@@ -154,7 +217,7 @@ def _await_unread(connection: Connection, what: str, *, seconds: float) -> None:
 
 def _is_taken_back(connection: Connection, *, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while _state(connection)[0] is not None:
+    while _state(connection)[1] is not None:
         row = connection.execute(queries.IS_READ).fetchone()
         if row is None or not row[1] or time.monotonic() > deadline:
             return False

@@ -24,16 +24,20 @@ def plan(settings: Settings, target: str) -> list[str]:
         SetupError: something is missing.
     """
     found = read(settings)
-    if found.source == target:
+    has_connector = found.connector_state == "publishes"
+    if found.source == target and (found.reader is not None if has_connector else found.connector is None):
         return [f"nothing to do: events are published by {target} already"]
+    if target == "debezium" and has_connector:
+        return ["1. the connector is registered if it is missing, and started if it is stopped"]
     steps = []
     if found.source == "debezium":
         steps += [
             f"the connector {found.connector} is stopped",
             "the relay finds out, by slot and topics, what the connector has published, and continues",
-            "the connector and its progress are removed from Kafka Connect",
         ]
-    if target == "polling":
+    if found.connector is not None and found.connector_state != "begins":
+        steps.append("the connector and its progress are removed from Kafka Connect")
+    if target == "polling" and found.slot is not None:
         steps += [
             "the relay stops reading the slot, and continues between snapshots at the same position",
             f"the slot {found.slot} is dropped",

@@ -63,10 +63,19 @@ SLOT_IS_MADE: Final = (
 END_SLOT: Final = """
 UPDATE outbox_shards SET slot_ends = true
 WHERE slot IS NOT NULL AND coalesce(connector_state, 'begins') = 'begins'"""
+# A connector that is still to be removed from Kafka Connect is not forgotten with the slot.
 NO_SLOT: Final = """
 UPDATE outbox_shards SET slot = NULL, slot_snapshot = NULL, slot_ends = false, slot_error = NULL,
-       connector = NULL, connector_state = NULL
+       connector = CASE WHEN connector_state IS NULL THEN connector END, connector_state = NULL
 WHERE slot IS NOT NULL"""
+
+# While it makes a slot, the server waits for transactions, and would go on without its client.
+NOTICE_DEATH: Final = "SET client_connection_check_interval = '1s'"
+# Of a command that has ended: the lock of set-up is free. Its slot is dropped with the session.
+END_MAKER: Final = """
+SELECT pg_terminate_backend(r.active_pid)
+FROM pg_replication_slots r JOIN outbox_shards s ON s.slot = r.slot_name
+WHERE r.database = current_database() AND r.active_pid IS NOT NULL AND s.slot_snapshot IS NULL"""
 
 # In the transaction that has made the slot: the slot delivers exactly what this snapshot does not see.
 FIRST_SNAPSHOT: Final = "SELECT pg_current_snapshot()::text"
@@ -139,17 +148,25 @@ LEFT: Final = """
 UPDATE outbox_shards SET connector_state = 'publishes', slot_error = NULL
 WHERE shard = %(shard)s AND epoch = %(epoch)s AND connector_state = 'begins'"""
 TAKEN_BACK: Final = """
-UPDATE outbox_shards SET connector = NULL, connector_state = NULL, slot_error = NULL
+UPDATE outbox_shards SET connector_state = NULL, slot_error = NULL
 WHERE shard = %(shard)s AND epoch = %(epoch)s AND connector_state = 'ends'"""
 
 CONNECTOR: Final = "SELECT connector, connector_state FROM outbox_shards ORDER BY shard LIMIT 1"
 BEGIN_CONNECTOR: Final = """
 UPDATE outbox_shards SET connector = %(connector)s, connector_state = 'begins'
-WHERE shards = 1 AND slot_snapshot IS NOT NULL AND NOT slot_ends AND connector IS NULL"""
+WHERE shards = 1 AND slot_snapshot IS NOT NULL AND NOT slot_ends AND connector_state IS NULL"""
 CANCEL_CONNECTOR: Final = """
 UPDATE outbox_shards SET connector = NULL, connector_state = NULL WHERE connector_state = 'begins'"""
 END_CONNECTOR: Final = "UPDATE outbox_shards SET connector_state = 'ends' WHERE connector_state = 'publishes'"
 
+# It is no longer in Kafka Connect.
+FORGET_CONNECTOR: Final = """
+UPDATE outbox_shards SET connector = NULL
+WHERE connector IS NOT NULL AND (connector_state IS NULL OR connector_state = 'ends')"""
+
+HAS_SLOT: Final = """
+SELECT FROM outbox_shards s JOIN pg_replication_slots r ON r.slot_name = s.slot
+WHERE r.database = current_database()"""
 SLOT_READER: Final = """
 SELECT r.active_pid FROM outbox_shards s JOIN pg_replication_slots r ON r.slot_name = s.slot
 WHERE r.active_pid IS NOT NULL"""

@@ -35,6 +35,9 @@ _CLEAN_UP_SECONDS: Final = 10.0
 _FAILOVER_SINCE: Final = 170000
 # Older servers have another syntax for the same.
 _OPTIONS_SINCE: Final = 150000
+NO_RELAY: Final = (
+    "the connector has ended, and no relay has continued: start `outbox relay`, then run the command again"
+)
 
 Say = Callable[[str], None]
 
@@ -67,13 +70,15 @@ def set_up(settings: Settings, *, seconds: float, say: Say) -> str | None:
         _check(connection)
         is_new = _publish(connection, slot, say)
         named, begins, ends, error = _one(connection, queries.NAMED)
-        connector, _ = _one(connection, queries.CONNECTOR)
+        name, state = _one(connection, queries.CONNECTOR)
         # A slot is decoded with the publications of its time: one older than its publication is replaced.
-        is_wrong = connector is None and (is_new or error is not None)
+        is_wrong = state is None and (is_new or error is not None)
         is_made = named is not None and begins is not None and not ends
         if is_made and not is_wrong and _is_usable(connection, named):
             return None
+        _refuse_connector(name, state)
         connection.execute(queries.END_SLOT)
+        _end_maker(connection)
         for left in {named, slot} - {None}:
             _drop(connection, left, say, seconds=seconds)
         if not connection.execute(queries.BEGIN_SLOT, {"slot": slot}).rowcount:
@@ -112,11 +117,9 @@ def remove(settings: Settings, *, seconds: float, say: Say, publication: bool = 
         slot = slot_name(settings, connection.info.dbname)
         named, _, _, _ = _one(connection, queries.NAMED)
         name, state = _one(connection, queries.CONNECTOR)
-        if state in ("publishes", "ends"):
-            raise SetupError(
-                f"the connector {name} publishes what the slot delivers: run `outbox cutover --to polling`"
-            )
+        _refuse_connector(name, state)
         connection.execute(queries.END_SLOT)
+        _end_maker(connection)
         dropped = [_drop(connection, left, say, seconds=seconds) for left in {named, slot} - {None}]
         connection.execute(queries.NO_SLOT)
         if publication and connection.execute(queries.PUBLICATION, {"slot": slot}).fetchone():
@@ -141,6 +144,16 @@ def lock(connection: Connection, settings: Settings) -> Iterator[None]:
         # Not left to the end of the session, which the server notices later.
         with suppress(psycopg.Error):
             connection.execute(queries.UNLOCK_SETUP, key)
+
+
+def _refuse_connector(name: str | None, state: str | None) -> None:
+    """Raise if the slot is needed to find out what a connector has published."""
+    if state == "publishes":
+        raise SetupError(
+            f"the connector {name} publishes what the slot delivers: run `outbox cutover --to polling`"
+        )
+    if state == "ends":
+        raise NotReadyError(NO_RELAY)
 
 
 def _check(connection: Connection) -> None:
@@ -190,6 +203,15 @@ def _is_usable(connection: Connection, slot: str) -> bool:
     return row is not None and row[0] == connection.info.dbname and not row[3]
 
 
+def _end_maker(connection: Connection) -> None:
+    """End the server's process that still makes a slot for a command that was killed.
+
+    It waits for transactions, perhaps for hours, and does not notice that nobody waits for it.
+    """
+    with suppress(psycopg.errors.InsufficientPrivilege):
+        connection.execute(queries.END_MAKER)
+
+
 def _drop(connection: Connection, slot: str, say: Say, *, seconds: float) -> bool:
     """Drop a slot of this name when no session reads it any more; return whether there was one."""
     deadline = time.monotonic() + seconds
@@ -222,6 +244,9 @@ def _make(settings: Settings, connection: Connection, slot: str, *, seconds: flo
     options = "SNAPSHOT 'use'" + (", FAILOVER true" if version >= _FAILOVER_SINCE else "")
     what = f"({options})" if version >= _OPTIONS_SINCE else "USE_SNAPSHOT"
     with closing(connect(settings, name="outbox cdc setup", replication=True)) as replication:
+        # Some systems cannot: then the next command ends the server's process.
+        with suppress(psycopg.Error):
+            replication.execute(queries.NOTICE_DEATH)
         replication.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         command = f'CREATE_REPLICATION_SLOT "{slot}" LOGICAL pgoutput {what}'
         _run(replication, command, connection, seconds=seconds, say=say)

@@ -11,7 +11,6 @@ import pytest
 from confluent_kafka import Producer
 
 from outbox_pipelines.debezium import registration
-from outbox_pipelines.debezium.connect import Connect
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.event import Event
 from outbox_pipelines.position import Snapshot
@@ -24,6 +23,7 @@ from outbox_pipelines.secret import Secret
 from outbox_pipelines.settings import Settings
 from tests import forks
 from tests.conftest import Outbox, clean_environment, wait_until
+from tests.relay.cdc.connect import played
 from tests.relay.cdc.slots import make
 from tests.relay.cdc.test_switch import MODES, is_read, writing
 from tests.relay.parked import numbers_by_key, parked_rows, write
@@ -297,11 +297,10 @@ def test_a_registration_that_fails_lets_the_relay_continue(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    settings = quick(outbox, connect=Secret("http://127.0.0.1:1"))
     create_topic(outbox)
-    monkeypatch.setattr(Connect, "validate", lambda self, config: {})
     monkeypatch.setattr(registration, "register", fail)
-    with running(settings):
+    with played(outbox.settings) as worker, running(quick(outbox)):
+        settings = quick(outbox, connect=Secret(worker.url))
         make(outbox)
         wait_until(lambda: is_read(settings), what="a relay reads the slot")
         with pytest.raises(type(error)):

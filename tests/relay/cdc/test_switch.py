@@ -31,14 +31,14 @@ def is_read(settings: Settings) -> bool:
 
 
 @contextmanager
-def writing(outbox: Outbox) -> Iterator[dict[str, int]]:
+def writing(outbox: Outbox, *, pace: float = 0.001) -> Iterator[dict[str, int]]:
     """A writer of four aggregates, in transactions that overlap with nothing; how many events each has."""
     stop = threading.Event()
     counts = dict.fromkeys("abcd", 0)
 
     def run() -> None:
         turn = 0
-        while not stop.wait(0.001):
+        while not stop.wait(pace):
             key = "abcd"[turn % 4]
             write(outbox, (key, {"n": counts[key]}), (key, {"n": counts[key] + 1}))
             counts[key] += 2
