@@ -5,11 +5,13 @@ Invariants:
 - A call that the cluster cannot do at that moment, because it rebalances (409) or its leader has just ended
   (500), is repeated until the deadline.
 - User and password of the URL are in a header and never in a message.
+- A certificate is verified, by the authorities of the system or those of SSL_CERT_FILE.
 """
 
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from base64 import b64encode
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -140,9 +142,9 @@ class Connect:
                 raise MissingError(f"Kafka Connect ({self.where}): {said}")
             if status in (401, 403):
                 raise SetupError(
-                    f"Kafka Connect ({self.where}) refuses the credentials (HTTP {status}): write "
-                    "https://user:password@host:8083 in OUTBOX_CONNECT, with % and two hexadecimal digits "
-                    "for special characters"
+                    f"Kafka Connect ({self.where}) refuses the credentials (HTTP {status}): in "
+                    "OUTBOX_CONNECT, write user, colon, password and @ before the host, with % and two "
+                    "hexadecimal digits for special characters"
                 )
             if not _is_passing(status, said):
                 raise SetupError(f"Kafka Connect ({self.where}) refuses (HTTP {status}): {said}")
@@ -155,18 +157,15 @@ class Connect:
 
     def _ask(self, method: str, path: str, body: Any, deadline: float) -> tuple[int, str]:
         """Return status and text of the first worker that answers."""
-        problem = ""
+        problem: Exception | None = None
         for number, worker in enumerate(self._workers):
             left = deadline - time.monotonic()
             try:
                 # A worker that is frozen must leave time for the others.
                 return _exchange(worker, method, path, body, max(0.1, left / (len(self._workers) - number)))
             except (OSError, HTTPException) as error:
-                problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise UnavailableError(
-            f"Kafka Connect ({self.where}) does not answer ({problem}): check OUTBOX_CONNECT, and that a "
-            "worker runs"
-        )
+                problem = error
+        raise UnavailableError(f"Kafka Connect ({self.where}) does not answer {_why(problem)}")
 
 
 def _exchange(worker: Any, method: str, path: str, body: Any, seconds: float) -> tuple[int, str]:
@@ -183,6 +182,20 @@ def _exchange(worker: Any, method: str, path: str, body: Any, seconds: float) ->
         return answer.status, answer.read().decode(errors="replace")
     finally:
         connection.close()
+
+
+def _why(problem: Exception | None) -> str:
+    """Return the cause in parentheses, and what to do."""
+    if isinstance(problem, ssl.SSLCertVerificationError):
+        cause = problem.verify_message.rstrip(".")
+        return (
+            f"with a certificate that is trusted ({cause}): name the file of its authority "
+            "in SSL_CERT_FILE, and in OUTBOX_CONNECT a host that the certificate has"
+        )
+    if isinstance(problem, ssl.SSLError):
+        return f"by TLS ({problem.reason}): write http:// in OUTBOX_CONNECT if its workers do not use TLS"
+    text = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
+    return f"({text}): check OUTBOX_CONNECT, and that a worker runs"
 
 
 def _is_passing(status: int, said: str) -> bool:

@@ -96,7 +96,7 @@ def register(
                 say(f"slot {slot}: would be made")
             say(f"connector {name}: would be {done}")
             return True
-        with _undone(connection, cluster, name, config, before) as made:
+        with _undone(connection, cluster, name, config, before, say) as made:
             if not has_publication:
                 slots.make_publication(settings, connection, publication)
                 made.append("publication")
@@ -208,6 +208,7 @@ def _undone(
     name: str,
     config: dict[str, str],
     before: dict[str, str] | None,
+    say: Say,
 ) -> Iterator[list[str]]:
     """Undo what the block has made, if it fails; it appends the names of what it makes."""
     made: list[str] = []
@@ -215,11 +216,15 @@ def _undone(
         yield made
     except BaseException:
         # A call whose answer was lost may have done its work.
-        with suppress(OperatorError, psycopg.Error):
+        try:
             if "connector" in made and before is None:
                 remove(cluster, name, seconds=_CLEAN_UP_SECONDS)
             elif "connector" in made and before is not None:
                 cluster.put(name, before)
+                say(f"connector {name}: has its earlier configuration again")
+        except OperatorError as error:
+            remedy = "`outbox debezium delete`" if before is None else "this command with the earlier options"
+            say(f"connector {name}: not restored ({error}). Run {remedy}")
         with suppress(OperatorError, psycopg.Error):
             if "slot" in made:
                 slots.drop_slot(connection, config["slot.name"], seconds=_CLEAN_UP_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +35,9 @@ class FakeWorker:
 
 
 @contextmanager
-def answering(**answers: list[str | dict[str, Any]]) -> Iterator[FakeWorker]:
+def answering(
+    tls: ssl.SSLContext | None = None, **answers: list[str | dict[str, Any]]
+) -> Iterator[FakeWorker]:
     """A worker with answers by the end of the path or by method (`get`, …): recorded ones or others."""
     texts = {name: [ANSWERS[x] if isinstance(x, str) else x for x in each] for name, each in answers.items()}
 
@@ -58,8 +61,15 @@ def answering(**answers: list[str | dict[str, Any]]) -> Iterator[FakeWorker]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    worker = FakeWorker(f"http://127.0.0.1:{server.server_port}", texts)
+    class Quiet(ThreadingHTTPServer):
+        def handle_error(self, *_: object) -> None:
+            """A client that does not trust the certificate."""
+
+    server = Quiet(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    scheme = "http" if tls is None else "https"
+    worker = FakeWorker(f"{scheme}://127.0.0.1:{server.server_port}", texts)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -66,6 +66,8 @@ class PlayedConnector:
 
     def _run(self) -> None:
         try:
+            if self.config["database.port"] == "1":
+                raise psycopg.OperationalError("connection refused")
             while not self._end.is_set():
                 with closing(connect(self.settings, name="played connector", replication=True)) as session:
                     try:
@@ -120,6 +122,7 @@ class PlayedConnect:
         self.settings = settings
         self.url = ""
         self.connectors: dict[str, PlayedConnector] = {}
+        self.refuses: Callable[[str, str, Any], bool] = lambda method, what, body: False
         self._offsets: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -130,6 +133,8 @@ class PlayedConnect:
             if parts[0] == "connector-plugins":
                 return 200, {"configs": []}
             name, what = parts[1], "/".join(parts[2:])
+            if self.refuses(method, what, body):
+                return 500, {"error_code": 500, "message": "no"}
             found = self.connectors.get(name)
             if (method, what) == ("PUT", "config"):
                 return self._put(name, body)
@@ -139,10 +144,11 @@ class PlayedConnect:
 
     def _put(self, name: str, config: dict[str, str]) -> tuple[int, Any]:
         if (before := self.connectors.get(name)) is not None:
-            if before.state == "RUNNING":
-                before.stop()
+            was_running = before.state == "RUNNING"
+            before.stop()
+            before.config, before.trace = config, ""
+            if was_running:
                 before.resume()
-            before.config = config
             return 200, config
         made = self.connectors[name] = PlayedConnector(self.settings, config, self._offsets.get(name, 0))
         made.resume()
@@ -154,6 +160,8 @@ class PlayedConnect:
             return 200, found.config
         if (method, what) == ("GET", "status"):
             return 200, found.status()
+        if (method, what) == ("GET", "offsets"):
+            return 200, {"offsets": []}
         if (method, what) == ("PUT", "resume"):
             found.resume()
         elif (method, what) == ("PUT", "stop"):
