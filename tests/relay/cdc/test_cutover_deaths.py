@@ -116,6 +116,35 @@ def test_a_connector_that_could_not_be_removed(outbox: Outbox, worker: PlayedCon
         assert (read(settings).problems, worker.connectors) == ([], {})
 
 
+def test_a_connector_that_is_left_from_earlier(outbox: Outbox, worker: PlayedConnect) -> None:
+    """Guards against progress of a connector from before the relay's turn: it fails, or repeats events."""
+    settings = quick(outbox, connect=Secret(worker.url))
+    with running(settings), outbox.connect() as admin:
+        _to(settings, "debezium")
+        write(outbox, ("a", {"n": 0}))
+        wait_until(lambda: len(outbox.messages()) == 1, what="an event of the connector")
+        worker.refuses = lambda method, what, body: method == "DELETE"
+        with pytest.raises(SetupError):
+            _to(settings, "cdc")
+        wait_until(lambda: read(settings).reader is not None, what="a relay that reads the slot")
+        write(outbox, ("a", {"n": 1}))
+        confirmed = (
+            "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots JOIN outbox_shards "
+            "ON slot = slot_name"
+        )
+        (left,) = worker.connectors.values()
+        wait_until(
+            lambda: admin.execute(confirmed).fetchall()[0][0] > left.offset, what="a slot further than that"
+        )
+        worker.refuses = lambda *_: False
+        said = _to(settings, "debezium")
+        assert f"connector {settings.name}: removed" in said
+        write(outbox, ("a", {"n": 2}))
+        wait_until(lambda: len(outbox.messages()) == 3, what="an event of the next connector")
+        _to(settings, "polling")
+    assert numbers_by_key(outbox.messages()) == {"a": [0, 1, 2]}
+
+
 _WAITS = """
 SELECT count(*) FROM pg_replication_slots WHERE active AND confirmed_flush_lsn IS NULL
 AND database = current_database()"""
