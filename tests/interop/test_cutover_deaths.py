@@ -29,7 +29,7 @@ def test_every_statement_and_call(shop: Shop, is_thorough: bool) -> None:
         wait_until_relayed(outbox)
     assert deaths > 12
     assert numbers_by_key(outbox.messages()) == {key: list(range(count)) for key, count in counts.items()}
-    assert shop.run("debezium", "status").stdout == f"connector: {settings.connector} (none)\n"
+    assert f"connector: {settings.connector} (none)\n" in shop.run("debezium", "status").stdout
     with psycopg.connect(settings.require_dsn()) as connection:
         query = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
         assert connection.execute(query).fetchone() == (0,)
