@@ -93,7 +93,9 @@ class Shop:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {
+        # Without its description, no command knows what the outbox is.
+        table = {"OUTBOX_TABLE_FILE": str(self.settings.table_file)} if self.settings.table_file else {}
+        return table | {
             "OUTBOX_DSN": self.settings.dsn.reveal(),
             "OUTBOX_KAFKA": self.settings.kafka,
             "OUTBOX_TOPIC": self.settings.topic,
