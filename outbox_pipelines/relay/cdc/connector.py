@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any, Final
 
 from outbox_pipelines.database import Connection, connect
@@ -69,10 +69,7 @@ def to_connector(settings: Settings, place: Mapping[str, Any], *, seconds: float
             except BaseException:
                 # A connector that published before this call still does.
                 if state != "publishes":
-                    connection.execute(queries.END_CONNECTOR)
-                    say("the relay continues")
-                    with suppress(OperatorError):
-                        _remove_left(connection, cluster, name, seconds=seconds, say=say)
+                    _give_back(connection, cluster, name, seconds=seconds, say=say)
                 raise
     say(f"the connector {name} publishes from where the relay has stopped")
 
@@ -155,6 +152,19 @@ def _start(
         cluster.resume(name)
     registration.register(settings, config, replace=True, dry_run=False, seconds=seconds, say=say)
     registration.wait_until_read(connection, cluster, name, config["slot.name"], seconds=seconds)
+
+
+def _give_back(connection: Connection, cluster: Connect, name: str, *, seconds: float, say: Say) -> None:
+    """Let the relay continue in place of a connector that does not run, if it is certain that it does not."""
+    try:
+        _remove_left(connection, cluster, name, seconds=seconds, say=say)
+    except OperatorError as error:
+        # Its registration may have arrived: then both would publish.
+        say(f"connector {name}: it is not known whether it runs ({error}). Run `outbox cutover --to cdc`")
+        return
+    connection.execute(queries.END_CONNECTOR)
+    connection.execute(queries.FORGET_CONNECTOR)
+    say("the relay continues")
 
 
 def _remove_left(

@@ -145,6 +145,27 @@ def test_a_connector_that_is_left_from_earlier(outbox: Outbox, worker: PlayedCon
     assert numbers_by_key(outbox.messages()) == {"a": [0, 1, 2]}
 
 
+def test_an_answer_that_is_lost(outbox: Outbox, worker: PlayedConnect) -> None:
+    """Guards against a relay that continues beside a connector whose registration has arrived."""
+    settings = quick(outbox, connect=Secret(worker.url))
+    said: list[str] = []
+    with running(settings):
+        _to(settings, "cdc")
+        worker.refuses = lambda method, what, body: bool(worker.connectors)
+        with pytest.raises(SetupError):
+            cutover.run(settings, "debezium", seconds=20, say=said.append, place={"password": ""})
+        assert "Run `outbox cutover --to cdc`" in said[-1]
+        assert read(settings).connector_state == "publishes"
+        write(outbox, ("a", {"n": 0}))
+        wait_until(lambda: len(outbox.messages()) == 1, what="an event of the connector")
+        worker.refuses = lambda *_: False
+        _to(settings, "cdc")
+        write(outbox, ("a", {"n": 1}))
+        wait_until_relayed(outbox)
+        assert (read(settings).problems, worker.connectors) == ([], {})
+    assert numbers_by_key(outbox.messages()) == {"a": [0, 1]}
+
+
 _WAITS = """
 SELECT count(*) FROM pg_replication_slots WHERE active AND confirmed_flush_lsn IS NULL
 AND database = current_database()"""
