@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import psycopg
+import pytest
 
 from tests.conftest import Outbox, clean_environment
 from tests.interop.test_cutover_to_debezium import shop
@@ -16,6 +17,8 @@ from tests.relay.topic import create_topic
 __all__ = ["place", "shop"]
 
 
+# Each of the deaths takes about 15 s; with --thorough there are four times as many.
+@pytest.mark.timeout(1800)
 def test_every_statement_and_call(shop: Shop, is_thorough: bool) -> None:
     """Guards against a change of which one half is forgotten: in the row, in the slot or in Kafka Connect."""
     outbox = Outbox(shop.settings)
