@@ -79,6 +79,11 @@ class Connector:
         if self.error is not None:
             return [self.error]
         if self.state is None:
+            if self.slot_exists:
+                return [
+                    f"there is no connector {self.name}, and the server keeps its log for the slot "
+                    f"{self.slot}: run `outbox debezium register`, or `outbox debezium delete`"
+                ]
             return [f"there is no connector {self.name}: run `outbox debezium register`"]
         found = []
         if self.state == "FAILED":

@@ -6,6 +6,8 @@ import subprocess
 from typing import Any
 
 from outbox_pipelines.debezium import reading
+from outbox_pipelines.debezium.names import slot_name
+from outbox_pipelines.debezium.slot import make_slot
 from outbox_pipelines.secret import Secret
 from tests.conftest import Outbox, wait_until
 from tests.relay.cdc.connect import PlayedConnect, played
@@ -54,3 +56,14 @@ def test_a_replacement_that_does_not_run(outbox: Outbox) -> None:
         done = outbox.outbox("debezium", "delete", "--yes", OUTBOX_CONNECT=worker.url)
         assert done.returncode == 0, done.stderr
         assert worker.connectors == {}
+
+
+def test_a_slot_without_its_connector(outbox: Outbox) -> None:
+    """Guards against a slot that keeps the log after a command that was killed, and that no command names."""
+    with played(quick(outbox)) as worker, outbox.connect() as admin:
+        slot = slot_name(outbox.settings, admin.info.dbname)
+        make_slot(admin, slot)
+        shown = outbox.outbox("debezium", "status", OUTBOX_CONNECT=worker.url)
+        assert f"keeps its log for the slot {slot}: run `outbox debezium register`, or" in shown.stdout
+        done = outbox.outbox("debezium", "delete", "--yes", OUTBOX_CONNECT=worker.url)
+        assert done.stdout == f"slot {slot}: dropped\n"
