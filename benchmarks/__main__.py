@@ -1,12 +1,18 @@
-"""`python -m benchmarks [--busy] [NAME …]`: all or some; --busy: beside a process that burns a core."""
+"""`python -m benchmarks [--busy] [--quick] [--seconds N] [NAME …]`: all or some.
+
+--busy: beside a process that burns a core. Of `scale` alone: --quick: small sizes, for development;
+--seconds: how long the highest rate is offered.
+"""
 
 from __future__ import annotations
 
+import argparse
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 from benchmarks import (
     adoption,
@@ -30,6 +36,7 @@ from benchmarks import (
     poisoned,
     pruning,
     reconciliation,
+    scale,
     shard_reads,
     shards,
     starts,
@@ -37,8 +44,9 @@ from benchmarks import (
 )
 from benchmarks.servers import servers
 from benchmarks.table import Row, render
+from outbox_pipelines.settings import Settings
 
-_PARTS = {
+_PARTS: dict[str, Callable[[Settings], list[Row]]] = {
     part.__name__.rpartition(".")[2]: part.measure
     for part in (
         drains,
@@ -66,22 +74,29 @@ _PARTS = {
         adoption,
         cleaning,
         fleet,
+        scale,
     )
 }
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Measure and print the table. Return 2 for an unknown name."""
-    is_busy = "--busy" in names
-    names = [name for name in names if name != "--busy"]
-    if unknown := set(names) - set(_PARTS):
-        print(f"unknown benchmark {min(unknown)!r}: choose from {', '.join(_PARTS)}", file=sys.stderr)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", add_help=False)
+    parser.add_argument("--busy", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("names", nargs="*")
+    given = parser.parse_args(arguments)
+    is_busy, names = given.busy, given.names
+    parts = _PARTS | {"scale": partial(scale.measure, quick=given.quick, seconds=given.seconds)}
+    if unknown := set(names) - set(parts):
+        print(f"unknown benchmark {min(unknown)!r}: choose from {', '.join(parts)}", file=sys.stderr)
         return 2
     rows: list[Row] = []
     with servers() as settings, _burning() if is_busy else nullcontext():
-        for name in names or _PARTS:
+        for name in names or parts:
             print(f"measuring {name} …", file=sys.stderr)
-            rows += _PARTS[name](settings)
+            rows += parts[name](settings)
     beside = ", beside a process that burns a core" if is_busy else ""
     print(f"\n{platform.machine()}, {platform.python_implementation()} {platform.python_version()}{beside}\n")
     print(render(rows))

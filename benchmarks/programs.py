@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from benchmarks.relay import Drain
 from outbox_pipelines.secret import Secret
@@ -21,6 +22,8 @@ def environment(settings: Settings) -> dict[str, str]:
         "OUTBOX_KAFKA": settings.kafka,
         "OUTBOX_TOPIC": settings.topic,
         "OUTBOX_DELIVERY": settings.delivery,
+        "OUTBOX_MAX_ATTEMPTS": str(settings.max_attempts),
+        "OUTBOX_RETRY_SECONDS": str(settings.retry_seconds),
         **({"OUTBOX_TABLE_FILE": str(settings.table_file)} if settings.table_file else {}),
     }
 
@@ -67,3 +70,14 @@ def cpu_seconds(pid: int) -> float:
     with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
         fields = stat.read().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """CPU time of a running process, of its children, and of those that have ended, in seconds (Linux)."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    found = 0.0
+    for process in (pid, *map(int, children)):
+        with suppress(OSError):
+            fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+            found += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return found

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import psycopg
 from confluent_kafka.admin import AdminClient
@@ -21,12 +22,19 @@ from outbox_pipelines import schema
 from outbox_pipelines.local import kafka, postgres
 from outbox_pipelines.settings import Settings, load_settings
 
+SHORT_LOG: Final = {
+    "segment.bytes": "25000000",
+    "retention.bytes": "50000000",
+    "file.delete.delay.ms": "1000",
+}
+"""Settings of a topic of which no one reads the past, so that millions of events do not fill the disk."""
 _POSTGRES = {
     "fsync": "on",
     "full_page_writes": "on",
     "synchronous_commit": "on",
     "shared_buffers": "1GB",
-    "max_wal_size": "8GB",
+    # As much as a day's writing may take of the disk beside a large table.
+    "max_wal_size": "4GB",
     "checkpoint_timeout": "30min",
     # For Debezium, which sleeps while others are measured.
     "wal_level": "logical",
@@ -34,6 +42,8 @@ _POSTGRES = {
     # A fleet of 100 outboxes has two sessions in each, and those that write.
     "max_connections": "500",
 }
+# How often it removes what a topic need not keep.
+_KAFKA: Final = {"log.retention.check.interval.ms": 5_000}
 
 
 @contextmanager
@@ -42,7 +52,7 @@ def servers() -> Iterator[Settings]:
     with (
         tempfile.TemporaryDirectory(prefix="outbox-bench-") as folder,
         postgres.running(Path(folder) / "postgres", _POSTGRES) as database,
-        kafka.running(Path(folder) / "kafka", heap="1g", quick=False) as broker,
+        kafka.running(Path(folder) / "kafka", _KAFKA, heap="1g", quick=False) as broker,
     ):
         yield load_settings(dsn=database.dsn, kafka=broker.bootstrap)
 
