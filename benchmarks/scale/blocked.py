@@ -26,6 +26,8 @@ SELECT 'order', 'blocked-' || a, 'order.placed', (
     SELECT to_jsonb(string_agg(md5((a * %(hashes)s + i)::text), '')) FROM generate_series(1, %(hashes)s) i)
 FROM generate_series(1, %(aggregates)s) a"""
 _ATTEMPTS: Final = "SELECT coalesce(sum(attempts), 0) FROM outbox_parked"
+_BACK: Final = "UPDATE outbox_shards SET done = %s, target = NULL, last_seq = NULL"
+_LAST: Final = "SELECT max(seq) FROM outbox"
 _DUE: Final = "UPDATE outbox_parked SET attempts = 0, next_attempt_at = NULL"
 _NONE: Final = "0"
 _FIGURES: Final = (
@@ -56,21 +58,12 @@ def _at(servers: Settings, sizes: Sizes, count: int) -> dict[str, float]:
         assert programs.drain(settings).events == 0
         with psycopg.connect(settings.dsn) as connection:
             assert connection.execute("SELECT count(*) FROM outbox_parked").fetchone() == (count,)
-            position = connection.execute("SELECT done::text FROM outbox_shards").fetchone()
+            ((position,),) = connection.execute("SELECT done::text FROM outbox_shards").fetchall()
         rounds = _rounds(settings, count, start) if count else {}
         fill(settings, sizes.others)
-        drains = []
-        for _ in range(_ROUNDS):
-            with psycopg.connect(settings.dsn) as connection:
-                connection.execute(
-                    "UPDATE outbox_shards SET done = %s, target = NULL, last_seq = NULL", position
-                )
-                connection.execute("TRUNCATE outbox_progress")
-                connection.execute(_DUE)
-            drains.append(programs.drain(settings))
-            assert drains[-1].events == sizes.others, drains
-        _retry(settings)
         busy = settings.model_copy(update={"retry_seconds": 0.5})
+        drains = [_others(busy, position) for _ in range(_ROUNDS)]
+        _retry(settings)
         with (
             latency.running(busy, "relay"),
             programs.running(settings, "benchmarks.load", settings.dsn, 2, 1000),
@@ -78,13 +71,24 @@ def _at(servers: Settings, sizes: Sizes, count: int) -> dict[str, float]:
             listened = latency.listen(settings, seconds=sizes.listening)
         attempts = state.value(settings, _ATTEMPTS)
     return {
-        "drain of the others": median(drain.rate for drain in drains),
-        "peak memory of the relay": max(drain.peak for drain in drains) * 1024 * 1024,
+        "drain of the others": median(sizes.others / taken for taken, _ in drains),
+        "peak memory of the relay": max(memory for _, memory in drains),
         "the others at 1,000/s, p50": median(listened),
         "the others at 1,000/s, p99": p99(listened),
         **({"attempts in that time": attempts} if count else {}),
         **rounds,
     }
+
+
+def _others(settings: Settings, position: str) -> tuple[float, float]:
+    """Publish all others beside retries, from a position on; return seconds, and the peak memory in bytes."""
+    with psycopg.connect(settings.dsn) as connection:
+        connection.execute(_BACK, [position])
+    _retry(settings)
+    last = state.value(settings, _LAST)
+    with latency.running(settings, "relay") as relay:
+        state.await_value(settings, "SELECT count(owner) FROM outbox_shards", 1, seconds=30)
+        return state.await_covered(settings, last, seconds=120), state.peak(relay)
 
 
 def _rounds(settings: Settings, count: int, start: float) -> dict[str, float]:

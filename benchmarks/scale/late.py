@@ -126,18 +126,10 @@ def _beside(settings: Settings, sizes: Sizes, events: int, *, settles: int) -> d
 
 def _ended(settings: Settings, late: psycopg.Connection[Any]) -> float:
     """Commit; return after how many seconds the position covers the transaction's event."""
-    ((seq,),) = late.execute("SELECT max(seq) FROM outbox WHERE aggregate_id = 'late'").fetchall()
-    covered = f"""
-SELECT outbox_covers(done, target, last_seq, tx, seq)::int FROM outbox_shards, outbox
-WHERE shard = 0 AND seq = {int(seq)}"""
+    ((seq,),) = late.execute("SELECT seq FROM outbox WHERE aggregate_id = 'late'").fetchall()
     state.await_value(settings, "SELECT count(owner) FROM outbox_shards", 1, seconds=30)
     late.commit()
-    started = time.perf_counter()
-    with psycopg.connect(settings.dsn, autocommit=True) as connection:
-        while connection.execute(covered.encode()).fetchone() != (1,):
-            assert time.perf_counter() - started < 30, "the late event is not published"
-            time.sleep(0.002)
-    return time.perf_counter() - started
+    return state.await_covered(settings, seq, seconds=30)
 
 
 def _from_a_slot(servers: Settings, sizes: Sizes) -> list[Row]:

@@ -21,6 +21,10 @@ _STATE: Final[LiteralString] = """
 SELECT sum(pg_total_relation_size(t::regclass))::float8, sum(pg_stat_get_dead_tuples(t::regclass))::float8
 FROM unnest(%s::text[]) t"""
 
+_COVERED: Final = """
+SELECT outbox_covers(done, target, last_seq, tx, seq) FROM outbox_shards, outbox
+WHERE shard = 0 AND seq = %(seq)s"""
+
 
 class Stored(NamedTuple):
     """Bytes of the state tables, and their dead rows as PostgreSQL counts them."""
@@ -41,9 +45,9 @@ def stored(settings: Settings) -> Stored:
     return Stored(size, dead)
 
 
-def value(settings: Settings, query: LiteralString) -> float:
+def value(settings: Settings, query: LiteralString, *given: object) -> float:
     """Return the one value of a query."""
-    ((found,),) = _rows(settings, query)
+    ((found,),) = _rows(settings, query, list(given))
     return float(found or 0)
 
 
@@ -71,6 +75,25 @@ def await_value(settings: Settings, query: LiteralString, least: float, *, secon
     while (found := value(settings, query)) < least:
         assert time.monotonic() < deadline, f"{query}: {found}, not {least}"
         time.sleep(0.05)
+
+
+def peak(pid: int) -> float:
+    """Return the largest resident memory that a process has had, in bytes."""
+    return float(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+
+
+def await_covered(settings: Settings, seq: float, *, seconds: float) -> float:
+    """Wait until the position covers an event; return how long it took, in seconds.
+
+    Raises:
+        AssertionError: it does not within so many seconds.
+    """
+    started = time.perf_counter()
+    with psycopg.connect(settings.dsn, autocommit=True) as connection:
+        while connection.execute(_COVERED, {"seq": int(seq)}).fetchone() != (True,):
+            assert time.perf_counter() - started < seconds, f"event {seq:.0f} is not published"
+            time.sleep(0.002)
+    return time.perf_counter() - started
 
 
 def _rows(

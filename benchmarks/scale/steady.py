@@ -1,10 +1,7 @@
 """A rate of writing that grows tenfold and lasts: what the relay sustains, its lag, and what grows.
 
-As a program: ``python -m benchmarks.scale.steady DSN RATE SECONDS`` writes; prints events and seconds.
-
 Invariants:
-- The events of 10 ms share a transaction, from each of two sessions: at 50,000 a second, single ones would
-  measure the writers.
+- Events of 10 ms share a transaction: at 50,000 a second, single ones would measure the writers.
 - Payloads are small, so that ten minutes at the highest rate fit on a disk.
 """
 
@@ -18,7 +15,6 @@ import time
 from statistics import median
 from typing import Final, NamedTuple
 
-import psycopg
 from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 
 from benchmarks import latency, programs
@@ -29,24 +25,22 @@ from benchmarks.servers import SHORT_LOG, fresh_outbox
 from benchmarks.table import Row
 from outbox_pipelines.settings import Settings
 
-_SESSIONS: Final = 2
-_EVERY: Final = 0.01
 _WARM: Final = 3.0
 # Of a lower rate, which is only compared.
 _SHORT: Final = 15.0
-_WRITE: Final = """
-INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
-SELECT 'order', ((%(first)s + i) %% 20000)::text, 'order.placed',
-       jsonb_build_object('at', extract(epoch FROM statement_timestamp()), 'n', %(first)s + i)
-FROM generate_series(1, %(events)s) i"""
+# Between the first and the last row of progress in that time: there is one a second.
+_RATE: Final = """
+SELECT (sum(events) FILTER (WHERE NOT is_first) / extract(epoch FROM max(at) - min(at)))::float8
+FROM (SELECT at, events, at = min(at) OVER () AS is_first
+      FROM outbox_progress WHERE at >= to_timestamp(%s)) AS progress"""
 _PUBLISHED: Final = "SELECT coalesce(sum(events), 0)::float8 FROM outbox_progress"
 _FIGURES: Final = (
     Figure("written", rate),
-    Figure("published", rate),
+    Figure("published", rate, "as written"),
     Figure("insert → consumer, p50", milliseconds),
     Figure("insert → consumer, p99", milliseconds),
     Figure("CPU of the relay for 100,000", seconds, "falls"),
-    Figure("unpublished at the end", number),
+    Figure("until all is recorded as published, after the last", seconds, "≤ 2 s"),
 )
 
 
@@ -77,24 +71,24 @@ def _at(
 ) -> tuple[dict[str, float], list[_Moment], list[tuple[float, float]]]:
     with latency.running(settings, "relay") as relay, _writing(settings, offered, _WARM + lasts) as writer:
         time.sleep(_WARM)
-        cpu, published = programs.cpu_seconds(relay), state.value(settings, _PUBLISHED)
+        began, cpu, before = time.time(), programs.cpu_seconds(relay), state.value(settings, _PUBLISHED)
         moments: list[_Moment] = []
         end = threading.Event()
         looking = threading.Thread(target=_look, args=(settings, relay, moments, end))
         looking.start()
-        started = time.monotonic()
         lags = _lags(settings, lasts)
-        took = time.monotonic() - started
-        gone = state.value(settings, _PUBLISHED) - published
         cpu = programs.cpu_seconds(relay) - cpu
+        published = state.value(settings, _PUBLISHED) - before
+        sustained = state.value(settings, _RATE, began)
         end.set()
         looking.join()
         assert writer.stdout is not None
         events, wrote = map(float, writer.stdout.read().split())
-        left = events - state.value(settings, _PUBLISHED)
+        caught_up = time.monotonic()
         state.await_value(settings, _PUBLISHED, events, seconds=60 + lasts)
+        behind = time.monotonic() - caught_up
     waited = [lag for _, lag in lags]
-    values = (events / wrote, gone / took, median(waited), p99(waited), cpu / gone * 100_000, max(left, 0.0))
+    values = (events / wrote, sustained, median(waited), p99(waited), cpu / published * 100_000, behind)
     return dict(zip((figure.name for figure in _FIGURES), values, strict=True)), moments, lags
 
 
@@ -156,39 +150,9 @@ def _writing(settings: Settings, offered: int, lasts: float) -> subprocess.Popen
     command = [
         sys.executable,
         "-m",
-        "benchmarks.scale.steady",
+        "benchmarks.scale.writer",
         settings.dsn.reveal(),
         str(offered),
         str(lasts),
     ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def _write(dsn: str, session: int, offered: float, lasts: float, written: list[int]) -> None:
-    """Write at this rate, or as fast as it goes; add what was written."""
-    each = round(offered * _EVERY) if offered * _EVERY >= 1 else 1
-    every = each / offered
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        began = time.monotonic()
-        n = 0
-        while time.monotonic() < began + lasts:
-            time.sleep(max(0.0, began + n * every - time.monotonic()))
-            first = (n * _SESSIONS + session) * each
-            connection.execute(_WRITE, {"first": first, "events": each}, prepare=True)
-            n += 1
-    written.append(n * each)
-
-
-if __name__ == "__main__":
-    dsn, offered, lasts = sys.argv[1], float(sys.argv[2]) / _SESSIONS, float(sys.argv[3])
-    written: list[int] = []
-    began = time.monotonic()
-    threads = [
-        threading.Thread(target=_write, args=(dsn, session, offered, lasts, written))
-        for session in range(_SESSIONS)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    print(sum(written), time.monotonic() - began)

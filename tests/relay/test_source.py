@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import psycopg
 import pytest
@@ -19,6 +19,7 @@ from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.shards import lanes
 from outbox_pipelines.relay.source import SnapshotSource
 from tests.conftest import Outbox
+from tests.relay.explained import Explained
 
 INSERT = (
     "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
@@ -309,34 +310,6 @@ def test_a_kept_plan_reads_by_transactions(outbox: Outbox, kind: str, shards: in
     assert "Parallel" not in "".join(plan)
 
 
-class _Explained(psycopg.Cursor[Any]):
-    """Counts the rows of the outbox that each statement reads, before it is run."""
-
-    read: ClassVar[Counter[str]] = Counter()
-
-    def stream(self, query: Any, params: Any = None, **more: Any) -> Iterator[Any]:
-        self._explain(query, params)
-        return super().stream(query, params, **more)
-
-    def execute(self, query: Any, params: Any = None, **more: Any) -> Any:
-        if isinstance(params, dict) and "%(target)s" in str(query):
-            self._explain(query, params)
-        return super().execute(query, params, **more)
-
-    def _explain(self, query: Any, params: Any) -> None:
-        text = query.decode() if isinstance(query, bytes) else query
-        explain = psycopg.Cursor(self.connection)
-        explain.execute(f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {text}".encode(), params)
-        (((document,),),) = explain.fetchall()
-        nodes = [document["Plan"]]
-        for node in nodes:
-            nodes += node.get("Plans", [])
-            if "Relation Name" in node:
-                self.read["rows"] += int(node["Actual Rows"] * node["Actual Loops"])
-                self.read["removed"] += node.get("Rows Removed by Filter", 0)
-                self.read["removed"] += node.get("Rows Removed by Index Recheck", 0)
-
-
 @pytest.mark.parametrize("events", [400, 2_000, 12_000])
 def test_a_shard_reads_its_own_rows(outbox: Outbox, monkeypatch: pytest.MonkeyPatch, events: int) -> None:
     """Guards against shards that each read the rows of all: four of them read four times as much as one.
@@ -348,11 +321,11 @@ def test_a_shard_reads_its_own_rows(outbox: Outbox, monkeypatch: pytest.MonkeyPa
         start = _source(connection).done
         outbox.fill(events, aggregates=1_000)
         upto = _source(connection).now()
-        connection.cursor_factory = _Explained
+        connection.cursor_factory = Explained
         read = []
         for shards in (1, 4):
             counts = Counter[str]()
-            monkeypatch.setattr(_Explained, "read", counts)
+            monkeypatch.setattr(Explained, "read", counts)
             found = []
             for shard in range(shards):
                 source = _source(connection, Position(start), batch_events=1_000, shard=shard, shards=shards)

@@ -1,0 +1,123 @@
+"""What grows costs a relay nothing: asserted in plans, where a regression shows without a clock."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from outbox_pipelines.partitions import ahead
+from outbox_pipelines.partitions.calendar import leaf_of
+from outbox_pipelines.position import Position, Snapshot
+from outbox_pipelines.relay import queries
+from outbox_pipelines.relay.parking import queries as parking
+from outbox_pipelines.relay.source import SnapshotSource
+from tests.conftest import Outbox
+from tests.relay.explained import Explained
+
+_BLOCKED: Final = 1_000
+_BEHIND: Final = 20
+
+
+@pytest.fixture
+def connection(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[psycopg.Connection[Any]]:
+    """A connection whose sources are explained."""
+    monkeypatch.setattr(Explained, "read", Counter())
+    monkeypatch.setattr(Explained, "relations", set())
+    with outbox.connect() as connection:
+        connection.cursor_factory = Explained
+        yield connection
+
+
+def _read(source: SnapshotSource) -> int:
+    upto = source.now()
+    return sum(len(batch.events) for batch in iter(lambda: source.read(upto), None))
+
+
+def _source(connection: psycopg.Connection[Any]) -> SnapshotSource:
+    ((done,),) = connection.execute(queries.SNAPSHOT.encode()).fetchall()
+    position = Position(Snapshot.parse(done))
+    return SnapshotSource(connection, position, batch_events=1_000, batch_bytes=8_000_000)
+
+
+@pytest.mark.parametrize("events", [100, 700, 3_000], ids=["kept plan", "small tick", "windows"])
+def test_closed_days_are_not_looked_into(
+    outbox: Outbox, connection: psycopg.Connection[Any], events: int
+) -> None:
+    """Guards against a poll that costs more with each day that is kept."""
+    today = datetime.now(UTC).date()
+    ahead.ensure(outbox.settings, None, today - timedelta(30))
+    with outbox.connect() as admin:
+        admin.execute(
+            "UPDATE outbox_days SET state = 'closed', sealed_at = now(), closed_at = now() "
+            "WHERE day < current_date - 1"
+        )
+    source = _source(connection)
+    outbox.fill(events)
+    assert _read(source) == events
+    leaves = {relation for relation in Explained.relations if re.fullmatch(r"outbox_\d{8}", relation)}
+    assert leaf_of(today) in leaves
+    assert min(leaves) >= leaf_of(today - timedelta(1))
+
+
+@pytest.mark.parametrize("events", [100, 700, 3_000], ids=["kept plan", "small tick", "windows"])
+def test_what_was_published_beside_an_open_transaction_is_not_read_again(
+    outbox: Outbox, connection: psycopg.Connection[Any], events: int
+) -> None:
+    """Guards against a range of the index that begins at the oldest open transaction: each tick would read
+    all that was written since."""
+    source = _source(connection)
+    with outbox.connect(autocommit=False) as late:
+        late.execute(
+            "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
+            "SELECT 'order', 'late', 'order.placed', '{}' FROM generate_series(1, 5)"
+        )
+        outbox.fill(5_000)
+        assert _read(source) == 5_000
+        Explained.read.clear()
+        outbox.fill(events)
+        assert _read(source) == events
+        assert Explained.read["removed"] == 0
+        # A tick is begun as a smaller one, and a window looks at the edges.
+        assert Explained.read["rows"] <= events + 4 * min(events, 1_000)
+        late.commit()
+    Explained.read.clear()
+    assert _read(source) == 5
+    assert Explained.read["removed"] == 0
+    assert Explained.read["rows"] <= 4 * 5
+
+
+_FILL: Final = """
+INSERT INTO outbox_parked (seq, id, tx, created_at, aggregate_type, aggregate_id, event_type, payload, state)
+SELECT a * 100 + i, gen_random_uuid(), '3', now(), 'order', a::text, 'order.placed', '{}',
+       CASE WHEN i = 0 THEN 'retrying' ELSE 'waiting' END
+FROM generate_series(1, %s) a, generate_series(0, %s) i"""
+
+
+def test_parked_events_are_found_by_an_index(outbox: Outbox) -> None:
+    """Guards against a round of retries that reads all parked events for each aggregate, or once."""
+    seqs = [aggregate * 100 for aggregate in range(1, 21)]
+    given = {
+        **{"types": ["order"] * 20, "ids": [str(seq // 100) for seq in seqs], "seqs": seqs, "limit": 250},
+        **{"errors": [""] * 20, "pauses": [1.0] * 20, "most": 5, "command": False},
+        **{"blocking": ["waiting", "retrying"], "shard": 0, "shards": 1, "under_way": seqs, "room": 16},
+    }
+    statements = {
+        name: getattr(parking, name)
+        for name in (
+            *("HEADS", "FREE", "BODIES", "TRYING", "INNOCENT", "ACCEPTED", "REFUSED", "POSTPONED"),
+            *("SUSPECTED", "REPLAYS", "ANY_REPLAYS", "COMMANDS", "COMMANDS_RAN"),
+        )
+    }
+    with outbox.connect() as connection:
+        connection.execute(_FILL, [_BLOCKED, _BEHIND])
+        connection.execute("ANALYZE outbox_parked")
+        for name, statement in statements.items():
+            explain = f"EXPLAIN {statement}".encode()
+            plan = [line for (line,) in connection.execute(explain, {**given, "most": 8_000_000})]
+            assert not [line for line in plan if "Seq Scan on outbox_parked" in line], (name, plan)
