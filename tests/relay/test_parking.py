@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.core.blocked import MOMENT_SECONDS, BlockedAggregates
@@ -17,7 +18,7 @@ from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, read_topic, wait_until
 from tests.relay.parked import keys, numbers, numbers_by_key, parked_rows, write
-from tests.relay.threads import quick, running
+from tests.relay.threads import quick, running, wait_until_relayed
 from tests.relay.topic import NOISE, change_topic, create_topic
 
 
@@ -285,3 +286,23 @@ def test_what_goes_on_in_a_moment_is_not_settled() -> None:
     assert not blocked.is_settled
     blocked.look_again(aggregate, 60)
     assert blocked.is_settled
+
+
+def test_others_go_on_while_the_settling_part_is_busy(outbox: Outbox) -> None:
+    """Guards against a round of retries that stops all other events, which come in many small batches."""
+    create_topic(outbox)
+    consumer = Consumer({"bootstrap.servers": outbox.settings.kafka, "group.id": "none"})
+    place = TopicPartition(outbox.topic(), 0)
+
+    def has_come(events: int) -> bool:
+        return consumer.get_watermark_offsets(place, timeout=10) == (0, events)
+
+    with running(quick(outbox)), outbox.connect(autocommit=False) as busy:
+        outbox.write("first")
+        wait_until_relayed(outbox)
+        # A settle waits for this, as it waits for the thread that reads parked events.
+        busy.execute("SELECT FROM outbox_shards FOR UPDATE")
+        for n in range(2, 52):
+            outbox.write(n)
+            wait_until(lambda: has_come(n), what="it is published")  # noqa: B023
+    consumer.close()

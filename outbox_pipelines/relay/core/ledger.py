@@ -15,8 +15,10 @@ from typing import Final
 from outbox_pipelines.position import Position
 from outbox_pipelines.relay.core.delivery import Complete
 
-# Complete batches that wait to be settled: a slow database must not fill the memory.
-_MOST_UNSETTLED: Final = 16
+# What is complete and waits to be settled: a slow database must not fill the memory. Many small batches have
+# room, because the settling part also retries parked events, for a second where many are large.
+_MOST_UNSETTLED: Final = 1_000
+_MOST_UNSETTLED_EVENTS: Final = 80_000
 _MOST_UNSETTLED_BYTES: Final = 16_000_000
 
 Parked = Mapping[int, tuple[str, str | None]]
@@ -41,12 +43,17 @@ class Ledger(ABC):
         self._orders: list[Order] = []
         self.unsettled = 0
         """Complete batches with events that have not been dealt with."""
+        self._unsettled_events = 0
         self._unsettled_bytes = 0
 
     @property
     def has_room(self) -> bool:
         """Whether more may be published before something is settled."""
-        return self.unsettled < _MOST_UNSETTLED and self._unsettled_bytes < _MOST_UNSETTLED_BYTES
+        return (
+            self.unsettled < _MOST_UNSETTLED
+            and self._unsettled_events < _MOST_UNSETTLED_EVENTS
+            and self._unsettled_bytes < _MOST_UNSETTLED_BYTES
+        )
 
     @property
     def has_work(self) -> bool:
@@ -61,6 +68,7 @@ class Ledger(ABC):
         """Add complete batches."""
         self._completed += batches
         self.unsettled += sum(1 for batch in batches if batch.batch.events)
+        self._unsettled_events += sum(len(batch.batch.events) for batch in batches)
         self._unsettled_bytes += sum(batch.batch.size for batch in batches)
 
     def order(self, order: Order) -> None:
@@ -76,6 +84,7 @@ class Ledger(ABC):
     def settled(self, batches: list[Complete]) -> None:
         """Record these batches as settled."""
         self.unsettled -= sum(1 for batch in batches if batch.batch.events)
+        self._unsettled_events -= sum(len(batch.batch.events) for batch in batches)
         self._unsettled_bytes -= sum(batch.batch.size for batch in batches)
 
     def carried_out(self, orders: list[Order]) -> None:
