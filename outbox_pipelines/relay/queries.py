@@ -340,11 +340,13 @@ SET wanted = NULL, wanted_at = NULL, barrier_paused = false, barrier_reached = f
 WHERE wanted = %(wanted)s"""
 
 # What may change under a relay; also the slot to read, if it is made and not about to be dropped.
-CHANGE: Final = """
+CHANGE: Final[LiteralString] = """
 SELECT epoch, wanted, barrier::text, barrier_paused, barrier_reached,
        CASE WHEN slot_snapshot IS NOT NULL AND NOT slot_ends AND shards = 1 THEN slot END,
        slot_snapshot::text, slot_error, connector_state
 FROM outbox_shards WHERE shard = %(shard)s"""
+# The same where the row was settled last: see `_MOVE`. By its key it takes 9 ms beside 360,000 dead versions.
+CHANGE_AT: Final[LiteralString] = f"{CHANGE} AND ctid = %(ctid)s::tid"
 PAUSED: Final = """
 UPDATE outbox_shards SET barrier_paused = true
 WHERE shard = %(shard)s AND epoch = %(epoch)s AND wanted IS NOT NULL AND barrier IS NULL

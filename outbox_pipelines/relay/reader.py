@@ -120,7 +120,7 @@ class Reader:
                 ending=self._ending,
             )
             ends.callback(sources.close)
-            change = Change(connection, self._shard.key)
+            change = Change(connection, self._shard.key, self._shard.place)
             watch = self._host.watch(self._shard, connection, ending=self._ending, end=self._end)
             now = snapshots.now()
             del snapshots

@@ -60,6 +60,10 @@ class Shard(ShardOwnership):
         self._ctid, done, target, last_seq, self.tick_id, self._known["open_from"] = row
         self._position = Position(Snapshot.parse(done), Snapshot.parse(target) if target else None, last_seq)
 
+    def place(self) -> str:
+        """Return where the row of the shard was when it was taken, or settled last; for any thread."""
+        return self._ctid
+
     @property
     def position(self) -> Position:
         """The position when the shard was taken, or settled last."""

@@ -16,6 +16,7 @@ from outbox_pipelines.partitions.calendar import leaf_of
 from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.parking import queries as parking
+from outbox_pipelines.relay.shards.resharding import Change
 from outbox_pipelines.relay.source import SnapshotSource
 from tests.conftest import Outbox
 from tests.relay.explained import Explained
@@ -121,3 +122,22 @@ def test_parked_events_are_found_by_an_index(outbox: Outbox) -> None:
             explain = f"EXPLAIN {statement}".encode()
             plan = [line for (line,) in connection.execute(explain, {**given, "most": 8_000_000})]
             assert not [line for line in plan if "Seq Scan on outbox_parked" in line], (name, plan)
+
+
+def test_a_position_of_many_versions_is_found_at_once(outbox: Outbox) -> None:
+    """Guards against a look at the row of the shard, twice a second, that reads each version which an open
+    transaction keeps."""
+    places: list[str] = []
+    with outbox.connect() as connection:
+        ((first,),) = connection.execute("SELECT ctid::text FROM outbox_shards").fetchall()
+        ((moved,),) = connection.execute(
+            "UPDATE outbox_shards SET wanted = 2, wanted_at = now() RETURNING ctid::text"
+        )
+        assert moved != first
+        change = Change(connection, {"shard": 0, "epoch": 0}, lambda: places[-1])
+        for place in (first, moved):
+            places.append(place)
+            assert change.look()
+        given = {"shard": 0, "ctid": moved}
+        plan = connection.execute(f"EXPLAIN {queries.CHANGE_AT}".encode(), given).fetchall()
+    assert "Tid Scan" in plan[0][0]

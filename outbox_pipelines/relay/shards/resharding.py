@@ -87,11 +87,13 @@ class Change:
 
     Args:
         key: the shard, and the epoch in which the relay owns it.
+        place: returns where the row of the shard was last seen in its table; it may have moved.
     """
 
-    def __init__(self, connection: Connection, key: dict[str, int]) -> None:
+    def __init__(self, connection: Connection, key: dict[str, int], place: Callable[[], str]) -> None:
         self._connection = connection
         self._key = key
+        self._place = place
         self.is_wanted = False
         self.wanted = 0
         """The new number of shards."""
@@ -111,7 +113,10 @@ class Change:
 
     def look(self) -> bool:
         """Read the state of it; return whether another number of shards is requested."""
-        row = self._connection.execute(queries.CHANGE, self._key, prepare=True).fetchone()
+        given = {**self._key, "ctid": self._place()}
+        row = self._connection.execute(queries.CHANGE_AT, given, prepare=True).fetchone()
+        if row is None:
+            row = self._connection.execute(queries.CHANGE, self._key, prepare=True).fetchone()
         self.is_over = row is None or row[0] != self._key["epoch"]
         self.is_wanted = row is not None and row[1] is not None and not self.is_over
         if row is not None:
