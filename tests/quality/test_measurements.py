@@ -108,6 +108,25 @@ def test_what_is_published_is_not_read(database: Database) -> None:
     assert all("_tx_seq_" in line for line in scans), scans
 
 
+def test_a_backlog_is_read_up_to_the_cap(database: Database) -> None:
+    """Guards against a status that takes longer the more events wait, when it is most needed."""
+    for _ in range(10):
+        _fill(database, 1_000)
+    database.rows("ANALYZE outbox")
+    given = {"cap": 500, "retention": 30, "archives": False, "drops_unarchived": False}
+    given |= {"lock": "", "waiting": "", "setup_lock": ""}
+    with database.connect() as connection:
+        connection.execute(measurements.TUNE)
+        explain = f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {queries.MEASURE}".encode()
+        (((document,),),) = connection.execute(explain, given).fetchall()
+    nodes, read = [document["Plan"]], 0
+    for node in nodes:
+        nodes += node.get("Plans", [])
+        if node.get("Relation Name") == f"outbox_{datetime.now(UTC):%Y%m%d}":
+            read += node["Actual Rows"] * node["Actual Loops"]
+    assert 500 <= read <= 2 * 500
+
+
 def test_backlog_and_its_age_of_all_shards(database: Database) -> None:
     """Guards against events that are counted twice, or by no shard."""
     database.rows("UPDATE outbox_shards SET shards = 2")
