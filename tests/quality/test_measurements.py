@@ -113,8 +113,10 @@ def test_a_backlog_is_read_up_to_the_cap(database: Database) -> None:
     for _ in range(10):
         _fill(database, 1_000)
     database.rows("ANALYZE outbox")
-    given = {"cap": 500, "retention": 30, "archives": False, "drops_unarchived": False}
-    given |= {"lock": "", "waiting": "", "setup_lock": ""}
+    given = {
+        **{"cap": 500, "retention": 30, "archives": False, "drops_unarchived": False},
+        **{"lock": "", "waiting": "", "setup_lock": ""},
+    }
     with database.connect() as connection:
         connection.execute(measurements.TUNE)
         explain = f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {queries.MEASURE}".encode()
