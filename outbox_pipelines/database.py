@@ -21,6 +21,7 @@ from outbox_pipelines.settings import Settings
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 _PROTOCOL: Final[dict[bool, dict[str, Any]]] = {False: {}, True: {"replication": "database"}}
+_DIRECT = "; a slot needs a direct connection: name the server itself instead of a pooler"
 _STANDBY = (
     "{} leads to a standby, where nothing can be relayed or changed: name the primary, or all hosts "
     "including the primary"
@@ -64,7 +65,10 @@ def connect(
     except psycopg.OperationalError as error:
         if "hot standby" in str(error):
             raise UnavailableError(_STANDBY.format(setting)) from None
-        raise UnavailableError(f"cannot connect to the database ({setting}): {first_line(error)}") from None
+        remedy = _DIRECT if replication and "startup parameter" in str(error) else ""
+        raise UnavailableError(
+            f"cannot connect to the database ({setting}): {first_line(error)}{remedy}"
+        ) from None
     except psycopg.ProgrammingError as error:
         raise SetupError(f"{setting} is not a connection string: {first_line(error)}") from None
     try:

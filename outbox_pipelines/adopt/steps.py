@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from psycopg import sql
 
-from outbox_pipelines import schema
+from outbox_pipelines import pooler, schema
 from outbox_pipelines.adopt import by_marks, by_slot, holding, planning, queries, renaming, rules
 from outbox_pipelines.adopt import facts as catalog
 from outbox_pipelines.adopt import slot as slots
@@ -30,7 +30,6 @@ from outbox_pipelines.adopt.statements import Ddl, kept_name
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.parsers.table_mapping import Mapping
-from outbox_pipelines.relay.shards import pooler
 from outbox_pipelines.settings import Settings
 
 

@@ -13,12 +13,12 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines import pooler
 from outbox_pipelines.archive.store import open_store
 from outbox_pipelines.cleaning import archiving, months, queries, rows, target
 from outbox_pipelines.cleaning.target import Target
 from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.errors import NotReadyError
-from outbox_pipelines.relay.shards import pooler
 from outbox_pipelines.settings import NO_ARCHIVE, Settings
 
 _LOCK: Final = 0x6F62_7805

@@ -65,7 +65,7 @@ def test_a_table_without_a_time(make: Make) -> None:
 
 def test_a_pooler_in_transaction_mode(plain: Cleaning, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a lock of the pooler's session: two clean-ups would have it."""
-    same = "outbox_pipelines.relay.shards.pooler.connect"
+    same = "outbox_pipelines.pooler.connect"
     monkeypatch.setattr(same, lambda *_, beside, **__: nullcontext(beside))
     with pytest.raises(SetupError, match="through a pooler in transaction mode"):
         plain.clean()

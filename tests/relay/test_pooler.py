@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psycopg
@@ -104,3 +105,35 @@ def test_a_pool_in_session_mode_will_do(outbox: Outbox, pooled: Pooled) -> None:
     outbox.write(1, 2)
     behind = pooled(pool_mode="session", default_pool_size=20)
     assert service.relay(behind.settings, until_empty=True).events == 2
+
+
+def test_commands_leave_no_lock_in_a_pool(outbox: Outbox, pooled: Pooled) -> None:
+    """Guards against a lock that outlives its command: later ones wait for a process that has ended."""
+    behind = pooled(pool_mode="transaction", default_pool_size=20, server_round_robin=1)
+    for other in [behind.connect() for _ in range(3)]:
+        other.close()
+    for command in (
+        ["cdc", "setup"],
+        ["cutover", "--to", "polling"],
+        ["shards", "set", "2"],
+        ["partitions", "attach", str(datetime.now(UTC).date())],
+    ):
+        refused = behind.outbox(*command)
+        assert refused.returncode == 2, (command, refused.stdout, refused.stderr)
+        assert "leads through a pooler in transaction mode" in refused.stderr
+    with outbox.connect() as connection:
+        found = connection.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone()
+    assert found == (0,)
+
+
+def test_a_slot_needs_a_direct_connection(outbox: Outbox, pooled: Pooled) -> None:
+    """Guards against a slot that no relay could read, and against a refusal without a remedy."""
+    behind = pooled(pool_mode="session", default_pool_size=20)
+    made = behind.outbox("cdc", "setup")
+    if made.returncode == 0:
+        pytest.skip("this pgbouncer passes the replication protocol on")
+    assert (made.returncode, made.stdout) == (2, "")
+    plan = behind.outbox("cutover", "--to", "cdc", "--dry-run")
+    assert (plan.returncode, plan.stdout) == (2, "")
+    for refused in (made, plan):
+        assert "name the server itself instead of a pooler" in refused.stderr

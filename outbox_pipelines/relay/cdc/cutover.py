@@ -50,6 +50,7 @@ def plan(settings: Settings, target: str) -> list[str]:
             "a relay that has published everything that is older than the slot continues from the slot",
         ]
     if target == "debezium":
+        settings.require_connect()
         steps += [
             "the relay publishes what it has read, confirms the slot there, and leaves it",
             "the connector is registered, and continues from the slot",

@@ -45,11 +45,17 @@ WHERE r.slot_name = %(slot)s AND r.database = current_database() AND r.active_pi
 
 FACTS: Final = """
 SELECT current_setting('wal_level'), current_setting('server_version_num')::int,
-       (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user), current_user::text,
+       (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
+       quote_ident(current_user),
        (SELECT count(*) FROM outbox_shards), EXISTS (SELECT FROM outbox_shards WHERE wanted IS NOT NULL),
        current_setting('max_replication_slots')::int,
        (SELECT count(*) FROM pg_replication_slots
         WHERE slot_name IS DISTINCT FROM (SELECT max(slot) FROM outbox_shards))"""
+# What CREATE PUBLICATION needs.
+MAY_PUBLISH: Final = """
+SELECT relowner::regrole::text, pg_has_role(relowner, 'USAGE'), quote_ident(current_database()),
+       has_database_privilege(current_database(), 'CREATE')
+FROM pg_class WHERE oid = 'outbox'::regclass"""
 LOCK_SETUP: Final = "SELECT pg_try_advisory_lock(hashtext(%(lock)s), 0)"
 UNLOCK_SETUP: Final = "SELECT pg_advisory_unlock(hashtext(%(lock)s), 0)"
 NAMED: Final = """

@@ -20,10 +20,12 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import ExecStatus
 
+from outbox_pipelines import pooler
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.position import Snapshot
 from outbox_pipelines.relay.cdc import queries
+from outbox_pipelines.relay.shards.rebase import refuse_copy
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.secret import redacted
 from outbox_pipelines.settings import Settings
@@ -45,9 +47,10 @@ Say = Callable[[str], None]
 def slot_name(settings: Settings, database: str) -> str:
     """Return the name of the slot and the publication of an outbox: readable, and no other outbox's."""
     name = f"outbox_{database}_{settings.db_schema}"
-    if _NAME.fullmatch(name):
+    # Two outboxes of one server, a_b.c and a.b_c, would have the same name.
+    if _NAME.fullmatch(name) and "_" not in settings.db_schema:
         return name
-    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(f"{database}\0{settings.db_schema}".encode()).hexdigest()[:8]
     return f"{re.sub(r'[^a-z0-9_]', '_', name.lower())[:54]}_{digest}"
 
 
@@ -67,7 +70,7 @@ def set_up(settings: Settings, *, seconds: float, say: Say) -> str | None:
     require_schema(settings)
     with closing(connect(settings, name="outbox cdc setup")) as connection, lock(connection, settings):
         slot = slot_name(settings, connection.info.dbname)
-        _check(connection)
+        _check(connection, settings)
         is_new = _publish(connection, slot, say)
         named, begins, ends, error = _one(connection, queries.NAMED)
         name, state = _one(connection, queries.CONNECTOR)
@@ -99,7 +102,9 @@ def set_up(settings: Settings, *, seconds: float, say: Say) -> str | None:
 def require_slots(settings: Settings) -> None:
     """Raise SetupError if `set_up` could not make a slot now, without changing anything."""
     with closing(connect(settings, name="outbox cdc setup")) as connection:
-        _check(connection)
+        pooler.refuse(connection, settings)
+        refuse_copy(connection)
+        _check(connection, settings)
 
 
 def remove(settings: Settings, *, seconds: float, say: Say, publication: bool = False) -> bool:
@@ -133,8 +138,11 @@ def lock(connection: Connection, settings: Settings) -> Iterator[None]:
     """Let no other process change the slot, or to whom it belongs, within the block.
 
     Raises:
+        SetupError: a pooler would keep the lock, or the position was made in another database.
         NotReadyError: another one does.
     """
+    pooler.refuse(connection, settings)
+    refuse_copy(connection)
     key = {"lock": f"{settings.db_schema}.outbox_cdc"}
     if connection.execute(queries.LOCK_SETUP, key).fetchone() != (True,):
         raise NotReadyError("another process is changing the source of events: wait until it has ended")
@@ -156,7 +164,7 @@ def _refuse_connector(name: str | None, state: str | None) -> None:
         raise NotReadyError(NO_RELAY)
 
 
-def _check(connection: Connection) -> None:
+def _check(connection: Connection, settings: Settings) -> None:
     wal_level, _, may_replicate, role, shards, changes, most, slots = _one(connection, queries.FACTS)
     if wal_level != "logical":
         raise SetupError(
@@ -175,6 +183,20 @@ def _check(connection: Connection) -> None:
             f"all {most} slots of the server exist (max_replication_slots): drop one that is not used "
             "(SELECT * FROM pg_replication_slots), or raise the setting and restart PostgreSQL"
         )
+    slot = slot_name(settings, connection.info.dbname)
+    if connection.execute(queries.PUBLICATION, {"slot": slot}).fetchone() is None:
+        owner, owns, database, may_create = _one(connection, queries.MAY_PUBLISH)
+        if not owns:
+            raise SetupError(
+                f"the role {role} does not own the outbox and cannot publish it: run the command as {owner}"
+            )
+        if not may_create:
+            raise SetupError(
+                f"the role {role} may not make a publication: run GRANT CREATE ON DATABASE {database} TO "
+                f"{role} as the owner of the database"
+            )
+    # Nothing is made where the relay could not read it.
+    connect(settings, name="outbox cdc setup", replication=True).close()
 
 
 def _publish(connection: Connection, slot: str, say: Say) -> bool:
@@ -223,7 +245,7 @@ def _drop(connection: Connection, slot: str, say: Say, *, seconds: float) -> boo
         if database != connection.info.dbname or plugin != "pgoutput":
             raise SetupError(
                 f"the slot {slot} exists and is not this outbox's (database {database}, plugin {plugin}): "
-                "drop or rename it"
+                "find out what reads it before you drop it"
             )
         if reader is None:
             with suppress(psycopg.errors.ObjectInUse):

@@ -23,6 +23,7 @@ from typing import Any, Final, LiteralString
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines import pooler
 from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import adoption, bodies
@@ -33,7 +34,6 @@ from outbox_pipelines.relay.marked_table import examine, findings, queries
 from outbox_pipelines.relay.marked_table.check import of_settings, open_mapping
 from outbox_pipelines.relay.marked_table.statements import Statements
 from outbox_pipelines.relay.queries import TUNE
-from outbox_pipelines.relay.shards import pooler
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 

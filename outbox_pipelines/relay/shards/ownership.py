@@ -20,11 +20,12 @@ from typing import Any, LiteralString
 
 import psycopg
 
+from outbox_pipelines import pooler
 from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import adoption, queries
 from outbox_pipelines.relay.core.errors import ShardLostError
-from outbox_pipelines.relay.shards import pooler
+from outbox_pipelines.relay.shards.rebase import refuse_copy
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
@@ -264,12 +265,7 @@ class ShardOwnership:
         system_identifier, database = row
         schema = hashlib.sha256(self._schema.encode()).hexdigest()[:8]
         self.identity = f"{system_identifier:x}-{database}-{schema}"
-        saved = self._connection.execute(queries.SHARD_IDENTITY).fetchone()
-        if saved is not None and saved != (system_identifier, database):
-            raise SetupError(
-                "the relay's position was made in another database (a restored dump or a copy): "
-                "run `outbox relay --rebase`, which explains and adopts it, before any writer starts"
-            )
+        refuse_copy(self._connection)
         filled = self._connection.execute(queries.SUBSCRIPTION).fetchone()
         if filled is not None:
             raise SetupError(

@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg
 
-from outbox_pipelines.database import connect
+from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import queries
 from outbox_pipelines.secret import first_line
@@ -29,6 +29,17 @@ class Rebased:
 
     published: int
     waiting: int
+
+
+def refuse_copy(connection: Connection) -> None:
+    """Raise `SetupError` if the position was made in another database, whose transaction ids mean nothing."""
+    identity = connection.execute(queries.IDENTITY).fetchone()
+    saved = connection.execute(queries.SHARD_IDENTITY).fetchone()
+    if saved is not None and saved != identity:
+        raise SetupError(
+            "the relay's position was made in another database (a restored dump or a copy): "
+            "run `outbox relay --rebase`, which explains and adopts it, before any writer starts"
+        )
 
 
 def rebase(settings: Settings) -> Rebased | None:

@@ -105,11 +105,20 @@ def test_a_role_without_the_right_is_told(outbox: Outbox) -> None:
             connection.execute(f"GRANT SELECT, UPDATE ON ALL TABLES IN SCHEMA public TO {role}".encode())
             dsn = psycopg.conninfo.make_conninfo(outbox.settings.require_dsn(), user=role)
             refused = outbox.outbox("cdc", "setup", OUTBOX_DSN=dsn)
+            connection.execute(f"ALTER ROLE {role} REPLICATION".encode())
+            plan = outbox.outbox("cutover", "--to", "cdc", "--dry-run", OUTBOX_DSN=dsn)
+            connection.execute(f"ALTER TABLE outbox OWNER TO {role}".encode())
+            owner = outbox.outbox("cdc", "setup", OUTBOX_DSN=dsn)
         finally:
+            connection.execute("ALTER TABLE outbox OWNER TO CURRENT_USER")
             connection.execute(f"DROP OWNED BY {role}".encode())
             connection.execute(f"DROP ROLE {role}".encode())
     assert refused.returncode == 2
     assert f"run ALTER ROLE {role} REPLICATION as a superuser" in refused.stderr
+    assert (plan.returncode, plan.stdout) == (2, "")
+    assert f"the role {role} does not own the outbox" in plan.stderr
+    assert (owner.returncode, owner.stdout) == (2, "")
+    assert "run GRANT CREATE ON DATABASE" in owner.stderr
     assert _slots(outbox) == []
 
 
@@ -138,6 +147,17 @@ def test_another_slot_or_publication_of_that_name(outbox: Outbox, stack: Stack) 
     refused = outbox.outbox("cdc", "setup")
     assert refused.returncode == 2
     assert f"DROP PUBLICATION {name}" in refused.stderr.replace('"', "")
+    assert _slots(outbox) == []
+
+
+def test_a_restored_copy_makes_and_drops_no_slot(outbox: Outbox) -> None:
+    """Guards against a slot that `outbox relay --rebase` forgets, and advice to drop another's."""
+    with outbox.connect() as connection:
+        connection.execute("UPDATE outbox_shards SET database = 1, slot = 'outbox_original_public'")
+    for command in (["cdc", "setup"], ["cdc", "drop"], ["cutover", "--to", "polling"]):
+        refused = outbox.outbox(*command)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "run `outbox relay --rebase`" in refused.stderr
     assert _slots(outbox) == []
 
 
@@ -201,6 +221,8 @@ def test_names_are_readable_and_unique(outbox: Outbox) -> None:
     shop = outbox.settings.model_copy(update={"db_schema": "shop"})
     odd = outbox.settings.model_copy(update={"db_schema": "Größe " + "x" * 57})
     assert slot_name(shop, "orders") == "outbox_orders_shop"
+    inner = outbox.settings.model_copy(update={"db_schema": "eu_shop"})
+    assert slot_name(inner, "orders") != slot_name(shop, "orders_eu")
     names = {slot_name(odd, "orders"), slot_name(odd, "Orders"), slot_name(odd, "orders_" * 9)}
     assert len(names) == 3
     assert all(len(name) <= 63 and name.isascii() and name.islower() for name in names)

@@ -1,8 +1,9 @@
-"""Detects a pooler in transaction mode between the relay and its database, where session locks do not work.
+"""Detects a pooler in transaction mode before the database, where session locks do not work.
 
 Invariants:
 - A session lock belongs to one server connection. In transaction mode, a pooler may run each transaction on
-  another connection, so two relays could own the same lock, or neither.
+  another connection, so two relays could own the same lock, or neither. The lock of a command can stay behind
+  in the pool when the command has ended.
 """
 
 from __future__ import annotations
@@ -30,3 +31,9 @@ def refuse(connection: Connection, settings: Settings) -> None:
             "OUTBOX_DSN leads through a pooler in transaction mode, where the lock of a session has no "
             "effect: name the database itself, or a pool in session mode"
         )
+
+
+def refuse_if_pooled(connection: Connection, settings: Settings) -> None:
+    """Do the same with one statement where no pooler is: poolers give clients process ids of their own."""
+    if connection.execute(_PID, prepare=False).fetchone() != (connection.info.backend_pid,):
+        refuse(connection, settings)
