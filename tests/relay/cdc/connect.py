@@ -101,7 +101,7 @@ class PlayedConnector:
             elif message[0] == pgoutput.RELATION:
                 decoder.relation(message)
             elif message[0] == pgoutput.INSERT:
-                events.append(decoder.row(message, 1 << 30).event)
+                events.append(decoder.row(message, 1 << 30)[0])
             elif message[0] == pgoutput.COMMIT:
                 end, before = pgoutput.end_of_commit(message), self.offset
                 if end > before:
