@@ -32,6 +32,7 @@ def test_set_up_show_and_drop(outbox: Outbox) -> None:
     """Guards against commands that do not fit together."""
     shown = outbox.outbox("cdc", "status")
     assert (shown.returncode, shown.stdout) == (0, "source: polling (between snapshots); no slot\n")
+    assert "set OUTBOX_CONNECT" in outbox.outbox("cutover", "--to", "debezium", "--dry-run").stderr
     plan = outbox.outbox("cutover", "--to", "cdc", "--dry-run")
     assert len(plan.stdout.splitlines()) == 3
     assert _slots(outbox) == []
