@@ -46,7 +46,11 @@ def test_the_days_are_listed_with_state_size_and_rows(database: Database) -> Non
     with database.connect(autocommit=False) as connection:
         for n in range(50):
             emit(connection, "order", n, "order.placed", {"n": n})
+        writer = connection.info.backend_pid
     with database.connect() as connection:
+        # At its end it adds its rows to the statistics, also to those of a later ANALYZE.
+        gone = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)"
+        wait_until(lambda: connection.execute(gone, [writer]).fetchone() == (True,), what="the writer's end")
         connection.execute("VACUUM ANALYZE outbox")
     days = calendar.read(database.settings)
     today = datetime.now(UTC).date()
