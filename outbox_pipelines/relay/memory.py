@@ -75,16 +75,19 @@ def return_large_blocks() -> None:
         mallopt(_M_TRIM_THRESHOLD, 2 * _LARGE)
 
 
-_Before = tuple[tuple[int, int, int], bool]
+_relays_lock: Final = threading.Lock()
+_relays: Final[list[tuple[tuple[int, int, int], bool]]] = []
+"""One for each relay that runs in this process: the collector's thresholds, and whether something is frozen.
+The first says what was before all of them."""
 
 
 @contextmanager
 def collecting_rarely() -> Iterator[None]:
-    """Let the garbage collector search what the process makes meanwhile, and only after many new objects.
+    """Let the garbage collector search only what is made within the block, and only after many new objects.
 
     What was imported before is much: a search of it stops all threads for up to 100 ms. Several threads may
-    be in such a block; the last one that leaves it restores what was before. What somebody else has frozen
-    stays frozen.
+    be in such a block; the last one that leaves it restores what was before. What the process has frozen
+    itself stays frozen.
     """
     with _relays_lock:
         is_frozen = gc.get_freeze_count() > 0
@@ -102,8 +105,3 @@ def collecting_rarely() -> Iterator[None]:
                 gc.set_threshold(*thresholds)
                 if not was_frozen:
                     gc.unfreeze()
-
-
-_relays_lock: Final = threading.Lock()
-_relays: Final[list[_Before]] = []
-"""One for each relay that runs in this process; the first is what was before all of them."""

@@ -57,7 +57,7 @@ def test_an_authority_and_a_login(
 
 
 def test_another_authority(worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a password that is sent to whoever answers, and a message without a remedy."""
+    """Guards against a password that is sent to any server, and a message without a remedy."""
     other = tmp_path / "other"
     other.mkdir()
     for path in (Authority(other).path, tmp_path / "missing.pem"):

@@ -228,7 +228,7 @@ def _is_usable(connection: Connection, slot: str) -> bool:
 def _end_maker(connection: Connection) -> None:
     """End the server's process that still makes a slot for a command that was killed.
 
-    It waits for transactions, perhaps for hours, and does not notice that nobody waits for it.
+    It waits for transactions, perhaps for hours, and does not notice that its client has ended.
     """
     with suppress(psycopg.errors.InsufficientPrivilege):
         connection.execute(queries.END_MAKER)
