@@ -25,9 +25,9 @@ def slot_name(settings: Settings, database: str) -> str:
     schema, name = table(settings)
     parts = ("debezium", database, schema, *([] if settings.table_file is None else [name]))
     full = "_".join(parts)
-    if _NAME.fullmatch(full):
+    # The parts are told apart, since the name of the database alone may contain the separator.
+    if _NAME.fullmatch(full) and settings.table_file is None and "_" not in schema:
         return full
-    # Two long or unusual names stay different.
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
     return f"{re.sub(r'[^a-z0-9_]', '_', full.lower())[:54]}_{digest}"
 

@@ -27,7 +27,8 @@ from outbox_pipelines.local import lease
 from outbox_pipelines.local.user import STAY
 
 POLL_SECONDS = 0.02
-START_SECONDS = 60.0
+# A machine that has just started reads its programs from the disk: a minute was not enough for five at once.
+START_SECONDS = 120.0
 STOP_SECONDS = 20.0
 
 Command = Sequence[str | Path]

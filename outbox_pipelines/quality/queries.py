@@ -152,13 +152,17 @@ SELECT jsonb_build_object(
           AND (t.schemaname, t.tablename) = (SELECT relnamespace::regnamespace::text, relname::text
                                              FROM pg_class WHERE oid = 'outbox'::regclass)),
     'unlimited', current_setting('max_slot_wal_keep_size') = '-1',
+    'copy', (s.system_identifier, s.database) <> (
+        SELECT system_identifier, (SELECT oid FROM pg_database WHERE datname = current_database())
+        FROM pg_control_system()),
     'others', (
         SELECT coalesce(jsonb_agg(jsonb_build_object(
             'slot', o.slot_name, 'active', o.active, 'retained_bytes',
             coalesce(pg_wal_lsn_diff(pg_current_wal_insert_lsn(), o.restart_lsn), 0)::bigint)), '[]')
         FROM pg_replication_slots o
         WHERE o.database = current_database() AND o.slot_name IS DISTINCT FROM s.slot))
-FROM (SELECT slot, slot_snapshot, slot_ends, slot_error, connector, connector_state
+FROM (SELECT slot, slot_snapshot, slot_ends, slot_error, connector, connector_state,
+             system_identifier, database
       FROM outbox_shards ORDER BY shard LIMIT 1) s
 LEFT JOIN pg_replication_slots r ON r.slot_name = s.slot AND r.database = current_database()"""
 SLOTS: Final = _SLOTS

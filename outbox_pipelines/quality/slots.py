@@ -7,6 +7,11 @@ from typing import Final
 
 _SETUP: Final = "run `outbox cdc setup`, which makes a new one"
 
+_COPY: Final = (
+    "position and slot are those of another database (a restored dump or a copy): run `outbox relay "
+    "--rebase`, which explains and adopts it, before any writer starts"
+)
+
 _TAKE_BACK: Final = (
     "run `outbox cutover --to polling`; the relay then looks into the topics for what was published"
 )
@@ -57,6 +62,8 @@ class Slots:
     """Whether its publication has the outbox."""
     unlimited: bool
     """Whether max_slot_wal_keep_size is not set."""
+    copy: bool
+    """Whether the position and the slot are those of another database, of which this one is a copy."""
     others: list[OtherSlot]
 
     @property
@@ -69,6 +76,8 @@ class Slots:
     @property
     def problems(self) -> list[str]:
         """What a person must act on, each with the remedy."""
+        if self.copy:
+            return [_COPY]
         if self.changing:
             return []
         return [*self._problems_of_slot(), *self._problems_of_rest()]

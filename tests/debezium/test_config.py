@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from outbox_pipelines.debezium.config import connector
+from outbox_pipelines.debezium.names import slot_name
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.settings import load_settings
 
@@ -70,6 +71,23 @@ def test_a_textbook_table(tmp_path: Path) -> None:
     # The router calls one header `id`, whatever it is told.
     assert found["transforms"] == "outbox,withoutId"
     assert found["transforms.withoutId.headers"] == "id"
+
+
+def test_names_of_slots_are_readable_and_unique(tmp_path: Path) -> None:
+    """Guards against two connectors that share a slot."""
+    file = tmp_path / "table.toml"
+    file.write_text(TEXTBOOK.replace("shop.domain_events", "b.c"))
+    own, table = load_settings(db_schema="c"), load_settings(table_file=file)
+    assert slot_name(own, "shop") == "debezium_shop_c"
+    names = {
+        slot_name(own, "a_b"),
+        slot_name(load_settings(db_schema="b_c"), "a"),
+        slot_name(table, "a"),
+        slot_name(load_settings(db_schema="Größe " + "x" * 57), "a"),
+        slot_name(load_settings(db_schema="größe " + "x" * 57), "a"),
+    }
+    assert len(names) == 5
+    assert all(len(name) <= 63 and name.isascii() and name.islower() for name in names)
 
 
 def test_other_places_of_the_database() -> None:

@@ -87,6 +87,7 @@ SLOTS = Slots(
     invalidation_reason=None,
     published=True,
     unlimited=True,
+    copy=False,
     others=[],
 )
 # What makes each rule an error, or a warning where it knows no errors.

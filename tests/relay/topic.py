@@ -29,7 +29,7 @@ def create_topic(outbox: Outbox, partitions: int = 1, /, *, of: str = "order", *
     """The topic of an aggregate type, with these settings."""
     admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
     topic = NewTopic(outbox.topic(of), partitions, 1, config=config)
-    admin.create_topics([topic])[outbox.topic(of)].result(60)
+    admin.create_topics([topic])[outbox.topic(of)].result(120)
 
 
 def change_topic(outbox: Outbox, *, of: str = "order", **config: str) -> None:

@@ -107,6 +107,9 @@ LEFT JOIN pg_publication_tables t ON t.pubname = p.pubname
                                        FROM pg_class WHERE oid = 'outbox'::regclass)
 WHERE p.pubname = %(slot)s"""
 
+PUBLICATION_OWNER: Final = """
+SELECT pubowner::regrole::text, pg_has_role(pubowner, 'USAGE') FROM pg_publication WHERE pubname = %(slot)s"""
+
 IDS: Final[LiteralString] = f"""
 SELECT tx::text::bigint, id::text, aggregate_type, event_type, extract(epoch FROM created_at)::float8
 FROM outbox WHERE {OPEN} AND tx = ANY (%(transactions)s::xid8[])"""

@@ -116,6 +116,7 @@ def remove(settings: Settings, *, seconds: float, say: Say, publication: bool = 
 
     Raises:
         NotReadyError: a session still reads the slot.
+        SetupError: the publication belongs to another role; nothing has changed.
     """
     require_schema(settings)
     with closing(connect(settings, name="outbox cdc drop")) as connection, lock(connection, settings):
@@ -123,6 +124,8 @@ def remove(settings: Settings, *, seconds: float, say: Say, publication: bool = 
         named, _, _, _ = _one(connection, queries.NAMED)
         name, state = _one(connection, queries.CONNECTOR)
         _refuse_connector(name, state)
+        if publication:
+            _require_owner(connection, slot)
         connection.execute(queries.END_SLOT)
         _end_maker(connection)
         dropped = [_drop(connection, left, say, seconds=seconds) for left in {named, slot} - {None}]
@@ -218,6 +221,16 @@ def _publish(connection: Connection, slot: str, say: Say) -> bool:
             "command again"
         )
     return False
+
+
+def _require_owner(connection: Connection, slot: str) -> None:
+    """Raise if the role may not drop the publication: without it, the slot alone would be dropped."""
+    row = connection.execute(queries.PUBLICATION_OWNER, {"slot": slot}).fetchone()
+    if row is not None and not row[1]:
+        raise SetupError(
+            f"the publication {slot} belongs to {row[0]}, and only its owner may drop it: run the command as "
+            f"{row[0]}, or as a superuser"
+        )
 
 
 def _is_usable(connection: Connection, slot: str) -> bool:

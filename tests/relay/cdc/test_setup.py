@@ -110,6 +110,12 @@ def test_a_role_without_the_right_is_told(outbox: Outbox) -> None:
             plan = outbox.outbox("cutover", "--to", "cdc", "--dry-run", OUTBOX_DSN=dsn)
             connection.execute(f"ALTER TABLE outbox OWNER TO {role}".encode())
             owner = outbox.outbox("cdc", "setup", OUTBOX_DSN=dsn)
+            connection.execute("ALTER TABLE outbox OWNER TO CURRENT_USER")
+            assert outbox.outbox("cdc", "setup").returncode == 0
+            kept = _slots(outbox)
+            dropped = outbox.outbox("cdc", "drop", OUTBOX_DSN=dsn)
+            assert _slots(outbox) == kept
+            assert outbox.outbox("cdc", "drop").returncode == 0
         finally:
             connection.execute("ALTER TABLE outbox OWNER TO CURRENT_USER")
             connection.execute(f"DROP OWNED BY {role}".encode())
@@ -120,6 +126,8 @@ def test_a_role_without_the_right_is_told(outbox: Outbox) -> None:
     assert f"the role {role} does not own the outbox" in plan.stderr
     assert (owner.returncode, owner.stdout) == (2, "")
     assert "run GRANT CREATE ON DATABASE" in owner.stderr
+    assert (dropped.returncode, dropped.stdout) == (2, "")
+    assert "only its owner may drop it: run the command as" in dropped.stderr
     assert _slots(outbox) == []
 
 
@@ -159,7 +167,18 @@ def test_a_restored_copy_makes_and_drops_no_slot(outbox: Outbox) -> None:
         refused = outbox.outbox(*command)
         assert (refused.returncode, refused.stdout) == (2, "")
         assert "run `outbox relay --rebase`" in refused.stderr
+    shown = outbox.outbox("cdc", "status")
+    assert shown.returncode == 1
+    assert "! position and slot are those of another database" in shown.stdout
+    assert "cdc setup" not in shown.stdout
     assert _slots(outbox) == []
+
+
+def test_options_of_another_target_are_refused(outbox: Outbox) -> None:
+    """Guards against an address that the user gave and nothing uses."""
+    refused = outbox.outbox("cutover", "--to", "cdc", "--host", "db", "--port", "5432")
+    assert refused.returncode == 2
+    assert "--host, --port: only for --to debezium" in refused.stderr
 
 
 def test_an_existing_table_is_refused(outbox: Outbox, tmp_path: Path) -> None:
