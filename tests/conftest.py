@@ -260,7 +260,7 @@ def _text(value: bytes | None) -> str | None:
 
 
 def wait_until(
-    condition: Callable[[], object], *, seconds: float = 20.0, what: str = "condition", pace: float = 0.2
+    condition: Callable[[], object], *, seconds: float = 60.0, what: str = "condition", pace: float = 0.2
 ) -> None:
     """Polls a condition until it holds; fails after the deadline.
 

@@ -71,17 +71,17 @@ def test_it_is_killed_by_its_pid() -> None:
 def test_it_ends_with_the_process_that_asked_for_it() -> None:
     """Guards against relays that go on after a run of tests was killed."""
     asks = (
-        "import os, sys; from tests import forks;"
-        f"print(forks.Popen([sys.executable, '-c', {_WAITS!r}], env=os.environ, death_signal=9).pid,"
-        "flush=True); sys.stdin.read()"
+        "import os, subprocess, sys; from tests import forks;"
+        f"made = forks.Popen([sys.executable, '-c', {_WAITS!r}], env=os.environ, stdout=subprocess.PIPE,"
+        "text=True, death_signal=9); print(made.stdout.readline().strip(), made.pid, flush=True);"
+        "sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", asks], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        # Both print to one pipe, in either order.
-        told = {process.stdout.readline().strip() for _ in range(2)}
-        (pid,) = told - {"in"}
+        told, pid = process.stdout.readline().split()
+        assert told == "in"
         process.kill()
     wait_until(lambda: not _lives(int(pid)), what="its end")
 

@@ -21,7 +21,7 @@ __all__ = ["empty", "server"]
 def place(stack: Stack) -> Iterator[Place]:
     topic = f"{topic_prefix()}-order-events"
     admin = AdminClient({"bootstrap.servers": stack.kafka})
-    admin.create_topics([NewTopic(topic, 4, 1)])[topic].result(10)
+    admin.create_topics([NewTopic(topic, 4, 1)])[topic].result(60)
     with fresh_database(stack.dsn) as dsn:
         with psycopg.connect(dsn) as connection:
             migrate(connection)

@@ -136,7 +136,7 @@ class Place:
         """Another topic, and the same database."""
         topic = f"{self.topic}-{name}"
         admin = AdminClient({"bootstrap.servers": self.kafka})
-        admin.create_topics([NewTopic(topic, 4, 1)])[topic].result(10)
+        admin.create_topics([NewTopic(topic, 4, 1)])[topic].result(60)
         return replace(self, topic=topic)
 
     def uncommitted(self, group: str = "billing") -> int:

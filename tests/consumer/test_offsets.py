@@ -152,7 +152,7 @@ def recreate(place: Place) -> None:
 
     def is_created() -> bool:
         try:
-            admin.create_topics([NewTopic(place.topic, 4, 1)])[place.topic].result(10)
+            admin.create_topics([NewTopic(place.topic, 4, 1)])[place.topic].result(60)
         except Exception:  # noqa: BLE001 - it is still being deleted
             return False
         return True

@@ -40,7 +40,7 @@ def change_topic(outbox: Outbox, *, of: str = "order", **config: str) -> None:
         for name, value in config.items()
     ]
     resource = ConfigResource(ConfigResource.Type.TOPIC, outbox.topic(of), incremental_configs=entries)
-    admin.incremental_alter_configs([resource])[resource].result(10)
+    admin.incremental_alter_configs([resource])[resource].result(60)
 
 
 def deny(broker: Kafka, name: str, operation: AclOperation) -> None:
@@ -65,7 +65,7 @@ def deny(broker: Kafka, name: str, operation: AclOperation) -> None:
     )
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     for answer in admin.create_acls([rule, everything_else]).values():
-        answer.result(10)
+        answer.result(60)
 
 
 def allow(broker: Kafka, name: str) -> None:
@@ -83,4 +83,4 @@ def allow(broker: Kafka, name: str) -> None:
     )
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     for answer in admin.delete_acls([rules]).values():
-        answer.result(10)
+        answer.result(60)
