@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -147,16 +148,22 @@ class FencingProducer(IdempotentProducer):
         """Begin a transaction, when the last one has probably ended."""
         time.sleep(max(0.0, self._ended_at - time.monotonic()))
         self._producer.begin_transaction()
+        # The record's partition joins the transaction with those of the events: at the commit, that would
+        # take a round trip. `record` reports what fails.
+        with suppress(BufferError, KafkaException):
+            self._record(None)
 
     def record(self, tick: str, last_seq: int, *, finished: bool, released: list[int]) -> str | None:
         """Put the record of how far it is into the transaction; return why that fails."""
-        value = Record(tick, last_seq, finished, released).encode()
-        shard = self._place.shard
         try:
-            self._producer.produce(self._place.topic, value, str(shard), partition=shard)
+            self._record(Record(tick, last_seq, finished, released).encode())
         except (BufferError, KafkaException) as error:
             return str(error)
         return None
+
+    def _record(self, value: bytes | None) -> None:
+        shard = self._place.shard
+        self._producer.produce(self._place.topic, value, str(shard), partition=shard)
 
     def commit(self) -> CommitAnswer:
         """Try to commit.

@@ -4,6 +4,7 @@ Invariants:
 - `core.record` defines the content of a record, and when it is valid.
 - A record that no relay wrote is passed over: the last one of a relay before it is still the truth, and
   without any the database's row counts, which repeats events at worst.
+- A transaction begins with a message without a value, and ends with its record.
 - One partition per shard, so that an open transaction of one shard does not delay the reader of another.
 """
 
@@ -131,6 +132,9 @@ def _last_from(consumer: Any, start: TopicPartition) -> Record | None:
         if message is None:
             continue
         error = message.error()
+        if error is None and (message.key(), message.value()) == (str(start.partition).encode(), None):
+            # What a transaction begins with.
+            continue
         if error is None:
             record = Record.decode(message.value())
             found = record or found
