@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 
 import psycopg
 import pytest
@@ -10,18 +12,15 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_pipelines.consumer import migrate
 from outbox_pipelines.local import Stack
-from tests.conftest import fresh_database, topic_prefix
+from tests.conftest import Lasting, fresh_database, topic_prefix
 from tests.consumer.place import Place
 from tests.schema.servers import empty, server
 
 __all__ = ["empty", "server"]
 
 
-@pytest.fixture
-def place(stack: Stack) -> Iterator[Place]:
-    topic = f"{topic_prefix()}-order-events"
-    admin = AdminClient({"bootstrap.servers": stack.kafka})
-    admin.create_topics([NewTopic(topic, 4, 1)])[topic].result(60)
+@contextmanager
+def _template(stack: Stack) -> Iterator[str]:
     with fresh_database(stack.dsn) as dsn:
         with psycopg.connect(dsn) as connection:
             migrate(connection)
@@ -29,4 +28,14 @@ def place(stack: Stack) -> Iterator[Place]:
                 "CREATE TABLE effects (seq bigserial, event_id text, key text, n int, by int DEFAULT "
                 "pg_backend_pid())"
             )
+        yield str(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"])
+
+
+@pytest.fixture
+def place(stack: Stack, lasting: Lasting) -> Iterator[Place]:
+    topic = f"{topic_prefix()}-order-events"
+    admin = AdminClient({"bootstrap.servers": stack.kafka})
+    admin.create_topics([NewTopic(topic, 4, 1)])[topic].result(60)
+    template = lasting.once(("consumer", datetime.now(UTC).date()), lambda: _template(stack))
+    with fresh_database(stack.dsn, template) as dsn:
         yield Place(dsn, stack.kafka, topic)

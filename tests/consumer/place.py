@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import uuid
@@ -65,7 +66,7 @@ class Place:
 
     def put(self, value: str | None, *, key: str | bytes = "1", **headers: str) -> None:
         """A message as it is; an underscore in a header's name is a dash."""
-        producer = confluent_kafka.Producer({"bootstrap.servers": self.kafka, "linger.ms": 0})
+        producer = _producer(self.kafka)
         named: list[tuple[str, str | bytes | None]] = [
             (name.replace("_", "-"), text) for name, text in headers.items()
         ]
@@ -145,16 +146,25 @@ class Place:
 
     def left_to(self, group: str) -> int:
         """The same for a group whose name does not begin with the topic's."""
-        client = confluent_kafka.Consumer({"bootstrap.servers": self.kafka, "group.id": group})
-        try:
-            partitions = client.list_topics(self.topic, timeout=60).topics[self.topic].partitions
-            left = 0
-            for at in _committed(client, [TopicPartition(self.topic, n) for n in partitions]):
-                first, end = _ends(client, at)
-                left += end - (at.offset if at.offset >= 0 else first)
-            return left
-        finally:
-            client.close()
+        client = _observer(self.kafka, group)
+        partitions = client.list_topics(self.topic, timeout=60).topics[self.topic].partitions
+        left = 0
+        for at in _committed(client, [TopicPartition(self.topic, n) for n in partitions]):
+            first, end = _ends(client, at)
+            left += end - (at.offset if at.offset >= 0 else first)
+        return left
+
+
+# A client costs more than what it is used for here.
+@functools.lru_cache(maxsize=4)
+def _producer(kafka: str) -> confluent_kafka.Producer:
+    return confluent_kafka.Producer({"bootstrap.servers": kafka, "linger.ms": 0})
+
+
+@functools.lru_cache(maxsize=4)
+def _observer(kafka: str, group: str) -> confluent_kafka.Consumer:
+    """A client that asks about a group and is no member of it."""
+    return confluent_kafka.Consumer({"bootstrap.servers": kafka, "group.id": group})
 
 
 def _committed(client: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:

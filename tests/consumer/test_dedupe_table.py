@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 from typing import Any, Final
 
 import psycopg
@@ -79,6 +80,16 @@ class Old:
         return self.connection.execute(query.encode(), [str(event_id)]).fetchone() is not None
 
 
+def cases(*usual: tuple[Any, ...]) -> list[Any]:
+    """Each shape with each of the other values; `make thorough` alone runs what is not usual."""
+    others = list(product(*(dict.fromkeys(column) for column in list(zip(*usual, strict=True))[1:])))
+    return [
+        pytest.param(*case, marks=() if case in usual else pytest.mark.thorough(only=True))
+        for shape in SHAPES
+        for case in ((shape, *other) for other in others)
+    ]
+
+
 @pytest.fixture(params=SHAPES)
 def shape(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -121,7 +132,9 @@ def batching(place: Place, table: DedupeTable, size: int | None, **more: Any) ->
     return consumer
 
 
-@pytest.mark.parametrize("batch", [None, 50])
+@pytest.mark.parametrize(
+    ("shape", "batch"), cases(("source", 50), ("time", None), ("key", 50), ("inbox", None))
+)
 def test_they_share_what_they_know_in_both_directions(place: Place, shape: str, batch: int | None) -> None:
     """Guards against an event handled by both: before the move, or while both run."""
     table = make(place, shape)
@@ -141,8 +154,10 @@ def test_they_share_what_they_know_in_both_directions(place: Place, shape: str, 
     old.connection.close()
 
 
-@pytest.mark.parametrize("batch", [None, 50])
-@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "batch", "commits"),
+    cases(("source", None, True), ("time", 50, False), ("key", None, False), ("inbox", 50, True)),
+)
 def test_an_event_that_the_other_is_handling_is_waited_for(
     place: Place, shape: str, batch: int | None, commits: bool
 ) -> None:
@@ -165,7 +180,7 @@ def test_an_event_that_the_other_is_handling_is_waited_for(
     old.connection.close()
 
 
-@pytest.mark.parametrize("run", range(2))
+@pytest.mark.parametrize("run", [0, pytest.param(1, marks=pytest.mark.thorough(only=True))])
 def test_both_at_full_speed(place: Place, run: int) -> None:
     """Each event has its effect once, whoever is first."""
     table = make(place, "source")
@@ -328,7 +343,10 @@ def test_other_columns_get_their_constants(place: Place) -> None:
     assert place.rows("SELECT * FROM legacy_ids") == [(str(event_id), "done", "a:b %s {x}")]
 
 
-@pytest.mark.parametrize("driver", test_async.DRIVERS)
+@pytest.mark.parametrize(
+    ("shape", "driver"),
+    cases(("source", "connection"), ("time", "psycopg"), ("key", "asyncpg"), ("inbox", "connection")),
+)
 def test_the_asynchronous_consumer(place: Place, shape: str, driver: str) -> None:
     table = make(place, shape)
     old = Old(place, shape)
@@ -355,7 +373,10 @@ def test_the_asynchronous_consumer(place: Place, shape: str, driver: str) -> Non
     assert marked(place, shape) == 4
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+@pytest.mark.parametrize(
+    ("shape", "driver"),
+    cases(("source", "psycopg"), ("time", "psycopg2"), ("key", "psycopg2"), ("inbox", "psycopg")),
+)
 def test_a_session_of_sqlalchemy(place: Place, shape: str, driver: str) -> None:
     table = make(place, shape)
     event_id = uuid7()
