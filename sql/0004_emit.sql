@@ -57,14 +57,14 @@ BEGIN
     END IF;
 END $$;
 
--- The ids of a list count up from the first one, in its last 32 bits (a counter as in RFC 9562, 6.2):
--- generating each id took a quarter of a list's time.
-CREATE FUNCTION outbox_id_after(drawn uuid, n bigint) RETURNS uuid LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN encode(
-    overlay(uuid_send(drawn)
-            PLACING substring(int8send(('x' || right(drawn::text, 8))::bit(32)::bigint + n) FROM 5)
-            FROM 13),
-    'hex')::uuid;
+-- The ids of a list count up from a drawn one, in its last 32 bits (a counter as in RFC 9562, 6.2): generating each id
+-- took a quarter of a list's time. `digits` is the text of the drawn id without its last 8 digits; the counter is above
+-- 2 to the 32nd, so that its text has leading zeros.
+CREATE FUNCTION outbox_nth_id(digits text, counter bigint) RETURNS uuid LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (digits || right(to_hex(counter), 8))::uuid;
+
+CREATE FUNCTION outbox_counter(drawn uuid) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN ('x' || right(drawn::text, 8))::bit(32)::bigint + 4294967296;
 
 -- A list of events without keys, each column as one text: values between U+001E, U+001F for NULL, NULL for a column
 -- of NULLs. This is how the Python writer sends lists: as a JSON array they took nearly twice as long. The orders of
@@ -72,14 +72,16 @@ RETURN encode(
 CREATE FUNCTION outbox_emit_lists(
     aggregate_types text, aggregate_ids text, event_types text, payloads text, headers text,
     correlation_ids text, causation_ids text, traceparents text, versions text
-) RETURNS TABLE (id uuid, seq bigint, duplicate boolean) LANGUAGE plpgsql SECURITY DEFINER AS $$
+) RETURNS TABLE (id uuid, seq bigint) LANGUAGE plpgsql SECURITY DEFINER AS $$
 #variable_conflict use_column
 DECLARE
     drawn   uuid := outbox_uuidv7();
+    digits  text := left(drawn::text, -8);
+    counter bigint := outbox_counter(drawn);
     refused text;
 BEGIN
     IF NOT has_function_privilege(outbox_writer(), 'outbox_unrestricted()'::regprocedure, 'EXECUTE') THEN
-        SELECT type INTO refused FROM unnest(string_to_array(aggregate_types, chr(30), chr(31))) AS type
+        SELECT type INTO refused FROM string_to_table(aggregate_types, chr(30), chr(31)) AS type
         WHERE NOT outbox_may_write(outbox_writer(), type) LIMIT 1;
         IF refused IS NOT NULL THEN
             PERFORM outbox_refuse_type(outbox_writer(), refused);
@@ -89,62 +91,39 @@ BEGIN
     WITH written AS (
         INSERT INTO outbox AS o (id, aggregate_type, aggregate_id, event_type, payload, headers,
                                  correlation_id, causation_id, traceparent, version)
-        SELECT outbox_id_after(drawn, n), aggregate_type, aggregate_id, event_type, payload::jsonb,
+        SELECT outbox_nth_id(digits, counter + n), aggregate_type, aggregate_id, event_type, payload::jsonb,
                header::jsonb, correlation_id, causation_id, traceparent, version::int
-        FROM unnest(
-            string_to_array(aggregate_types, chr(30), chr(31)), string_to_array(aggregate_ids, chr(30), chr(31)),
-            string_to_array(event_types, chr(30), chr(31)), string_to_array(payloads, chr(30), chr(31)),
-            string_to_array(headers, chr(30), chr(31)), string_to_array(correlation_ids, chr(30), chr(31)),
-            string_to_array(causation_ids, chr(30), chr(31)), string_to_array(traceparents, chr(30), chr(31)),
-            string_to_array(versions, chr(30), chr(31)))
+        FROM ROWS FROM (
+            string_to_table(aggregate_types, chr(30), chr(31)), string_to_table(aggregate_ids, chr(30), chr(31)),
+            string_to_table(event_types, chr(30), chr(31)), string_to_table(payloads, chr(30), chr(31)),
+            string_to_table(headers, chr(30), chr(31)), string_to_table(correlation_ids, chr(30), chr(31)),
+            string_to_table(causation_ids, chr(30), chr(31)), string_to_table(traceparents, chr(30), chr(31)),
+            string_to_table(versions, chr(30), chr(31)))
             WITH ORDINALITY AS event (aggregate_type, aggregate_id, event_type, payload, header,
                                       correlation_id, causation_id, traceparent, version, n)
         ORDER BY n
         RETURNING o.id, o.seq
     )
-    SELECT w.id, w.seq, false FROM written w ORDER BY w.seq;
+    SELECT w.id, w.seq FROM written w ORDER BY w.seq;
 END $$;
 
--- The same for many events, a JSON array of objects whose members have the names of the arguments above:
---   SELECT * FROM outbox_emit_many('[{"aggregate_type": "order", "aggregate_id": "42",
---                                     "event_type": "order.placed", "payload": {"total": 5}}]')
--- Returns one row per event, in the order of the list, which is also the order of writing. Of two events with the same
--- key the second is a duplicate.
-CREATE FUNCTION outbox_emit_many(events jsonb)
-RETURNS TABLE (id uuid, seq bigint, duplicate boolean) LANGUAGE plpgsql SECURITY DEFINER AS $$
+-- Claims the keys of a list. Returns for each key the event that has it; of these events, those that got it here.
+CREATE FUNCTION outbox_claim_keys(keys uuid[], OUT owners uuid[], OUT claimed uuid[]) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    stranger text;
-    namespace text;
-    -- For each event of the list: the key that it wants, and the event that has it; of these events those that
-    -- got it here.
-    keys     uuid[];
-    owners   uuid[];
-    claimed  uuid[] := '{}';
-    drawn    uuid;
+    drawn   uuid;
+    digits  text;
+    counter bigint;
 BEGIN
-    IF NOT has_function_privilege(outbox_writer(), 'outbox_unrestricted()'::regprocedure, 'EXECUTE') THEN
-        PERFORM outbox_refuse_type(outbox_writer(), type)
-        FROM (SELECT DISTINCT event ->> 'aggregate_type' AS type FROM jsonb_array_elements(events) AS event) types
-        WHERE type IS NOT NULL AND NOT outbox_may_write(outbox_writer(), type);
-        namespace := outbox_key_namespace(outbox_writer());
-    END IF;
-    SELECT max(nullif(event - '{aggregate_type, aggregate_id, event_type, payload, headers, idempotency_key,
-                                correlation_id, causation_id, traceparent, version}'::text[], '{}')::text),
-           array_agg(outbox_key(event ->> 'idempotency_key', namespace) ORDER BY n)
-    INTO stranger, keys
-    FROM jsonb_array_elements(events) WITH ORDINALITY AS given (event, n);
-    IF stranger IS NOT NULL THEN
-        RAISE EXCEPTION 'outbox: members of an event that are not known: %', stranger
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-
+    claimed := '{}';
     WHILE array_remove(keys, NULL) <> '{}' LOOP
         drawn := outbox_uuidv7();
+        digits := left(drawn::text, -8);
+        counter := outbox_counter(drawn);
         -- Sorted, so that calls with the same keys wait for each other and do not deadlock.
         WITH claim AS (
             INSERT INTO outbox_keys (key, event_id)
-            SELECT key, outbox_id_after(drawn, row_number() OVER (ORDER BY key))
+            SELECT key, outbox_nth_id(digits, counter + row_number() OVER (ORDER BY key))
             FROM unnest(keys) AS key
             WHERE key IS NOT NULL
             GROUP BY key
@@ -163,11 +142,102 @@ BEGIN
         HAVING bool_and(k.event_id IS NOT NULL OR wanted IS NULL);
         EXIT WHEN FOUND;
     END LOOP;
+END $$;
 
-    drawn := outbox_uuidv7();
+-- The same for a list of which at least one event has a key; the answer is that of outbox_emit_many.
+CREATE FUNCTION outbox_emit_keyed_lists(
+    aggregate_types text, aggregate_ids text, event_types text, payloads text, headers text, idempotency_keys text,
+    correlation_ids text, causation_ids text, traceparents text, versions text
+) RETURNS TABLE (id uuid, seq bigint, duplicate boolean) LANGUAGE plpgsql SECURITY DEFINER AS $$
+#variable_conflict use_column
+DECLARE
+    drawn     uuid := outbox_uuidv7();
+    digits    text := left(drawn::text, -8);
+    counter   bigint := outbox_counter(drawn);
+    refused   text;
+    namespace text;
+    owners    uuid[];
+    claimed   uuid[];
+BEGIN
+    IF NOT has_function_privilege(outbox_writer(), 'outbox_unrestricted()'::regprocedure, 'EXECUTE') THEN
+        SELECT type INTO refused FROM string_to_table(aggregate_types, chr(30), chr(31)) AS type
+        WHERE NOT outbox_may_write(outbox_writer(), type) LIMIT 1;
+        IF refused IS NOT NULL THEN
+            PERFORM outbox_refuse_type(outbox_writer(), refused);
+        END IF;
+        namespace := outbox_key_namespace(outbox_writer());
+    END IF;
+    SELECT claim.* INTO owners, claimed
+    FROM (SELECT array_agg(outbox_key(key, namespace) ORDER BY n) AS keys
+          FROM string_to_table(idempotency_keys, chr(30), chr(31)) WITH ORDINALITY AS given (key, n)) AS wanted,
+         outbox_claim_keys(wanted.keys) AS claim;
     RETURN QUERY
     WITH given AS (
-        SELECT n, event, coalesce(owner, outbox_id_after(drawn, n)) AS id,
+        SELECT event.*, coalesce(owner, outbox_nth_id(digits, counter + n)) AS id,
+               owner IS NULL
+               OR claim.owner IS NOT NULL AND row_number() OVER (PARTITION BY owner ORDER BY n) = 1 AS fresh
+        FROM ROWS FROM (
+            string_to_table(aggregate_types, chr(30), chr(31)), string_to_table(aggregate_ids, chr(30), chr(31)),
+            string_to_table(event_types, chr(30), chr(31)), string_to_table(payloads, chr(30), chr(31)),
+            string_to_table(headers, chr(30), chr(31)), string_to_table(idempotency_keys, chr(30), chr(31)),
+            string_to_table(correlation_ids, chr(30), chr(31)), string_to_table(causation_ids, chr(30), chr(31)),
+            string_to_table(traceparents, chr(30), chr(31)), string_to_table(versions, chr(30), chr(31)),
+            unnest(owners))
+            WITH ORDINALITY AS event (aggregate_type, aggregate_id, event_type, payload, header, idempotency_key,
+                                      correlation_id, causation_id, traceparent, version, owner, n)
+        LEFT JOIN unnest(claimed) AS claim (owner) USING (owner)
+    ), written AS (
+        INSERT INTO outbox AS o (id, aggregate_type, aggregate_id, event_type, payload, headers,
+                                 idempotency_key, correlation_id, causation_id, traceparent, version)
+        SELECT id, aggregate_type, aggregate_id, event_type, payload::jsonb, header::jsonb,
+               idempotency_key, correlation_id, causation_id, traceparent, version::int
+        FROM given WHERE fresh ORDER BY n
+        RETURNING o.id, o.seq
+    )
+    SELECT given.id, written.seq, NOT fresh
+    FROM given LEFT JOIN written ON written.id = given.id AND fresh
+    ORDER BY n;
+END $$;
+
+-- The same, a JSON array of objects whose members have the names of the arguments above:
+--   SELECT * FROM outbox_emit_many('[{"aggregate_type": "order", "aggregate_id": "42",
+--                                     "event_type": "order.placed", "payload": {"total": 5}}]')
+-- Returns one row per event, in the order of the list, which is also the order of writing. Of two events with the same
+-- key the second is a duplicate.
+CREATE FUNCTION outbox_emit_many(events jsonb)
+RETURNS TABLE (id uuid, seq bigint, duplicate boolean) LANGUAGE plpgsql SECURITY DEFINER AS $$
+#variable_conflict use_column
+DECLARE
+    stranger text;
+    namespace text;
+    keys     uuid[];
+    owners   uuid[];
+    claimed  uuid[];
+    drawn    uuid := outbox_uuidv7();
+    digits   text := left(drawn::text, -8);
+    counter  bigint := outbox_counter(drawn);
+BEGIN
+    IF NOT has_function_privilege(outbox_writer(), 'outbox_unrestricted()'::regprocedure, 'EXECUTE') THEN
+        PERFORM outbox_refuse_type(outbox_writer(), type)
+        FROM (SELECT DISTINCT event ->> 'aggregate_type' AS type FROM jsonb_array_elements(events) AS event) types
+        WHERE type IS NOT NULL AND NOT outbox_may_write(outbox_writer(), type);
+        namespace := outbox_key_namespace(outbox_writer());
+    END IF;
+    SELECT max(nullif(event - '{aggregate_type, aggregate_id, event_type, payload, headers, idempotency_key,
+                                correlation_id, causation_id, traceparent, version}'::text[], '{}')::text),
+           array_agg(outbox_key(event ->> 'idempotency_key', namespace) ORDER BY n)
+    INTO stranger, keys
+    FROM jsonb_array_elements(events) WITH ORDINALITY AS given (event, n);
+    IF stranger IS NOT NULL THEN
+        RAISE EXCEPTION 'outbox: members of an event that are not known: %', stranger
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+
+    SELECT * INTO owners, claimed FROM outbox_claim_keys(keys);
+
+    RETURN QUERY
+    WITH given AS (
+        SELECT n, event, coalesce(owner, outbox_nth_id(digits, counter + n)) AS id,
                owner IS NULL
                OR claim.owner IS NOT NULL AND row_number() OVER (PARTITION BY owner ORDER BY n) = 1 AS fresh
         FROM ROWS FROM (jsonb_array_elements(events), unnest(owners)) WITH ORDINALITY AS g (event, owner, n)

@@ -26,7 +26,8 @@ BEGIN
     END IF;
     -- PUBLIC may call what does not run with the owner's rights, but in hardened databases.
     EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_uuidv7, outbox_owner_declared, outbox_may_write, '
-                   'outbox_refuse_type, outbox_emit, outbox_emit_many, outbox_emit_lists TO %s', writer);
+                   'outbox_refuse_type, outbox_emit, outbox_emit_many, outbox_emit_lists, outbox_emit_keyed_lists '
+                   'TO %s', writer);
     DELETE FROM outbox_writers w WHERE w.writer = login;
     IF aggregate_types IS NULL AND key_namespace IS NULL THEN
         EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_unrestricted TO %s', writer);

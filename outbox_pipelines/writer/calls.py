@@ -196,9 +196,9 @@ async def _all_later(way: Way, target: object, queries: Sequence[Query]) -> list
 
 def _read(rows: Iterable[Sequence[Any]]) -> list[Emitted]:
     return [
-        # The id is text if the application has its own codec for uuid.
-        Emitted(drawn if isinstance(drawn, UUID) else UUID(drawn), seq, duplicate)
-        for drawn, seq, duplicate in rows
+        # The id is text if the application has its own codec for uuid. Without a third column: no duplicate.
+        Emitted(row[0] if isinstance(row[0], UUID) else UUID(row[0]), row[1], len(row) > 2 and row[2])
+        for row in rows
     ]
 
 

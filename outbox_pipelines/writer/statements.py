@@ -25,7 +25,11 @@ class Statement(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A statement, its values, and the rows that it writes. It returns rows of id, seq, duplicate."""
+    """A statement, its values, and the rows that it writes.
+
+    It returns rows of id, seq, duplicate. Each column costs time, so the last one is absent where no event
+    can be a duplicate.
+    """
 
     statement: Statement
     values: tuple[object, ...]
@@ -43,13 +47,13 @@ _INSERT: Final = _statement("""
 INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, headers,
                     correlation_id, causation_id, traceparent, version)
 VALUES (%s, %s, %s, %s::text::jsonb, %s::text::jsonb, %s, %s, %s, %s::int)
-RETURNING id, seq, false""")
+RETURNING id, seq""")
 
 # Each value costs time, even a NULL, and most events set only these columns.
 _INSERT_BARE: Final = _statement("""
 INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
 VALUES (%s, %s, %s, %s::text::jsonb)
-RETURNING id, seq, false""")
+RETURNING id, seq""")
 _BARE: Final = 4
 
 # The function claims the key first, so that a duplicate is a result and not an error.
@@ -59,9 +63,13 @@ FROM outbox_emit(%s, %s, %s, %s::text::jsonb, %s::text::jsonb, %s, %s, %s, %s, %
 
 # Each column is one text that the server splits: a JSON array took nearly twice as long.
 _EMIT_LISTS: Final = _statement("""
-SELECT id, seq, duplicate
+SELECT id, seq
 FROM outbox_emit_lists(%s::text, %s::text, %s::text, %s::text, %s::text,
                        %s::text, %s::text, %s::text, %s::text)""")
+_EMIT_KEYED_LISTS: Final = _statement("""
+SELECT id, seq, duplicate
+FROM outbox_emit_keyed_lists(%s::text, %s::text, %s::text, %s::text, %s::text,
+                             %s::text, %s::text, %s::text, %s::text, %s::text)""")
 _BETWEEN: Final = "\x1e"
 _NULL: Final = "\x1f"
 
@@ -95,18 +103,18 @@ def many(rows: Sequence[Row], schema: str | None = None) -> Iterator[Query]:
             middle = len(rows) // 2
             yield from many(rows[:middle], schema)
             yield from many(rows[middle:], schema)
+        elif columns is None:
+            yield Query(_EMIT_MANY if schema is None else _in_schema(_EMIT_MANY, schema), tuple(texts), rows)
+        elif columns[_KEY] is None:
+            yield Query(_EMIT_LISTS, (*columns[:_KEY], *columns[_KEY + 1 :]), rows)
         else:
-            through = _EMIT_MANY if schema is None else _in_schema(_EMIT_MANY, schema)
-            yield Query(_EMIT_LISTS if columns else through, tuple(texts), rows)
+            yield Query(_EMIT_KEYED_LISTS, tuple(columns), rows)
 
 
 def _columns(rows: Sequence[Row]) -> Sequence[str | None] | None:
-    """Return a text for each column, None for a column of NULLs; None if a row has a key or a separator."""
-    columns: list[tuple[object, ...]] = list(zip(*rows, strict=True))
-    if any(columns.pop(_KEY)):
-        return None
+    """Return a text for each column, None for a column of NULLs; None if a row has a separator."""
     texts: list[str | None] = []
-    for column in columns:
+    for column in zip(*rows, strict=True):
         nulls = column.count(None)
         if nulls == len(rows):
             texts.append(None)

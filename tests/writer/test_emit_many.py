@@ -22,8 +22,10 @@ def rows(connection: Connection) -> list[tuple[object, ...]]:
     return connection.execute(f"SELECT {COLUMNS} FROM outbox ORDER BY seq".encode()).fetchall()
 
 
-KEYS = pytest.mark.parametrize("key", [None, "key"], ids=["columns", "array"])
-"""A list without keys is sent in another way than one with."""
+KEYS = pytest.mark.parametrize(
+    "key", [None, "key", "k\x1ey"], ids=["columns", "columns with keys", "JSON array"]
+)
+"""A list is sent in one of three ways: without keys, with some, and with a text that has a separator."""
 
 
 @KEYS

@@ -19,9 +19,9 @@ def _on_connection(connection: psycopg.Connection[Any], query: Query) -> list[tu
             with connection.pipeline() as pipeline:
                 pipeline.sync()
         _refuse_idle(connection.info, "`with connection.transaction():`")
-    # A plain cursor: the caller's may return dicts, or use other placeholders.
-    with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
-        return cursor.execute(query.statement.percent, query.values).fetchall()
+    # A plain cursor: the caller's may return dicts, or use other placeholders. It need not be closed.
+    cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+    return cursor.execute(query.statement.percent, query.values).fetchall()
 
 
 async def _on_async_connection(
@@ -32,9 +32,9 @@ async def _on_async_connection(
             async with connection.pipeline() as pipeline:
                 await pipeline.sync()
         _refuse_idle(connection.info, "`async with connection.transaction():`")
-    async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-        await cursor.execute(query.statement.percent, query.values)
-        return await cursor.fetchall()
+    cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
+    await cursor.execute(query.statement.percent, query.values)
+    return await cursor.fetchall()
 
 
 def _refuse_idle(info: psycopg.ConnectionInfo, instead: str) -> None:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 def _on_connection(connection: sqlalchemy.Connection, query: Query) -> Sequence[Any]:
     refuse_unfit(connection)
+    return _execute(connection, query)
+
+
+def _execute(connection: sqlalchemy.Connection, query: Query) -> Sequence[Any]:
     numbered = connection.dialect.paramstyle.startswith("numeric")
     statement = query.statement.numbered if numbered else query.statement.percent
     # Bypass the compiler, which is not needed here.
@@ -38,7 +42,7 @@ def _on_session(session: orm.Session, query: Query) -> Sequence[Any]:
     refuse_unfit(connection)
     # The business rows first: their locks determine the order of an aggregate's events.
     session.flush()
-    return _on_connection(connection, query)
+    return _execute(connection, query)
 
 
 def _on_scoped_session(scoped: orm.scoped_session[Any], query: Query) -> Sequence[Any]:
