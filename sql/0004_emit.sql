@@ -107,15 +107,18 @@ BEGIN
     SELECT w.id, w.seq FROM written w ORDER BY w.seq;
 END $$;
 
--- Claims the keys of a list. Returns for each key the event that has it; of these events, those that got it here.
-CREATE FUNCTION outbox_claim_keys(keys uuid[], OUT owners uuid[], OUT claimed uuid[]) LANGUAGE plpgsql AS $$
+-- Claims the keys of a list, one for each event or NULL. Returns each event's id, and whether it is to be written; if not,
+-- the id is that of the event which has the key.
+CREATE FUNCTION outbox_claim_keys(keys uuid[], OUT ids uuid[], OUT are_new boolean[]) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     drawn   uuid;
     digits  text;
     counter bigint;
+    -- For each key the event that has it; of these events, those that got it here.
+    owners  uuid[];
+    claimed uuid[] := '{}';
 BEGIN
-    claimed := '{}';
     WHILE array_remove(keys, NULL) <> '{}' LOOP
         drawn := outbox_uuidv7();
         digits := left(drawn::text, -8);
@@ -142,6 +145,18 @@ BEGIN
         HAVING bool_and(k.event_id IS NOT NULL OR wanted IS NULL);
         EXIT WHEN FOUND;
     END LOOP;
+
+    drawn := outbox_uuidv7();
+    digits := left(drawn::text, -8);
+    counter := outbox_counter(drawn);
+    SELECT array_agg(id ORDER BY n), array_agg(is_new ORDER BY n) INTO ids, are_new
+    FROM (
+        SELECT n, coalesce(owner, outbox_nth_id(digits, counter + n)) AS id,
+               owner IS NULL
+               OR claim.owner IS NOT NULL AND row_number() OVER (PARTITION BY owner ORDER BY n) = 1 AS is_new
+        FROM unnest(keys, owners) WITH ORDINALITY AS given (key, owner, n)
+        LEFT JOIN unnest(claimed) AS claim (owner) USING (owner)
+    ) AS event;
 END $$;
 
 -- The same for a list of which at least one event has a key; the answer is that of outbox_emit_many.
@@ -151,13 +166,10 @@ CREATE FUNCTION outbox_emit_keyed_lists(
 ) RETURNS TABLE (id uuid, seq bigint, duplicate boolean) LANGUAGE plpgsql SECURITY DEFINER AS $$
 #variable_conflict use_column
 DECLARE
-    drawn     uuid := outbox_uuidv7();
-    digits    text := left(drawn::text, -8);
-    counter   bigint := outbox_counter(drawn);
     refused   text;
     namespace text;
-    owners    uuid[];
-    claimed   uuid[];
+    ids       uuid[];
+    are_new   boolean[];
 BEGIN
     IF NOT has_function_privilege(outbox_writer(), 'outbox_unrestricted()'::regprocedure, 'EXECUTE') THEN
         SELECT type INTO refused FROM string_to_table(aggregate_types, chr(30), chr(31)) AS type
@@ -167,35 +179,31 @@ BEGIN
         END IF;
         namespace := outbox_key_namespace(outbox_writer());
     END IF;
-    SELECT claim.* INTO owners, claimed
+    SELECT claim.* INTO ids, are_new
     FROM (SELECT array_agg(outbox_key(key, namespace) ORDER BY n) AS keys
           FROM string_to_table(idempotency_keys, chr(30), chr(31)) WITH ORDINALITY AS given (key, n)) AS wanted,
          outbox_claim_keys(wanted.keys) AS claim;
     RETURN QUERY
-    WITH given AS (
-        SELECT event.*, coalesce(owner, outbox_nth_id(digits, counter + n)) AS id,
-               owner IS NULL
-               OR claim.owner IS NOT NULL AND row_number() OVER (PARTITION BY owner ORDER BY n) = 1 AS fresh
+    WITH written AS (
+        INSERT INTO outbox AS o (id, aggregate_type, aggregate_id, event_type, payload, headers,
+                                 idempotency_key, correlation_id, causation_id, traceparent, version)
+        SELECT id, aggregate_type, aggregate_id, event_type, payload::jsonb, header::jsonb,
+               idempotency_key, correlation_id, causation_id, traceparent, version::int
         FROM ROWS FROM (
             string_to_table(aggregate_types, chr(30), chr(31)), string_to_table(aggregate_ids, chr(30), chr(31)),
             string_to_table(event_types, chr(30), chr(31)), string_to_table(payloads, chr(30), chr(31)),
             string_to_table(headers, chr(30), chr(31)), string_to_table(idempotency_keys, chr(30), chr(31)),
             string_to_table(correlation_ids, chr(30), chr(31)), string_to_table(causation_ids, chr(30), chr(31)),
             string_to_table(traceparents, chr(30), chr(31)), string_to_table(versions, chr(30), chr(31)),
-            unnest(owners))
+            unnest(ids), unnest(are_new))
             WITH ORDINALITY AS event (aggregate_type, aggregate_id, event_type, payload, header, idempotency_key,
-                                      correlation_id, causation_id, traceparent, version, owner, n)
-        LEFT JOIN unnest(claimed) AS claim (owner) USING (owner)
-    ), written AS (
-        INSERT INTO outbox AS o (id, aggregate_type, aggregate_id, event_type, payload, headers,
-                                 idempotency_key, correlation_id, causation_id, traceparent, version)
-        SELECT id, aggregate_type, aggregate_id, event_type, payload::jsonb, header::jsonb,
-               idempotency_key, correlation_id, causation_id, traceparent, version::int
-        FROM given WHERE fresh ORDER BY n
+                                      correlation_id, causation_id, traceparent, version, id, is_new, n)
+        WHERE is_new ORDER BY n
         RETURNING o.id, o.seq
     )
-    SELECT given.id, written.seq, NOT fresh
-    FROM given LEFT JOIN written ON written.id = given.id AND fresh
+    SELECT event.id, written.seq, NOT is_new
+    FROM unnest(ids, are_new) WITH ORDINALITY AS event (id, is_new, n)
+    LEFT JOIN written ON written.id = event.id AND is_new
     ORDER BY n;
 END $$;
 
@@ -211,11 +219,8 @@ DECLARE
     stranger text;
     namespace text;
     keys     uuid[];
-    owners   uuid[];
-    claimed  uuid[];
-    drawn    uuid := outbox_uuidv7();
-    digits   text := left(drawn::text, -8);
-    counter  bigint := outbox_counter(drawn);
+    ids      uuid[];
+    are_new  boolean[];
 BEGIN
     IF NOT has_function_privilege(outbox_writer(), 'outbox_unrestricted()'::regprocedure, 'EXECUTE') THEN
         PERFORM outbox_refuse_type(outbox_writer(), type)
@@ -233,27 +238,24 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
 
-    SELECT * INTO owners, claimed FROM outbox_claim_keys(keys);
+    SELECT * INTO ids, are_new FROM outbox_claim_keys(keys);
 
     RETURN QUERY
-    WITH given AS (
-        SELECT n, event, coalesce(owner, outbox_nth_id(digits, counter + n)) AS id,
-               owner IS NULL
-               OR claim.owner IS NOT NULL AND row_number() OVER (PARTITION BY owner ORDER BY n) = 1 AS fresh
-        FROM ROWS FROM (jsonb_array_elements(events), unnest(owners)) WITH ORDINALITY AS g (event, owner, n)
-        LEFT JOIN unnest(claimed) AS claim (owner) USING (owner)
-    ), written AS (
+    WITH written AS (
         INSERT INTO outbox AS o (id, aggregate_type, aggregate_id, event_type, payload, headers,
                                  idempotency_key, correlation_id, causation_id, traceparent, version)
         SELECT id, event ->> 'aggregate_type', event ->> 'aggregate_id', event ->> 'event_type',
                event -> 'payload', nullif(event -> 'headers', 'null'), event ->> 'idempotency_key',
                event ->> 'correlation_id', event ->> 'causation_id', event ->> 'traceparent',
                (event ->> 'version')::int
-        FROM given WHERE fresh ORDER BY n
+        FROM ROWS FROM (jsonb_array_elements(events), unnest(ids), unnest(are_new))
+            WITH ORDINALITY AS given (event, id, is_new, n)
+        WHERE is_new ORDER BY n
         RETURNING o.id, o.seq
     )
-    SELECT given.id, written.seq, NOT fresh
-    FROM given LEFT JOIN written ON written.id = given.id AND fresh
+    SELECT given.id, written.seq, NOT is_new
+    FROM unnest(ids, are_new) WITH ORDINALITY AS given (id, is_new, n)
+    LEFT JOIN written ON written.id = given.id AND is_new
     ORDER BY n;
 END $$;
 
