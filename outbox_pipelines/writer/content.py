@@ -64,6 +64,10 @@ def row(event: NewEvent, around: Surroundings) -> Row:
             f"traceparent {traceparent!r} is not in W3C's form 00-<32 hex digits>-<16 hex digits>-<2 "
             "hex digits>, in lower case, without an id of zeros: omit an invalid one"
         )
+    if correlation is None:
+        correlation = around.correlation_id
+    if causation is None:
+        causation = around.causation_id
     made = Row(
         name("aggregate_type", kind),
         str(number) if type(number) is int else name("aggregate_id", number, any_kind=True),
@@ -71,8 +75,8 @@ def row(event: NewEvent, around: Surroundings) -> Row:
         _payload(payload),
         None if headers is None else _headers(to_json("headers", _not_reserved(dict(headers)))),
         None if key is None else name("idempotency_key", key),
-        _optional("correlation_id", correlation, around.correlation_id),
-        _optional("causation_id", causation, around.causation_id),
+        None if correlation is None else _text("correlation_id", correlation),
+        None if causation is None else _text("causation_id", causation),
         traceparent,
         None if version is None else _version(version),
     )
@@ -112,11 +116,6 @@ def name(column: str, value: object, *, any_kind: bool = False) -> str:
     if not text:
         raise OutboxError(f"{column} is empty: give it a value")
     return text
-
-
-def _optional(column: str, given: object, around: object) -> str | None:
-    value = around if given is None else given
-    return None if value is None else _text(column, value)
 
 
 def _text(column: str, value: object, *, any_kind: bool = False) -> str:

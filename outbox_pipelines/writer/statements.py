@@ -55,6 +55,7 @@ INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
 VALUES (%s, %s, %s, %s::text::jsonb)
 RETURNING id, seq""")
 _BARE: Final = 4
+_NOTHING_MORE: Final = (None,) * (len(Row._fields) - _BARE)
 
 # The function claims the key first, so that a duplicate is a result and not an error.
 _EMIT: Final = _statement("""
@@ -84,7 +85,7 @@ def one(row: Row) -> Query:
     """Return the query that writes one event."""
     if row.idempotency_key is not None:
         return Query(_EMIT, row, (row,))
-    if row[_BARE:].count(None) == len(row) - _BARE:
+    if row[_BARE:] == _NOTHING_MORE:
         return Query(_INSERT_BARE, row[:_BARE], (row,))
     return Query(_INSERT, row[:5] + row[6:], (row,))
 
