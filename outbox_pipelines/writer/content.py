@@ -52,7 +52,18 @@ def row(event: NewEvent, around: Surroundings) -> Row:
     Raises:
         OutboxError: the event cannot be written; nothing was sent.
     """
-    kind, number, what, payload, headers, key, correlation, causation, traceparent, version = event
+    (
+        aggregate_type,
+        aggregate_id,
+        event_type,
+        payload,
+        headers,
+        key,
+        correlation_id,
+        causation_id,
+        traceparent,
+        version,
+    ) = event
     if headers is not None and not isinstance(headers, Mapping):
         raise OutboxError(f"headers are a {type(headers).__name__}: give a mapping from names to values")
     if traceparent is None:
@@ -64,19 +75,19 @@ def row(event: NewEvent, around: Surroundings) -> Row:
             f"traceparent {traceparent!r} is not in W3C's form 00-<32 hex digits>-<16 hex digits>-<2 "
             "hex digits>, in lower case, without an id of zeros: omit an invalid one"
         )
-    if correlation is None:
-        correlation = around.correlation_id
-    if causation is None:
-        causation = around.causation_id
+    if correlation_id is None:
+        correlation_id = around.correlation_id
+    if causation_id is None:
+        causation_id = around.causation_id
     made = Row(
-        name("aggregate_type", kind),
-        str(number) if type(number) is int else name("aggregate_id", number, any_kind=True),
-        name("event_type", what),
+        name("aggregate_type", aggregate_type),
+        str(aggregate_id) if type(aggregate_id) is int else name("aggregate_id", aggregate_id, any_kind=True),
+        name("event_type", event_type),
         _payload(payload),
         None if headers is None else _headers(to_json("headers", _not_reserved(dict(headers)))),
         None if key is None else name("idempotency_key", key),
-        None if correlation is None else _text("correlation_id", correlation),
-        None if causation is None else _text("causation_id", causation),
+        None if correlation_id is None else _text("correlation_id", correlation_id),
+        None if causation_id is None else _text("causation_id", causation_id),
         traceparent,
         None if version is None else _version(version),
     )

@@ -86,19 +86,26 @@ def test_keys_cannot_be_claimed_without_an_event(database: Database, mallory: st
         ours.execute(statement.encode())
 
 
-@pytest.mark.parametrize("attack", [EMIT, MANY, "INSERT"])
+@pytest.mark.parametrize("attack", [EMIT, MANY, "lists", "INSERT"])
 def test_keys_in_a_namespace_cannot_be_taken(database: Database, mallory: str, attack: str) -> None:
     """Guards against a writer that writes events of its own with another one's keys."""
     victim = _writer(database, ", key_namespace => 'billing'")
     with database.connect(user=mallory) as ours:
         if attack == "INSERT":
             insert(ours, idempotency_key="invoice 7")
+        elif attack == "lists":
+            events = [NewEvent("order", 1, "e", {}, idempotency_key=f"invoice {n}") for n in (7, 9)]
+            with ours.transaction():
+                emit_many(ours, events)
         else:
             ours.execute(attack.encode(), [_list("invoice 7") if attack == MANY else "invoice 7"])
     with database.connect(user=victim) as theirs:
         assert one(theirs, EMIT, "invoice 7")[1] is False
         assert one(theirs, EMIT, "invoice 7")[1] is True
         assert one(theirs, MANY, _list("invoice 7"))[1] is True
+        events = [NewEvent("order", 1, "e", {}, idempotency_key=f"invoice {n}") for n in (7, 9)]
+        with theirs.transaction():
+            assert [emitted.duplicate for emitted in emit_many(theirs, events)] == [True, False]
         with pytest.raises(psycopg.errors.UniqueViolation):
             insert(theirs, idempotency_key="invoice 7")
         insert(theirs, idempotency_key="invoice 8")
@@ -122,7 +129,9 @@ def test_a_namespace_cannot_be_imitated(database: Database, mallory: str) -> Non
     assert len(keys) == 5
 
 
-@pytest.mark.parametrize("attack", ["insert", "emit", "emit key", "emit_many", "emit_many key", "lists"])
+@pytest.mark.parametrize(
+    "attack", ["insert", "emit", "emit key", "emit_many", "emit_many key", "lists", "lists key"]
+)
 def test_aggregate_types_that_were_not_granted(database: Database, attack: str) -> None:
     """Guards against a limit that one of the ways to write does not know."""
     role = _writer(database, ", aggregate_types => '{order, parcel}'")
@@ -133,8 +142,10 @@ def test_aggregate_types_that_were_not_granted(database: Database, attack: str) 
                 insert(connection, aggregate_type=kind)
             case "emit" | "emit key":
                 emit(connection, kind, 1, "e", {}, idempotency_key="k" if "key" in attack else None)
-            case "lists":
-                emit_many(connection, [NewEvent("order", 1, "e", {}), NewEvent(kind, 1, "e", {})])
+            case "lists" | "lists key":
+                key = "k" if "key" in attack else None
+                event = NewEvent("order", 1, "e", {}, idempotency_key=key)
+                emit_many(connection, [event, NewEvent(kind, 1, "e", {})])
             case _:
                 key = "k" if "key" in attack else None
                 connection.execute(MANY.encode(), [_list(key, kind=kind)])

@@ -47,6 +47,8 @@ def test_a_writer_emits(writer: Connection) -> None:
     )
     assert [one(writer, many), one(writer, many)] == [(False,), (True,)]
     assert len(emit_many(writer, [NewEvent("order", n, "e", {}) for n in range(2)])) == 2
+    keyed = [NewEvent("order", n, "e", {}, idempotency_key=f"k{n}") for n in (2, 3)]
+    assert [emitted.duplicate for emitted in emit_many(writer, keyed)] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -92,6 +94,7 @@ def test_functions_are_granted_where_public_has_none(shared: Database) -> None:
         one(connection, "SELECT outbox_emit('order', '1', 'e', '{}', idempotency_key => 'k2')")
         connection.execute("SELECT outbox_emit_many('[]')")
         emit_many(connection, [NewEvent("order", n, "e", {}) for n in range(2)])
+        emit_many(connection, [NewEvent("order", n, "e", {}, idempotency_key=f"k{n}") for n in (3, 4)])
         connection.rollback()
 
 
