@@ -21,13 +21,13 @@ from typing import Any, Final, NamedTuple
 import psycopg
 
 from benchmarks import programs
-from benchmarks.servers import fresh_outbox
+from benchmarks.servers import fill, fresh_outbox
 from benchmarks.table import Row
 from outbox_pipelines.local import postgres
 from outbox_pipelines.settings import Settings
 
 _WRITERS: Final = 8
-_ROUNDS: Final = 5
+_ROUNDS: Final = 4
 _SECONDS: Final = 2.5
 # The statement of `emit`, after a change of a business row.
 _SCRIPT: Final = """\\set n random(0, 999)
@@ -74,6 +74,8 @@ def rows(servers: Settings) -> list[Row]:
     with fresh_outbox(servers) as settings, psycopg.connect(settings.dsn, autocommit=True) as connection:
         connection.execute("CREATE TABLE orders (id int PRIMARY KEY, n int NOT NULL) WITH (fillfactor = 50)")
         connection.execute("INSERT INTO orders SELECT i, 0 FROM generate_series(0, 999) i")
+        fill(settings, 200_000)
+        programs.drain(settings)  # The broker compiles its code.
         for _ in range(1 + _ROUNDS):
             found["alone"].append(_turn(settings, connection))
             with _relay(settings, connection) as process:
