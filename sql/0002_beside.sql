@@ -153,7 +153,8 @@ CREATE TABLE outbox_keys (
     created_at timestamptz NOT NULL DEFAULT now()
 );
 
--- Not IMMUTABLE: convert_to is STABLE, and PostgreSQL would then call the function instead of inlining it: 4 µs a call.
+-- Not IMMUTABLE: convert_to is STABLE, and PostgreSQL would call the function instead of inlining it. An INSERT with a key
+-- would take 5 µs longer.
 CREATE FUNCTION outbox_key(idempotency_key text, namespace text DEFAULT NULL) RETURNS uuid
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN encode(substring(sha256(
