@@ -107,17 +107,18 @@ RECORDS_OFFSETS: Final = "SELECT EXISTS (SELECT FROM processed_offsets WHERE sou
 
 # Behind the handler: nothing comes back where it has ended the transaction that it was given. Now it can be
 # committed.
-RELEASE: Final = """
-SELECT CASE WHEN current_setting('outbox.handling', true) = 'on'
+_IS_HANDLING: Final = "current_setting('outbox.handling', true) = 'on'"
+RELEASE: Final = f"""
+SELECT CASE WHEN {_IS_HANDLING}
             THEN set_config('outbox.handling', '', true) = '' END"""
 
 # The same with its commit, as one message: in a transaction that is not the consumer's, the cast fails, and
 # the COMMIT is not executed.
 NOT_OURS: Final = "ended by the handler"
 RELEASE_AND_COMMIT: Final = f"""
-SELECT CASE WHEN handling = 'on' THEN set_config('outbox.handling', '', true)
-            ELSE CAST(CAST('{NOT_OURS}' || coalesce(handling, '') AS int) AS text) END
-FROM current_setting('outbox.handling', true) AS it (handling);
+SELECT CASE WHEN {_IS_HANDLING} THEN set_config('outbox.handling', '', true)
+            ELSE CAST(CAST('{NOT_OURS}' || coalesce(current_setting('outbox.handling', true), '') AS int)
+                AS text) END;
 COMMIT"""
 
 # Whether a transaction is committed that the consumer has not released, because its tables lack the guard.

@@ -14,9 +14,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psycopg
+from psycopg import generators
 
 from outbox_pipelines import session as sessions
 from outbox_pipelines.consumer import queries
+from outbox_pipelines.consumer.first_statement import FirstStatement
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.secret import check_dsn, register_dsn
 
@@ -76,12 +78,14 @@ class Connections:
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
         self._connection = connect()
+        self._first = FirstStatement(self._connection)
         self._is_committed = False
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
         if self._connection.closed:
             self._connection = self._connect()
+            self._first = FirstStatement(self._connection)
         connection = self._connection
         if connection.info.transaction_status != _IDLE:
             # Ours would be a part of it.
@@ -102,12 +106,21 @@ class Connections:
             _cut(connection)
             raise
         finally:
-            with suppress(psycopg.Error):
-                connection.rollback()
             if connection.info.transaction_status != _IDLE:
-                connection.close()
+                self._first.rolled_back()
+                with suppress(psycopg.Error):
+                    connection.rollback()
+                if connection.info.transaction_status != _IDLE:
+                    connection.close()
 
     async def rows(self, transaction: Connection, query: str, given: Mapping[str, Any]) -> Rows:
+        if (message := self._first.message(query, given)) is not None:
+            with transaction.lock:
+                transaction.pgconn.send_query(message)
+                results = transaction.wait(generators.execute(transaction.pgconn))
+            if (rows := self._first.rows(query, results)) is not None:
+                return rows
+            transaction.rollback()
         with transaction.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
             cursor.execute(query.encode(), given)
             return cursor.fetchall() if cursor.description is not None else []
@@ -129,12 +142,14 @@ class AsyncConnections:
     def __init__(self, connect: Callable[[], Awaitable[AsyncConnection]]) -> None:
         self._connect = connect
         self._connection: AsyncConnection | None = None
+        self._first: FirstStatement
         self._is_committed = False
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
         if self._connection is None or self._connection.closed:
             self._connection = await self._connect()
+            self._first = FirstStatement(self._connection)
         connection = self._connection
         if connection.info.transaction_status != _IDLE:
             raise SetupError(_OPEN)
@@ -149,12 +164,21 @@ class AsyncConnections:
         except psycopg.Rollback:
             raise TransactionError(ENDED) from None
         finally:
-            with suppress(psycopg.Error):
-                await connection.rollback()
             if connection.info.transaction_status != _IDLE:
-                await connection.close()
+                self._first.rolled_back()
+                with suppress(psycopg.Error):
+                    await connection.rollback()
+                if connection.info.transaction_status != _IDLE:
+                    await connection.close()
 
     async def rows(self, transaction: AsyncConnection, query: str, given: Mapping[str, Any]) -> Rows:
+        if (message := self._first.message(query, given)) is not None:
+            async with transaction.lock:
+                transaction.pgconn.send_query(message)
+                results = await transaction.wait(generators.execute(transaction.pgconn))
+            if (rows := self._first.rows(query, results)) is not None:
+                return rows
+            await transaction.rollback()
         async with transaction.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
             await cursor.execute(query.encode(), given)
             return await cursor.fetchall() if cursor.description is not None else []
