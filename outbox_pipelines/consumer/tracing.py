@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from outbox_pipelines import __version__
@@ -16,21 +16,30 @@ from outbox_pipelines.consumer.event import Event
 from outbox_pipelines.writer import correlated
 
 
-@contextmanager
-def surroundings(events: Sequence[Event], source: str) -> Iterator[None]:
+def surroundings(events: Sequence[Event], source: str) -> AbstractContextManager[None]:
     """One event's handler writes events that it caused, in its trace; that of many writes on its own."""
-    with _span(events, source):
-        if len(events) == 1:
-            with correlated(correlation_id=events[0].correlation_id, causation_id=events[0].id):
-                yield
-        else:
-            yield
+    span = _span(events, source)
+    if len(events) > 1:
+        return span or nullcontext()
+    ids = correlated(correlation_id=events[0].correlation_id, causation_id=events[0].id)
+    return ids if span is None else _within(span, ids)
+
+
+@contextmanager
+def _within(span: AbstractContextManager[Any], ids: AbstractContextManager[None]) -> Iterator[None]:
+    with span, ids:
+        yield
 
 
 def _span(events: Sequence[Event], source: str) -> Any:
+    """Return the handler's span; None if nothing would see it."""
     otel = sys.modules.get("opentelemetry.trace")
     if otel is None:
-        return nullcontext()
+        return None
+    # Libraries load OpenTelemetry too. Without a provider, a span only passes a trace on.
+    is_unset = isinstance(otel.get_tracer_provider(), getattr(otel, "ProxyTracerProvider", ()))
+    if is_unset and not any(each.traceparent for each in events):
+        return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     extract = TraceContextTextMapPropagator().extract

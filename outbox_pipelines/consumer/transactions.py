@@ -14,11 +14,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psycopg
-from psycopg import generators
 
 from outbox_pipelines import session as sessions
-from outbox_pipelines.consumer import queries
-from outbox_pipelines.consumer.first_statement import FirstStatement
+from outbox_pipelines.consumer import messages, queries
+from outbox_pipelines.consumer.messages import FirstStatement
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.secret import check_dsn, register_dsn
 
@@ -40,6 +39,7 @@ _ABORTED: Final = (
 )
 _OPEN: Final = "the connection has an open transaction: commit it in `connect`"
 _AUTOCOMMIT: Final = "the engine commits each statement automatically: give one without AUTOCOMMIT"
+_RELEASE_AND_COMMIT: Final = queries.RELEASE_AND_COMMIT.encode()
 _CONNECT_SECONDS: Final = 10
 _CANCEL_SECONDS: Final = 5.0
 _IN_FAILED: Final = "25P02"
@@ -115,10 +115,8 @@ class Connections:
 
     async def rows(self, transaction: Connection, query: str, given: Mapping[str, Any]) -> Rows:
         if (message := self._first.message(query, given)) is not None:
-            with transaction.lock:
-                transaction.pgconn.send_query(message)
-                results = transaction.wait(generators.execute(transaction.pgconn))
-            if (rows := self._first.rows(query, results)) is not None:
+            rows = self._first.rows(query, messages.send(transaction, message))
+            if rows is not None:
                 return rows
             transaction.rollback()
         with transaction.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
@@ -126,9 +124,7 @@ class Connections:
             return cursor.fetchall() if cursor.description is not None else []
 
     async def release(self, transaction: Connection) -> bool:
-        with transaction.cursor() as cursor:
-            # Without parameters it is one message to the server.
-            cursor.execute(queries.RELEASE_AND_COMMIT.encode(), prepare=False)
+        messages.require_success(transaction, messages.send(transaction, _RELEASE_AND_COMMIT))
         self._is_committed = True
         return True
 
@@ -173,10 +169,8 @@ class AsyncConnections:
 
     async def rows(self, transaction: AsyncConnection, query: str, given: Mapping[str, Any]) -> Rows:
         if (message := self._first.message(query, given)) is not None:
-            async with transaction.lock:
-                transaction.pgconn.send_query(message)
-                results = await transaction.wait(generators.execute(transaction.pgconn))
-            if (rows := self._first.rows(query, results)) is not None:
+            rows = self._first.rows(query, await messages.send_async(transaction, message))
+            if rows is not None:
                 return rows
             await transaction.rollback()
         async with transaction.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
@@ -184,8 +178,7 @@ class AsyncConnections:
             return await cursor.fetchall() if cursor.description is not None else []
 
     async def release(self, transaction: AsyncConnection) -> bool:
-        async with transaction.cursor() as cursor:
-            await cursor.execute(queries.RELEASE_AND_COMMIT.encode(), prepare=False)
+        messages.require_success(transaction, await messages.send_async(transaction, _RELEASE_AND_COMMIT))
         self._is_committed = True
         return True
 

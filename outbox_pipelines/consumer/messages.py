@@ -1,8 +1,8 @@
-"""BEGIN and the first statement of a transaction as one message, for psycopg: one round trip less.
+"""Several statements as one message, for psycopg: BEGIN and the first one, the last one and COMMIT.
 
 Invariants:
-- Only one message without parameters can have two statements: the statement is prepared by its name in SQL,
-  and executed with literals that libpq quotes.
+- A message of several statements has no parameters: the first statement is prepared under a name of SQL, and
+  executed with literals that libpq quotes.
 - If the session has lost the prepared statement (DEALLOCATE, a pooler), nothing was done: the transaction is
   rolled back, and the statement sent in the usual way.
 """
@@ -16,11 +16,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import psycopg
-from psycopg import errors, pq
+from psycopg import errors, generators, pq
 
 from outbox_pipelines.consumer import queries
 
 _FIRST: Final = frozenset((queries.RECORD, queries.RECORD_MANY, queries.MOVE))
+_Connection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 _IDLE: Final = pq.TransactionStatus.IDLE
 _LOST: Final = b"26000"
 _THERE: Final = b"42P05"
@@ -32,7 +33,7 @@ _MOST_LOSSES: Final = 10
 class FirstStatement:
     """For one connection, blocking or not; must be used by one thread or task."""
 
-    def __init__(self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    def __init__(self, connection: _Connection) -> None:
         self._connection = connection
         self._quote = pq.Escaping(connection.pgconn).escape_literal
         self._prepared: set[str] = set()
@@ -61,11 +62,6 @@ class FirstStatement:
             psycopg.Error: the statement failed.
         """
         last = results[-1]
-        if last.status != _FAILED:
-            self._prepared.add(query)
-            loads = psycopg.adapt.Transformer.from_context(self._connection)
-            loads.set_pgresult(last)
-            return loads.load_rows(0, last.ntuples, tuple)
         code = last.error_field(pq.DiagnosticField.SQLSTATE)
         if code == _THERE and query not in self._prepared:
             self._prepared.add(query)
@@ -73,12 +69,37 @@ class FirstStatement:
             self._prepared.clear()
             self._losses += 1
         else:
-            raise errors.error_from_result(last, encoding=self._connection.info.encoding)
+            require_success(self._connection, results)
+            self._prepared.add(query)
+            loads = psycopg.adapt.Transformer.from_context(self._connection)
+            loads.set_pgresult(last)
+            return loads.load_rows(0, last.ntuples, tuple)
         return None
 
     def rolled_back(self) -> None:
         """psycopg removes prepared statements at a rollback."""
         self._prepared.clear()
+
+
+def send(connection: psycopg.Connection[Any], message: bytes) -> list[pq.abc.PGresult]:
+    """Send a message, and return the results of its statements; the last one may be an error."""
+    # Not by a cursor, which sends BEGIN separately.
+    with connection.lock:
+        connection.pgconn.send_query(message)
+        return connection.wait(generators.execute(connection.pgconn))
+
+
+async def send_async(connection: psycopg.AsyncConnection[Any], message: bytes) -> list[pq.abc.PGresult]:
+    """As `send`."""
+    async with connection.lock:
+        connection.pgconn.send_query(message)
+        return await connection.wait(generators.execute(connection.pgconn))
+
+
+def require_success(connection: _Connection, results: Sequence[pq.abc.PGresult]) -> None:
+    """Raise psycopg's error if a message failed; no statement behind the one that failed was executed."""
+    if results[-1].status == _FAILED:
+        raise errors.error_from_result(results[-1], encoding=connection.info.encoding)
 
 
 @functools.cache
