@@ -26,6 +26,7 @@ from outbox_pipelines.consumer.pace import Pace
 from outbox_pipelines.consumer.positions import Place, place_of
 from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.recording import BehindError, MovedError, Recording
+from outbox_pipelines.consumer.tables import bucket
 from outbox_pipelines.consumer.transactions import Database
 from outbox_pipelines.errors import SetupError
 
@@ -105,6 +106,7 @@ class Handling(Recording):
         given = {
             "id": item.id,
             "source": self._plan.source,
+            "bucket": bucket(item.message_id),
             "topic": event.topic,
             "key": inbox.key_of(event, item.id),
             "block": self._plan.blocks,

@@ -86,8 +86,9 @@ class Real:
         return drive(read())
 
     def _record(self, nth: int) -> bool:
-        given = {"id": str(message_id(nth)), "topic": TOPIC, "key": KEYS[nth], "content": None}
-        return bool(self._query(queries.RECORD, given))
+        event_id = message_id(nth)
+        given = {"id": str(event_id), "bucket": bucket(event_id), "topic": TOPIC, "key": KEYS[nth]}
+        return bool(self._query(queries.RECORD, {**given, "content": None}))
 
     def _many(self, ids: tuple[int, ...]) -> dict[str, Any]:
         return {
