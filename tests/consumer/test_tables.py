@@ -43,6 +43,7 @@ def as_given(event_id: uuid.UUID, source: str) -> dict[str, object]:
     return {
         "id": event_id,
         "source": source,
+        "bucket": tables.bucket(event_id),
         "topic": "orders",
         "key": "1",
         "block": False,

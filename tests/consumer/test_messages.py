@@ -1,0 +1,202 @@
+"""BEGIN and the record are one message of psycopg, whatever has become of the prepared statement."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import psycopg
+import pytest
+from psycopg import IsolationLevel
+
+from outbox_pipelines.consumer import migrate, queries, tables
+from outbox_pipelines.consumer.messages import _MOST_LOSSES
+from outbox_pipelines.consumer.run_sync import drive
+from outbox_pipelines.consumer.transactions import AsyncConnections, Connections
+from tests.consumer.place import uuid7
+from tests.schema.servers import Database
+
+Connection = psycopg.Connection[Any]
+WORK: Final = "INSERT INTO effects (id) VALUES (%s)"
+
+
+@pytest.fixture
+def database(empty: Database) -> Database:
+    with empty.connect() as connection:
+        migrate(connection)
+        connection.execute("CREATE TABLE effects (id text)")
+    return empty
+
+
+def given(event_id: uuid.UUID, **more: object) -> dict[str, object]:
+    same = {"source": "billing", "topic": "orders", "key": "1", "block": False, "content": None}
+    return {"id": str(event_id), "bucket": tables.bucket(event_id), **same, **more}
+
+
+def handled(its: Connections, parameters: Mapping[str, Any], handler: Callable[[Connection], object]) -> bool:
+    """As the consumer handles an event; return whether it is new."""
+
+    async def handle() -> bool:
+        async with its.transaction() as transaction:
+            is_new = bool(await its.rows(transaction, queries.RECORD, parameters))
+            if is_new:
+                handler(transaction)
+                await its.release(transaction)
+            return is_new
+
+    return drive(handle())
+
+
+def work(connection: Connection) -> None:
+    connection.execute(WORK, ["x"])
+
+
+@contextmanager
+def answers(connection: Connection) -> Iterator[list[int]]:
+    """How often the server was waited for in the block."""
+    found: list[int] = []
+    with tempfile.TemporaryFile() as file:
+        connection.pgconn.trace(file.fileno())
+        try:
+            yield found
+        finally:
+            connection.pgconn.untrace()
+        file.seek(0)
+        found.append(file.read().count(b"ReadyForQuery"))
+
+
+def test_an_event_takes_two_messages_beside_its_handlers(database: Database) -> None:
+    with database.connect() as connection:
+        its = Connections(lambda: connection)
+        for _ in range(10):
+            # Until psycopg has prepared the handler's statement.
+            assert handled(its, given(uuid7()), work)
+        with answers(connection) as found:
+            for _ in range(10):
+                assert handled(its, given(uuid7()), work)
+    assert found == [30]
+    assert database.value("SELECT count(*) FROM effects") == 20
+
+
+def test_an_event_is_recorded_once(database: Database) -> None:
+    event_id = uuid7()
+    with database.connect() as connection:
+        its = Connections(lambda: connection)
+        assert [handled(its, given(event_id), work) for _ in range(3)] == [True, False, False]
+    assert database.value("SELECT count(*) FROM effects") == 1
+
+
+@pytest.mark.parametrize("statement", ["DEALLOCATE ALL", "DISCARD PLANS", "SELECT 1"])
+def test_a_handler_may_remove_prepared_statements(database: Database, statement: str) -> None:
+    """Guards against an event that fails, or is handled outside of a transaction, without its statement."""
+    with database.connect() as connection:
+        its = Connections(lambda: connection)
+
+        def removes(transaction: Connection) -> None:
+            work(transaction)
+            transaction.execute(statement.encode())
+
+        for _ in range(_MOST_LOSSES + 5):
+            assert handled(its, given(uuid7()), removes)
+    counts = database.rows("SELECT count(*), count(DISTINCT processed_at) FROM processed_events")
+    assert counts == [(_MOST_LOSSES + 5, _MOST_LOSSES + 5)]
+    assert database.value("SELECT count(*) FROM effects") == _MOST_LOSSES + 5
+
+
+def test_a_session_that_has_the_statement_already(database: Database) -> None:
+    """As behind a pooler, and after a rollback that left it there."""
+    with database.connect() as connection:
+        for _ in range(3):
+            its = Connections(lambda: connection)
+            assert handled(its, given(uuid7()), work)
+            assert handled(its, given(uuid7()), work)
+    assert database.value("SELECT count(*) FROM processed_events") == 6
+
+
+@pytest.mark.parametrize("ends", ["ROLLBACK", "COMMIT", "ROLLBACK; BEGIN", "raise"])
+def test_a_handler_that_fails_leaves_nothing_and_the_next_works(database: Database, ends: str) -> None:
+    """Guards against statements behind a handler's ROLLBACK that are committed one by one."""
+
+    def fails(connection: Connection) -> None:
+        work(connection)
+        if ends == "raise":
+            raise ValueError
+        connection.execute(ends.encode())
+        work(connection)
+
+    event_id = uuid7()
+    with database.connect() as connection:
+        its = Connections(lambda: connection)
+        for _ in range(8):
+            with pytest.raises(Exception):  # noqa: B017, PT011 - of any kind
+                handled(its, given(event_id), fails)
+        assert database.value("SELECT count(*) FROM effects") == 0
+        assert handled(its, given(event_id), work)
+    assert database.value("SELECT count(*) FROM effects") == 1
+
+
+@pytest.mark.parametrize("conforming", ["on", "off"])
+@pytest.mark.parametrize("name", ["o'neil", "a\\'; DROP TABLE effects; --", "100 % {x}", "$1", "Żółć 🧾", ""])
+def test_any_text_is_recorded_as_it_is(database: Database, name: str, conforming: str) -> None:
+    with database.connect() as connection:
+        connection.execute(f"SET standard_conforming_strings = {conforming}".encode())
+        connection.execute("SET escape_string_warning = off")
+        its = Connections(lambda: connection)
+        for _ in range(2):
+            assert handled(its, given(uuid7(), source=name, topic=name, key=name), work)
+    assert database.rows("SELECT source, count(*) FROM processed_events GROUP BY 1") == [(name, 2)]
+
+
+def test_settings_of_the_connection_hold(database: Database) -> None:
+    """Guards against a transaction with another isolation than its connection says."""
+    seen = []
+    with database.connect() as connection:
+        connection.isolation_level = IsolationLevel.SERIALIZABLE
+        its = Connections(lambda: connection)
+
+        def look(transaction: Connection) -> None:
+            seen.append(transaction.execute("SHOW transaction_isolation").fetchone())
+
+        for _ in range(3):
+            assert handled(its, given(uuid7()), look)
+    assert seen == [("serializable",)] * 3
+
+
+def test_without_prepared_statements(database: Database) -> None:
+    """As for a pooler that does not support them."""
+    with database.connect() as connection:
+        connection.prepare_threshold = None
+        its = Connections(lambda: connection)
+        for _ in range(8):
+            assert handled(its, given(uuid7()), work)
+        assert connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (0,)
+
+
+def test_asynchronously(database: Database) -> None:
+    ids = [uuid7() for _ in range(20)]
+    found: list[int] = []
+
+    async def scenario() -> None:
+        async with await psycopg.AsyncConnection.connect(database.dsn) as connection:
+
+            async def connect() -> psycopg.AsyncConnection[Any]:
+                return connection
+
+            its = AsyncConnections(connect)
+            for n, event_id in enumerate([*ids, *ids]):
+                async with its.transaction() as transaction:
+                    rows = await its.rows(transaction, queries.RECORD, given(event_id))
+                    found.append(len(rows))
+                    if rows:
+                        await transaction.execute(WORK, ["x"])
+                        if n % 3 == 0:
+                            await transaction.execute("DEALLOCATE ALL")
+                        await its.release(transaction)
+
+    asyncio.run(scenario())
+    assert found == [1] * 20 + [0] * 20
+    assert database.value("SELECT count(*) FROM effects") == 20
