@@ -20,7 +20,8 @@ from psycopg import errors, generators, pq
 
 from outbox_pipelines.consumer import queries
 
-_FIRST: Final = frozenset((queries.RECORD, queries.RECORD_MANY, queries.MOVE))
+# With names that show in pg_stat_activity what a session waits for.
+_FIRST: Final = {queries.RECORD: "record", queries.RECORD_MANY: "record_many", queries.MOVE: "move"}
 _Connection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 _IDLE: Final = pq.TransactionStatus.IDLE
 _LOST: Final = b"26000"
@@ -108,5 +109,5 @@ def _prepared(query: str) -> tuple[bytes, bytes, Sequence[str]]:
     order: dict[str, int] = {}
     text = re.sub(r"%\((\w+)\)s", lambda found: f"${order.setdefault(found[1], len(order) + 1)}", query)
     # Another version's statement, in a session that a pooler has given to both, has another name.
-    name = b"outbox_" + hashlib.sha256(text.encode()).hexdigest()[:24].encode()
+    name = f"outbox_{_FIRST[query]}_{hashlib.sha256(text.encode()).hexdigest()[:16]}".encode()
     return name, b"PREPARE " + name + b" AS " + text.encode() + b";", tuple(order)

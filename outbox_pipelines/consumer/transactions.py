@@ -138,7 +138,7 @@ class AsyncConnections:
     def __init__(self, connect: Callable[[], Awaitable[AsyncConnection]]) -> None:
         self._connect = connect
         self._connection: AsyncConnection | None = None
-        self._first: FirstStatement
+        self._first: FirstStatement | None = None
         self._is_committed = False
 
     @asynccontextmanager
@@ -161,15 +161,17 @@ class AsyncConnections:
             raise TransactionError(ENDED) from None
         finally:
             if connection.info.transaction_status != _IDLE:
-                self._first.rolled_back()
+                if self._first is not None:
+                    self._first.rolled_back()
                 with suppress(psycopg.Error):
                     await connection.rollback()
                 if connection.info.transaction_status != _IDLE:
                     await connection.close()
 
     async def rows(self, transaction: AsyncConnection, query: str, given: Mapping[str, Any]) -> Rows:
-        if (message := self._first.message(query, given)) is not None:
-            rows = self._first.rows(query, await messages.send_async(transaction, message))
+        first = self._first
+        if first is not None and (message := first.message(query, given)) is not None:
+            rows = first.rows(query, await messages.send_async(transaction, message))
             if rows is not None:
                 return rows
             await transaction.rollback()

@@ -125,7 +125,7 @@ def test_another_owner_of_the_partition_is_waited_for(place: Place) -> None:
         other.execute("UPDATE processed_offsets SET next_offset = 4 WHERE next_offset = 3")
         ids += place.send(*(uuid7() for _ in range(3)), keys=1)
         other.execute("INSERT INTO effects (event_id) VALUES (%s)", [ids[3]])
-        wait_until(lambda: place.value(waits, "%UPDATE processed_offsets%") == 1, what="the wait")
+        wait_until(lambda: place.value(waits, "%outbox_move%") == 1, what="the wait")
         other.commit()
         wait_until(lambda: place.uncommitted() == 0, what="all offsets")
         assert run.end() == Counts(handled=5, duplicates=1)
