@@ -106,7 +106,7 @@ class Handling(Recording):
         given = {
             "id": item.id,
             "source": self._plan.source,
-            "bucket": bucket(item.message_id),
+            "bucket": bucket(item.id),
             "topic": event.topic,
             "key": inbox.key_of(event, item.id),
             "block": self._plan.blocks,

@@ -214,6 +214,9 @@ class Work(Handling):
 
     def _groups(self, items: Sequence[Item]) -> Iterator[Sequence[Item]]:
         """Group adjacent items that one transaction can have."""
+        if len(items) == 1:
+            yield items
+            return
         for (kind, _), neighbours in groupby(items, lambda each: (self._kind(each), each.by_offset)):
             same = list(neighbours)
             limit = 1

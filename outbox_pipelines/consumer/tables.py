@@ -41,10 +41,15 @@ class Pruned:
     """Handled or discarded messages of the inbox."""
 
 
-def bucket(event_id: UUID) -> int:
-    """Return the bucket, like `processed_bucket` in sql/consumer."""
-    is_dated = event_id.version == 7
-    return (event_id.int >> 80) // _DAY_MS % _RING if is_dated else -1
+def bucket(event_id: UUID | str) -> int:
+    """Return the bucket, like `processed_bucket` in sql/consumer.
+
+    Args:
+        event_id: as a UUID, or as str() writes one.
+    """
+    text = str(event_id)
+    is_dated = text[14] == "7" and text[19] in "89ab"
+    return int(text[:8] + text[9:13], 16) // _DAY_MS % _RING if is_dated else -1
 
 
 def migrate(connection: psycopg.Connection[Any]) -> None:

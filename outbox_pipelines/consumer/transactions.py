@@ -87,7 +87,7 @@ class Connections:
             self._connection = self._connect()
             self._first = FirstStatement(self._connection)
         connection = self._connection
-        if connection.info.transaction_status != _IDLE:
+        if connection.pgconn.transaction_status != _IDLE:
             # Ours would be a part of it.
             raise SetupError(_OPEN)
         # Also after a ROLLBACK by the handler: otherwise each statement would be committed separately.
@@ -98,7 +98,7 @@ class Connections:
             # Not `connection.transaction()`, which sends its COMMIT alone.
             yield connection
             if not self._is_committed:
-                _require_open(connection.info.transaction_status)
+                _require_open(connection.pgconn.transaction_status)
                 connection.commit()
         except psycopg.Rollback:
             raise TransactionError(ENDED) from None
@@ -106,11 +106,11 @@ class Connections:
             _cut(connection)
             raise
         finally:
-            if connection.info.transaction_status != _IDLE:
+            if connection.pgconn.transaction_status != _IDLE:
                 self._first.rolled_back()
                 with suppress(psycopg.Error):
                     connection.rollback()
-                if connection.info.transaction_status != _IDLE:
+                if connection.pgconn.transaction_status != _IDLE:
                     connection.close()
 
     async def rows(self, transaction: Connection, query: str, given: Mapping[str, Any]) -> Rows:
@@ -147,7 +147,7 @@ class AsyncConnections:
             self._connection = await self._connect()
             self._first = FirstStatement(self._connection)
         connection = self._connection
-        if connection.info.transaction_status != _IDLE:
+        if connection.pgconn.transaction_status != _IDLE:
             raise SetupError(_OPEN)
         if connection.autocommit:
             await connection.set_autocommit(False)
@@ -155,17 +155,17 @@ class AsyncConnections:
         try:
             yield connection
             if not self._is_committed:
-                _require_open(connection.info.transaction_status)
+                _require_open(connection.pgconn.transaction_status)
                 await connection.commit()
         except psycopg.Rollback:
             raise TransactionError(ENDED) from None
         finally:
-            if connection.info.transaction_status != _IDLE:
+            if connection.pgconn.transaction_status != _IDLE:
                 if self._first is not None:
                     self._first.rolled_back()
                 with suppress(psycopg.Error):
                     await connection.rollback()
-                if connection.info.transaction_status != _IDLE:
+                if connection.pgconn.transaction_status != _IDLE:
                     await connection.close()
 
     async def rows(self, transaction: AsyncConnection, query: str, given: Mapping[str, Any]) -> Rows:
