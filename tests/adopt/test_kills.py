@@ -72,8 +72,10 @@ def _lives(adopted: Adopted, tmp_path: Path) -> Iterator[Lives]:
         yield Lives(adopted, process, observer)
 
 
-def test_every_statement(lives: Lives) -> None:
+@pytest.mark.thorough
+def test_every_statement(lives: Lives, is_thorough: bool) -> None:
     """Guards against a state from which no run continues, or in which no event can be written."""
+    each = 1 if is_thorough else 2
     adopted, number = lives.adopted, itertools.count()
     deaths = 0
     for step, stride in (
@@ -84,12 +86,12 @@ def test_every_statement(lives: Lives) -> None:
         ("switch", 7),
         ("drain", 4),
     ):
-        for statement in itertools.count(1, stride):
+        for statement in itertools.count(1, stride * each):
             adopted.write((KEY, next(number)))
             if lives.run(step, statement):
                 break
             deaths += 1
-    for statement in itertools.count(1):
+    for statement in itertools.count(1, each):
         if lives.run("finish", statement):
             break
         deaths += 1
@@ -97,7 +99,7 @@ def test_every_statement(lives: Lives) -> None:
     adopted.relay()
     first = list(dict.fromkeys(adopted.numbers()[KEY]))
     assert first == list(range(next(number)))
-    assert deaths > 150
+    assert deaths > 150 / each
 
 
 def test_every_statement_with_a_slot(make: Make, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from outbox_pipelines.debezium.commands import reach_options
 from outbox_pipelines.errors import SetupError
@@ -89,13 +88,13 @@ def status_command(settings: Settings, as_json: bool) -> None:
     type=click.Choice(["cdc", "polling", "debezium"]),
     required=True,
     help="cdc: the relay, from a replication slot. polling: the relay, between snapshots. debezium: a "
-    "connector in Kafka Connect (OUTBOX_CONNECT), for which the options about the database are.",
+    "connector in Kafka Connect (OUTBOX_CONNECT); only it uses --host, --port, --user and --password.",
 )
 @reach_options
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 @_SECONDS
-@click.pass_context
-def cutover(context: click.Context, /, target: str, dry_run: bool, seconds: float, **place: Any) -> None:
+@click.pass_obj
+def cutover(settings: Settings, /, target: str, dry_run: bool, seconds: float, **place: Any) -> None:
     """Change who publishes events and from where, while writers run: nothing is lost, repeated or reordered.
 
     The position is kept: it says which transactions are published, whatever the source. With Debezium, keep
@@ -103,12 +102,7 @@ def cutover(context: click.Context, /, target: str, dry_run: bool, seconds: floa
     """
     from outbox_pipelines.relay.cdc import cutover as steps
 
-    settings = context.obj
     _refuse_marked_table(settings)
-    source = context.get_parameter_source
-    given = [f"--{name}" for name in place if source(name) is ParameterSource.COMMANDLINE]
-    if target != "debezium" and given:
-        raise click.UsageError(f"{', '.join(given)}: only for --to debezium; leave it out")
     if dry_run:
         for line in steps.plan(settings, target):
             click.echo(line)

@@ -174,13 +174,6 @@ def test_a_restored_copy_makes_and_drops_no_slot(outbox: Outbox) -> None:
     assert _slots(outbox) == []
 
 
-def test_options_of_another_target_are_refused(outbox: Outbox) -> None:
-    """Guards against an address that the user gave and nothing uses."""
-    refused = outbox.outbox("cutover", "--to", "cdc", "--host", "db", "--port", "5432")
-    assert refused.returncode == 2
-    assert "--host, --port: only for --to debezium" in refused.stderr
-
-
 def test_an_existing_table_is_refused(outbox: Outbox, tmp_path: Path) -> None:
     """Guards against a slot for a table whose rows are marked."""
     table = tmp_path / "table.toml"
