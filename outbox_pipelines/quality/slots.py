@@ -76,7 +76,7 @@ class Slots:
     @property
     def problems(self) -> list[str]:
         """What a person must act on, each with the remedy."""
-        if self.copy:
+        if self.copy and self.slot is not None:
             return [_COPY]
         if self.changing:
             return []
