@@ -25,7 +25,7 @@ def slot_name(settings: Settings, database: str) -> str:
     schema, name = table(settings)
     parts = ("debezium", database, schema, *([] if settings.table_file is None else [name]))
     full = "_".join(parts)
-    # The parts are told apart, since the name of the database alone may contain the separator.
+    # Otherwise the parts could not be distinguished: not only the database may contain the separator.
     if _NAME.fullmatch(full) and settings.table_file is None and "_" not in schema:
         return full
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
