@@ -144,9 +144,13 @@ class FencingProducer(IdempotentProducer):
         """
         progress_topic.create_topic(self._settings, self._place.topic, shards)
 
-    def begin(self) -> None:
-        """Begin a transaction, when the last one has probably ended."""
+    def await_end(self) -> None:
+        """Wait until Kafka has probably ended the last transaction."""
         time.sleep(max(0.0, self._ended_at - time.monotonic()))
+
+    def begin(self) -> None:
+        """Begin a transaction, after the same wait."""
+        self.await_end()
         self._producer.begin_transaction()
         # The record's partition joins the transaction with those of the events: at the commit, that would
         # take a round trip. `record` reports what fails.

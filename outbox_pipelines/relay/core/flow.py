@@ -158,6 +158,8 @@ class Flow:
             return released.popleft()
         if not self._reading:
             raise LookupError
+        # What is read meanwhile joins the batch: it would wait for another transaction.
+        self._publisher.await_turn()
         patience = 0.05 if self._blocked.aggregates else 0.2
         return self._batches.get(0.0 if self._publisher.pending else patience, self._publisher.takes)
 

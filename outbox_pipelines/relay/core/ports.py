@@ -114,8 +114,11 @@ class CommitAnswer(Enum):
 class TransactionalProducer(Producer, Protocol):
     """One whose messages become visible by transactions."""
 
+    def await_end(self) -> None:
+        """Wait until Kafka has probably ended the last transaction."""
+
     def begin(self) -> None:
-        """Begin a transaction."""
+        """Begin a transaction, after the same wait."""
 
     def record(self, tick: str, last_seq: int, *, finished: bool, released: list[int]) -> str | None:
         """Put the record of how far it is into the transaction; return why that fails."""

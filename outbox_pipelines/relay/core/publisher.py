@@ -79,6 +79,9 @@ class Publisher:
         """Return whether this batch can be published now; otherwise call `poll` until it can."""
         return True
 
+    def await_turn(self) -> None:
+        """Return when a batch would be sent at once."""
+
     def publish(self, batch: Batch | ReleasedBatch) -> None:
         """Hand a batch to the producer; return before it is acknowledged.
 

@@ -111,6 +111,10 @@ class TransactionalPublisher(Publisher):
         # A transaction holds batches of one tick, and none that come while it is being committed.
         return self._phase is not Phase.COMMITTING and not (self._opens(batch) and self._deliveries)
 
+    def await_turn(self) -> None:
+        if self._phase is Phase.NONE:
+            self._transactions.await_end()
+
     def publish(self, batch: Batch | ReleasedBatch) -> None:
         if not self.takes(batch):
             raise RuntimeError("a batch was published that the transaction does not take")

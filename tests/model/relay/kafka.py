@@ -254,6 +254,8 @@ class Producer:
 
     # --- transactions -------------------------------------------------------------------------------------
 
+    def await_end(self) -> None: ...
+
     def begin(self) -> None:
         with self._process.call("begin"):
             self._kafka.transactions.append("open")
