@@ -17,7 +17,8 @@ from confluent_kafka import Producer
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
-from outbox_pipelines.relay import service
+from outbox_pipelines.relay import service, transactional_producer
+from outbox_pipelines.relay.core.ports import CommitAnswer
 from outbox_pipelines.relay.core.transactions import Phase, TransactionalPublisher
 from outbox_pipelines.relay.kafka import progress_topic
 from outbox_pipelines.relay.parking import queries
@@ -66,13 +67,27 @@ def test_small_and_big_ticks(outbox: Outbox) -> None:
         assert numbers[str(key)] == list(range(key, 120_001, 100))
 
 
-def test_a_running_relay_takes_what_waits_into_one_transaction(outbox: Outbox) -> None:
+def test_what_comes_while_kafka_ends_a_transaction_is_in_the_next(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Guards against a transaction for each event, which would queue up behind each other."""
+    for limit in ("_LEAST_ENDING_SECONDS", "_MOST_ENDING_SECONDS"):
+        monkeypatch.setattr(transactional_producer, limit, 3.0)
+    commit, answers = FencingProducer.commit, []
+
+    def noted(self: FencingProducer) -> CommitAnswer:
+        answers.append(commit(self))
+        return answers[-1]
+
+    monkeypatch.setattr(FencingProducer, "commit", noted)
     with running(quick(outbox, **ONCE)):
-        for n in range(50):
+        outbox.write(0)
+        wait_until(lambda: CommitAnswer.DONE in answers)
+        for n in range(1, 20):
             outbox.write(n)
         wait_until_relayed(outbox)
-    _assert_once(outbox, 50)
+    assert answers.count(CommitAnswer.DONE) == 2
+    _assert_once(outbox, 20)
 
 
 @pytest.mark.parametrize("when", ["before the commit", "after the commit", "after the settle"])
