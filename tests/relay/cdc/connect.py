@@ -10,7 +10,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import psycopg
@@ -22,6 +21,7 @@ from outbox_pipelines.relay.cdc import pgoutput
 from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
 from outbox_pipelines.relay.kafka.encoding import Encoder
 from outbox_pipelines.settings import Settings
+from tests.debezium.serving import Asked, serving
 
 _POLL = 0.02
 
@@ -184,36 +184,13 @@ def played(settings: Settings) -> Iterator[PlayedConnect]:
     """Such a worker, for the length of the block."""
     worker = PlayedConnect(settings)
 
-    class Handler(BaseHTTPRequestHandler):
-        def _answer(self) -> None:
-            size = int(self.headers.get("Content-Length") or 0)
-            status, found = worker.answer(
-                self.command, self.path, json.loads(self.rfile.read(size)) if size else None
-            )
-            text = b"" if found is None else json.dumps(found).encode()
-            try:
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-            except OSError:
-                # The command was killed.
-                self.close_connection = True
+    def answer(asked: Asked) -> tuple[int, str]:
+        status, found = worker.answer(asked.method, asked.path, asked.body)
+        return status, "" if found is None else json.dumps(found)
 
-        do_GET = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    worker.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield worker
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-        for connector in worker.connectors.values():
-            connector.stop()
+    with serving(answer) as worker.url:
+        try:
+            yield worker
+        finally:
+            for connector in worker.connectors.values():
+                connector.stop()
