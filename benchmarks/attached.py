@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from statistics import median, quantiles
 
-import psycopg
-
 from benchmarks import latency, programs
-from benchmarks.past import ago, publish
-from benchmarks.servers import fill, fresh_outbox, rewind
+from benchmarks.past import ago, count_as_closed, publish
+from benchmarks.servers import fill, fresh_outbox
 from benchmarks.table import Row
 from outbox_pipelines.partitions import ahead
 from outbox_pipelines.settings import Settings
@@ -16,7 +14,6 @@ from outbox_pipelines.settings import Settings
 _EVENTS = 400_000
 _AHEAD = 14
 _DAYS = (16, 100, 400)
-_ROUNDS = 3
 
 
 def measure(servers: Settings) -> list[Row]:
@@ -27,16 +24,12 @@ def measure(servers: Settings) -> list[Row]:
         with fresh_outbox(servers) as settings:
             _keep(settings, days)
             fill(settings, _EVENTS)
-            rates = []
-            for _ in range(_ROUNDS):
-                rewind(settings)
-                rates.append(programs.drain(settings).rate)
+            rate = programs.drain_rate(settings)
             with (
                 latency.running(settings, "relay"),
                 programs.running(settings, "benchmarks.load", settings.dsn, 1, 100),
             ):
                 found = latency.listen(settings)
-        rate = median(rates)
         first = first or rate
         rows.append(
             Row(
@@ -55,9 +48,4 @@ def _keep(settings: Settings, days: int) -> None:
     past = days - 1 - _AHEAD
     ahead.ensure(settings, _AHEAD, ago(past))
     publish(settings)
-    with psycopg.connect(settings.dsn, autocommit=True) as connection:
-        # Sealed they would be too; here it is about what is planned and read.
-        connection.execute(
-            "UPDATE outbox_days SET state = 'closed', sealed_at = now(), closed_at = now() "
-            "WHERE day < current_date"
-        )
+    count_as_closed(settings)

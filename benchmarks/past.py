@@ -13,7 +13,7 @@ from outbox_pipelines.settings import Settings
 
 TODAY = datetime.now(UTC).date()
 
-# Around the guards and before the indexes: in a fifth of the time.
+# Around the guards and before the indexes, which attaching makes: in a fifth of the time.
 _MAKE = "CREATE TABLE {leaf} (LIKE outbox INCLUDING ALL EXCLUDING INDEXES)"
 _FILL = """
 INSERT INTO {leaf} (aggregate_type, aggregate_id, event_type, payload, correlation_id, created_at)
@@ -23,11 +23,7 @@ SELECT (ARRAY['customer', 'order', 'parcel'])[1 + i %% 3], (i * 7919 %% 50000)::
                           'note', repeat(md5((i * 3)::text), 5)),
        'request ' || i / 10, %(start)s::timestamptz + make_interval(secs => 86399.0 * i / %(events)s)
 FROM generate_series(1, %(events)s::bigint) i"""
-_INDEX = """
-ALTER TABLE {leaf} ADD PRIMARY KEY (id, created_at);
-CREATE INDEX ON {leaf} (tx, seq);
-CREATE INDEX ON {leaf} (seq);
-CREATE INDEX ON {leaf} (aggregate_type, aggregate_id, seq);
+_ATTACH = """
 ALTER TABLE outbox ATTACH PARTITION {leaf} FOR VALUES FROM ({start}) TO ({stop});
 INSERT INTO outbox_days (day) VALUES ({day})"""
 
@@ -55,7 +51,7 @@ def make_day(settings: Settings, day: date, events: int) -> None:
     with psycopg.connect(settings.dsn) as connection:
         connection.execute(sql.SQL(_MAKE).format(**names))
         connection.execute(sql.SQL(_FILL).format(**names), {"start": start, "events": events})
-        connection.execute(sql.SQL(_INDEX).format(**names))
+        connection.execute(sql.SQL(_ATTACH).format(**names))
     with psycopg.connect(settings.dsn, autocommit=True) as connection:
         connection.execute(sql.SQL("VACUUM ANALYZE {leaf}").format(**names))
         connection.execute("CHECKPOINT")
@@ -66,4 +62,13 @@ def publish(settings: Settings) -> None:
     with psycopg.connect(settings.dsn, autocommit=True) as connection:
         connection.execute(
             "UPDATE outbox_shards SET done = pg_current_snapshot(), target = NULL, last_seq = NULL"
+        )
+
+
+def count_as_closed(settings: Settings) -> None:
+    """All days that are over count as closed: enough for what is planned and read; they are not sealed."""
+    with psycopg.connect(settings.dsn, autocommit=True) as connection:
+        connection.execute(
+            "UPDATE outbox_days SET state = 'closed', sealed_at = now(), closed_at = now() "
+            "WHERE day < current_date"
         )

@@ -8,8 +8,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from statistics import median
 
 from benchmarks.relay import Drain
+from benchmarks.servers import rewind
 from outbox_pipelines.secret import Secret
 from outbox_pipelines.settings import Settings
 
@@ -47,6 +49,15 @@ def run(settings: Settings, module: str, *arguments: object) -> list[float]:
 def drain(settings: Settings, *arguments: object) -> Drain:
     """One drain by the relay."""
     return Drain(*run(settings, "relay", *arguments))
+
+
+def drain_rate(settings: Settings, rounds: int = 3) -> float:
+    """Return the median of so many drains of all events, in events a second."""
+    rates = []
+    for _ in range(rounds):
+        rewind(settings)
+        rates.append(drain(settings).rate)
+    return median(rates)
 
 
 @contextmanager

@@ -11,11 +11,11 @@ import psycopg
 from psycopg import sql
 
 from benchmarks import latency, programs
-from benchmarks.past import ago, publish
+from benchmarks.past import ago, count_as_closed, publish
 from benchmarks.scale.filling import fill
 from benchmarks.scale.growth import FLAT, Figure, milliseconds, number, p99, rate, table
 from benchmarks.scale.sizes import Sizes
-from benchmarks.servers import SHORT_LOG, fresh_outbox, rewind
+from benchmarks.servers import SHORT_LOG, fresh_outbox
 from benchmarks.table import Row
 from outbox_pipelines.partitions import ahead
 from outbox_pipelines.position import Snapshot
@@ -23,7 +23,6 @@ from outbox_pipelines.relay import queries
 from outbox_pipelines.relay.shards import lanes
 from outbox_pipelines.settings import Settings
 
-_ROUNDS: Final = 3
 _TICK: Final = 400
 _PLANS: Final = 9
 _MOST: Final = 8_000_000
@@ -52,29 +51,17 @@ def _at(servers: Settings, sizes: Sizes, days: int, *, is_closed: bool) -> dict[
         ahead.ensure(settings, settings.partitions_ahead, ago(days))
         publish(settings)
         if is_closed:
-            _close(settings)
+            count_as_closed(settings)
         planning, execution, buffers, empty = _plans(settings)
         fill(settings, sizes.others)
-        rates = []
-        for _ in range(_ROUNDS):
-            rewind(settings)
-            rates.append(programs.drain(settings).rate)
+        drained = programs.drain_rate(settings)
         with (
             latency.running(settings, "relay"),
             programs.running(settings, "benchmarks.load", settings.dsn, 2, 1000),
         ):
             found = latency.listen(settings, seconds=sizes.listening)
-    values = (median(rates), median(found), p99(found), planning, execution, buffers, empty)
+    values = (drained, median(found), p99(found), planning, execution, buffers, empty)
     return dict(zip((figure.name for figure in _FIGURES), values, strict=True))
-
-
-def _close(settings: Settings) -> None:
-    with psycopg.connect(settings.dsn, autocommit=True) as connection:
-        # Sealed they would be too; here it is about what is planned and read.
-        connection.execute(
-            "UPDATE outbox_days SET state = 'closed', sealed_at = now(), closed_at = now() "
-            "WHERE day < current_date"
-        )
 
 
 def _plans(settings: Settings) -> tuple[float, float, float, float]:
