@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import psycopg
 from psycopg import sql
-from psycopg.pq import ExecStatus
+from psycopg.pq import DiagnosticField, ExecStatus
 
 from outbox_pipelines import pooler
 from outbox_pipelines.database import Connection, connect
@@ -34,6 +34,8 @@ _NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
 _POLL: Final = 0.1
 _SAY_SECONDS: Final = 2.0
 _CLEAN_UP_SECONDS: Final = 10.0
+_BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_AGAIN: Final = b"40001"
 _FAILOVER_SINCE: Final = 170000
 # Older servers have another syntax for the same.
 _OPTIONS_SINCE: Final = 150000
@@ -282,9 +284,19 @@ def _make(settings: Settings, connection: Connection, slot: str, *, seconds: flo
         # Some systems cannot: then the next command ends the server's process.
         with suppress(psycopg.Error):
             replication.execute(queries.NOTICE_DEATH)
-        replication.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         command = f'CREATE_REPLICATION_SLOT "{slot}" LOGICAL pgoutput {what}'
-        _run(replication, command, connection, seconds=seconds, say=say)
+        deadline = time.monotonic() + seconds
+        replication.execute(_BEGIN)
+        while not _run(replication, command, connection, seconds=seconds, deadline=deadline, say=say):
+            # Its snapshot holds so many transactions that run or were rolled back since the oldest began.
+            if time.monotonic() > deadline:
+                raise NotReadyError(
+                    f"no slot was made within {seconds:.0f} s: too many transactions are rolled back while "
+                    "long ones run; run the command again when there are fewer"
+                )
+            say("too many transactions were rolled back while others ran: trying again")
+            replication.execute("ROLLBACK")
+            replication.execute(_BEGIN)
         row = replication.execute(queries.FIRST_SNAPSHOT).fetchone()
         assert row is not None
         first = Snapshot.parse(row[0])
@@ -293,11 +305,22 @@ def _make(settings: Settings, connection: Connection, slot: str, *, seconds: flo
         return str(first._replace(xmax=max(first.xmin, first.xmax)))
 
 
-def _run(replication: Connection, command: str, connection: Connection, *, seconds: float, say: Say) -> None:
-    """Run a command that waits for running transactions; say which, and end it when the time is over."""
+def _run(
+    replication: Connection,
+    command: str,
+    connection: Connection,
+    *,
+    seconds: float,
+    deadline: float,
+    say: Say,
+) -> bool:
+    """Run a command that waits for running transactions; say which, and end it when the time is over.
+
+    Returns False if the same command may succeed now (SQLSTATE 40001).
+    """
     pgconn = replication.pgconn
     pgconn.send_query(command.encode())
-    deadline, say_at = time.monotonic() + seconds, time.monotonic() + _SAY_SECONDS
+    say_at = time.monotonic() + _SAY_SECONDS
     try:
         while pgconn.is_busy():
             time.sleep(_POLL / 10)
@@ -316,9 +339,12 @@ def _run(replication: Connection, command: str, connection: Connection, *, secon
         with suppress(psycopg.Error):
             pgconn.get_cancel().cancel()
         raise
+    if results[0].error_field(DiagnosticField.SQLSTATE) == _AGAIN:
+        return False
     if results[0].status != ExecStatus.TUPLES_OK:
         message, _, _ = results[0].get_error_message().partition("\n")
         raise SetupError(f"PostgreSQL makes no slot: {redacted(message)}")
+    return True
 
 
 def _waits_for(connection: Connection, own: int) -> str:

@@ -84,7 +84,7 @@ def test_a_long_transaction_is_named_and_leaves_no_slot(outbox: Outbox) -> None:
         slow.execute("SELECT pg_current_xact_id()")
         pid = slow.info.backend_pid
         with pytest.raises(NotReadyError, match=rf"waits for all transactions .* process {pid} "):
-            set_up(outbox.settings, seconds=3, say=said.append)
+            set_up(outbox.settings, seconds=6, say=said.append)
         assert any(f"process {pid} " in line for line in said)
         assert _slots(outbox) == []
         with outbox.connect() as connection:
@@ -93,6 +93,46 @@ def test_a_long_transaction_is_named_and_leaves_no_slot(outbox: Outbox) -> None:
         waiting.start()
         slow.rollback()
     waiting.join(30)
+    assert len(_slots(outbox)) == 1
+
+
+def test_many_rollbacks_beside_long_transactions(outbox: Outbox) -> None:
+    """Guards against a busy server on which no slot is made: its snapshot has as much room as sessions."""
+    stop, said = threading.Event(), list[str]()
+    with outbox.connect() as connection:
+        connection.execute("CREATE TABLE scratch ()")
+
+    def write() -> None:
+        with outbox.connect(autocommit=False) as writer:
+            while not stop.is_set():
+                for _ in range(500):
+                    # A number each, which no commit names.
+                    writer.execute("SAVEPOINT here")
+                    writer.execute("INSERT INTO scratch DEFAULT VALUES")
+                    writer.execute("ROLLBACK TO here; RELEASE here")
+                writer.commit()
+
+    def write_shortly() -> None:
+        with outbox.connect() as writer:
+            while not stop.is_set():
+                writer.execute("SELECT pg_current_xact_id()")
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "rolled back" in line:
+            stop.set()
+
+    # A long one is always open.
+    writers = [threading.Thread(target=each) for each in (write, write, write, write_shortly)]
+    for writer in writers:
+        writer.start()
+    try:
+        set_up(outbox.settings, seconds=60, say=say)
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join(30)
+    assert any("trying again" in line for line in said)
     assert len(_slots(outbox)) == 1
 
 
