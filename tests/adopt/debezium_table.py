@@ -130,6 +130,12 @@ class Published:
         with closing(connect(self.adopted.settings, name="debezium", replication=True)) as connection:
             Stream(connection, self.slot, PUBLICATION)
             yield
+        self.wait_for_no_reader()
+
+    def wait_for_no_reader(self) -> None:
+        """The server notices the end of a reader a moment after it."""
+        active = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s AND active"
+        wait_until(lambda: self.one(active) == 0, what="no reader")
 
     def one(self, query: str) -> Any:
         with self.adopted.connect() as connection:
@@ -151,12 +157,11 @@ def published(make: Make, *, ddl: str = DDL, publication: str = "FOR TABLE outbo
     with adopted.connect() as connection:
         connection.execute(f"CREATE PUBLICATION {PUBLICATION} {publication}".encode())
         connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+    table = Published(adopted, slot)
     try:
-        yield Published(adopted, slot)
+        yield table
     finally:
+        table.wait_for_no_reader()
         with adopted.connect() as connection:
-            # The server notices the end of a reader a moment after it.
-            free = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s AND active"
-            wait_until(lambda: connection.execute(free, [slot]).fetchone() == (0,), what="no reader")
             drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
             connection.execute(drop, [slot])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -23,13 +24,22 @@ from tests.conftest import Outbox
 
 # 140 kB that hardly compress.
 NOISE: Final = [f"{n * 7919 % 100_003:05d}" for n in range(20_000)]
+_ATTEMPTS: Final = 4
 
 
 def create_topic(outbox: Outbox, partitions: int = 1, /, *, of: str = "order", **config: str) -> None:
     """The topic of an aggregate type, with these settings."""
-    admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
     topic = NewTopic(outbox.topic(of), partitions, 1, config=config)
-    admin.create_topics([topic])[outbox.topic(of)].result(120)
+    for attempt in range(_ATTEMPTS):
+        # A client that is told of no controller at a bad moment never finds one: another one does.
+        admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
+        try:
+            admin.create_topics([topic], request_timeout=30)[outbox.topic(of)].result(60)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._TIMED_OUT or attempt == _ATTEMPTS - 1:
+                raise
+        else:
+            return
 
 
 def change_topic(outbox: Outbox, *, of: str = "order", **config: str) -> None:
