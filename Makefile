@@ -21,7 +21,7 @@ SYSTEM := $(addprefix tests/,browser demo deploy fleet history local model)
 # A suite starts a thousand processes: none should compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo ui fleet test test-system test-fast coverage matrix interop model soak thorough lint docs bench release clean
+.PHONY: demo ui fleet test test-system test-all test-fast coverage matrix interop model soak thorough lint docs bench release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/ready
@@ -39,6 +39,10 @@ test: $(VENV)/ready
 # The other part of the suite: the demo, Dagster's pages in a browser, histories of faults, models.
 test-system: $(VENV)/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 $(SYSTEM)
+
+# Both parts in one run, which starts their servers once.
+test-all: $(VENV)/ready
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
 
 # The tests that start no server, in less than a minute.
 test-fast: $(VENV)/ready
