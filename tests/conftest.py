@@ -33,7 +33,7 @@ from outbox_pipelines.local.kafka import answers, record_startup
 from outbox_pipelines.local.server import Server
 from outbox_pipelines.settings import Settings, load_settings
 from outbox_pipelines.writer import emit
-from tests import forks, in_process, memory
+from tests import forks, in_process, memory, order
 
 # What --fast leaves out: tests with fixtures that start servers or fill archives, and folders that do.
 _SLOW_FIXTURES: Final = {
@@ -82,6 +82,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         out = set(left_out)
         items[:] = [item for item in items if item not in out]
+    if (ours := getattr(config, "workerinput", None)) is not None:
+        items[:] = order.deal(items, ours["workercount"])
 
 
 def _is_extra(item: pytest.Item) -> bool:
