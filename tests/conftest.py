@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import gc
+import signal
 import subprocess
 import sys
 import time
@@ -107,6 +108,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for argument in config.args:
         if not (config.invocation_params.dir / argument.partition("::")[0]).exists():
             raise pytest.UsageError(f"{argument} does not exist: name a file or folder of tests")
+    # Ignored in the background of a shell. Dagster gives SIGTERM what SIGINT has, and programs inherit what
+    # is ignored: no program that is started later would end on it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--fast", False):
         Server._spawn = _refuse_server  # type: ignore[method-assign,assignment]
     # A worker inherits what the process that starts it has set.

@@ -158,7 +158,7 @@ class Flow:
             return released.popleft()
         if not self._reading:
             raise LookupError
-        # What is read meanwhile joins the batch: it would wait for another transaction.
+        # What is read until then joins the batch: it would wait for another transaction.
         self._publisher.await_turn()
         patience = 0.05 if self._blocked.aggregates else 0.2
         return self._batches.get(0.0 if self._publisher.pending else patience, self._publisher.takes)
