@@ -31,7 +31,7 @@ def create_topic(outbox: Outbox, partitions: int = 1, /, *, of: str = "order", *
     """The topic of an aggregate type, with these settings."""
     topic = NewTopic(outbox.topic(of), partitions, 1, config=config)
     for attempt in range(_ATTEMPTS):
-        # A client that is told of no controller at a bad moment never finds one: another one does.
+        # A client whose first answer names no controller may never find one: another client does.
         admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
         try:
             admin.create_topics([topic], request_timeout=30)[outbox.topic(of)].result(60)
