@@ -83,6 +83,8 @@ SELECT pg_terminate_backend(r.active_pid)
 FROM pg_replication_slots r JOIN outbox_shards s ON s.slot = r.slot_name
 WHERE r.database = current_database() AND r.active_pid IS NOT NULL AND s.slot_snapshot IS NULL"""
 
+# What a slot is made in, to see its first snapshot.
+BEGIN_SNAPSHOT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # In the transaction that has made the slot: the slot delivers exactly what this snapshot does not see.
 FIRST_SNAPSHOT: Final = "SELECT pg_current_snapshot()::text"
 

@@ -34,7 +34,6 @@ _NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
 _POLL: Final = 0.1
 _SAY_SECONDS: Final = 2.0
 _CLEAN_UP_SECONDS: Final = 10.0
-_BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _AGAIN: Final = b"40001"
 _FAILOVER_SINCE: Final = 170000
 # Older servers have another syntax for the same.
@@ -286,7 +285,7 @@ def _make(settings: Settings, connection: Connection, slot: str, *, seconds: flo
             replication.execute(queries.NOTICE_DEATH)
         command = f'CREATE_REPLICATION_SLOT "{slot}" LOGICAL pgoutput {what}'
         deadline = time.monotonic() + seconds
-        replication.execute(_BEGIN)
+        replication.execute(queries.BEGIN_SNAPSHOT)
         while not _run(replication, command, connection, seconds=seconds, deadline=deadline, say=say):
             # Its snapshot holds so many transactions that run or were rolled back since the oldest began.
             if time.monotonic() > deadline:
@@ -296,7 +295,7 @@ def _make(settings: Settings, connection: Connection, slot: str, *, seconds: flo
                 )
             say("too many transactions were rolled back while others ran: trying again")
             replication.execute("ROLLBACK")
-            replication.execute(_BEGIN)
+            replication.execute(queries.BEGIN_SNAPSHOT)
         row = replication.execute(queries.FIRST_SNAPSHOT).fetchone()
         assert row is not None
         first = Snapshot.parse(row[0])
