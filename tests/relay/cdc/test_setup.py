@@ -84,7 +84,7 @@ def test_a_long_transaction_is_named_and_leaves_no_slot(outbox: Outbox) -> None:
         slow.execute("SELECT pg_current_xact_id()")
         pid = slow.info.backend_pid
         with pytest.raises(NotReadyError, match=rf"waits for all transactions .* process {pid} "):
-            set_up(outbox.settings, seconds=6, say=said.append)
+            set_up(outbox.settings, seconds=3, say=said.append)
         assert any(f"process {pid} " in line for line in said)
         assert _slots(outbox) == []
         with outbox.connect() as connection:
