@@ -21,7 +21,7 @@ SYSTEM := $(addprefix tests/,browser demo deploy fleet history local model)
 # A suite starts a thousand processes: none should compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo ui fleet test test-system test-all test-fast coverage matrix interop model soak thorough lint docs bench release clean
+.PHONY: demo ui fleet test test-system test-all collect test-fast coverage matrix interop model soak thorough lint docs bench release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/ready
@@ -43,6 +43,10 @@ test-system: $(VENV)/ready
 # Both parts in one run, which starts their servers once.
 test-all: $(VENV)/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
+
+# Compiles each test once: before a run it saves every process of the suite the same work.
+collect: $(VENV)/ready
+	@found=$$($(BIN)/python -m pytest --collect-only -qq 2>&1) || { echo "$$found"; exit 1; }
 
 # The tests that start no server, in less than a minute.
 test-fast: $(VENV)/ready
