@@ -3,47 +3,48 @@
 Invariants:
 - A setting is named ``OUTBOX_<FIELD>``, in the environment or in the file that ``OUTBOX_SETTINGS_FILE`` names
   (lines ``NAME=value``); the environment wins.
-- Values are checked here, once; a wrong one is a `SetupError` that names the setting and the remedy.
+- Values are checked once, here and in `setting_types`; a wrong one is a `SetupError` that names the setting
+  and the remedy.
 - What holds a password or a token is a `Secret`. No other setting may: credentials in one are refused.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.parsers.connect_url import connect_urls
-from outbox_pipelines.parsers.consumers_file import read_consumers
-from outbox_pipelines.parsers.flat_members import flat_members
-from outbox_pipelines.parsers.header_names import header_names
-from outbox_pipelines.parsers.outboxes_file import NAME, read_outboxes
-from outbox_pipelines.parsers.table_mapping import read_mapping
-from outbox_pipelines.parsers.thresholds import read_thresholds
-from outbox_pipelines.parsers.topics import TopicTemplate, read_map
-from outbox_pipelines.secret import (
-    Secret,
-    check_dsn,
-    register,
-    register_dsn,
-    register_urls,
-    register_variables,
+from outbox_pipelines.secret import Secret, register, register_dsn, register_variables
+from outbox_pipelines.setting_types import (
+    ANY_CASE,
+    AlertAddresses,
+    ArchivePlace,
+    Brokers,
+    ConnectorName,
+    ConnectUrls,
+    ConsumersFile,
+    Dsn,
+    FlatMembers,
+    HeaderNames,
+    Limits,
+    Link,
+    OutboxesFile,
+    OutboxName,
+    Replicas,
+    SecretCommand,
+    TableFile,
+    Topic,
+    TopicMapFile,
+    TopicPatterns,
+    UriReference,
 )
 
-# What RFC 3986 allows in one, without its grammar.
-_URI_REFERENCE = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+\Z")
-
-
-# Characters of topic names, and those of shell patterns.
-_TOPIC_PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]+\Z")
 SECRET: Final = frozenset({"dsn", "consumer_dsn", "alerts", "connect", "dead_letter_command"})
-_CREDENTIALS: Final = re.compile(r"(?i)[?&](?:sig|[\w-]*(?:key|secret|token|password))=")
 NO_ARCHIVE: Final = "none"
 """As OUTBOX_ARCHIVE: days are dropped without being archived."""
 Readers = Literal["owner", "group", "everyone"]
@@ -56,31 +57,31 @@ class Settings(BaseSettings):
         env_prefix="OUTBOX_", frozen=True, extra="ignore", env_ignore_empty=True, populate_by_name=True
     )
 
-    name: str = Field(
+    name: OutboxName = Field(
         default="outbox",
         description="Name of the outbox in Dagster, metrics, logs and alerts: lower-case letters, digits and "
         "`_`.",
     )
-    outboxes_file: Path | None = Field(
+    outboxes_file: OutboxesFile = Field(
         default=None,
         description="TOML file that lists [several outboxes](outboxes.md), each with a name, a DSN, and what "
         "differs from these settings.",
     )
-    dsn: Secret = Field(
+    dsn: Dsn = Field(
         default=Secret(), description="Connection string or URL of the database, in the format of libpq."
     )
-    kafka: str = Field(default="", description="Bootstrap servers as `host:port`, separated by commas.")
+    kafka: Brokers = Field(default="", description="Bootstrap servers as `host:port`, separated by commas.")
     kafka_config_file: Path | None = Field(
         default=None,
         description="File of librdkafka settings, a line `name=value` each (`security.protocol=SASL_SSL`). "
         "The relay refuses settings that would break a guarantee.",
     )
-    connect: Secret = Field(
+    connect: ConnectUrls = Field(
         default=Secret(),
         description="Address of a Kafka Connect cluster, as `http://host:8083`, of several workers separated "
         "by commas: for [Debezium on Kafka Connect](debezium-on-connect.md).",
     )
-    connector: str = Field(
+    connector: ConnectorName = Field(
         default="",
         description="Name of Debezium's connector for this outbox in the Kafka Connect cluster. If not set: "
         "the outbox's name.",
@@ -89,17 +90,17 @@ class Settings(BaseSettings):
     db_schema: str = Field(
         default="public", alias="OUTBOX_SCHEMA", description="Schema of the outbox tables."
     )
-    table_file: Path | None = Field(
+    table_file: TableFile = Field(
         default=None,
         description="TOML file that describes an [existing outbox table](existing-tables.md), which the "
         "relay publishes as it is.",
     )
-    topic: str = Field(
+    topic: Topic = Field(
         default="{aggregate_type}-events",
         description="Topic template. It may contain `{aggregate_type}` and `{event_type}`, each also with "
         "`:lower` (`domain-events.{aggregate_type:lower}`).",
     )
-    topic_map_file: Path | None = Field(
+    topic_map_file: TopicMapFile = Field(
         default=None,
         description="File of lines `event_type=topic` for event types with a topic of their own; the topic "
         "may be a template. All other types use `OUTBOX_TOPIC`.",
@@ -109,7 +110,7 @@ class Settings(BaseSettings):
         description="Whether the relay creates missing topics. If not, each topic must exist or be created "
         "by the broker.",
     )
-    create_topics_pattern: str = Field(
+    create_topics_pattern: TopicPatterns = Field(
         default="",
         description="Names of topics that the relay may create, as shell patterns separated by spaces "
         "(`shop-*-events billing-*`). If not set: the names that `OUTBOX_TOPIC` and "
@@ -127,7 +128,7 @@ class Settings(BaseSettings):
         "keys: the order of an aggregate then holds before and after the change, not across it "
         "(the relay logs this).",
     )
-    topic_replication: int = Field(
+    topic_replication: Replicas = Field(
         default=-1,
         ge=-1,
         description="Replicas of a topic that the relay creates; -1 is the default of the broker.",
@@ -135,13 +136,13 @@ class Settings(BaseSettings):
     value_format: Literal["payload", "flat", "envelope", "cloudevents"] = Field(
         default="payload", description="Shape of a message's value: see [Messages](messages.md#value)."
     )
-    header_names: str = Field(
+    header_names: HeaderNames = Field(
         default="",
         description="Other names of headers, as `id=event-id,version=,aggregate-id=aggregate-id`: the first "
         "is renamed, the second is omitted, and the third adds a header that otherwise is only "
         "the key.",
     )
-    flat_members: str = Field(
+    flat_members: FlatMembers = Field(
         default="",
         description="Other names of the members that `flat` adds, as "
         "`event_type=type,idempotency_key=,event_id=id`: the first is renamed, the second is omitted, and "
@@ -152,7 +153,7 @@ class Settings(BaseSettings):
         description="Whether an event whose payload is `null` is published without a value, so that a "
         "compacted topic deletes its key.",
     )
-    cloudevents_source: str = Field(
+    cloudevents_source: UriReference = Field(
         default="/outbox", description="The attribute `source` of CloudEvents, a URI reference."
     )
     batch_events: int = Field(
@@ -206,7 +207,7 @@ class Settings(BaseSettings):
     dead_letter_topics: bool = Field(
         default=False, description="Whether dead letters are also copied to `<topic>.dlq`."
     )
-    dead_letter_command: Secret = Field(
+    dead_letter_command: SecretCommand = Field(
         default=Secret(),
         description="Command that runs for each dead letter, with a JSON object on its standard input: at "
         "most four at a time, at most 30 s each, at least once (again if the relay crashes "
@@ -224,12 +225,12 @@ class Settings(BaseSettings):
         default="127.0.0.1",
         description="Address of the metrics port. `0.0.0.0` opens it to other machines, without a password.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], ANY_CASE] = Field(
         default="warning",
         description="Lowest level that the command `outbox` logs on standard error; `debug` logs a line for "
         "each event. In Dagster, the settings of Dagster apply.",
     )
-    log_format: Literal["text", "json"] = Field(
+    log_format: Annotated[Literal["text", "json"], ANY_CASE] = Field(
         default="text",
         description="`json` logs an object a line with `time`, `level`, `logger`, `message`, and fields "
         "such as `id` and `shard`. The last line of a command that fails is `outbox: …` with "
@@ -250,7 +251,7 @@ class Settings(BaseSettings):
     close_after_minutes: float = Field(
         default=60.0, ge=0.0, description="How long after its end a day still accepts inserts."
     )
-    archive: str = Field(
+    archive: ArchivePlace = Field(
         default="",
         description="Where closed days are archived: a directory, or `s3://bucket/path`, "
         "`gs://bucket/path`, `az://container/path`. With `none`, days are dropped without an "
@@ -286,7 +287,7 @@ class Settings(BaseSettings):
     catalog_file: Path | None = Field(
         default=None, description="YAML file that documents the event types: see [the catalog](catalog.md)."
     )
-    consumers_file: Path | None = Field(
+    consumers_file: ConsumersFile = Field(
         default=None,
         description="TOML file of the consumers that `outbox reconcile` compares: see "
         "[reconciliation](reconciliation.md).",
@@ -294,17 +295,17 @@ class Settings(BaseSettings):
     key_retention_days: int = Field(
         default=30, ge=1, description="How long an idempotency key is remembered, in days."
     )
-    warn_at: str = Field(
+    warn_at: Limits = Field(
         default="",
         description="Limits of checks for a warning that differ from [the "
         "defaults](operating.md#the-checks), as `lag=30,backlog=off`.",
     )
-    error_at: str = Field(
+    error_at: Limits = Field(
         default="",
         description="Limits of checks for an error, which is an alert, that differ from [the "
         "defaults](operating.md#the-checks), as `lag=120,keys=off`.",
     )
-    alerts: Secret = Field(
+    alerts: AlertAddresses = Field(
         default=Secret(),
         description="Who is notified when a check fails and when it recovers: addresses of "
         "[apprise](https://appriseit.com/services/), separated by spaces.",
@@ -314,12 +315,12 @@ class Settings(BaseSettings):
         ge=0.0,
         description="How long a problem must last, or be gone, before a notification is sent.",
     )
-    ui_url: str = Field(default="", description="Address of Dagster's pages, for links in messages.")
-    runbook_url: str = Field(
+    ui_url: Link = Field(default="", description="Address of Dagster's pages, for links in messages.")
+    runbook_url: Link = Field(
         default="",
         description="Address of the page [Operating](operating.md), for links in messages and checks.",
     )
-    consumer_dsn: Secret = Field(
+    consumer_dsn: Dsn = Field(
         default=Secret(),
         description="Connection string or URL of a consumer's database, for `outbox consumer …`.",
     )
@@ -359,164 +360,6 @@ class Settings(BaseSettings):
     local_grace_seconds: float = Field(
         default=60.0, ge=0.0, description="The local stack stops when it has not been used for this long."
     )
-
-    @field_validator("name")
-    @classmethod
-    def _name_fits_everywhere(cls, value: str) -> str:
-        if not NAME.fullmatch(value):
-            raise ValueError("write lower-case letters, digits and _, such as orders_eu")
-        return value
-
-    @field_validator("outboxes_file")
-    @classmethod
-    def _outboxes_are_listed(cls, value: Path | None) -> Path | None:
-        if value is not None:
-            read_outboxes(value)
-        return value
-
-    @field_validator("dsn", "consumer_dsn")
-    @classmethod
-    def _dsn_is_understood(cls, value: Secret) -> Secret:
-        if value:
-            register_dsn(value.reveal())
-            check_dsn(value.reveal())
-        return value
-
-    @field_validator("connect")
-    @classmethod
-    def _connect_is_an_address(cls, value: Secret) -> Secret:
-        if value:
-            register_urls(value.reveal())
-            connect_urls(value.reveal())
-        return value
-
-    @field_validator("connector")
-    @classmethod
-    def _connector_is_a_name(cls, value: str) -> str:
-        if value != value.strip() or not value.isprintable() or "/" in value:
-            raise ValueError("write a name without / and spaces around it, such as outbox-shop")
-        return value
-
-    @field_validator("alerts")
-    @classmethod
-    def _addresses_are_known_as_secrets(cls, value: Secret) -> Secret:
-        for address in value.reveal().split():
-            register(address, *re.split(r"[/:@?&=]+", address.partition("://")[2] or address))
-        return value
-
-    @field_validator("dead_letter_command")
-    @classmethod
-    def _command_is_known_as_a_secret(cls, value: Secret) -> Secret:
-        register(value.reveal())
-        return value
-
-    @field_validator("kafka")
-    @classmethod
-    def _brokers_have_no_credentials(cls, value: str) -> str:
-        if "@" in value or "://" in value:
-            raise ValueError(
-                "write host:port, separated by commas; user and password belong in the file of "
-                "OUTBOX_KAFKA_CONFIG_FILE"
-            )
-        return value
-
-    @field_validator("topic")
-    @classmethod
-    def _topic_is_a_template(cls, value: str) -> str:
-        TopicTemplate(value)
-        return value
-
-    @field_validator("topic_map_file")
-    @classmethod
-    def _topic_map_is_a_map(cls, value: Path | None) -> Path | None:
-        if value is not None:
-            read_map(value)
-        return value
-
-    @field_validator("create_topics_pattern")
-    @classmethod
-    def _patterns_can_match(cls, value: str) -> str:
-        for pattern in value.split():
-            if not _TOPIC_PATTERN.match(pattern):
-                raise ValueError(
-                    f"{pattern!r} matches no topic: write names with * and ?, separated by spaces"
-                )
-        return value
-
-    @field_validator("table_file")
-    @classmethod
-    def _table_is_described(cls, value: Path | None) -> Path | None:
-        if value is not None:
-            read_mapping(value)
-        return value
-
-    @field_validator("consumers_file")
-    @classmethod
-    def _consumers_are_named(cls, value: Path | None) -> Path | None:
-        if value is not None:
-            read_consumers(value)
-        return value
-
-    @field_validator("topic_replication")
-    @classmethod
-    def _replication_is_a_number_of_copies(cls, value: int) -> int:
-        if value == 0:
-            raise ValueError("write the number of replicas, or -1 for the broker's default")
-        return value
-
-    @field_validator("archive")
-    @classmethod
-    def _archive_is_a_place(cls, value: str) -> str:
-        scheme, separator, rest = value.partition("://")
-        if separator and (_CREDENTIALS.search(rest) or (scheme != "file" and "@" in rest.partition("/")[0])):
-            raise ValueError(
-                "has credentials in it: remove them, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or "
-                "what gs:// and az:// take), or let the machine have an identity"
-            )
-        if separator and scheme not in ("file", "s3", "gs", "az"):
-            raise ValueError("write a directory, or s3://bucket/path, gs://bucket/path, az://container/path")
-        return value
-
-    @field_validator("header_names")
-    @classmethod
-    def _header_names_can_be(cls, value: str) -> str:
-        header_names(value)
-        return value
-
-    @field_validator("flat_members")
-    @classmethod
-    def _flat_members_can_be(cls, value: str) -> str:
-        flat_members(value)
-        return value
-
-    @field_validator("ui_url", "runbook_url")
-    @classmethod
-    def _links_are_addresses(cls, value: str) -> str:
-        if value and (not value.startswith(("http://", "https://")) or "@" in value):
-            raise ValueError(
-                "write the address as a browser takes it, without user and password, such as "
-                "https://dagster.example.com"
-            )
-        return value
-
-    @field_validator("warn_at", "error_at")
-    @classmethod
-    def _limits_can_be_read(cls, value: str) -> str:
-        if value:
-            read_thresholds(value)
-        return value
-
-    @field_validator("log_level", "log_format", mode="before")
-    @classmethod
-    def _case_does_not_matter(cls, value: object) -> object:
-        return value.lower() if isinstance(value, str) else value
-
-    @field_validator("cloudevents_source")
-    @classmethod
-    def _source_is_a_uri_reference(cls, value: str) -> str:
-        if not _URI_REFERENCE.match(value):
-            raise ValueError("not a URI reference: write for example /shop or https://example.com/shop")
-        return value
 
     @property
     def archives(self) -> bool:

@@ -1,0 +1,163 @@
+"""What a setting takes, where its type alone does not say it.
+
+Invariants:
+- A value that does not fit is a `ValueError` that says what to write.
+- What holds a password or a token is registered, so that no message shows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator
+
+from outbox_pipelines.parsers.connect_url import connect_urls
+from outbox_pipelines.parsers.consumers_file import read_consumers
+from outbox_pipelines.parsers.flat_members import flat_members
+from outbox_pipelines.parsers.header_names import header_names
+from outbox_pipelines.parsers.outboxes_file import NAME, read_outboxes
+from outbox_pipelines.parsers.table_mapping import read_mapping
+from outbox_pipelines.parsers.thresholds import read_thresholds
+from outbox_pipelines.parsers.topics import TopicTemplate, read_map
+from outbox_pipelines.secret import Secret, check_dsn, register, register_dsn, register_urls
+
+_Value = TypeVar("_Value")
+
+# What RFC 3986 allows in one, without its grammar.
+_URI_REFERENCE: Final = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+\Z")
+# Characters of topic names, and those of shell patterns.
+_TOPIC_PATTERN: Final = re.compile(r"[A-Za-z0-9._*?\[\]!-]+\Z")
+_CREDENTIALS: Final = re.compile(r"(?i)[?&](?:sig|[\w-]*(?:key|secret|token|password))=")
+
+
+def _read_by(parse: Callable[[Any], object]) -> AfterValidator:
+    """Return the check that `parse` can read the value; an empty one is not read."""
+
+    def check(value: _Value) -> _Value:
+        if value:
+            parse(value)
+        return value
+
+    return AfterValidator(check)
+
+
+def _name(value: str) -> str:
+    # It must fit everywhere: in Dagster, metrics, logs.
+    if not NAME.fullmatch(value):
+        raise ValueError("write lower-case letters, digits and _, such as orders_eu")
+    return value
+
+
+def _dsn(value: Secret) -> Secret:
+    if value:
+        register_dsn(value.reveal())
+        check_dsn(value.reveal())
+    return value
+
+
+def _connect(value: Secret) -> Secret:
+    if value:
+        register_urls(value.reveal())
+        connect_urls(value.reveal())
+    return value
+
+
+def _connector(value: str) -> str:
+    if value != value.strip() or not value.isprintable() or "/" in value:
+        raise ValueError("write a name without / and spaces around it, such as outbox-shop")
+    return value
+
+
+def _alerts(value: Secret) -> Secret:
+    for address in value.reveal().split():
+        register(address, *re.split(r"[/:@?&=]+", address.partition("://")[2] or address))
+    return value
+
+
+def _command(value: Secret) -> Secret:
+    register(value.reveal())
+    return value
+
+
+def _brokers(value: str) -> str:
+    if "@" in value or "://" in value:
+        raise ValueError(
+            "write host:port, separated by commas; user and password belong in the file of "
+            "OUTBOX_KAFKA_CONFIG_FILE"
+        )
+    return value
+
+
+def _topic(value: str) -> str:
+    TopicTemplate(value)
+    return value
+
+
+def _topic_patterns(value: str) -> str:
+    for pattern in value.split():
+        if not _TOPIC_PATTERN.match(pattern):
+            raise ValueError(f"{pattern!r} matches no topic: write names with * and ?, separated by spaces")
+    return value
+
+
+def _replicas(value: int) -> int:
+    if value == 0:
+        raise ValueError("write the number of replicas, or -1 for the broker's default")
+    return value
+
+
+def _archive(value: str) -> str:
+    scheme, separator, rest = value.partition("://")
+    if separator and (_CREDENTIALS.search(rest) or (scheme != "file" and "@" in rest.partition("/")[0])):
+        raise ValueError(
+            "has credentials in it: remove them, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or "
+            "what gs:// and az:// take), or let the machine have an identity"
+        )
+    if separator and scheme not in ("file", "s3", "gs", "az"):
+        raise ValueError("write a directory, or s3://bucket/path, gs://bucket/path, az://container/path")
+    return value
+
+
+def _link(value: str) -> str:
+    if value and (not value.startswith(("http://", "https://")) or "@" in value):
+        raise ValueError(
+            "write the address as a browser takes it, without user and password, such as "
+            "https://dagster.example.com"
+        )
+    return value
+
+
+def _uri_reference(value: str) -> str:
+    if not _URI_REFERENCE.match(value):
+        raise ValueError("not a URI reference: write for example /shop or https://example.com/shop")
+    return value
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+OutboxName = Annotated[str, AfterValidator(_name)]
+OutboxesFile = Annotated[Path | None, _read_by(read_outboxes)]
+TableFile = Annotated[Path | None, _read_by(read_mapping)]
+ConsumersFile = Annotated[Path | None, _read_by(read_consumers)]
+Dsn = Annotated[Secret, AfterValidator(_dsn)]
+Brokers = Annotated[str, AfterValidator(_brokers)]
+ConnectUrls = Annotated[Secret, AfterValidator(_connect)]
+ConnectorName = Annotated[str, AfterValidator(_connector)]
+Topic = Annotated[str, AfterValidator(_topic)]
+TopicMapFile = Annotated[Path | None, _read_by(read_map)]
+TopicPatterns = Annotated[str, AfterValidator(_topic_patterns)]
+Replicas = Annotated[int, AfterValidator(_replicas)]
+HeaderNames = Annotated[str, _read_by(header_names)]
+FlatMembers = Annotated[str, _read_by(flat_members)]
+UriReference = Annotated[str, AfterValidator(_uri_reference)]
+SecretCommand = Annotated[Secret, AfterValidator(_command)]
+ArchivePlace = Annotated[str, AfterValidator(_archive)]
+Limits = Annotated[str, _read_by(read_thresholds)]
+AlertAddresses = Annotated[Secret, AfterValidator(_alerts)]
+Link = Annotated[str, AfterValidator(_link)]
+ANY_CASE: Final = BeforeValidator(_lower)
