@@ -46,13 +46,17 @@ _FLOWING = 20
 _RESTART_SECONDS = 0.5
 # At the end, while events are missing, dead letters are replayed this often.
 _REPLAY_SECONDS = 2.0
-# With a row in the audit, by which relays hear of it.
+# With a row in the audit, by which relays hear of it. What a relay is changing is left to it: to wait for one
+# row while others are locked could deadlock with it.
 _REPLAY = """
-WITH replayed AS (
-    UPDATE outbox_parked SET state = 'replaying', next_attempt_at = NULL, crashes = 0
-    WHERE state = 'failed' RETURNING seq
+WITH free AS (
+    SELECT seq, state AS was FROM outbox_parked WHERE state IN ('failed', 'retrying') FOR UPDATE SKIP LOCKED
+), replayed AS (
+    UPDATE outbox_parked p SET state = 'replaying', next_attempt_at = NULL, crashes = 0
+    FROM free WHERE free.seq = p.seq AND was = 'failed' RETURNING p.seq
 ), hurried AS (
-    UPDATE outbox_parked SET next_attempt_at = clock_timestamp() WHERE state = 'retrying' RETURNING seq
+    UPDATE outbox_parked p SET next_attempt_at = clock_timestamp()
+    FROM free WHERE free.seq = p.seq AND was = 'retrying' RETURNING p.seq
 )
 INSERT INTO outbox_audit (on_behalf_of, action, reason, filter, events)
 SELECT 'history', 'replay', 'mended', '{}', array_agg(seq)
