@@ -37,6 +37,8 @@ RETURNS int LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     acted bigint[];
 BEGIN
+    -- In order of seq, like the relay (COMMANDS_RAN): in another order the two, or two actions, could deadlock.
+    PERFORM FROM outbox_parked WHERE state = 'failed' AND seq = ANY (seqs) ORDER BY seq FOR UPDATE;
     IF outbox_act.action = 'replay' THEN
         WITH changed AS (
             UPDATE outbox_parked SET state = 'replaying', next_attempt_at = NULL, crashes = 0

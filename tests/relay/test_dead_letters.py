@@ -6,16 +6,19 @@ import json
 import pty
 import subprocess
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from os import fdopen
+from typing import LiteralString
 
 import pytest
 
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.relay import service
+from outbox_pipelines.relay.parking import queries
 from outbox_pipelines.writer import emit
 from tests import forks
 from tests.conftest import Outbox, clean_environment, command, may_log_in, wait_until
-from tests.relay.parked import keys, numbers, parked_rows
+from tests.relay.parked import keys, numbers, parked_rows, write
 from tests.relay.threads import quick, running
 from tests.relay.topic import NOISE, change_topic, create_topic
 
@@ -243,3 +246,30 @@ def _audit(outbox: Outbox) -> list[tuple[str, str, str, dict[str, str], list[int
         return connection.execute(
             "SELECT on_behalf_of, action, reason, filter, events FROM outbox_audit"
         ).fetchall()
+
+
+@pytest.mark.parametrize("statement", [queries.ACT, queries.COMMANDS_RAN], ids=["operator", "relay"])
+def test_dead_letters_are_locked_in_order(outbox: Outbox, statement: LiteralString) -> None:
+    """Guards against a deadlock of an operator's action and a relay, which would start over."""
+    write(outbox, *[(str(n), {}) for n in range(3)])
+    given = {"action": "discard", "reason": "x", "filter": "{}", "on_behalf_of": None}
+    with (
+        outbox.connect(autocommit=False) as first,
+        outbox.connect() as second,
+        outbox.connect() as other,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        # A scan of the table finds them in the opposite order.
+        other.execute("INSERT INTO outbox_parked SELECT o.*, 'failed' FROM outbox o ORDER BY seq DESC")
+        lowest, *more = other.execute("SELECT seq FROM outbox_parked ORDER BY seq").fetchall()
+        first.execute("SELECT FROM outbox_parked WHERE seq = %s FOR UPDATE", lowest)
+        seqs = [seq for (seq,) in (*more, lowest)]
+        ended = thread.submit(second.execute, statement, {"seqs": seqs, **given})
+        waits = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
+        try:
+            wait_until(lambda: other.execute(waits, [second.info.backend_pid]).fetchone() == (True,))
+            unlocked = other.execute("SELECT seq FROM outbox_parked ORDER BY seq FOR UPDATE SKIP LOCKED")
+            assert unlocked.fetchall() == more
+        finally:
+            first.rollback()
+        ended.result(60)

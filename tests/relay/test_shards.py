@@ -155,6 +155,15 @@ def test_the_lock_goes_with_the_session(outbox: Outbox) -> None:
     successor.release()
 
 
+def test_a_failed_statement_is_not_called_the_end_of_the_session(outbox: Outbox) -> None:
+    """Guards against an operator who looks for what ended a session that is there."""
+    owner = Shard(outbox.settings, 0, "a")
+    assert owner.try_take()
+    with pytest.raises(ShardLostError, match="a statement of the session that owns shard 0 has failed: can"):
+        owner.execute("SELECT pg_cancel_backend(pg_backend_pid())", {})
+    owner.release()
+
+
 def test_a_silent_owner_loses_the_shard(outbox: Outbox) -> None:
     """Guards against a stopped process whose kernel keeps its connection, and so its lock, alive."""
     quick = outbox.settings.model_copy(update={"lease_seconds": 1.0})

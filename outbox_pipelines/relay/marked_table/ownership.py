@@ -267,7 +267,9 @@ class TableOwnership:
         self.execute("SELECT set_config(%(setting)s, %(value)s, false)", {"setting": setting, "value": value})
 
     def _lost(self, error: Exception) -> ShardLostError:
-        return ShardLostError(f"the session that owns {self.mapping} has ended: {first_line(error)}")
+        owner = f"the session that owns {self.mapping}"
+        what = f"{owner} has ended" if self._connection.broken else f"a statement of {owner} has failed"
+        return ShardLostError(f"{what}: {first_line(error)}")
 
 
 def _pid(connection: Connection) -> int:

@@ -172,7 +172,10 @@ FROM outbox_parked
 WHERE command_due AND state = 'failed' AND seq <> ALL (%(under_way)s::bigint[]) AND {MINE}
 ORDER BY failed_at LIMIT %(room)s"""
 COMMANDS_DUE: Final = "UPDATE outbox_parked SET command_due = true WHERE seq = ANY (%(seqs)s::bigint[])"
-COMMANDS_RAN: Final = "UPDATE outbox_parked SET command_due = false WHERE seq = ANY (%(seqs)s::bigint[])"
+# Locked in the order in which `ACT` locks them: an operator may replay them at this moment.
+COMMANDS_RAN: Final = """
+UPDATE outbox_parked SET command_due = false
+WHERE seq IN (SELECT seq FROM outbox_parked WHERE seq = ANY (%(seqs)s::bigint[]) ORDER BY seq FOR UPDATE)"""
 
 # Changes with each replay or discard. The highest number would miss an entry that commits late.
 NEWS: Final = "SELECT count(*) FROM outbox_audit"

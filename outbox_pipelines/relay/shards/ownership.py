@@ -281,4 +281,6 @@ class ShardOwnership:
         return bool(row and row[0])
 
     def _lost(self, error: Exception) -> ShardLostError:
-        return ShardLostError(f"the session that owns shard {self.shard} has ended: {first_line(error)}")
+        owner = f"the session that owns shard {self.shard}"
+        what = f"{owner} has ended" if self._connection.broken else f"a statement of {owner} has failed"
+        return ShardLostError(f"{what}: {first_line(error)}")
