@@ -23,9 +23,9 @@ from outbox_pipelines.consumer.crash_guard import CrashGuard
 from outbox_pipelines.consumer.handlers import Handlers
 from outbox_pipelines.consumer.inbox import Waiting
 from outbox_pipelines.consumer.pace import Pace
-from outbox_pipelines.consumer.positions import Place, place_of
+from outbox_pipelines.consumer.positions import MovedError, Place, place_of
 from outbox_pipelines.consumer.reading import Reader
-from outbox_pipelines.consumer.recording import BehindError, MovedError, Recording
+from outbox_pipelines.consumer.recording import BehindError, Recording
 from outbox_pipelines.consumer.tables import bucket
 from outbox_pipelines.consumer.transactions import Database
 from outbox_pipelines.errors import SetupError

@@ -21,6 +21,10 @@ from outbox_pipelines.errors import SetupError
 Place = tuple[str, int]
 
 
+class MovedError(Exception):
+    """Offsets of these partitions were recorded by another process, or by a commit whose answer was lost."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What Kafka has of a partition whose first message has arrived."""
@@ -122,8 +126,17 @@ class Positions:
         return bool(message.offset() < self._of[place_of(message)].next)
 
     def behind(self, messages: Sequence[Any]) -> dict[str, Any]:
-        """Return the parameters of MOVE: from the known offsets to those behind the messages."""
-        last = {place_of(each): each for each in messages}
+        """Return the parameters of MOVE: from the known offsets to those behind the messages.
+
+        Raises:
+            MovedError: one of the messages was handled; offsets do not go back.
+        """
+        of = [place_of(each) for each in messages]
+        last = dict(zip(of, messages, strict=True))
+        # They are in order, so that only the first of a partition must be looked at.
+        first = dict(zip(reversed(of), reversed(messages), strict=True))
+        if any(each.offset() < self._of[place].next for place, each in first.items()):
+            raise MovedError
         places = sorted(last)
         return {
             **self._places(places),

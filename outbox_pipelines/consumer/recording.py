@@ -17,7 +17,7 @@ from outbox_pipelines.consumer.attempts import Attempts, Item
 from outbox_pipelines.consumer.config import Plan
 from outbox_pipelines.consumer.handlers import Handlers
 from outbox_pipelines.consumer.inbox import Arrival
-from outbox_pipelines.consumer.positions import Positions, place_of
+from outbox_pipelines.consumer.positions import MovedError, Positions, place_of
 from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.tables import bucket
 from outbox_pipelines.consumer.transactions import Database
@@ -33,10 +33,6 @@ class BehindError(Exception):
     def __init__(self, items: Sequence[Item] = ()) -> None:
         super().__init__()
         self.items = items
-
-
-class MovedError(Exception):
-    """Another process has recorded offsets of these partitions."""
 
 
 class Recording(Attempts):
@@ -56,7 +52,7 @@ class Recording(Attempts):
 
         Raises:
             BehindError: the transaction cannot be used, because of such an event.
-            MovedError: it cannot be used, because another process has recorded these offsets.
+            MovedError: it cannot be used, because some of these offsets are recorded.
         """
         if items[0].by_offset:
             await self._record_offsets(transaction, items)

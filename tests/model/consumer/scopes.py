@@ -178,6 +178,14 @@ CONSUMER: Final[dict[str, Scope]] = {
         ("MOVE", "TAKEN_ONES", "dead letter", "lost", "revoke"),
         is_small=False,
     ),
+    "consumer-offset-lost": _scope(
+        "one process by offset, two events share a transaction, a fault",
+        Setting(_WORK, _TWO_KEYS, per_transaction=2, dedupe="offset"),
+        ((0, 1),),
+        _RUN,
+        {"crash": 1, "lose": 1},
+        ("MOVE", "OFFSETS", "rollback"),
+    ),
     "consumer-offset-kills": _scope(
         "one process by offset, an event that ends it in a batch with another one",
         Setting(("works", "kills"), _TWO_KEYS, batch=2, dedupe="offset"),
