@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from outbox_pipelines.consumer import Counts, Event
 from tests.conftest import wait_until
 from tests.consumer import test_async
 from tests.consumer.place import Place, at_work, effect, running, uuid7
+from tests.history.proxy import Proxy
 
 Connection = psycopg.Connection[Any]
 # Statements that wait for a lock: those that begin an attempt, and the one that parks an event.
@@ -76,6 +78,35 @@ def test_an_event_has_all_its_attempts(place: Place, lock: Lock, batch: int | No
         wait_until(lambda: place.effects() == 2, what="both effects")
         assert run.end() == Counts(handled=2)
     assert place.inbox() == {}
+
+
+@pytest.mark.parametrize("dedupe", ["id", "offset"])
+@pytest.mark.parametrize("way", [{}, {"per_transaction": 8}, {"batch": 8}], ids=str)
+def test_a_commit_without_an_answer_is_found(place: Place, dedupe: str, way: dict[str, int]) -> None:
+    """Guards against events that are handled again, one by one, although their transaction is committed."""
+    place.load(8, keys=1)
+    with Proxy(int(psycopg.conninfo.conninfo_to_dict(place.dsn)["port"] or 0)) as proxy:
+        there = psycopg.conninfo.make_conninfo(place.dsn, host="127.0.0.1", port=proxy.port)
+        consumer = place.bare(dedupe=dedupe, connect=lambda: psycopg.connect(there))
+        lost = threading.Event()
+
+        @consumer.on("order.placed", **way)
+        def handle(events: Any, connection: Connection) -> None:
+            for event in events if "batch" in way else [events]:
+                effect(event, connection)
+                if event.payload["n"] == 7 and not lost.is_set():
+                    lost.set()
+                    proxy.swallow_answers()
+
+        with running(consumer) as run:
+            wait_until(lambda: place.effects() == 8, what="a commit")
+            proxy.cut()
+            proxy.heal()
+            wait_until(lambda: place.uncommitted() == 0, what="all offsets")
+            counts = run.end()
+    assert (place.effects(), place.inbox()) == (8, {})
+    assert counts.handled + counts.duplicates == 8
+    assert counts.duplicates > 0
 
 
 def test_a_message_of_the_inbox_has_all_its_attempts(place: Place, lock: Lock) -> None:
