@@ -21,6 +21,7 @@ from outbox_pipelines.consumer.crash_guard import CrashGuard
 from outbox_pipelines.consumer.handling import Handling
 from outbox_pipelines.consumer.inbox import Inbox
 from outbox_pipelines.consumer.membership import Member
+from outbox_pipelines.consumer.positions import Positions
 from outbox_pipelines.consumer.processor import Work
 from outbox_pipelines.consumer.recording import Recording
 from tests.model.consumer import world
@@ -192,6 +193,13 @@ BREAKS: Final[dict[str, Break]] = {
         *(Database, "_move"),
         "if now(place) == expected[at]:",
         "if True:",
+    ),
+    "the offset goes back": _one(
+        "MOVE is sent for an event that is handled, from where it was found to be",
+        *("consumer-offset-lost", "once"),
+        *(Positions, "behind"),
+        "if any(each.offset() < self._of[place].next for place, each in first.items()):",
+        "if False:",
     ),
     "keys are not looked up by offset": _one(
         "an event is handled though its key has to wait",
