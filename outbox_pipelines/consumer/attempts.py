@@ -395,5 +395,9 @@ def unreadable(message: Any, error: str) -> Item:
 
 def told(error: BaseException) -> str:
     """Return the error as one line that PostgreSQL can store, without secrets."""
-    text = redacted(" ".join(f"{type(error).__name__}: {error}".split()))
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the exception of a handler can be of any kind
+        text = "its text cannot be read"
+    text = redacted(" ".join(f"{type(error).__name__}: {text}".split()))
     return inbox.readable(text)[:_LONGEST_ERROR]

@@ -241,6 +241,8 @@ class Handling(Recording):
                     raise _TooLongError(n)
                 assert each.handler is not None
                 await self._call(each.handler, [each], transaction)
+                # Otherwise the next handler would work outside of the transaction.
+                await self._database.require_open(transaction)
         await self._release(transaction)
 
     async def _take_cautiously(self, items: Sequence[Item]) -> None:

@@ -344,6 +344,8 @@ class _NoDatabase:
             return [("",)]
         return [(True,)] if query in (queries.TABLES, queries.RELEASE) else []
 
+    async def require_open(self, transaction: object) -> None: ...
+
     async def release(self, transaction: object) -> bool:
         return True
 

@@ -63,6 +63,12 @@ class Database(Protocol):
     async def rows(self, transaction: Any, query: str, given: Mapping[str, Any]) -> Rows:
         """What a statement of ours returns; a list of texts, numbers, bytes or times is an array."""
 
+    async def require_open(self, transaction: Any) -> None:
+        """Raise `TransactionError` if the driver knows that a handler ended or aborted the transaction.
+
+        Nothing is sent to the database.
+        """
+
     async def release(self, transaction: Any) -> bool:
         """Let the transaction be committed, behind the handler; return whether it is still the consumer's.
 
@@ -123,6 +129,9 @@ class Connections:
             cursor.execute(query.encode(), given)
             return cursor.fetchall() if cursor.description is not None else []
 
+    async def require_open(self, transaction: Connection) -> None:
+        _require_open(transaction.pgconn.transaction_status)
+
     async def release(self, transaction: Connection) -> bool:
         messages.require_success(transaction, messages.send(transaction, _RELEASE_AND_COMMIT))
         self._is_committed = True
@@ -179,6 +188,9 @@ class AsyncConnections:
             await cursor.execute(query.encode(), given)
             return await cursor.fetchall() if cursor.description is not None else []
 
+    async def require_open(self, transaction: AsyncConnection) -> None:
+        _require_open(transaction.pgconn.transaction_status)
+
     async def release(self, transaction: AsyncConnection) -> bool:
         messages.require_success(transaction, await messages.send_async(transaction, _RELEASE_AND_COMMIT))
         self._is_committed = True
@@ -209,12 +221,14 @@ class Sessions:
             if session.get_transaction() is not transaction or not transaction.is_active:
                 raise TransactionError(ENDED)
             session.flush()
-            status = _status(_driver(session))
-            _require_open(_IN_TRANSACTION if status is None else status)
+            _require_open(_status(session))
 
     async def rows(self, transaction: Session, query: str, given: Mapping[str, Any]) -> Rows:
         result: Any = transaction.execute(_text(query), dict(given))
         return [tuple(row) for row in result] if result.returns_rows else []
+
+    async def require_open(self, transaction: Session) -> None:
+        _require_open(_status(transaction))
 
     async def release(self, transaction: Session) -> bool:
         return await released(self, transaction)
@@ -238,12 +252,14 @@ class AsyncSessions:
             if session.get_transaction() is not transaction or not transaction.is_active:
                 raise TransactionError(ENDED)
             await session.flush()
-            status = _status(await session.run_sync(_driver))
-            _require_open(_IN_TRANSACTION if status is None else status)
+            _require_open(await session.run_sync(_status))
 
     async def rows(self, transaction: AsyncSession, query: str, given: Mapping[str, Any]) -> Rows:
         result: Any = await transaction.execute(_text(query), dict(given))
         return [tuple(row) for row in result] if result.returns_rows else []
+
+    async def require_open(self, transaction: AsyncSession) -> None:
+        _require_open(await transaction.run_sync(_status))
 
     async def release(self, transaction: AsyncSession) -> bool:
         return await released(self, transaction)
@@ -361,9 +377,17 @@ def _cut(driver: Any) -> bool:
     return True
 
 
-def _status(driver: Any) -> int | None:
-    """As psycopg's number; asyncpg does not tell."""
-    return getattr(getattr(driver, "info", None), "transaction_status", None)
+def _status(session: Session) -> int:
+    """As psycopg's number: that of an open transaction where the driver does not tell."""
+    if not session.in_transaction():
+        return _IDLE
+    driver = _driver(session)
+    status: int | None = getattr(getattr(driver, "info", None), "transaction_status", None)
+    if status is None:
+        # asyncpg does not tell an aborted one.
+        is_open = getattr(getattr(driver, "driver_connection", None), "is_in_transaction", None)
+        status = _IN_TRANSACTION if is_open is None or is_open() else _IDLE
+    return status
 
 
 def _require_open(status: int) -> None:

@@ -63,6 +63,28 @@ def test_a_key_waits_for_its_failed_event_and_others_do_not(place: Place) -> Non
     assert place.inbox() == {"processed": place.value("SELECT count(*)::int FROM inbox")}
 
 
+class MuteError(Exception):
+    """Of a library whose message cannot be made."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_an_exception_without_a_text_is_one_event_s(place: Place) -> None:
+    """Guards against an exception that ends the consumer instead of its event."""
+    place.load(1)
+    consumer = place.bare(max_attempts=1)
+
+    @consumer.on("order.placed")
+    def handle(event: Event, connection: Connection) -> None:
+        raise MuteError
+
+    with running(consumer) as run:
+        wait_until(lambda: place.uncommitted() == 0, what="its offset")
+        assert run.end() == Counts(received=1, failures=1, dead_letters=1)
+    assert place.value("SELECT last_error FROM inbox") == "MuteError: its text cannot be read"
+
+
 @pytest.mark.parametrize("policy", ["continue", "block"])
 def test_an_event_that_never_succeeds_is_a_dead_letter(place: Place, policy: str) -> None:
     """Guards against retries without end, and a policy that is not kept."""

@@ -157,6 +157,31 @@ def test_the_asynchronous_one(place: Place, driver: str) -> None:
     assert transactions(place) < 65
 
 
+@pytest.mark.parametrize("driver", test_async.DRIVERS)
+def test_a_handler_that_rolls_back_harms_no_neighbor(place: Place, driver: str) -> None:
+    """Guards against handlers that work outside of the transaction: asyncpg commits each statement there."""
+    place.load(40, keys=1)
+    ended: list[int] = []
+
+    async def handle(event: Event, transaction: Any) -> None:
+        await test_async.effect(event, transaction)
+        if event.payload["n"] == 20 and not ended:
+            ended.append(20)
+            await test_async.run_sql(transaction, "ROLLBACK")
+
+    made = place.bare(kind=AsyncConsumer, **test_async.database(place, driver), retry_seconds=300)
+    made.on("order.placed", per_transaction=40)(handle)
+
+    async def scenario() -> None:
+        async with test_async.running(made.run) as counts:
+            await test_async.until(lambda: place.uncommitted() == 0, "all offsets")
+        assert counts == [Counts(handled=40)]
+
+    asyncio.run(scenario())
+    assert ended
+    assert place.rows("SELECT n FROM effects ORDER BY n") == [(n,) for n in range(40)]
+
+
 @pytest.mark.parametrize(
     "given", [{"per_transaction": 0}, {"per_transaction": 10_001}, {"per_transaction": 2, "batch": 2}]
 )

@@ -245,6 +245,8 @@ class Run:
         transaction.writes = name not in AT_ONCE and (transaction.writes or name not in READS)
         return self._rows(name, answer, given)
 
+    async def require_open(self, transaction: Transaction) -> None: ...
+
     async def release(self, transaction: Transaction) -> bool:
         return True
 

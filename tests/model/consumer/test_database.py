@@ -61,6 +61,8 @@ class Real:
         cursor = transaction.execute(query.encode(), given)
         return cursor.fetchall() if cursor.description else []
 
+    async def require_open(self, transaction: Any) -> None: ...
+
     async def release(self, transaction: Any) -> bool:
         return True
 
