@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar, overload
 
 from outbox_pipelines.consumer.annotations import Give, giver
+from outbox_pipelines.consumer.numbers import require_whole
 from outbox_pipelines.errors import SetupError
 
 Function = Callable[[Any, Any], object]
@@ -70,10 +71,10 @@ class Handlers:
         if not types or callable(types[0]):
             raise SetupError('give the event types: @consumer.on("order.placed")')
         if batch is not None:
-            _require_events("batch", batch)
+            require_whole("batch", batch, 1, MOST_AT_ONCE, of="events")
             if per_transaction != 1:
                 raise SetupError("give batch or per_transaction, not both: a batch is one transaction")
-        _require_events("per_transaction", per_transaction)
+        require_whole("per_transaction", per_transaction, 1, MOST_AT_ONCE, of="events")
 
         def register(function: _Function) -> _Function:
             self._require_kind(function)
@@ -100,7 +101,7 @@ class Handlers:
         Raises:
             SetupError: there is one already, or the function is of the other consumer's kind.
         """
-        _require_events("per_transaction", per_transaction)
+        require_whole("per_transaction", per_transaction, 1, MOST_AT_ONCE, of="events")
 
         def register(function: _Function) -> _Function:
             self._require_kind(function)
@@ -158,11 +159,6 @@ class Handlers:
             )
         if self._is_asynchronous and not is_asynchronous:
             raise SetupError(f"{function.__name__} would block the event loop: define it with async")
-
-
-def _require_events(name: str, given: int) -> None:
-    if not 1 <= given <= MOST_AT_ONCE:
-        raise SetupError(f"{name} is {given}: give 1 to {MOST_AT_ONCE:,} events")
 
 
 def _require_two(function: Function) -> None:

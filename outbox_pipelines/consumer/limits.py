@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from types import FrameType
 from typing import Any, Final
 
+from outbox_pipelines.consumer.numbers import require_number
 from outbox_pipelines.errors import SetupError
 
 _INTERVAL: Final = "max.poll.interval.ms"
@@ -39,7 +40,7 @@ def seconds(given: float | None, kafka: Mapping[str, Any]) -> float:
     interval = _interval(kafka)
     if given is None:
         return interval * _SHARE
-    if not 0 < given <= interval * _MOST:
+    if not 0 < require_number("handler_seconds", given) <= interval * _MOST:
         raise SetupError(
             f"handler_seconds is {given:g}: give more than 0 and at most {interval * _MOST:g}, "
             f"which is 90 % of {_INTERVAL}"

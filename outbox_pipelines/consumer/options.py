@@ -25,6 +25,7 @@ from outbox_pipelines.consumer.figures import Figures
 from outbox_pipelines.consumer.handlers import Handlers
 from outbox_pipelines.consumer.inbox import LONGEST_SECONDS
 from outbox_pipelines.consumer.membership import settings
+from outbox_pipelines.consumer.numbers import require_number, require_whole
 from outbox_pipelines.consumer.processor import Work
 from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.transactions import Database
@@ -66,13 +67,13 @@ class Configured(Handlers):
             raise SetupError("source is empty: give the consumer a name, for example billing")
         if isinstance(topics, str) or not topics:
             raise SetupError('topics is not a list of names: write for example ["order-events"]')
-        if options.max_attempts < 1:
-            raise SetupError(f"max_attempts is {options.max_attempts}: give 1 or more")
-        if not 0 <= options.retry_seconds <= LONGEST_SECONDS:
+        if not 0 <= require_number("retry_seconds", options.retry_seconds) <= LONGEST_SECONDS:
             raise SetupError(
                 f"retry_seconds is {options.retry_seconds:g}: give 0 to {LONGEST_SECONDS:.0f} seconds"
             )
         copies = options.dead_letter_topic
+        if copies in topics:
+            raise SetupError(f"dead_letter_topic is {copies!r}, which the consumer reads: give another topic")
         self._source = source
         self._topics = topics
         self._kafka = settings(kafka, source)
@@ -87,7 +88,7 @@ class Configured(Handlers):
             source=source,
             group=str(self._kafka["group.id"]),
             shared_seconds=limits.shared(kafka),
-            max_attempts=options.max_attempts,
+            max_attempts=require_whole("max_attempts", options.max_attempts, 1),
             retry_seconds=options.retry_seconds,
             blocks=_one_of("on_dead_letter", options.on_dead_letter, "continue", "block") == "block",
             by_key=_one_of("dedupe", options.dedupe, "id", "key", "offset") == "key",
@@ -96,7 +97,7 @@ class Configured(Handlers):
             cache=self._cache,
             dedupe_table=_table(options.dedupe_table),
             on_error=_policies(options.on_error),
-            outage_after=_at_least_0("outage_after", options.outage_after),
+            outage_after=require_whole("outage_after", options.outage_after, 0),
             origins=_origins(options.origins),
         )
 
@@ -220,12 +221,6 @@ def _table(given: DedupeTable | None) -> DedupeTable | None:
         raise SetupError(
             f'dedupe_table is {given!r}: write for example DedupeTable("public.processed_events")'
         )
-    return given
-
-
-def _at_least_0(name: str, given: int) -> int:
-    if given < 0:
-        raise SetupError(f"{name} is {given}: give 0 or more")
     return given
 
 

@@ -26,6 +26,29 @@ def test_a_consumer_without_a_handler_is_not_started(place: Place, how: str) -> 
     assert place.uncommitted() == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"max_attempts": "5"}, "max_attempts is '5': give 1 or more, as an int"),
+        ({"max_attempts": True}, "max_attempts is True"),
+        ({"retry_seconds": "1"}, "retry_seconds is '1': give a number of seconds"),
+        ({"outage_after": 1.5}, "outage_after is 1.5: give 0 or more"),
+        ({"handler_seconds": "3"}, "handler_seconds is '3': give a number of seconds"),
+        ({"dead_letter_topic": "orders"}, "dead_letter_topic is 'orders', which the consumer reads"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_by_name(given: dict[str, Any], says: str) -> None:
+    """Guards against a text from the environment that fails at the first failed event, or without a name."""
+    with pytest.raises(SetupError, match=says):
+        Place("", "broker:9092", "orders").bare(**given)
+
+
+@pytest.mark.parametrize("given", [{"per_transaction": "5"}, {"per_transaction": 1.5}, {"batch": True}])
+def test_numbers_of_events_are_whole(given: dict[str, Any]) -> None:
+    with pytest.raises(SetupError, match=r"give 1 to 10,000 events, as an int"):
+        Place("", "broker:9092", "orders").bare().on("order.placed", **given)
+
+
 class Method:
     def handle(self, event: Any, connection: Any) -> None: ...
 
