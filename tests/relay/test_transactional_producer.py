@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from outbox_pipelines.relay import transactional_producer
 from outbox_pipelines.relay.core.ports import CommitAnswer
 from outbox_pipelines.relay.kafka.client import LOG
 from outbox_pipelines.relay.shard import Shard
@@ -19,6 +20,7 @@ from tests.conftest import Outbox
 from tests.relay.topic import create_topic
 
 TRANSACTIONS = 40
+ROUNDS = 3
 # The more there are, the longer Kafka needs to end a transaction.
 PARTITIONS = 50
 REFUSED = "another concurrent operation"
@@ -56,21 +58,36 @@ def _count(caplog: pytest.LogCaptureFixture, what: str) -> int:
 
 
 def test_a_transaction_begins_when_kafka_has_ended_the_last_one(
-    outbox: Outbox, producer: FencingProducer, caplog: pytest.LogCaptureFixture
+    outbox: Outbox,
+    producer: FencingProducer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Guards against 20 ms for each transaction that Kafka refuses because the last one has not ended."""
+
+    def refused() -> int:
+        caplog.clear()
+        _publish(producer, outbox.topic(), TRANSACTIONS)
+        # The log of the last one may come later.
+        assert _count(caplog, "Transaction successfully committed") >= TRANSACTIONS - 1
+        return _count(caplog, REFUSED)
+
     # A broker that has just started ends its first transactions much later than it answers.
-    _publish(producer, outbox.topic(), TRANSACTIONS)
-    caplog.clear()
-    _publish(producer, outbox.topic(), TRANSACTIONS)
-    # The log of the last one may come later.
-    assert _count(caplog, "Transaction successfully committed") >= TRANSACTIONS - 1
-    assert _count(caplog, REFUSED) < TRANSACTIONS / 5
+    refused()
+    # How many are refused depends on the machine: so compared with none that waits.
+    waiting = [refused() for _ in range(ROUNDS)]
+    for name in ("_ENDING_SHARE", "_LEAST_ENDING_SECONDS", "_MOST_ENDING_SECONDS"):
+        monkeypatch.setattr(transactional_producer, name, 0.0)
+    hasty = [refused() for _ in range(ROUNDS)]
+    assert sum(waiting) < 0.75 * sum(hasty), (waiting, hasty)
 
 
 def test_the_record_joins_a_transaction_with_its_events(
     outbox: Outbox, producer: FencingProducer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Guards against a second round trip for the record's partition, at the commit."""
+    # A broker that has just started refuses for more reasons.
     _publish(producer, outbox.topic(), 10)
-    assert _count(caplog, "Registering partitions with transaction") - _count(caplog, REFUSED) <= 11
+    caplog.clear()
+    _publish(producer, outbox.topic(), 10)
+    assert _count(caplog, "Registering partitions with transaction") - _count(caplog, REFUSED) < 15

@@ -20,26 +20,30 @@ from confluent_kafka.admin import (
 )
 
 from outbox_pipelines.local.kafka import Kafka
-from tests.conftest import Outbox
+from tests.conftest import Outbox, wait_until
 
 # 140 kB that hardly compress.
 NOISE: Final = [f"{n * 7919 % 100_003:05d}" for n in range(20_000)]
-_ATTEMPTS: Final = 4
+# No controller was found; a broker that has just started takes no topics yet.
+_FLEETING: Final = (KafkaError._TIMED_OUT, KafkaError.INVALID_REPLICATION_FACTOR)
 
 
 def create_topic(outbox: Outbox, partitions: int = 1, /, *, of: str = "order", **config: str) -> None:
     """The topic of an aggregate type, with these settings."""
     topic = NewTopic(outbox.topic(of), partitions, 1, config=config)
-    for attempt in range(_ATTEMPTS):
+
+    def is_created() -> bool:
         # A client whose first answer names no controller may never find one: another client does.
         admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
         try:
             admin.create_topics([topic], request_timeout=30)[outbox.topic(of)].result(60)
         except KafkaException as error:
-            if error.args[0].code() != KafkaError._TIMED_OUT or attempt == _ATTEMPTS - 1:
+            if error.args[0].code() not in _FLEETING:
                 raise
-        else:
-            return
+            return False
+        return True
+
+    wait_until(is_created, seconds=120, what="the topic")
 
 
 def change_topic(outbox: Outbox, *, of: str = "order", **config: str) -> None:
