@@ -158,6 +158,9 @@ class Kafka(Server):
 class _Recorded(Kafka):
     """A broker whose JVM writes a start-up cache when it ends."""
 
+    # Beside busy cores, writing it takes half a minute.
+    stop_seconds = 120.0
+
     def _startup(self) -> tuple[str, ...]:
         return startup_cache.recording(self.directory / "cache")
 

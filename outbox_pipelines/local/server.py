@@ -45,6 +45,8 @@ class Server(ABC):
     name: str
     stop_signal: signal.Signals
     death_signal: signal.Signals
+    stop_seconds = STOP_SECONDS
+    """How long it may take to end in good order; then it is killed."""
 
     def __init__(self, directory: Path, port: int | None = None) -> None:
         # The servers run with other working directories than the caller.
@@ -94,7 +96,7 @@ class Server(ABC):
         """Return whether the launched server answers already.
 
         Raises:
-            SetupError: it ended, or has not answered for a minute; the message has the end of its log.
+            SetupError: it ended, or has not answered for two minutes; the message has the end of its log.
         """
         if self.running() and self.answers():
             return True
@@ -203,7 +205,7 @@ class Server(ABC):
             # A frozen one would only end when it is thawed.
             self._process.send_signal(signal.SIGCONT)
         try:
-            self._process.wait(STOP_SECONDS)
+            self._process.wait(self.stop_seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

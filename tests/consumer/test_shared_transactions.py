@@ -165,8 +165,9 @@ def test_a_handler_that_rolls_back_harms_no_neighbor(place: Place, driver: str) 
 
     async def handle(event: Event, transaction: Any) -> None:
         await test_async.effect(event, transaction)
-        if event.payload["n"] == 20 and not ended:
-            ended.append(20)
+        # In the middle of the first transaction: later ones have as many events as the machine is fast.
+        if event.payload["n"] == 5 and not ended:
+            ended.append(5)
             await test_async.run_sql(transaction, "ROLLBACK")
 
     made = place.bare(kind=AsyncConsumer, **test_async.database(place, driver), retry_seconds=300)
