@@ -148,6 +148,7 @@ END $$;
 
 -- Cancels a change: the relays continue as before.
 CREATE FUNCTION outbox_keep_shards() RETURNS void LANGUAGE sql SECURITY DEFINER AS $$
+    SELECT FROM outbox_shards ORDER BY shard FOR UPDATE;
     UPDATE outbox_shards
     SET wanted = NULL, wanted_at = NULL, barrier_paused = false, barrier_reached = false, barrier = NULL
     WHERE wanted IS NOT NULL

@@ -156,6 +156,8 @@ WHERE d.day = %(day)s AND o.tx >= pg_snapshot_xmin(d.published)
   AND NOT pg_visible_in_snapshot(o.tx, d.published)"""
 
 UNSEAL: Final = "DROP TRIGGER IF EXISTS outbox_closed ON {leaf}"
+# In the order of all who lock several.
+LOCK_SHARDS: Final = "SELECT FROM outbox_shards ORDER BY shard FOR UPDATE"
 # The new epoch makes every relay restart.
 REOPEN: Final = """
 WITH opened AS (

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, LiteralString, Protocol
 
+from outbox_pipelines.database import Connection
+from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.secret import first_line
+
 
 class Ownership(Protocol):
     """The right to relay: wait for it, take it, keep the lease, release it; for one thread, except `beat`."""
@@ -38,3 +42,10 @@ class Ownership(Protocol):
 
     def release(self) -> None:
         """Give it back, if it is owned."""
+
+
+def lost(owned: str, connection: Connection, error: Exception) -> ShardLostError:
+    """Return what to raise where a statement of the session that owns something has failed."""
+    owner = f"the session that owns {owned}"
+    what = f"{owner} has ended" if connection.broken else f"a statement of {owner} has failed"
+    return ShardLostError(f"{what}: {first_line(error)}")

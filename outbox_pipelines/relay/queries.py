@@ -326,18 +326,19 @@ SELECT step, missing FROM outbox_change_shards(%(wanted)s, %(started)s, %(on_beh
 KEEP_SHARDS: Final = "SELECT outbox_keep_shards()"
 
 # The process that requested the change has stopped: the relays cancel it. A time in the future was set before
-# the clock was set back.
-UNWANT_FORGOTTEN: Final = """
-UPDATE outbox_shards
+# the clock was set back. In the order of the shards, as by whoever else locks several: otherwise two deadlock.
+_CANCEL: Final[LiteralString] = """
+UPDATE outbox_shards s
 SET wanted = NULL, wanted_at = NULL, barrier_paused = false, barrier_reached = false, barrier = NULL
-WHERE wanted IS NOT NULL AND wanted_at NOT BETWEEN clock_timestamp() - interval '10 seconds'
+FROM (SELECT shard FROM outbox_shards WHERE {which} ORDER BY shard FOR UPDATE) AS locked
+WHERE s.shard = locked.shard"""
+UNWANT_FORGOTTEN: Final[LiteralString] = _CANCEL.format(
+    which="""wanted IS NOT NULL AND wanted_at NOT BETWEEN clock_timestamp() - interval '10 seconds'
                                               AND clock_timestamp() + interval '10 seconds'"""
+)
 
 # A relay that cannot take part cancels the change before anything has paused.
-UNWANT: Final = """
-UPDATE outbox_shards
-SET wanted = NULL, wanted_at = NULL, barrier_paused = false, barrier_reached = false, barrier = NULL
-WHERE wanted = %(wanted)s"""
+UNWANT: Final[LiteralString] = _CANCEL.format(which="wanted = %(wanted)s")
 
 # What may change under a relay; also the slot to read, if it is made and not about to be dropped.
 CHANGE: Final[LiteralString] = """

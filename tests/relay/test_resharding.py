@@ -7,7 +7,9 @@ import os
 import random
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import LiteralString
 
 import pytest
 
@@ -25,6 +27,11 @@ from tests.relay import faults
 from tests.relay.parked import numbers, numbers_by_key, parked_rows, write
 from tests.relay.threads import quick, relays, running, wait_for_holders, wait_until_relayed
 from tests.relay.topic import NOISE, create_topic
+
+_MORE_SHARDS = """
+INSERT INTO outbox_shards (shard, shards, done, system_identifier, database)
+SELECT number, 1 + cardinality(more), done, system_identifier, database
+FROM outbox_shards, (SELECT %s::int[] AS more) AS given, unnest(more) AS number"""
 
 
 class _Changing(threading.Thread):
@@ -151,10 +158,7 @@ def test_a_shard_without_a_relay_stops_only_the_change(outbox: Outbox) -> None:
         wait_for_holders(outbox, 1)
         waited: list[str] = []
         with outbox.connect() as connection:
-            connection.execute(
-                "INSERT INTO outbox_shards (shard, shards, done, system_identifier, database) "
-                "SELECT 1, 2, done, system_identifier, database FROM outbox_shards"
-            )
+            connection.execute(_MORE_SHARDS, [[1]])
             with pytest.raises(resharding.NotAllThereError, match=r"no answer from the relay of shard 1"):
                 resharding.change(outbox.settings, 3, seconds=2, on_wait=waited.append)
             assert any("shard 1" in text for text in waited)
@@ -261,3 +265,36 @@ def test_a_change_waits_for_what_is_being_tried(outbox: Outbox, monkeypatch: pyt
         assert changing.changed
     assert held_after_the_answer
     assert all(held_after_the_answer)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [queries.KEEP_SHARDS, queries.UNWANT, queries.UNWANT_FORGOTTEN],
+    ids=["command", "relay", "relay_later"],
+)
+def test_shards_are_locked_in_order(outbox: Outbox, statement: LiteralString) -> None:
+    """Guards against a deadlock of two that change the number, or cancel that: relays would start over."""
+    with (
+        outbox.connect(autocommit=False) as first,
+        outbox.connect() as second,
+        outbox.connect() as other,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        other.execute(_MORE_SHARDS, [[1, 2]])
+        # A scan of the table finds shard 0 last.
+        want = "UPDATE outbox_shards SET wanted = 5, wanted_at = '2020-01-01' WHERE shard = %s"
+        for shard in (1, 2, 0):
+            other.execute(want, [shard])
+        found = other.execute("SELECT shard FROM outbox_shards WHERE wanted IS NOT NULL").fetchall()
+        assert found == [(1,), (2,), (0,)]
+        first.execute("SELECT FROM outbox_shards WHERE shard = 0 FOR UPDATE")
+        ended = thread.submit(second.execute, statement, {"wanted": 5})
+        waits = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
+        try:
+            wait_until(lambda: other.execute(waits, [second.info.backend_pid]).fetchone() == (True,))
+            unlocked = other.execute("SELECT shard FROM outbox_shards ORDER BY shard FOR UPDATE SKIP LOCKED")
+            assert unlocked.fetchall() == [(1,), (2,)]
+        finally:
+            first.rollback()
+        ended.result(60)
+        assert other.execute("SELECT DISTINCT wanted FROM outbox_shards").fetchall() == [(None,)]

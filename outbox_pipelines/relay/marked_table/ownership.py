@@ -33,8 +33,8 @@ from outbox_pipelines.relay.kafka.encoding import needs_time
 from outbox_pipelines.relay.marked_table import examine, findings, queries
 from outbox_pipelines.relay.marked_table.check import of_settings, open_mapping
 from outbox_pipelines.relay.marked_table.statements import Statements
+from outbox_pipelines.relay.ownership import lost
 from outbox_pipelines.relay.queries import TUNE
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -267,9 +267,7 @@ class TableOwnership:
         self.execute("SELECT set_config(%(setting)s, %(value)s, false)", {"setting": setting, "value": value})
 
     def _lost(self, error: Exception) -> ShardLostError:
-        owner = f"the session that owns {self.mapping}"
-        what = f"{owner} has ended" if self._connection.broken else f"a statement of {owner} has failed"
-        return ShardLostError(f"{what}: {first_line(error)}")
+        return lost(str(self.mapping), self._connection, error)
 
 
 def _pid(connection: Connection) -> int:

@@ -25,8 +25,8 @@ from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import adoption, queries
 from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.relay.ownership import lost
 from outbox_pipelines.relay.shards.rebase import refuse_copy
-from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 
@@ -281,6 +281,4 @@ class ShardOwnership:
         return bool(row and row[0])
 
     def _lost(self, error: Exception) -> ShardLostError:
-        owner = f"the session that owns shard {self.shard}"
-        what = f"{owner} has ended" if self._connection.broken else f"a statement of {owner} has failed"
-        return ShardLostError(f"{what}: {first_line(error)}")
+        return lost(f"shard {self.shard}", self._connection, error)
