@@ -138,7 +138,10 @@ EXECUTE FUNCTION outbox_check_row();
 -- A known key raises unique_violation, as a UNIQUE column would. outbox_emit has claimed the key for this
 -- very event, in this transaction, before it inserts; a client that repeats id and key has not. It runs with the owner's
 -- rights: a writer that may write into outbox_keys could claim another one's key without an event.
-CREATE FUNCTION outbox_claim_key() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+-- A plan that is made when there are few keys, or none, would read all of them, and a session keeps it until the table is
+-- analyzed again: thousands of keys later.
+CREATE FUNCTION outbox_claim_key() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET enable_seqscan = off AS $$
 DECLARE
     wanted uuid;
 BEGIN

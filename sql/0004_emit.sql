@@ -1,3 +1,10 @@
+-- The event that has a key. A function of its own, so that only an event with a known key costs more; see outbox_claim_key
+-- for the setting. Volatile: it sees what another transaction has committed while this one waited for it.
+CREATE FUNCTION outbox_event_of_key(wanted uuid) RETURNS uuid LANGUAGE plpgsql SET enable_seqscan = off AS $$
+BEGIN
+    RETURN (SELECT event_id FROM outbox_keys WHERE key = wanted);
+END $$;
+
 -- The call for every language: SELECT * FROM outbox_emit('order', '42', 'order.placed', '{"total": 5}').
 -- One row: the event's id and seq; for a known idempotency key nothing is inserted, `duplicate` is true
 -- and `id` is that of the event which had the key first.
@@ -36,7 +43,7 @@ BEGIN
             ON CONFLICT ON CONSTRAINT outbox_keys_pkey DO NOTHING
             RETURNING event_id INTO id;
             EXIT WHEN id IS NOT NULL;
-            SELECT k.event_id INTO id FROM outbox_keys k WHERE k.key = wanted;
+            id := outbox_event_of_key(wanted);
             IF id IS NOT NULL THEN
                 duplicate := true;
                 RETURN;
@@ -109,7 +116,8 @@ END $$;
 
 -- Claims the keys of a list, one for each event or NULL. Returns each event's id, and whether it is to be written; if not,
 -- the id is that of the event which has the key.
-CREATE FUNCTION outbox_claim_keys(keys uuid[], OUT ids uuid[], OUT are_new boolean[]) LANGUAGE plpgsql AS $$
+CREATE FUNCTION outbox_claim_keys(keys uuid[], OUT ids uuid[], OUT are_new boolean[])
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     drawn   uuid;

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.schema.events import insert, one, purge_after_claims
-from tests.schema.servers import Connection
+from tests.schema.servers import Connection, Database
 
 CALL = "SELECT id, seq, duplicate FROM outbox_emit_many(%s::jsonb)"
 
@@ -92,13 +92,26 @@ def test_a_key_that_is_purged_concurrently_is_free(connection: Connection) -> No
     assert written(connection)[1:] == [(*other[:2], "1"), (*answer[:2], "1")]
 
 
-def test_keys_are_found_by_their_index(connection: Connection) -> None:
+@pytest.mark.parametrize("call", ["emit_many", "emit", "insert"])
+def test_keys_are_found_by_their_index(database: Database, call: str) -> None:
     """Guards against a plan made when there were no keys: its session would read all of them at every
     call."""
-    for n in range(10):
-        emit_many(connection, *(event(idempotency_key=f"{n} {m % 5}") for m in range(10)))
-    scans = "SELECT seq_scan, idx_scan > 0 FROM pg_stat_xact_user_tables WHERE relname = 'outbox_keys'"
-    assert one(connection, scans) == (0, True)
+    with database.connect() as connection:
+        # What autovacuum leaves of a table whose keys were purged: for so few rows a scan costs least.
+        connection.execute("VACUUM (ANALYZE) outbox_keys")
+        with connection.transaction():
+            for n in range(10):
+                if call == "emit_many":
+                    emit_many(connection, *(event(idempotency_key=f"{n} {m % 5}") for m in range(10)))
+                elif call == "emit":
+                    for _ in range(2):
+                        connection.execute(
+                            "SELECT outbox_emit('order', '1', 'e', '{}', idempotency_key => %s::text)", [n]
+                        )
+                else:
+                    insert(connection, idempotency_key=str(n))
+            scans = "SELECT seq_scan, idx_scan > 0 FROM pg_stat_xact_user_tables WHERE relname = 'outbox_keys'"
+            assert one(connection, scans) == (0, True)
 
 
 def test_nothing_is_an_answer(connection: Connection) -> None:
