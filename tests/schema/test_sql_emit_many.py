@@ -110,7 +110,9 @@ def test_keys_are_found_by_their_index(database: Database, call: str) -> None:
                         )
                 else:
                     insert(connection, idempotency_key=str(n))
-            scans = "SELECT seq_scan, idx_scan > 0 FROM pg_stat_xact_user_tables WHERE relname = 'outbox_keys'"
+            scans = (
+                "SELECT seq_scan, idx_scan > 0 FROM pg_stat_xact_user_tables WHERE relname = 'outbox_keys'"
+            )
             assert one(connection, scans) == (0, True)
 
 
