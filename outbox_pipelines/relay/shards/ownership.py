@@ -69,6 +69,8 @@ class ShardOwnership:
         # First: behind a pooler, the next statement may run in another session.
         pooler.refuse(self._connection, settings)
         self._connection.execute("SET synchronous_commit = on")
+        # Plans are kept, also from a time when no event was parked.
+        self._connection.execute(queries.BY_INDEX)
         # A silent session loses the shard, or its turn as successor: otherwise a stopped process would keep
         # it indefinitely.
         self._connection.execute(
