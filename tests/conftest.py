@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -186,7 +187,7 @@ class Outbox:
             env=clean_environment() | self.environment | environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
 
 
@@ -227,7 +228,7 @@ def read_topic(kafka: str, topic: str) -> list[Message]:
         )
         found: list[Message] = []
         unread = set(metadata.partitions)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while unread:
             assert time.monotonic() < deadline, f"the ends of {unread} of {topic} were not reached"
             for message in consumer.consume(10_000, timeout=0.1):
@@ -270,9 +271,14 @@ def wait_until(
 ) -> None:
     """Polls a condition until it holds; fails after the deadline.
 
+    A deadline of half a minute or more only ends what hangs: in CI, where the machine may be slow and nobody
+    waits, it is three times as long.
+
     Args:
         pace: most seconds between two polls; more for a condition that costs much and takes long.
     """
+    if seconds >= 30 and os.environ.get("CI") == "true":
+        seconds *= 3
     deadline = time.monotonic() + seconds
     pause = 0.01
     while not condition():
@@ -380,7 +386,7 @@ def stack() -> Iterator[Stack]:
             ours = (_RUN, *(f"outbox-progress-{identity}-" for identity in _IDENTITIES))
             made = [name for name in admin.list_topics(timeout=30).topics if name.startswith(ours)]
             for deleted in (admin.delete_topics(made, operation_timeout=30) if made else {}).values():
-                deleted.result(60)
+                deleted.result(120)
 
 
 def create_database(admin: psycopg.Connection[Any], name: str, template: str) -> bytes:

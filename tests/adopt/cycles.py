@@ -37,7 +37,7 @@ from tests.relay.marked_table import textbook
 _MAPPING: Final = textbook.PUBLISHED_AT_MAPPING.replace("public.events", "public.outbox")
 _TABLE: Final = textbook.PUBLISHED_AT.replace("events (", "outbox (").replace("ON events", "ON outbox")
 _QUICK: Final = {"OUTBOX_LEASE_SECONDS": "2", "OUTBOX_RETRY_SECONDS": "0.2", "OUTBOX_SCHEMA": "box"}
-_PATIENCE: Final = 90.0
+_PATIENCE: Final = 300.0
 
 
 class Cycles:

@@ -35,7 +35,7 @@ def _template(stack: Stack) -> Iterator[str]:
 def place(stack: Stack, lasting: Lasting) -> Iterator[Place]:
     topic = f"{topic_prefix()}-order-events"
     admin = AdminClient({"bootstrap.servers": stack.kafka})
-    admin.create_topics([NewTopic(topic, 4, 1)])[topic].result(60)
+    admin.create_topics([NewTopic(topic, 4, 1)])[topic].result(120)
     template = lasting.once(("consumer", datetime.now(UTC).date()), lambda: _template(stack))
     with fresh_database(stack.dsn, template) as dsn:
         yield Place(dsn, stack.kafka, topic)

@@ -137,7 +137,7 @@ class Place:
         """Another topic, and the same database."""
         topic = f"{self.topic}-{name}"
         admin = AdminClient({"bootstrap.servers": self.kafka})
-        admin.create_topics([NewTopic(topic, 4, 1)])[topic].result(60)
+        admin.create_topics([NewTopic(topic, 4, 1)])[topic].result(120)
         return replace(self, topic=topic)
 
     def uncommitted(self, group: str = "billing") -> int:
@@ -234,7 +234,7 @@ class Run:
         return self.wait()
 
     def wait(self) -> Counts:
-        self.thread.join(30)
+        self.thread.join(120)
         assert not self.thread.is_alive()
         if self.failure is not None:
             raise self.failure
@@ -252,7 +252,7 @@ def running(consumer: Consumer) -> Iterator[Run]:
         raise error from run.failure
     finally:
         run.stop.set()
-        run.thread.join(30)
+        run.thread.join(120)
 
 
 class Part(Run):
@@ -278,4 +278,4 @@ def at_work(consumer: Consumer, part: str) -> Iterator[Part]:
         raise error from run.failure
     finally:
         run.stop.set()
-        run.thread.join(30)
+        run.thread.join(120)

@@ -65,7 +65,7 @@ def consumer(place: Place, driver: str, handler: Any = effect, **more: Any) -> A
     return made
 
 
-async def until(condition: Callable[[], object], what: str = "condition", seconds: float = 20) -> None:
+async def until(condition: Callable[[], object], what: str = "condition", seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not await asyncio.to_thread(condition):
         assert time.monotonic() < deadline, what
@@ -82,7 +82,7 @@ async def running(run: Callable[[asyncio.Event], Awaitable[Counts]]) -> AsyncIte
         yield counts
     finally:
         stop.set()
-        counts.append(await asyncio.wait_for(task, 30))
+        counts.append(await asyncio.wait_for(task, 120))
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
@@ -230,7 +230,7 @@ def test_a_cancelled_consumer_leaves_the_group_and_nothing_half_done(place: Plac
     async def scenario() -> None:
         place.send(uuid7())
         task = asyncio.ensure_future(consumer(place, "connection", slow).run())
-        await asyncio.wait_for(at_it.wait(), 20)
+        await asyncio.wait_for(at_it.wait(), 120)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -248,7 +248,7 @@ def test_sigterm_ends_it_in_order(place: Place) -> None:
     )
     wait_until(lambda: place.effects() >= 20, what="some effects")
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert (process.returncode, output) == (0, f"{Counts(handled=place.effects())}\n")
     assert place.uncommitted() == 1000 - place.effects()
 

@@ -137,7 +137,7 @@ def test_the_asynchronous_one(place: Place, driver: str, how: str) -> None:
         else:
             task.cancel() if how == "cancelled" else place.load(1, first=20)
             with pytest.raises(asyncio.CancelledError):
-                await asyncio.wait_for(task, 30)
+                await asyncio.wait_for(task, 120)
 
     asyncio.run(scenario())
     used = place.value("SELECT count(DISTINCT partition) FROM inbox")
@@ -224,7 +224,7 @@ def test_how_a_process_ends_decides(place: Place, how: str) -> None:
         assert owners(place) == 1
     finally:
         process.send_signal(signal.SIGKILL if how == "killed" else signal.SIGTERM)
-        process.wait(60)
+        process.wait(120)
     place.load(200, first=40)
     run_through(place, 240, kafka={"group.instance.id": "one"})
     assert bool(one_at_a_time(place)) == (how == "killed")
@@ -251,7 +251,7 @@ def test_an_event_that_ends_the_process_within_a_batch_is_found(place: Place) ->
         wait_until(lambda: place.effects() == 199 and place.value(CONNECTED) > 0, what="all", seconds=60)
     finally:
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
     assert place.value("SELECT count(DISTINCT n) FROM effects") == 199
 
 

@@ -56,7 +56,7 @@ def test_the_consumer_works_as_it_stands_there(place: Place, tmp_path: Path) -> 
         )
     finally:
         process.terminate()
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert place.rows("SELECT order_id, total FROM invoices") == [("43", 7)]
 

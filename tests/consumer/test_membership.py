@@ -47,7 +47,7 @@ def test_a_partition_that_goes_and_comes_back_within_one_poll_skips_no_message(p
     member._client = client  # type: ignore[assignment]
     seen: list[str] = []
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 180
         while sent[-1] not in seen and time.monotonic() < deadline:
             seen += [(dict(headers_of(message))["id"] or b"").decode() for message in member.poll()]
     finally:
@@ -78,7 +78,7 @@ def test_a_client_that_has_lost_all_brokers_is_replaced(
     """Guards against a consumer that stands still until somebody restarts it."""
     monkeypatch.setattr(lost_brokers, "_EVERY_SECONDS", 0.2)
     given = membership.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     with contextlib.closing(membership.Member(given, [place.topic])) as member:
         client: Any = member._client
         while len(client.assignment()) < 4 and time.monotonic() < deadline:
@@ -112,7 +112,7 @@ def test_during_an_outage_no_client_is_replaced(monkeypatch: pytest.MonkeyPatch)
 def test_a_partition_that_goes_during_a_pause_flows_when_it_comes_back(place: Place) -> None:
     """Guards against a standstill after an outage: the client had it paused forever."""
     given = membership.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     with contextlib.closing(membership.Member(given, [place.topic])) as member:
         while not (all_of_them := len(member._client.assignment())) and time.monotonic() < deadline:
             member.wait(0.1)
@@ -137,7 +137,7 @@ def test_the_lag_is_what_is_to_come(place: Place) -> None:
     member = membership.Member(given, [place.topic])
     polled = 0
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while not any(member.lag.values()) and polled < 50 and time.monotonic() < deadline:
             # Each poll measures.
             member._lag_at = 0.0

@@ -217,5 +217,5 @@ def test_the_command_serves_them(place: Place, tmp_path: Path) -> None:
         wait_until(lambda: scraped(url)["handled_total"] == 5, what="all effects", seconds=60)
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
     assert process.returncode == 0

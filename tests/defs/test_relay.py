@@ -124,7 +124,7 @@ def test_sessions_hand_over(outbox: Outbox, instance: dg.DagsterInstance, hold: 
             wait_until(lambda before=before: shard(outbox).owner not in (None, before.owner))  # type: ignore[misc]
             outbox.fill(1_000)
         hold("the last relay")
-        ended = [session.result(timeout=30) for session in sessions]
+        ended = [session.result(timeout=120) for session in sessions]
     (first, first_numbers), (second, second_numbers) = ended
     assert first.success
     assert second.success
@@ -156,7 +156,7 @@ def test_session_reports_while_it_runs(
             lambda: sum(metadata_of(report)["events"] for report in reports()) == 1000, what="another report"
         )
         hold("the successor")
-        result, numbers = session.result(timeout=30)
+        result, numbers = session.result(timeout=120)
     found = [metadata_of(observation) for observation in observed(instance, result.run_id)]
     assert sum(each["events"] for each in found) == 1000
     assert all(each["events"] > 0 for each in found)
@@ -188,9 +188,9 @@ def test_session_outlives_a_report_that_fails(
     outbox.fill(500)
     with ThreadPoolExecutor(1) as threads:
         session = threads.submit(run, "relay_session", instance, served_of(outbox, session_seconds=1.0))
-        assert failed.wait(20)
+        assert failed.wait(120)
         hold("the successor")
-        result, numbers = session.result(timeout=30)
+        result, numbers = session.result(timeout=120)
     assert result.success
     assert numbers is not None
     assert numbers["session_events"] == 500
@@ -268,7 +268,7 @@ def test_terminated_session_ends_in_order(
             instance.report_run_canceling(session)
         session_process.terminate()
         session_process.wait(timeout=120)
-        writer.result(timeout=60)
+        writer.result(timeout=120)
         [ended] = instance.get_runs()
         record = instance.get_latest_materialization_event(RELAY)
     assert ended.status is (dg.DagsterRunStatus.CANCELED if by == "ui" else dg.DagsterRunStatus.SUCCESS)

@@ -60,7 +60,7 @@ def demo(directory: Path, environment: dict[str, str], *arguments: str) -> Itera
         yield Demo(process, directory)
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(120)
 
 
 def _output(directory: Path) -> Path:

@@ -85,7 +85,7 @@ def _consume(consumer: Consumer, handled: list[str], events: int) -> None:
         wait_until(lambda: len(handled) >= events, seconds=60, what="all to be handled")
     finally:
         stop.set()
-        thread.join(30)
+        thread.join(120)
 
 
 @pytest.mark.parametrize("mechanism", ["scram", "mtls"])
@@ -100,7 +100,7 @@ def test_what_is_documented_is_enough(
     topic = topic_prefix()
     names = {"order_events": topic, "shipping": f"shipping-{mechanism}"}
     admin = AdminClient({"bootstrap.servers": broker.kafka.bootstrap})
-    admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(20)
+    admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(120)
 
     def settings(role: str, who: str, **more: object) -> Settings:
         kafka, config = broker.client(tmp_path, mechanism, who)

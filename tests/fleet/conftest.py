@@ -57,7 +57,7 @@ def fleet(
     finally:
         if not ends:
             stop.set()
-        thread.join(30)
+        thread.join(120)
     assert not thread.is_alive()
     if failures:
         raise failures[0]

@@ -134,5 +134,5 @@ def test_an_outbox_gets_a_process_of_its_own(outboxes: list[Outbox]) -> None:
             _wait_for(busy, "a")
         finally:
             stop.set()
-            own.join(30)
+            own.join(120)
         wait_until(lambda: _owners(outboxes) == ["fleet"] * 3, what="the fleet to take it back")

@@ -25,7 +25,7 @@ def _command(*arguments: str) -> list[str]:
 
 
 def _local(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(_command(*arguments), capture_output=True, text=True, timeout=120)
+    return subprocess.run(_command(*arguments), capture_output=True, text=True, timeout=300)
 
 
 def test_run_gives_both_servers_and_leaves_nothing(settings: Settings) -> None:

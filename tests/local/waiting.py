@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
 
 
 def eventually(condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:

@@ -87,7 +87,7 @@ def test_debezium_and_the_relay_publish_the_same(
     topics = [case.topic.format(prefix=prefix).format(aggregate_type=name) for name in ("order", "Customer")]
     admin = AdminClient({"bootstrap.servers": stack.kafka})
     for made in admin.create_topics([NewTopic(topic, 8, 1) for topic in topics]).values():
-        made.result(10)
+        made.result(120)
 
     def messages() -> list[Message]:
         """All of both topics, in an order that says nothing but each partition's own."""

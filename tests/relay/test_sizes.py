@@ -132,4 +132,4 @@ def _make_topic(outbox: Outbox, largest: int = 1_000_000) -> None:
     """Small, and there when the relay starts: the first look-up takes seconds on a busy broker."""
     admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
     topic = NewTopic(outbox.topic(), 1, 1, config={"max.message.bytes": str(largest)})
-    admin.create_topics([topic])[outbox.topic()].result(60)
+    admin.create_topics([topic])[outbox.topic()].result(120)

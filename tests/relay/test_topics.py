@@ -70,7 +70,7 @@ def _admin(bootstrap: str) -> AdminClient:
 def _make(bootstrap: str, name: str, partitions: int = 2) -> None:
     # Dropped before the answer, a client takes the answer with it.
     admin = _admin(bootstrap)
-    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(60)
+    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(120)
 
 
 def test_a_topic_is_found_with_its_partitions_and_its_limit(strict: Kafka, name: str) -> None:
@@ -156,8 +156,8 @@ def test_a_topic_that_grows_is_noticed(strict: Kafka, name: str, caplog: pytest.
             ConfigEntry("max.message.bytes", "2000", incremental_operation=AlterConfigOpType.SET)
         ],
     )
-    admin.incremental_alter_configs([resource])[resource].result(60)
-    admin.create_partitions([NewPartitions(name, 4)])[name].result(60)
+    admin.incremental_alter_configs([resource])[resource].result(120)
+    admin.create_partitions([NewPartitions(name, 4)])[name].result(120)
 
     def refreshed() -> Topic:
         known.refresh()
@@ -177,7 +177,7 @@ def test_a_topic_that_is_deleted_is_noticed(strict: Kafka, name: str) -> None:
     known = _topics(strict)
     known.find(name)
     admin = _admin(strict.bootstrap)
-    admin.delete_topics([name])[name].result(60)
+    admin.delete_topics([name])[name].result(120)
 
     def is_gone() -> bool:
         known.refresh()
@@ -232,11 +232,11 @@ def test_a_relay_makes_its_topic_and_watches_it(outbox: Outbox, caplog: pytest.L
     relay.start()
     try:
         wait_until(lambda: len(outbox.messages()) == 2, what="the second event in the topic")
-        admin.create_partitions([NewPartitions(name, 4)])[name].result(60)
+        admin.create_partitions([NewPartitions(name, 4)])[name].result(120)
         wait_until(lambda: f"topic {name} has 4 partitions instead of 3" in caplog.text)
     finally:
         stop.set()
-        relay.join(20)
+        relay.join(120)
 
 
 def test_settings_that_cannot_work_are_refused() -> None:

@@ -33,7 +33,7 @@ def running(settings: Settings) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        relay.join(30)
+        relay.join(120)
     assert failures == []
     assert not relay.is_alive()
 
@@ -59,7 +59,7 @@ def relays(outbox: Outbox, count: int, **more: object) -> Iterator[None]:
     finally:
         stop.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(120)
     assert failures == []
 
 

@@ -36,7 +36,7 @@ def create_topic(outbox: Outbox, partitions: int = 1, /, *, of: str = "order", *
         # A client whose first answer names no controller may never find one: another client does.
         admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
         try:
-            admin.create_topics([topic], request_timeout=30)[outbox.topic(of)].result(60)
+            admin.create_topics([topic], request_timeout=30)[outbox.topic(of)].result(120)
         except KafkaException as error:
             if error.args[0].code() not in _FLEETING:
                 raise
@@ -54,7 +54,7 @@ def change_topic(outbox: Outbox, *, of: str = "order", **config: str) -> None:
         for name, value in config.items()
     ]
     resource = ConfigResource(ConfigResource.Type.TOPIC, outbox.topic(of), incremental_configs=entries)
-    admin.incremental_alter_configs([resource])[resource].result(60)
+    admin.incremental_alter_configs([resource])[resource].result(120)
 
 
 def deny(broker: Kafka, name: str, operation: AclOperation) -> None:
@@ -79,7 +79,7 @@ def deny(broker: Kafka, name: str, operation: AclOperation) -> None:
     )
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     for answer in admin.create_acls([rule, everything_else]).values():
-        answer.result(60)
+        answer.result(120)
 
 
 def allow(broker: Kafka, name: str) -> None:
@@ -97,4 +97,4 @@ def allow(broker: Kafka, name: str) -> None:
     )
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     for answer in admin.delete_acls([rules]).values():
-        answer.result(60)
+        answer.result(120)

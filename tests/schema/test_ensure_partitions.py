@@ -106,7 +106,7 @@ def test_two_at_once_make_each_day_once(database: Database) -> None:
             answers = [pool.submit(one, connection, ENSURE, 17) for connection in (first, second)]
             wait_until(lambda: database.value(AT_THE_DOOR) == 2, what="two at the door")
             gate.rollback()
-            assert sorted(answer.result(20) for answer in answers) == [(0,), (3,)]
+            assert sorted(answer.result(120) for answer in answers) == [(0,), (3,)]
     assert database.rows(DAYS) == database.rows(EXPECTED, 17)
 
 

@@ -57,7 +57,7 @@ def _writing(settings: Settings) -> Iterator[list[int]]:
         yield committed
     finally:
         stop.set()
-        thread.join(30)
+        thread.join(120)
 
 
 def _is_primary(server: Postgres) -> bool:

@@ -317,7 +317,7 @@ def _read_what_is_not_shown(outbox: Outbox) -> None:
             admin.execute("SELECT pg_reload_conf()")
             for thread in (first, commit, read):
                 if thread.ident is not None:
-                    thread.join(30)
+                    thread.join(120)
         assert [len(batch.events) for batch in found if batch.events] == [1]
 
 
@@ -410,7 +410,7 @@ def test_a_slot_delivers_exactly_what_its_first_snapshot_does_not_see(
     finally:
         stop.set()
         for writer in writers:
-            writer.join(30)
+            writer.join(120)
 
 
 def test_what_a_slot_skips_is_noticed(outbox: Outbox) -> None:

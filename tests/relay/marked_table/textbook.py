@@ -164,7 +164,7 @@ class Table:
             yield
         finally:
             stop.set()
-            relay.join(30)
+            relay.join(120)
         assert failures == []
         assert not relay.is_alive()
 
