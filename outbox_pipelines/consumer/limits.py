@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -35,7 +36,7 @@ def seconds(given: float | None, kafka: Mapping[str, Any]) -> float:
     """Return the limit: the given one, by default 80 % of Kafka's poll interval.
 
     Raises:
-        SetupError: it is not within 90 % of that time.
+        SetupError: it is not within 90 % of that time, or that time is no number.
     """
     interval = _interval(kafka)
     if given is None:
@@ -59,7 +60,12 @@ def shared(kafka: Mapping[str, Any]) -> float:
 
 
 def _interval(kafka: Mapping[str, Any]) -> float:
-    return int(kafka.get(_INTERVAL, _DEFAULT_INTERVAL_MS)) / 1000
+    given = kafka.get(_INTERVAL, _DEFAULT_INTERVAL_MS)
+    if isinstance(given, bool) or not re.fullmatch("[1-9][0-9]*", str(given)):
+        raise SetupError(
+            f"kafka has {_INTERVAL}={given!r}: give milliseconds, such as {_DEFAULT_INTERVAL_MS}"
+        )
+    return int(given) / 1000
 
 
 @contextmanager

@@ -70,8 +70,12 @@ def settings(given: Mapping[str, Any], group: str) -> dict[str, Any]:
     """What the client is made with: the user's settings, but for those that the guarantees need.
 
     Raises:
-        SetupError: a setting contradicts a guarantee, or no broker is given.
+        SetupError: a setting contradicts a guarantee, no broker is given, or they are no settings at all.
     """
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise SetupError(
+            'kafka is no dictionary of settings by name: give {"bootstrap.servers": "broker:9092"}'
+        )
     for name, ours in _FIXED.items():
         theirs = str(given.get(name, ours)).lower()
         if _SAME.get(theirs, theirs) != str(ours).lower():
@@ -79,7 +83,8 @@ def settings(given: Mapping[str, Any], group: str) -> dict[str, Any]:
                 f"kafka has {name}={given[name]}: remove it, the consumer requires {str(ours).lower()}"
             )
     register(*(str(value) for name, value in given.items() if SECRET_NAME.search(name)))
-    if not given.get("bootstrap.servers"):
+    brokers = given.get("bootstrap.servers")
+    if not isinstance(brokers, str) or not brokers:
         raise SetupError('kafka has no broker: give {"bootstrap.servers": "broker:9092"}')
     return {**_DEFAULTS, "group.id": group, **given, **_FIXED}
 

@@ -163,6 +163,12 @@ KAFKA = {"bootstrap.servers": "broker:9092"}
     ("given", "says"),
     [
         ({"source": ""}, "source is empty"),
+        ({"kafka": "broker:9092"}, "kafka is no dictionary of settings by name"),
+        ({"kafka": None}, "kafka is no dictionary"),
+        ({"kafka": {"bootstrap.servers": ["broker:9092"]}}, "kafka has no broker"),
+        ({"kafka": KAFKA | {"max.poll.interval.ms": "5 min"}}, "='5 min': give milliseconds, such as 300000"),
+        ({"kafka": KAFKA | {"max.poll.interval.ms": 0}}, "=0: give milliseconds"),
+        ({"kafka": KAFKA | {"max.poll.interval.ms": True}}, "=True: give milliseconds"),
         ({"topics": "order-events"}, "topics is not a list"),
         ({"topics": []}, "topics is not a list"),
         ({"dsn": None}, "give exactly one of dsn, connect and session"),
