@@ -62,9 +62,7 @@ def shared(kafka: Mapping[str, Any]) -> float:
 def _interval(kafka: Mapping[str, Any]) -> float:
     given = kafka.get(_INTERVAL, _DEFAULT_INTERVAL_MS)
     if isinstance(given, bool) or not re.fullmatch("[1-9][0-9]*", str(given)):
-        raise SetupError(
-            f"kafka has {_INTERVAL}={given!r}: give milliseconds, such as {_DEFAULT_INTERVAL_MS}"
-        )
+        raise SetupError(f"kafka has {_INTERVAL}={given!r}: give milliseconds, as {_DEFAULT_INTERVAL_MS}")
     return int(given) / 1000
 
 

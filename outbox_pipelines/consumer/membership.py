@@ -73,9 +73,7 @@ def settings(given: Mapping[str, Any], group: str) -> dict[str, Any]:
         SetupError: a setting contradicts a guarantee, no broker is given, or they are no settings at all.
     """
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise SetupError(
-            'kafka is no dictionary of settings by name: give {"bootstrap.servers": "broker:9092"}'
-        )
+        raise SetupError('kafka is no dictionary by name: give {"bootstrap.servers": "broker:9092"}')
     for name, ours in _FIXED.items():
         theirs = str(given.get(name, ours)).lower()
         if _SAME.get(theirs, theirs) != str(ours).lower():

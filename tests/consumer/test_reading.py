@@ -163,10 +163,10 @@ KAFKA = {"bootstrap.servers": "broker:9092"}
     ("given", "says"),
     [
         ({"source": ""}, "source is empty"),
-        ({"kafka": "broker:9092"}, "kafka is no dictionary of settings by name"),
+        ({"kafka": "broker:9092"}, "kafka is no dictionary by name"),
         ({"kafka": None}, "kafka is no dictionary"),
         ({"kafka": {"bootstrap.servers": ["broker:9092"]}}, "kafka has no broker"),
-        ({"kafka": KAFKA | {"max.poll.interval.ms": "5 min"}}, "='5 min': give milliseconds, such as 300000"),
+        ({"kafka": KAFKA | {"max.poll.interval.ms": "5 min"}}, "='5 min': give milliseconds, as 300000"),
         ({"kafka": KAFKA | {"max.poll.interval.ms": 0}}, "=0: give milliseconds"),
         ({"kafka": KAFKA | {"max.poll.interval.ms": True}}, "=True: give milliseconds"),
         ({"topics": "order-events"}, "topics is not a list"),
