@@ -59,7 +59,8 @@ def test_an_outage_makes_no_dead_letters(place: Place, batch: int | None) -> Non
     place.put('{"n": 0}', key="other", id=str(uuid7()), event_type="order.seen", aggregate_type="order")
     handler = Dependent()
     seen: list[Event] = []
-    consumer = place.bare(max_attempts=2, retry_seconds=0.05, outage_after=5)
+    # Long enough for five events to fail once before one fails twice.
+    consumer = place.bare(max_attempts=2, retry_seconds=2.0, outage_after=5)
 
     @consumer.on("order.placed", batch=batch)
     def handle(events: Any, connection: Connection) -> None:

@@ -17,7 +17,9 @@ from tests.history.processes import Process
 from tests.history.run import Run
 from tests.history.watched import Order
 
-_SECONDS = 90.0
+_SECONDS = 180.0
+# Of each log, when it has failed.
+_TOLD = 4_000
 # Batches that topics take: none of the large events, then some, then all.
 _LEAST, _SOME = 30_000, 60_000
 _LARGE, _LARGER = 40_000, 80_000
@@ -139,4 +141,10 @@ def _wait(run: Run, what: str, until: Callable[[], bool], *, replays: bool = Fal
             run.replay_again()
         return until()
 
-    assert run.wait(_SECONDS, is_so, pace=0.1), f"{what} within {_SECONDS:.0f} s"
+    if not run.wait(_SECONDS, is_so, pace=0.1):
+        words = f"{what} did not come within {_SECONDS:.0f} s"
+        log = run.describe_standstill(words)
+        told = [
+            f"{each.name}: {each.read_text(errors='replace')[-_TOLD:]}" for each in log.parent.glob("*.log")
+        ]
+        raise AssertionError("\n".join((words, *told)))

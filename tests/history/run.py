@@ -328,13 +328,14 @@ class Run:
         with psycopg.connect(self.servers.postgres.dsn, autocommit=True) as connection:
             connection.execute(f"DROP DATABASE {self._database} WITH (FORCE)".encode())
 
-    def describe_standstill(self, words: str) -> None:
-        """Records that nothing flows, and what programs and servers do at that time."""
+    def describe_standstill(self, words: str) -> Path:
+        """Records that nothing flows, and what programs and servers do then; returns where that stands."""
         self.history.stuck.append(words)
         log = self._directory / f"{self._database}-standstill.log"
         standstill.describe(self.dsn, self.servers.kafka.bootstrap, self._database, log)
         for process in (*self.relays, *self.consumers):
             process.dump_stacks()
+        return log
 
     def replay_again(self) -> None:
         """Replays, but not all the time."""
