@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_pipelines.consumer import migrate
 from outbox_pipelines.local import Stack
 from tests.conftest import Lasting, fresh_database, topic_prefix
 from tests.consumer.place import Place
+from tests.relay.topic import create
 from tests.schema.servers import empty, server
 
 __all__ = ["empty", "server"]
@@ -34,8 +34,7 @@ def _template(stack: Stack) -> Iterator[str]:
 @pytest.fixture
 def place(stack: Stack, lasting: Lasting) -> Iterator[Place]:
     topic = f"{topic_prefix()}-order-events"
-    admin = AdminClient({"bootstrap.servers": stack.kafka})
-    admin.create_topics([NewTopic(topic, 4, 1)])[topic].result(120)
+    create(stack.kafka, topic, 4)
     template = lasting.once(("consumer", datetime.now(UTC).date()), lambda: _template(stack))
     with fresh_database(stack.dsn, template) as dsn:
         yield Place(dsn, stack.kafka, topic)

@@ -14,11 +14,10 @@ from typing import Any, overload
 import confluent_kafka
 import psycopg
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from outbox_pipelines.consumer import AsyncConsumer, Consumer, Counts, Event
 from tests.conftest import wait_until
+from tests.relay.topic import create
 
 DAY_MS = 86_400_000
 _NO_LEADER = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
@@ -136,8 +135,7 @@ class Place:
     def beside(self, name: str) -> Place:
         """Another topic, and the same database."""
         topic = f"{self.topic}-{name}"
-        admin = AdminClient({"bootstrap.servers": self.kafka})
-        admin.create_topics([NewTopic(topic, 4, 1)])[topic].result(120)
+        create(self.kafka, topic, 4)
         return replace(self, topic=topic)
 
     def uncommitted(self, group: str = "billing") -> int:

@@ -12,8 +12,6 @@ from typing import Any
 import dagster as dg
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from outbox_pipelines import schema
 from outbox_pipelines.consumer import Consumer, Event, migrate
@@ -29,6 +27,7 @@ from tests.conftest import may_log_in, topic_prefix, wait_until
 from tests.defs.conftest import run
 from tests.deploy.secured import DOC, Secured, secured
 from tests.relay.threads import running
+from tests.relay.topic import create
 
 pytestmark = pytest.mark.slow
 
@@ -99,8 +98,7 @@ def test_what_is_documented_is_enough(
     """Guards against a set-up by the letter that fails: at `migrate`, in exactly_once, or at `shards set`."""
     topic = topic_prefix()
     names = {"order_events": topic, "shipping": f"shipping-{mechanism}"}
-    admin = AdminClient({"bootstrap.servers": broker.kafka.bootstrap})
-    admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(120)
+    create(broker.kafka.bootstrap, topic, 2)
 
     def settings(role: str, who: str, **more: object) -> Settings:
         kafka, config = broker.client(tmp_path, mechanism, who)

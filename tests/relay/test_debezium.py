@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from benchmarks import debezium
 from outbox_pipelines import schema
@@ -17,6 +16,7 @@ from outbox_pipelines.local import Stack, postgres
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Message, fresh_database, read_topic, topic_prefix, wait_until
+from tests.relay.topic import create
 
 ROUTER = "transforms.outbox."
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -85,9 +85,8 @@ def test_debezium_and_the_relay_publish_the_same(
     """Guards against consumers that must change when the relay takes over from Debezium, or back."""
     prefix = topic_prefix()
     topics = [case.topic.format(prefix=prefix).format(aggregate_type=name) for name in ("order", "Customer")]
-    admin = AdminClient({"bootstrap.servers": stack.kafka})
-    for made in admin.create_topics([NewTopic(topic, 8, 1) for topic in topics]).values():
-        made.result(120)
+    for topic in topics:
+        create(stack.kafka, topic, 8)
 
     def messages() -> list[Message]:
         """All of both topics, in an order that says nothing but each partition's own."""

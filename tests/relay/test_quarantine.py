@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AclOperation, AdminClient, NewTopic
+from confluent_kafka.admin import AclOperation, AdminClient
 
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.relay import service
@@ -16,7 +16,7 @@ from outbox_pipelines.relay.kafka.brokers import Brokers
 from tests.conftest import Outbox, wait_until
 from tests.relay.parked import numbers_by_key
 from tests.relay.threads import quick, running
-from tests.relay.topic import allow, deny
+from tests.relay.topic import allow, create_topic, deny
 
 
 @pytest.fixture
@@ -50,9 +50,7 @@ def _parked(outbox: Outbox) -> list[tuple[Any, ...]]:
 
 
 def _create(outbox: Outbox, aggregate_type: str) -> None:
-    admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
-    name = outbox.topic(aggregate_type)
-    admin.create_topics([NewTopic(name, 1, 1)])[name].result(120)
+    create_topic(outbox, of=aggregate_type)
 
 
 def test_unknown_topics_do_not_delay_others(shop: Outbox) -> None:
@@ -146,14 +144,14 @@ def test_a_run_until_empty_waits_for_a_topic_in_creation(shop: Outbox) -> None:
 def test_a_topic_is_deleted_and_created_again_with_fewer_partitions(shop: Outbox, delivery: str) -> None:
     """Guards against a relay that must be restarted, or blames events, when a topic is another one."""
     admin, name = AdminClient({"bootstrap.servers": shop.settings.kafka}), shop.topic()
-    admin.create_topics([NewTopic(name, 4, 1)])[name].result(120)
+    create_topic(shop, 4)
     with running(quick(shop, max_attempts=1, delivery=delivery)):
         _write(shop, "order", aggregates=100)
         wait_until(lambda: len(shop.messages()) == 100, seconds=60, what="the first to be published")
         admin.delete_topics([name])[name].result(120)
         _write(shop, "order", aggregates=100)
         wait_until(lambda: len(_parked(shop)) > 0, seconds=60, what="events to be parked")
-        admin.create_topics([NewTopic(name, 2, 1)])[name].result(120)
+        create_topic(shop, 2)
         wait_until(lambda: not _parked(shop), seconds=60, what="nothing to be parked")
         _write(shop, "order", aggregates=100)
         wait_until(lambda: len(shop.messages()) >= 200, seconds=60, what="all to be published")

@@ -10,12 +10,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox_pipelines.relay import service
 from tests.conftest import Outbox
 from tests.relay.parked import parked_rows
 from tests.relay.sizes import SIZES, WIDE, assert_peak, insert, numbers
+from tests.relay.topic import create
 
 
 @contextmanager
@@ -130,6 +130,4 @@ def test_large_events_come_from_both_sides(outbox: Outbox, delivery: str) -> Non
 
 def _make_topic(outbox: Outbox, largest: int = 1_000_000) -> None:
     """Small, and there when the relay starts: the first look-up takes seconds on a busy broker."""
-    admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
-    topic = NewTopic(outbox.topic(), 1, 1, config={"max.message.bytes": str(largest)})
-    admin.create_topics([topic])[outbox.topic()].result(120)
+    create(outbox.settings.kafka, outbox.topic(), 1, **{"max.message.bytes": str(largest)})

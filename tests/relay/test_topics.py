@@ -17,7 +17,6 @@ from confluent_kafka.admin import (
     ConfigEntry,
     ConfigResource,
     NewPartitions,
-    NewTopic,
 )
 
 from outbox_pipelines.errors import SetupError
@@ -28,7 +27,7 @@ from outbox_pipelines.relay.kafka.routing import patterns
 from outbox_pipelines.relay.kafka.topics import Change, Topic, Topics, TopicUnavailableError
 from outbox_pipelines.settings import load_settings
 from tests.conftest import _RUN, Outbox, topic_prefix, wait_until
-from tests.relay.topic import deny
+from tests.relay.topic import create, deny
 
 # What a broker accepts if its configuration does not say otherwise.
 USUAL = 1_048_588
@@ -68,9 +67,7 @@ def _admin(bootstrap: str) -> AdminClient:
 
 
 def _make(bootstrap: str, name: str, partitions: int = 2) -> None:
-    # Dropped before the answer, a client takes the answer with it.
-    admin = _admin(bootstrap)
-    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(120)
+    create(bootstrap, name, partitions)
 
 
 def test_a_topic_is_found_with_its_partitions_and_its_limit(strict: Kafka, name: str) -> None:

@@ -24,19 +24,24 @@ from tests.conftest import Outbox, wait_until
 
 # 140 kB that hardly compress.
 NOISE: Final = [f"{n * 7919 % 100_003:05d}" for n in range(20_000)]
-# No controller was found; a broker that has just started takes no topics yet.
+# No controller was found; a broker that has just started, or is late with its heartbeat, takes no topics.
 _FLEETING: Final = (KafkaError._TIMED_OUT, KafkaError.INVALID_REPLICATION_FACTOR)
 
 
 def create_topic(outbox: Outbox, partitions: int = 1, /, *, of: str = "order", **config: str) -> None:
     """The topic of an aggregate type, with these settings."""
-    topic = NewTopic(outbox.topic(of), partitions, 1, config=config)
+    create(outbox.settings.kafka, outbox.topic(of), partitions, **config)
+
+
+def create(kafka: str, name: str, partitions: int, **config: str) -> None:
+    """A topic, with these settings."""
+    topic = NewTopic(name, partitions, 1, config=config)
 
     def is_created() -> bool:
         # A client whose first answer names no controller may never find one: another client does.
-        admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
+        admin = AdminClient({"bootstrap.servers": kafka})
         try:
-            admin.create_topics([topic], request_timeout=30)[outbox.topic(of)].result(120)
+            admin.create_topics([topic], request_timeout=30)[name].result(120)
         except KafkaException as error:
             if error.args[0].code() not in _FLEETING:
                 raise
