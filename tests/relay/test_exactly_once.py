@@ -7,14 +7,15 @@ import os
 import random
 import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
-from outbox_pipelines.errors import UnavailableError
+from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay import service, transactional_producer
@@ -330,6 +331,26 @@ def test_a_broker_that_stands_still_at_the_start(
             progress_topic.create_topic(outbox.settings, "p", 1)
     finally:
         kafka.thaw()
+
+
+@pytest.mark.parametrize(
+    ("says", "error"),
+    [
+        ("All brokers are currently fenced.", UnavailableError),
+        ("The target replication factor of 3 cannot be reached: 1 broker(s) are registered.", SetupError),
+    ],
+    ids=["brokers that start", "too few brokers"],
+)
+def test_brokers_that_cannot_replicate(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch, says: str, error: type[Exception]
+) -> None:
+    """Guards against a relay that gives up because it starts together with its brokers."""
+    answer: Future[None] = Future()
+    answer.set_exception(KafkaException(KafkaError(KafkaError.INVALID_REPLICATION_FACTOR, says)))
+    admin = SimpleNamespace(create_topics=lambda *_, **__: {"p": answer})
+    monkeypatch.setattr(progress_topic, "AdminClient", lambda *_, **__: admin)
+    with pytest.raises(error, match=r"replication|fenced"):
+        progress_topic.create_topic(outbox.settings, "p", 1)
 
 
 def test_records_that_no_relay_wrote_are_passed_over(

@@ -56,12 +56,18 @@ def create_topic(settings: Settings, name: str, shards: int) -> None:
         ) from None
     except KafkaException as error:
         reason = error.args[0]
-        if reason.retriable() or reason.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
+        if _may_pass(reason):
             raise UnavailableError(f"the progress topic {name} cannot be created: {reason.str()}") from None
         raise SetupError(
             f"exactly_once needs the topic {name}, which cannot be created ({reason.str()}): create it with "
             "a partition for each shard and cleanup.policy=compact, or allow the relay to create it"
         ) from None
+
+
+def _may_pass(reason: KafkaError) -> bool:
+    # Brokers that start, or are late with their heartbeats, are fenced: then no replication is possible.
+    fenced = reason.code() == KafkaError.INVALID_REPLICATION_FACTOR and "fenced" in reason.str()
+    return fenced or reason.retriable() or reason.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
 
 
 def _was_made(answer: Future[None], was_there: int) -> bool:
