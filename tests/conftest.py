@@ -271,7 +271,7 @@ def wait_until(
 ) -> None:
     """Polls a condition until it holds; fails after the deadline.
 
-    A deadline of half a minute or more only ends what hangs: in CI, where the machine may be slow and nobody
+    A deadline of half a minute or more only ends what hangs: in CI, where the machine may be slow and no one
     waits, it is three times as long.
 
     Args:

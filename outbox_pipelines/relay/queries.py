@@ -326,7 +326,7 @@ SELECT step, missing FROM outbox_change_shards(%(wanted)s, %(started)s, %(on_beh
 KEEP_SHARDS: Final = "SELECT outbox_keep_shards()"
 
 # The process that requested the change has stopped: the relays cancel it. A time in the future was set before
-# the clock was set back. In the order of shards, as by whoever else locks several: otherwise two deadlock.
+# the clock was set back. In the order of shards, like every statement that locks several, against deadlocks.
 _CANCEL: Final[LiteralString] = """
 UPDATE outbox_shards s
 SET wanted = NULL, wanted_at = NULL, barrier_paused = false, barrier_reached = false, barrier = NULL

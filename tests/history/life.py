@@ -147,4 +147,4 @@ def _wait(run: Run, what: str, until: Callable[[], bool], *, replays: bool = Fal
         told = [
             f"{each.name}: {each.read_text(errors='replace')[-_TOLD:]}" for each in log.parent.glob("*.log")
         ]
-        raise AssertionError("\n".join((words, *told)))
+        raise AssertionError("\n".join((words, *texts)))
