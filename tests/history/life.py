@@ -144,7 +144,7 @@ def _wait(run: Run, what: str, until: Callable[[], bool], *, replays: bool = Fal
     if not run.wait(_SECONDS, is_so, pace=0.1):
         words = f"{what} did not come within {_SECONDS:.0f} s"
         log = run.describe_standstill(words)
-        told = [
+        texts = [
             f"{each.name}: {each.read_text(errors='replace')[-_TOLD:]}" for each in log.parent.glob("*.log")
         ]
         raise AssertionError("\n".join((words, *texts)))
