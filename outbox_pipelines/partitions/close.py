@@ -89,7 +89,6 @@ def reopen(settings: Settings, day: date) -> None:
         connection.execute(queries.DECLARE_REBASE)
         connection.execute(queries.named(queries.TO_BE_PUBLISHED, leaf_of(day)), {"day": day})
         connection.execute(queries.named(queries.UNSEAL, leaf_of(day)))
-        connection.execute(queries.LOCK_SHARDS)
         connection.execute(queries.REOPEN, {"day": day})
 
 

@@ -156,15 +156,15 @@ WHERE d.day = %(day)s AND o.tx >= pg_snapshot_xmin(d.published)
   AND NOT pg_visible_in_snapshot(o.tx, d.published)"""
 
 UNSEAL: Final = "DROP TRIGGER IF EXISTS outbox_closed ON {leaf}"
-# In the order of all who lock several.
-LOCK_SHARDS: Final = "SELECT FROM outbox_shards ORDER BY shard FOR UPDATE"
-# The new epoch makes every relay restart.
+# The new epoch makes every relay restart. In the order of shards: see `relay.queries.UNWANT_FORGOTTEN`.
 REOPEN: Final = """
 WITH opened AS (
     UPDATE outbox_days SET state = 'open', sealed_at = NULL, closed_at = NULL, published = NULL
     WHERE day = %(day)s
 )
-UPDATE outbox_shards SET epoch = epoch + 1, owner = NULL, owned_since = NULL"""
+UPDATE outbox_shards s SET epoch = epoch + 1, owner = NULL, owned_since = NULL
+FROM (SELECT shard FROM outbox_shards ORDER BY shard FOR UPDATE) AS locked
+WHERE s.shard = locked.shard"""
 
 # --- dropping -------------------------------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ def test_sigterm_ends_a_relay_whose_breaker_is_open(distant: Outbox, network: Pr
             wait_until(lambda: _notices(connection), what="the relay to notice")
         relay.send_signal(signal.SIGTERM)
         # Half of the least patience in deploy/.
-        assert relay.wait(120) == 0
+        assert relay.wait(15) == 0
     assert _crashes(distant) == (None, 0)
     network.heal()
     assert service.relay(distant.settings, until_empty=True).events > 0
