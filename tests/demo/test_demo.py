@@ -77,7 +77,7 @@ def test_nothing_goes_on_when_it_is_ended(
             wait_until(owner, seconds=60, what="a relay session")
         assert process.descendants()
         process.process.send_signal(how)
-        assert process.process.wait(120) == code, process.output
+        assert process.process.wait(30) == code, process.output
         wait_until(lambda: not process.descendants(), what="the end of what it started")
 
 

@@ -162,7 +162,7 @@ def _started(
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(120)
+        process.wait(30)
 
 
 def _end(process: subprocess.Popen[bytes], path: Path) -> None:
@@ -259,7 +259,7 @@ def test_the_processes_of_the_units_work_together(tmp_path: Path) -> None:
         _end(started["daemon"], units["daemon"])
         # Killed, and started again as systemd does: the web server reconnects. The run stays queued.
         os.killpg(started["code"].pid, signal.SIGKILL)
-        started["code"].wait(120)
+        started["code"].wait(30)
         started["code"] = processes.enter_context(_started(units["code"], replaced, environment, tmp_path))
         launched()
         # The code server waits up to a minute for its callers' calls: so they end first.
