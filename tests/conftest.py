@@ -220,7 +220,7 @@ def read_topic(kafka: str, topic: str) -> list[Message]:
         }
     )
     try:
-        metadata = consumer.list_topics(topic, timeout=10).topics[topic]
+        metadata = consumer.list_topics(topic, timeout=60).topics[topic]
         if metadata.error is not None:
             return []
         consumer.assign(

@@ -109,9 +109,9 @@ def _write_and_relay(
 def _look(connection: Connection, desks: Desks, sessions: Sessions, board: Board, progress: Progress) -> int:
     """A moment of supervision; how many events are published by now."""
     time.sleep(_TICK_SECONDS)
-    sessions.tend()
-    board.tend(connection)
     now = relayed(connection)
+    sessions.tend(now.events)
+    board.tend(connection)
     if progress.due():
         progress.show(report.progress_line(desks, now))
     return now.events

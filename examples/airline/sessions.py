@@ -33,7 +33,7 @@ _TEMPLATE: Final = Path(outbox_pipelines.__path__[0]) / "defs" / "dagster.yaml"
 
 def make_home(path: Path) -> None:
     """A directory for DAGSTER_HOME, with the instance that the pipelines ship."""
-    path.mkdir(parents=True, exist_ok=True)
+    _temporary(path).mkdir(parents=True, exist_ok=True)
     shutil.copy(_TEMPLATE, path / "dagster.yaml")
 
 
@@ -56,9 +56,15 @@ def base_environment(home: Path) -> dict[str, str]:
     return {
         **os.environ,
         "DAGSTER_HOME": str(home),
+        # What a killed process leaves goes with the home.
+        "TMPDIR": str(_temporary(home)),
         # The working directory, where `-m` would look first, is the user's: no place to import from.
         "PYTHONSAFEPATH": "1",
     }
+
+
+def _temporary(home: Path) -> Path:
+    return home / "tmp"
 
 
 class Sessions:
@@ -71,8 +77,12 @@ class Sessions:
         self._next_at = 0.0
         make_home(home)
 
-    def tend(self) -> None:
+    def tend(self, published: int = 0) -> None:
         """Launches the next session when its time has come; to be called again and again.
+
+        Args:
+            published: events that are published by now. Before the first of them there is nothing to hand
+                over, and the first session may still be making the instance's tables, which two cannot do.
 
         Raises:
             SetupError: a session failed.
@@ -81,7 +91,8 @@ class Sessions:
             if run.poll():
                 raise SetupError(f"relay session {number + 1} failed: {self._last_words(number)}")
         living = [run for run in self._runs if run.poll() is None]
-        if not living or (len(living) == 1 and time.monotonic() >= self._next_at):
+        is_due = published > 0 and time.monotonic() >= self._next_at
+        if not living or (len(living) == 1 and is_due):
             self._launch(_LATER_SECONDS if self._runs else _FIRST_SECONDS)
 
     def stop(self) -> None:
@@ -118,5 +129,8 @@ class Sessions:
 
     def _last_words(self, number: int) -> str:
         lines = [line.strip() for line in self._log(number).read_text(errors="replace").splitlines()]
-        told = [line for line in lines if "Failure: " in line] or [line for line in lines if line]
-        return told[-1] if told else "it logged nothing"
+        for sign in ("Failure: ", "Error: ", ""):
+            told = [line for line in lines if line and sign in line]
+            if told:
+                return told[-1]
+        return "it logged nothing"

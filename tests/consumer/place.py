@@ -171,7 +171,7 @@ def _committed(client: confluent_kafka.Consumer, partitions: list[TopicPartition
 
     def are_told() -> bool:
         try:
-            found.extend(client.committed(partitions, timeout=10))
+            found.extend(client.committed(partitions, timeout=60))
         except KafkaException as error:
             if error.args[0].code() not in _NO_COORDINATOR:
                 raise
@@ -187,11 +187,11 @@ def _ends(client: confluent_kafka.Consumer, at: TopicPartition) -> tuple[int, in
 
     def are_told() -> bool:
         try:
-            found.append(client.get_watermark_offsets(at, timeout=10))
+            found.append(client.get_watermark_offsets(at, timeout=60))
         except KafkaException as error:
             if error.args[0].code() not in _NO_LEADER:
                 raise
-            client.list_topics(at.topic, timeout=10)
+            client.list_topics(at.topic, timeout=60)
         return bool(found)
 
     wait_until(are_told, what="the ends of a partition")

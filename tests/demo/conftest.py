@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +27,9 @@ def database(stack: Stack) -> Iterator[dict[str, str]]:
     """The environment of a demo that does not share its database."""
     with fresh_database(stack.dsn) as dsn:
         yield {"OUTBOX_DSN": dsn, "OUTBOX_KAFKA": stack.kafka}
+
+
+@pytest.fixture
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of a short name: Dagster makes sockets below it, of at most 107 bytes."""
+    return tmp_path_factory.mktemp("d")

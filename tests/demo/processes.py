@@ -1,7 +1,7 @@
 """The demo as a process, and everything that comes of it.
 
 Invariants:
-- It is started with a TMPDIR of its own, which all its descendants inherit: this identifies them.
+- It is started with a variable of its own, which all its descendants inherit: this identifies them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.conftest import clean_environment
+
+_DESCENT = "DEMO_OF_TEST"
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Demo:
         found = []
         for environment in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):
-                if os.fsencode(f"TMPDIR={self.directory}\0") in environment.read_bytes() + b"\0":
+                if os.fsencode(f"{_DESCENT}={self.directory}\0") in environment.read_bytes() + b"\0":
                     found.append((environment.parent / "cmdline").read_bytes().decode().replace("\0", " "))
         return found
 
@@ -52,7 +54,7 @@ def demo(directory: Path, environment: dict[str, str], *arguments: str) -> Itera
     with _output(directory).open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "examples.airline", *arguments],
-            env=clean_environment() | environment | {"TMPDIR": str(directory)},
+            env=clean_environment() | environment | {"TMPDIR": str(directory), _DESCENT: str(directory)},
             stdout=output,
             stderr=subprocess.STDOUT,
         )

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from examples.airline import run
+from examples.airline import run, sessions
 from examples.airline.place import prepared
 from examples.airline.verify import verify
 from outbox_pipelines.errors import SetupError
@@ -63,9 +63,9 @@ def test_runs_and_verifies(database: dict[str, str]) -> None:
     ],
 )
 def test_nothing_goes_on_when_it_is_ended(
-    database: dict[str, str], tmp_path: Path, how: signal.Signals, code: int
+    database: dict[str, str], directory: Path, how: signal.Signals, code: int
 ) -> None:
-    with running(tmp_path, database, "--flights", "all") as process:
+    with running(directory, database, "--flights", "all") as process:
         with psycopg.connect(database["OUTBOX_DSN"], autocommit=True) as connection:
 
             def owner() -> object:
@@ -81,12 +81,27 @@ def test_nothing_goes_on_when_it_is_ended(
         wait_until(lambda: not process.descendants(), what="the end of what it started")
 
 
-def test_a_database_that_fails_is_one_line(database: dict[str, str], tmp_path: Path) -> None:
-    with running(tmp_path, database, "--flights", "all") as process:
+def test_a_database_that_fails_is_one_line(database: dict[str, str], directory: Path) -> None:
+    with running(directory, database, "--flights", "all") as process:
         with psycopg.connect(database["OUTBOX_DSN"], autocommit=True) as connection:
             wait_until(lambda: connection.execute(END_A_DESK).fetchone(), seconds=60, what="a writer's end")
         assert process.process.wait(120) == 2, process.output
     assert process.output.splitlines()[-1].startswith("demo: database error: ")
+
+
+def test_no_session_succeeds_one_that_has_published_nothing(
+    airline: Settings, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against two processes that make the tables of one new instance, of which one fails."""
+    monkeypatch.setattr(sessions, "bound", lambda *_: ["sleep", "600"])
+    monkeypatch.setattr(sessions, "_FIRST_SECONDS", 0.0)
+    of_demo = sessions.Sessions(airline, directory)
+    try:
+        for published, living in ((0, 1), (0, 1), (1, 2), (2, 2)):
+            of_demo.tend(published)
+            assert len(list(directory.glob("session-*.log"))) == living
+    finally:
+        of_demo.stop()
 
 
 class _RelayInPlace:
@@ -95,7 +110,7 @@ class _RelayInPlace:
     def __init__(self, settings: Settings, home: object) -> None:
         self._settings = settings
 
-    def tend(self) -> None:
+    def tend(self, published: int = 0) -> None:
         relay(self._settings, until_empty=True)
 
     def stop(self) -> None:
@@ -193,5 +208,5 @@ def test_wrong_input_is_one_line(arguments: list[str], environment: dict[str, st
 def _topics(servers: Settings, demo: Settings) -> set[str]:
     """The demo's topics, as the broker tells it: a moment late."""
     prefix = demo.topic.removesuffix("{aggregate_type}")
-    topics = AdminClient({"bootstrap.servers": servers.kafka}).list_topics(timeout=10).topics
+    topics = AdminClient({"bootstrap.servers": servers.kafka}).list_topics(timeout=60).topics
     return {topic for topic in topics if topic.startswith(prefix)}

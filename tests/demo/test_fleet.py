@@ -20,9 +20,9 @@ def _published(fleet: Demo) -> list[int]:
     return [int(number.replace(",", "")) for number in re.findall(r"([\d,]+) published", lines[-1])]
 
 
-def test_a_killed_relay_comes_back_and_nothing_is_left(database: dict[str, str], tmp_path: Path) -> None:
+def test_a_killed_relay_comes_back_and_nothing_is_left(database: dict[str, str], directory: Path) -> None:
     """Guards against a demo that shows a fleet which does not relay, or leaves databases behind."""
-    with demo(tmp_path, database, "fleet", "--port", str(free_port())) as fleet:
+    with demo(directory, database, "fleet", "--port", str(free_port())) as fleet:
         wait_until(lambda: fleet.told("Ctrl-C"), seconds=120, what="the address")
         wait_until(lambda: fleet.told(" published"), seconds=30, what="a line of progress")
         wait_until(lambda: min(_published(fleet)) > 0, seconds=60, what="an event of each airline")
@@ -39,7 +39,7 @@ def test_a_killed_relay_comes_back_and_nothing_is_left(database: dict[str, str],
         fleet.process.send_signal(signal.SIGTERM)
         assert fleet.process.wait(120) == 0, fleet.output
         assert fleet.descendants() == []
-        assert list(tmp_path.iterdir()) == []
+        assert list(directory.iterdir()) == []
     with psycopg.connect(database["OUTBOX_DSN"]) as connection:
         found = connection.execute("SELECT FROM pg_database WHERE datname LIKE 'outbox_fleet%'").fetchall()
     assert found == []

@@ -16,9 +16,9 @@ from tests.demo.processes import demo
 PUBLISHED = "SELECT coalesce(sum(events), 0) FROM outbox_ui.outbox_progress"
 
 
-def test_shows_the_relay_live_and_leaves_nothing(database: dict[str, str], tmp_path: Path) -> None:
+def test_shows_the_relay_live_and_leaves_nothing(database: dict[str, str], directory: Path) -> None:
     port = free_port()
-    with demo(tmp_path, database, "ui", "--port", str(port)) as ui:
+    with demo(directory, database, "ui", "--port", str(port)) as ui:
         wait_until(lambda: ui.told("Ctrl-C"), seconds=120, what="the address")
         assert f"http://127.0.0.1:{port}" in ui.output
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/server_info") as answer:
@@ -43,16 +43,16 @@ def test_shows_the_relay_live_and_leaves_nothing(database: dict[str, str], tmp_p
         ui.process.send_signal(signal.SIGTERM)
         assert ui.process.wait(120) == 0, ui.output
         assert ui.descendants() == []
-        assert list(tmp_path.iterdir()) == []
+        assert list(directory.iterdir()) == []
     with psycopg.connect(database["OUTBOX_DSN"]) as connection:
         assert connection.execute("SELECT FROM pg_namespace WHERE nspname = 'outbox_ui'").fetchone() is None
 
 
-def test_a_port_in_use_is_one_line(database: dict[str, str], tmp_path: Path) -> None:
+def test_a_port_in_use_is_one_line(database: dict[str, str], directory: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with demo(tmp_path, database, "ui", "--port", str(port)) as ui:
+        with demo(directory, database, "ui", "--port", str(port)) as ui:
             assert ui.process.wait(120) == 2
             assert ui.output == f"demo: port {port} is in use: choose another with --port\n"

@@ -55,7 +55,7 @@ class Reader:
             },
             logger=_SILENT,
         )
-        found = self._consumer.list_topics(timeout=10).topics
+        found = self._consumer.list_topics(timeout=60).topics
         partitions = [
             TopicPartition(topic, partition, 0)
             for topic in topics.values()

@@ -49,7 +49,7 @@ def _values(kafka: str, topic: str) -> list[tuple[bytes | None, Any]]:
     """Key and value of each message of a topic with one partition; `read_topic` expects keys."""
     reader = Consumer({"bootstrap.servers": kafka, "group.id": uuid.uuid4().hex, "enable.auto.commit": False})
     try:
-        _, end = reader.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)
+        _, end = reader.get_watermark_offsets(TopicPartition(topic, 0), timeout=60)
         reader.assign([TopicPartition(topic, 0, 0)])
         found: list[tuple[bytes | None, Any]] = []
         while len(found) < end:

@@ -80,7 +80,7 @@ def test_both_servers_and_their_crashes(settings: Settings, database_only: Setti
         assert _starts(home) == 1
         with psycopg.connect(servers.dsn) as connection:
             connection.execute("CREATE TABLE kept AS SELECT 1 AS a")
-        assert AdminClient({"bootstrap.servers": servers.kafka}).list_topics(timeout=10).brokers
+        assert AdminClient({"bootstrap.servers": servers.kafka}).list_topics(timeout=60).brokers
 
         supervisor = _parent(_postmaster(home))
         broker = _broker(supervisor)

@@ -102,7 +102,7 @@ def test_a_missing_topic_is_found_once_it_is_created(strict: Kafka, name: str) -
 def test_a_missing_topic_is_made_where_the_operator_allows_it(strict: Kafka, name: str) -> None:
     """Guards against a topic with other partitions than asked for, and against making it a second time."""
     for _ in range(2):
-        found = _topics(strict, create_topics=True, topic_partitions=5).find_for_trial(name, 20)
+        found = _topics(strict, create_topics=True, topic_partitions=5).find_for_trial(name, 120)
         assert found == Topic(name, 5, USUAL)
     assert _topics(strict, create_topics=True, topic_partitions=7).find(name).partitions == 5
 
@@ -110,7 +110,7 @@ def test_a_missing_topic_is_made_where_the_operator_allows_it(strict: Kafka, nam
 def test_a_topic_that_cannot_be_made_is_unavailable(strict: Kafka, name: str) -> None:
     """Guards against a broker's refusal that stops the relay, or is taken for an outage."""
     with pytest.raises(TopicUnavailableError) as refused:
-        _topics(strict, create_topics=True, topic_replication=3).find_for_trial(name, 20)
+        _topics(strict, create_topics=True, topic_replication=3).find_for_trial(name, 120)
     assert f"topic {name} does not exist and could not be created (Unable to replicate" in str(refused.value)
     assert "create it, or change OUTBOX_TOPIC_PARTITIONS, OUTBOX_TOPIC_REPLICATION" in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -123,7 +123,7 @@ def test_a_topic_without_permission_is_unavailable(strict: Kafka, name: str, cre
     deny(strict, name, AclOperation.WRITE)
     deny(strict, name, AclOperation.DESCRIBE)
     admin = _admin(strict.bootstrap)
-    wait_until(lambda: admin.list_topics(name, timeout=5).topics[name].error is not None)
+    wait_until(lambda: admin.list_topics(name, timeout=60).topics[name].error is not None)
     says = rf"^topic {name} cannot be written to \(not authorized\): grant WRITE and DESCRIBE on it$"
     with pytest.raises(TopicUnavailableError, match=says):
         _topics(strict, create_topics=create_topics).find(name)
@@ -222,7 +222,7 @@ def test_a_relay_makes_its_topic_and_watches_it(outbox: Outbox, caplog: pytest.L
     admin, name = _admin(outbox.settings.kafka), outbox.topic()
     outbox.write(1)
     service.relay(making.settings, until_empty=True)
-    assert len(admin.list_topics(name, timeout=5).topics[name].partitions) == 3
+    assert len(admin.list_topics(name, timeout=60).topics[name].partitions) == 3
     outbox.write(2)
     stop = threading.Event()
     relay = threading.Thread(target=lambda: service.relay(making.settings, stop=stop))
@@ -249,14 +249,14 @@ def test_the_operator_says_which_topics_may_be_created(strict: Kafka, name: str)
     settings = {"create_topics": True, "topic_partitions": 1, "create_topics_max": 3}
     known = _topics(strict, create_topics_pattern=f"{name}-*", **settings)
     for n in range(3):
-        assert known.find_for_trial(f"{name}-{n}", 20).partitions == 1
+        assert known.find_for_trial(f"{name}-{n}", 120).partitions == 1
     with pytest.raises(TopicUnavailableError, match=r"OUTBOX_CREATE_TOPICS_MAX=3 is reached"):
-        known.find_for_trial(f"{name}-3", 20)
-    assert known.find_for_trial(f"{name}-0.dlq", 20).partitions == 1
+        known.find_for_trial(f"{name}-3", 120)
+    assert known.find_for_trial(f"{name}-0.dlq", 120).partitions == 1
     with pytest.raises(TopicUnavailableError, match="does not match OUTBOX_CREATE_TOPICS_PATTERN"):
-        known.find_for_trial(f"other-{name}", 20)
+        known.find_for_trial(f"other-{name}", 120)
     assert {f"{name}-{n}" for n in (0, 1, 2)} == {
-        topic for topic in _admin(strict.bootstrap).list_topics(timeout=5).topics if name in topic
+        topic for topic in _admin(strict.bootstrap).list_topics(timeout=60).topics if name in topic
     } - {f"{name}-0.dlq"}
 
 
