@@ -6,10 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (
     AclOperation,
     AdminClient,
@@ -19,10 +22,11 @@ from confluent_kafka.admin import (
     NewPartitions,
 )
 
-from outbox_pipelines.errors import SetupError
+from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.relay import service
 from outbox_pipelines.relay.kafka import topics
+from outbox_pipelines.relay.kafka.brokers import Brokers
 from outbox_pipelines.relay.kafka.routing import patterns
 from outbox_pipelines.relay.kafka.topics import Change, Topic, Topics, TopicUnavailableError
 from outbox_pipelines.settings import load_settings
@@ -58,7 +62,9 @@ def closed() -> Iterator[None]:
 
 def _topics(broker: Kafka, **settings: object) -> Topics:
     given = {"kafka": broker.bootstrap, "create_topics_pattern": f"{_RUN}*"} | settings
-    _made.append(Topics(load_settings(**given)))
+    # A broker of a slow machine takes long to create one.
+    patient = {"creation_seconds": 60.0} if "create_topics" in settings else {}
+    _made.append(Topics(load_settings(**given), **patient))
     return _made[-1]
 
 
@@ -114,6 +120,47 @@ def test_a_topic_that_cannot_be_made_is_unavailable(strict: Kafka, name: str) ->
     assert f"topic {name} does not exist and could not be created (Unable to replicate" in str(refused.value)
     assert "create it, or change OUTBOX_TOPIC_PARTITIONS, OUTBOX_TOPIC_REPLICATION" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_refused_topic_is_created_once_it_may_be(
+    strict: Kafka, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a relay that must be restarted after CREATE is granted, or a limit is free again."""
+    monkeypatch.setattr(topics, "_CREATE_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(topics, "_AGAIN_SECONDS", 0.05)
+    settings = {"create_topics_pattern": f"{name}-*", "create_topics_max": 1}
+    known = _topics(strict, create_topics=True, **settings)
+    known.find_for_trial(f"{name}-0", 120)
+    with pytest.raises(TopicUnavailableError, match="OUTBOX_CREATE_TOPICS_MAX=1 is reached"):
+        known.find_for_trial(f"{name}-1", 120)
+    admin = _admin(strict.bootstrap)
+    admin.delete_topics([f"{name}-0"])[f"{name}-0"].result(120)
+    wait_until(lambda: known.unavailable(f"{name}-1") is None, what="the second topic")
+
+
+@pytest.mark.parametrize(
+    ("says", "is_outage"),
+    [
+        ("All brokers are currently fenced.", True),
+        ("The target replication factor of 3 cannot be reached: 1 broker(s) are registered.", False),
+    ],
+    ids=["brokers that start", "too few brokers"],
+)
+def test_brokers_that_cannot_replicate(
+    strict: Kafka, name: str, monkeypatch: pytest.MonkeyPatch, says: str, is_outage: bool
+) -> None:
+    """Guards against advice about a topic's settings while the brokers start."""
+    brokers = Brokers(load_settings(kafka=strict.bootstrap, create_topics=True, create_topics_pattern="*"))
+    answer: Future[None] = Future()
+    answer.set_exception(KafkaException(KafkaError(KafkaError.INVALID_REPLICATION_FACTOR, says)))
+    none = SimpleNamespace(topics={})
+    admin = SimpleNamespace(create_topics=lambda *_, **__: {name: answer}, list_topics=lambda **_: none)
+    monkeypatch.setattr(brokers, "_admin", admin)
+    if is_outage:
+        with pytest.raises(UnavailableError, match="fenced"):
+            brokers.create([name])
+    else:
+        assert "OUTBOX_TOPIC_REPLICATION" in brokers.create([name])[name]
 
 
 @pytest.mark.parametrize("create_topics", [False, True])

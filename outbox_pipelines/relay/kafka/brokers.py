@@ -28,7 +28,7 @@ from confluent_kafka.admin import (
 from confluent_kafka.cimpl import NewTopic
 
 from outbox_pipelines.errors import SetupError, UnavailableError
-from outbox_pipelines.relay.kafka import client
+from outbox_pipelines.relay.kafka import client, errors
 from outbox_pipelines.relay.kafka.routing import patterns
 from outbox_pipelines.settings import Settings
 
@@ -191,7 +191,7 @@ class Brokers:
             error = answer.exception()
             if error is None or _code(error) == KafkaError.TOPIC_ALREADY_EXISTS:
                 continue
-            if _code(error) not in _REFUSALS:
+            if _code(error) not in _REFUSALS or errors.says_fenced(error.args[0]):
                 raise self._no_answer(_text(error))
             refused[name] = (
                 f"does not exist and could not be created ({_text(error).rstrip('.')}): create it, or change "

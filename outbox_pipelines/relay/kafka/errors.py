@@ -137,3 +137,12 @@ def describe(error: KafkaError) -> str:
 def refusal(error: KafkaError) -> Refusal:
     """Return the error in the form in which the core uses it."""
     return Refusal(kind(error), describe(error), error.code() in _TOO_LARGE, error.code())
+
+
+def says_fenced(error: KafkaError) -> bool:
+    """Return whether no topic can be created because no broker may have replicas yet.
+
+    Brokers that start, or are late with their heartbeats, are fenced. Kafka uses the code of a replication
+    factor that can never be satisfied.
+    """
+    return error.code() == KafkaError.INVALID_REPLICATION_FACTOR and "fenced" in error.str()

@@ -22,7 +22,7 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.relay.core.record import Record
-from outbox_pipelines.relay.kafka import client
+from outbox_pipelines.relay.kafka import client, errors
 from outbox_pipelines.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -65,9 +65,8 @@ def create_topic(settings: Settings, name: str, shards: int) -> None:
 
 
 def _may_pass(reason: KafkaError) -> bool:
-    # Brokers that start, or are late with their heartbeats, are fenced: then no replication is possible.
-    fenced = reason.code() == KafkaError.INVALID_REPLICATION_FACTOR and "fenced" in reason.str()
-    return fenced or reason.retriable() or reason.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
+    is_away = reason.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
+    return is_away or reason.retriable() or errors.says_fenced(reason)
 
 
 def _was_made(answer: Future[None], was_there: int) -> bool:

@@ -38,6 +38,8 @@ _CREATION_SECONDS: Final = 3.0
 # How often a missing topic is looked up: while it may be in creation, and later.
 _CREATION_POLL: Final = 0.1
 _AGAIN_SECONDS = 2.0
+# How often a topic that could not be created is tried again: a permission is granted, a limit raised.
+_CREATE_AGAIN_SECONDS = 30.0
 # How often a topic that refuses messages is tried with one.
 _TRIAL_SECONDS = 10.0
 _REFRESH_SECONDS = 60.0
@@ -93,8 +95,8 @@ class _Search:
     reason: str = ""
     """Why it is unavailable; empty until a broker has answered."""
     is_final: bool = False
-    is_provoked: bool = False
-    """Whether the broker had a chance to create it, or the relay has created it."""
+    create_at: float = 0.0
+    """When the relay creates it, or gives the broker the opportunity to."""
     is_waited_for: bool = False
     """Whether the flow has waited for its creation once."""
 
@@ -366,7 +368,7 @@ class Topics:
         if not (search.is_final and search.reason and what.is_missing):
             search.reason = what.reason
         search.is_final = search.is_final or not what.is_missing or now >= search.final_at
-        if not search.is_provoked and what.is_missing:
+        if not search.create_at and what.is_missing:
             search.due = now
         else:
             # A thousand missing topics are asked for less often than one.
@@ -379,13 +381,14 @@ class Topics:
         with self._word:
             due = [name for name, search in self._searches.items() if search.reason and search.due <= now]
             due = due[:_AT_ONCE]
-            fresh = [name for name in due if not self._searches[name].is_provoked]
+            fresh = [name for name in due if self._searches[name].create_at <= now]
+            create_again_at = now + _CREATE_AGAIN_SECONDS + 0.01 * len(self._searches)
         if fresh and self._brokers.creates:
             refused = self._brokers.create(fresh)
             with self._word:
                 for name in fresh:
                     search = self._searches[name]
-                    search.is_provoked = True
+                    search.create_at = create_again_at
                     if name in refused:
                         search.reason, search.is_final = refused[name], True
                     else:
@@ -396,7 +399,7 @@ class Topics:
                 if self._new or self._end:
                     return
                 self._brokers.provoke(name)
-                self._searches[name].is_provoked = True
+                self._searches[name].create_at = create_again_at
         if due:
             self._look(due)
 
