@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 FLIGHTS ?=
 SOAK_SECONDS ?= 600
 RELAY ?= at_least_once
@@ -99,9 +100,11 @@ release: $(VENV)/ready
 clean:
 	rm -rf $(VENV)
 
-$(VENV)/ready: locks/dev.txt pyproject.toml
+$(VENV)/ready: locks/uv.txt locks/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(PIP) --require-hashes -r locks/uv.txt
+# It takes a seventh of pip's time. It knows none of pip's settings: where it finds no package, pip may.
+	$(BIN)/uv pip install --python $(BIN)/python --quiet --require-hashes -r locks/dev.txt || $(PIP) --require-hashes -r locks/dev.txt
+	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
