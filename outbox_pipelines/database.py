@@ -80,8 +80,13 @@ def connect(
 
 
 # The Arrow driver reads the types while it connects: it finds none of them by a quoted name, and a short
-# timeout of the role or the database ends this query.
-_DRIVER_NEEDS: Final = {"quote_all_identifiers": "off", "statement_timeout": "0", "transaction_timeout": "0"}
+# timeout of the role or the database ends this query, or the session after it.
+_DRIVER_NEEDS: Final = {
+    "idle_session_timeout": "0",
+    "quote_all_identifiers": "off",
+    "statement_timeout": "0",
+    "transaction_timeout": "0",
+}
 _RESET_VALUES: Final = "SELECT name, reset_val FROM pg_settings WHERE name = ANY(%s)"
 
 

@@ -115,7 +115,11 @@ def test_the_arrow_driver_connects_without_timeouts(hostile: Hostile) -> None:
     """Guards against an export that a short timeout ends while the driver connects, and reads the types."""
     given = psycopg.conninfo.conninfo_to_dict(reading_dsn(hostile.outbox.settings.require_dsn()))
     options = str(given["options"]).split("-c ")[1:]
-    timeouts = {"statement_timeout=0", *({"transaction_timeout=0"} if hostile.version >= 170000 else ())}
+    timeouts = {
+        "idle_session_timeout=0",
+        "statement_timeout=0",
+        *({"transaction_timeout=0"} if hostile.version >= 170000 else ()),
+    }
     assert {option.strip() for option in options} >= {"quote_all_identifiers=off", *timeouts}
 
 
