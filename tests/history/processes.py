@@ -90,11 +90,13 @@ class Process:
         try:
             code = self._process.wait(30)
         except subprocess.TimeoutExpired:
-            # What it was doing is in its log then.
             self.dump_stacks()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(2)
             self._process.kill()
             code = self._process.wait()
+            # What its threads were doing: more than the last words of a report.
+            said = self.log.read_bytes()[self._log_start :].decode(errors="replace")
+            print(f"{self.name} did not end by signal {number}:", *said.splitlines()[-100:], sep="\n")
         self._process = None
         return code
