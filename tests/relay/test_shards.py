@@ -169,7 +169,7 @@ def test_a_silent_owner_loses_the_shard(outbox: Outbox) -> None:
     quick = outbox.settings.model_copy(update={"lease_seconds": 1.0})
     owner, successor = Shard(quick, 0, "a"), Shard(quick, 0, "b")
     assert owner.try_take()
-    wait_until(successor.try_take)
+    wait_until(successor.try_take, seconds=5)
     with pytest.raises(ShardLostError):
         owner.settle(_position(outbox), 1, 1)
     successor.release()
@@ -185,7 +185,7 @@ def test_a_silent_successor_loses_its_place(outbox: Outbox) -> None:
     )
     assert owner.try_take()
     assert successor.try_wait()
-    wait_until(third.try_wait)
+    wait_until(third.try_wait, seconds=5)
     with pytest.raises(ShardLostError):
         successor.try_take()
     for place in (owner, successor, third):
