@@ -14,6 +14,7 @@ from typing import Any, Final
 import psycopg
 
 from outbox_pipelines import session
+from outbox_pipelines.answers import Session
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
@@ -48,7 +49,7 @@ def connect(
         SetupError: the setting is not a connection string.
     """
     try:
-        connection = psycopg.connect(
+        connection = Session.connect(
             settings.require_dsn(),
             autocommit=True,
             connect_timeout=10,

@@ -18,6 +18,7 @@ from typing import Final
 import psycopg
 
 from outbox_pipelines import log
+from outbox_pipelines.answers import limited_after
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.fleet.division import Division, Unit
 from outbox_pipelines.fleet.host import FleetHost
@@ -134,6 +135,13 @@ class Member:
 
     def _run(self) -> None:
         log.outbox.set(self.name)
+        with limited_after(self._shared.stop):
+            self._take_part()
+        for thread, stop in list(self._relays.values()):
+            stop.set()
+            thread.join()
+
+    def _take_part(self) -> None:
         pause = _FIRST_PAUSE
         while not self._shared.stop.is_set():
             try:
@@ -151,9 +159,6 @@ class Member:
                 self._shared.division.lost_sight(self.name)
                 self._shared.stop.wait(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE)
-        for thread, stop in list(self._relays.values()):
-            stop.set()
-            thread.join()
 
     def _note(self, error: Exception) -> None:
         self._failed = True

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 from typing import Final
 
 import psycopg
+from psycopg import generators
 from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGresult
 
@@ -67,7 +68,8 @@ class FleetWatch:
         self._lend = lend
         self._sequence_until = 0.0
         for name, query in ((ONE, queries.WATCH_ONE), (MANY, queries.WATCH_MANY)):
-            result = connection.pgconn.prepare(name, query)
+            connection.pgconn.send_prepare(name, query)
+            *_, result = connection.wait(generators.execute(connection.pgconn))
             if result.status != ExecStatus.COMMAND_OK:
                 raise psycopg.OperationalError(message(result))
 

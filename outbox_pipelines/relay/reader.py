@@ -13,9 +13,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from typing import Final
+
+import psycopg
 
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError, UnavailableError
@@ -102,8 +104,14 @@ class Reader:
 
     def run(self) -> None:
         """Read until the end, or until nothing is left; raise any error."""
-        with suppress(EndingError):
+        try:
             self._read()
+        except EndingError:
+            pass
+        except psycopg.OperationalError:
+            # What it would have read is not wanted any more; what is published must be settled.
+            if not self._ending():
+                raise
         self._put(None)
 
     def _read(self) -> None:

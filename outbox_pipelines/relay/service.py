@@ -23,6 +23,7 @@ from typing import Final
 
 import psycopg
 
+from outbox_pipelines.answers import limited_after
 from outbox_pipelines.database import connect
 from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay import queries
@@ -144,59 +145,60 @@ def relay(
     kind = _APPEND_ONLY if settings.table_file is None else _MARKED_TABLE
     has_worked = has_taken = False
     pauses = _pauses()
-    while True:
-        place: Ownership | None = None
-        try:
-            kind.check(settings)
-            blocked = SharedBlockedAggregates()
-            producer = IdempotentProducer(settings)
-            producer.connect()
-            place = kind.own(settings, shard, owner)
-            has_worked = True
-            if not _take(place, standby, stop, producer.idle):
+    with limited_after(stop):
+        while True:
+            place: Ownership | None = None
+            try:
+                kind.check(settings)
+                blocked = SharedBlockedAggregates()
+                producer = IdempotentProducer(settings)
+                producer.connect()
+                place = kind.own(settings, shard, owner)
+                has_worked = True
+                if not _take(place, standby, stop, producer.idle):
+                    return Totals()
+                # The worker sends its own heartbeats, but only once it runs.
+                with beating(place.beat, settings.lease_seconds / 5):
+                    worker = kind.make_worker(
+                        settings,
+                        place,
+                        producer,
+                        blocked,
+                        stop=stop,
+                        until_empty=until_empty,
+                        hand_over_after=hand_over_after,
+                        on_progress=on_progress,
+                        on_dead_letter=partial(hooks.dead_letter, metrics),
+                        metrics=metrics,
+                        host=host,
+                    )
+                    if on_take is not None:
+                        on_take(place.shard)
+                    metrics.took(place.shard)
+                    has_taken, pauses = True, _pauses()
+                with collecting_rarely():
+                    return worker.run()
+            except NoSuchShardError:
+                # The number of shards has changed: other relays now publish the events of this shard.
+                if not has_taken:
+                    raise
                 return Totals()
-            # The worker sends its own heartbeats, but only once it runs.
-            with beating(place.beat, settings.lease_seconds / 5):
-                worker = kind.make_worker(
-                    settings,
-                    place,
-                    producer,
-                    blocked,
-                    stop=stop,
-                    until_empty=until_empty,
-                    hand_over_after=hand_over_after,
-                    on_progress=on_progress,
-                    on_dead_letter=partial(hooks.dead_letter, metrics),
-                    metrics=metrics,
-                    host=host,
-                )
-                if on_take is not None:
-                    on_take(place.shard)
-                metrics.took(place.shard)
-                has_taken, pauses = True, _pauses()
-            with collecting_rarely():
-                return worker.run()
-        except NoSuchShardError:
-            # The number of shards has changed: other relays now publish the events of this shard.
-            if not has_taken:
-                raise
-            return Totals()
-        except (ShardLostError, UnavailableError, psycopg.OperationalError) as error:
-            if stop.is_set() and has_worked:
-                # The next relay reads the events that were in flight again.
-                _LOG.warning("stopped while %s", first_line(error))
-                return Totals()
-            # A run until empty reports the outage; a service waits for its end.
-            if until_empty and not isinstance(error, ShardLostError):
-                raise
-            if not has_worked and not isinstance(error, ShardLostError):
-                raise
-            _LOG.warning("starting over: %s", first_line(error))
-        finally:
-            if place is not None:
-                place.release()
-            metrics.released()
-        stop.wait(next(pauses))
+            except (ShardLostError, UnavailableError, psycopg.OperationalError) as error:
+                if stop.is_set():
+                    # The next relay reads the events that were in flight again.
+                    _LOG.warning("stopped while %s", first_line(error))
+                    return Totals()
+                # A run until empty reports the outage; a service waits for its end.
+                if until_empty and not isinstance(error, ShardLostError):
+                    raise
+                if not has_worked and not isinstance(error, ShardLostError):
+                    raise
+                _LOG.warning("starting over: %s", first_line(error))
+            finally:
+                if place is not None:
+                    place.release()
+                metrics.released()
+            stop.wait(next(pauses))
 
 
 def _numbers(settings: Settings) -> list[int]:

@@ -106,9 +106,8 @@ def test_two_processes_divide_the_outboxes(outboxes: list[Outbox]) -> None:
     with fleet(outboxes, "one"):
         wait_until(lambda: _owners(outboxes) == ["one"] * 3, what="one process to own all")
         with fleet(outboxes, "two"):
-            wait_until(
-                lambda: sorted(map(str, _owners(outboxes))) == ["one", "one", "two"], what="a division"
-            )
+            # Either may have two: a slow taker is taken for absent, and its outbox counts for both a moment.
+            wait_until(lambda: {*_owners(outboxes)} == {"one", "two"}, what="a division")
             for outbox in outboxes:
                 outbox.write("a")
                 _wait_for(outbox, "a")

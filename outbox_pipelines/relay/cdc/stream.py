@@ -16,7 +16,7 @@ from struct import Struct
 from typing import Final
 
 import psycopg
-from psycopg import sql
+from psycopg import generators, sql
 from psycopg.pq import ExecStatus
 
 from outbox_pipelines.database import Connection
@@ -57,7 +57,8 @@ class Stream:
         start = sql.SQL(
             "START_REPLICATION SLOT {} LOGICAL 0/0 (proto_version '1', publication_names {})"
         ).format(sql.Identifier(slot), sql.Literal(f'"{publication}"'))
-        result = self._pgconn.exec_(start.as_bytes(connection))
+        self._pgconn.send_query(start.as_bytes(connection))
+        *_, result = connection.wait(generators.execute(self._pgconn))
         if result.status != ExecStatus.COPY_BOTH:
             raise psycopg.errors.lookup(_state(result))(result.get_error_message())
         self._get = self._pgconn.get_copy_data

@@ -1,0 +1,66 @@
+"""Sessions that do not wait for an answer without end once their program must stop.
+
+Invariants:
+- Until a stop is asked for, a statement may take any time: it may wait for a lock, or read much.
+- Afterwards, a session from which nothing has come for `PATIENCE` seconds is closed, and its statement fails.
+  A network, or a pooler in between, may acknowledge everything and answer nothing: the kernel sees no fault.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
+
+import psycopg
+
+PATIENCE: Final = 10.0
+_stop: Final[ContextVar[threading.Event | None]] = ContextVar("stop", default=None)
+
+
+@contextmanager
+def limited_after(stop: threading.Event) -> Iterator[None]:
+    """Limit the waits of sessions that the block opens, also in threads that inherit its context."""
+    token = _stop.set(stop)
+    try:
+        yield
+    finally:
+        _stop.reset(token)
+
+
+class Session(psycopg.Connection[tuple[Any, ...]]):
+    """A connection whose waits have this limit; a statement that reaches it raises `OperationalError`."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._stop = _stop.get()
+
+    def wait(self, gen: Any, *given: Any, **named: Any) -> Any:
+        """Have psycopg wait for the end of one exchange with the server."""
+        if self._stop is not None:
+            gen = self._limited(gen, self._stop)
+        return super().wait(gen, *given, **named)
+
+    def _limited(self, gen: Any, stop: threading.Event) -> Generator[Any, Any, Any]:
+        silent_since: float | None = None
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                # psycopg asks again every 0.1 s, with nothing ready.
+                if ready or not stop.is_set():
+                    silent_since = None
+                else:
+                    now = time.monotonic()
+                    silent_since = silent_since or now
+                    if now - silent_since >= PATIENCE:
+                        self.pgconn.finish()
+                        raise psycopg.OperationalError(
+                            f"the database has not answered for {PATIENCE:.0f} s after the stop"
+                        )
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            return end.value

@@ -1,0 +1,151 @@
+"""A database whose packets are acknowledged and whose answers are lost, while a relay is to stop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from outbox_pipelines import answers
+from outbox_pipelines.answers import Session, limited_after
+from outbox_pipelines.fleet.service import relay_all
+from outbox_pipelines.local import Stack
+from outbox_pipelines.relay import queries, service
+from outbox_pipelines.relay.cdc import cutover
+from outbox_pipelines.relay.cdc.setup import remove
+from outbox_pipelines.settings import Settings
+from tests.conftest import Outbox, fresh_database, topic_prefix, wait_until
+from tests.history.proxy import Proxy
+from tests.relay.marked_table import textbook
+from tests.relay.threads import owners
+
+_PATIENCE = 0.5
+
+
+@pytest.fixture
+def proxy(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """Between a relay and the database; sessions are patient for half a second after a stop."""
+    monkeypatch.setattr(answers, "PATIENCE", _PATIENCE)
+    with psycopg.connect(stack.dsn) as connection, Proxy(connection.info.port) as proxy:
+        yield proxy
+
+
+def _through(outbox: Outbox, proxy: Proxy, **more: object) -> Settings:
+    dsn = psycopg.conninfo.make_conninfo(outbox.settings.require_dsn(), host="127.0.0.1", port=proxy.port)
+    return outbox.settings.model_copy(update={"dsn": type(outbox.settings.dsn)(dsn), **more})
+
+
+@contextmanager
+def _stopped(run: Callable[[threading.Event], object], proxy: Proxy) -> Iterator[None]:
+    """Runs it while the block runs, which loses the answers; it must end then."""
+    stop = threading.Event()
+    relay = threading.Thread(target=run, args=[stop])
+    relay.start()
+    try:
+        yield
+        stop.set()
+        relay.join(60)
+        assert not relay.is_alive()
+    finally:
+        stop.set()
+        proxy.heal()
+        relay.join(60)
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_relay_ends(outbox: Outbox, proxy: Proxy, delivery: str) -> None:
+    """Guards against a relay that waits for an answer until it is killed; its events are not lost."""
+    settings = _through(outbox, proxy, delivery=delivery)
+    with _stopped(lambda stop: service.relay(settings, stop=stop), proxy):
+        outbox.write("a")
+        wait_until(lambda: [message.key for message in outbox.messages()] == ["a"], what="an event")
+        proxy.swallow_answers()
+        outbox.write("b")
+    direct = outbox.settings.model_copy(update={"delivery": delivery})
+    wait_until(lambda: owners(outbox) == [None], what="the database to notice the end")
+    service.relay(direct, until_empty=True)
+    assert {message.key for message in outbox.messages()} == {"a", "b"}
+
+
+def test_a_relay_that_reads_a_slot_ends(outbox: Outbox, proxy: Proxy) -> None:
+    """Guards against waits of the session that replicates, and of the one that reads beside it."""
+    with _stopped(lambda stop: service.relay(_through(outbox, proxy), stop=stop), proxy):
+        wait_until(lambda: owners(outbox) != [None], what="a relay")
+        cutover.run(outbox.settings, "cdc", seconds=60, say=lambda line: None)
+        proxy.swallow_answers()
+        outbox.write("b")
+    remove(outbox.settings, seconds=30, say=lambda line: None)
+
+
+def test_a_relay_of_a_marked_table_ends(stack: Stack, tmp_path: Path, proxy: Proxy) -> None:
+    """Guards against claims and marks without an answer."""
+    shape = textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING
+    with fresh_database(stack.dsn) as dsn:
+        table = textbook.make(dsn, stack.kafka, f"{topic_prefix()}-events", tmp_path, *shape)
+        with _stopped(lambda stop: service.relay(_through(table.outbox, proxy), stop=stop), proxy):
+            table.write(("a", {"n": 1}))
+            wait_until(lambda: not table.pending(), what="a mark")
+            proxy.swallow_answers()
+            table.write(("b", {"n": 2}))
+
+
+def test_a_standby_ends(outbox: Outbox, proxy: Proxy) -> None:
+    """Guards against a relay that has no shard, and waits for an answer."""
+    taken = threading.Event()
+    with _stopped(
+        lambda stop: service.relay(outbox.settings, stop=stop, on_take=lambda shard: taken.set()), proxy
+    ):
+        assert taken.wait(60)
+        with _stopped(lambda stop: service.relay(_through(outbox, proxy), stop=stop), proxy):
+            wait_until(lambda: _is_awaited(outbox), what="the standby to wait")
+            proxy.swallow_answers()
+
+
+def _is_awaited(outbox: Outbox) -> bool:
+    lock = {"lock": f"{outbox.settings.db_schema}.outbox_shards.next", "shard": 0}
+    with outbox.connect() as connection:
+        return connection.execute(queries.LOCK_IS_HELD, lock).fetchone() == (True,)
+
+
+def test_a_relay_that_starts_ends(outbox: Outbox, proxy: Proxy) -> None:
+    """Guards against an error, or a wait, where the answers were lost before there was a shard."""
+    proxy.swallow_answers()
+    with _stopped(lambda stop: service.relay(_through(outbox, proxy), stop=stop), proxy):
+        wait_until(lambda: proxy.connections > 0, what="a connection")
+
+
+def test_a_fleet_ends(outbox: Outbox, proxy: Proxy) -> None:
+    """Guards against a process with several outboxes of which one waits for an answer."""
+    with _stopped(lambda stop: relay_all([_through(outbox, proxy)], stop=stop), proxy):
+        outbox.write("a")
+        wait_until(lambda: [message.key for message in outbox.messages()] == ["a"], what="an event")
+        proxy.swallow_answers()
+        outbox.write("b")
+
+
+def test_before_a_stop_an_answer_may_take_any_time(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a session that is closed because a statement waits for a lock."""
+    monkeypatch.setattr(answers, "PATIENCE", 0.05)
+    stop = threading.Event()
+    with limited_after(stop), Session.connect(outbox.settings.require_dsn()) as connection:
+        assert connection.execute("SELECT 1 FROM pg_sleep(0.4)").fetchone() == (1,)
+        stop.set()
+        with pytest.raises(psycopg.OperationalError, match="has not answered"):
+            connection.execute("SELECT pg_sleep(30)")
+        assert connection.closed
+
+
+def test_what_comes_bit_by_bit_is_an_answer(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a limit on the time of a whole statement, which may read much."""
+    monkeypatch.setattr(answers, "PATIENCE", 1.0)
+    stop = threading.Event()
+    stop.set()
+    with limited_after(stop), Session.connect(outbox.settings.require_dsn()) as connection:
+        rows = connection.execute(
+            "SELECT n, repeat('x', 100000) FROM generate_series(1, 15) AS n, pg_sleep(0.1 + n * 0)"
+        ).fetchall()
+    assert len(rows) == 15
