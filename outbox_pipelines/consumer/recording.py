@@ -67,9 +67,9 @@ class Recording(Attempts):
         left: list[Item] = []
         if count < len(items):
             recorded = set(ids or ())
-            # The first item of each id.
-            new = [*{each.id: each for each in reversed(items)}.values()][::-1]
-            new = [each for each in new if each.id in recorded]
+            # The first item of each id, at its own place: later ones of its key must not overtake it.
+            first_ones = {each.id: each for each in reversed(items)}
+            new = [each for each in items if each is first_ones[each.id] and each.id in recorded]
             others = [each.message_id for each in items if each.id not in recorded]
             known = {str(each) for each in await self._recorded(transaction, others)}
             if known and new:

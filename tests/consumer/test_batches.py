@@ -66,6 +66,24 @@ def test_the_same_event_twice_in_a_batch_is_handled_once(place: Place) -> None:
     assert run_through(place, Batches(), 120) == Counts(handled=120, duplicates=120)
 
 
+@pytest.mark.parametrize("how", [{"batch": 50}, {"per_transaction": 50}])
+def test_an_event_that_comes_twice_keeps_its_first_place(place: Place, how: dict[str, int]) -> None:
+    """Guards against an event that is handled behind later ones of its aggregate, because it came again."""
+    ids = [str(uuid7()) for _ in range(5)]
+    place.send(*(ids[n] for n in (0, 1, 2, 1, 3, 0, 4)), keys=1)
+    consumer = place.bare()
+
+    @consumer.on("order.placed", **how)
+    def handle(given: Any, connection: Connection) -> None:
+        for event in given if isinstance(given, list) else [given]:
+            effect(event, connection)
+
+    with running(consumer) as run:
+        wait_until(lambda: place.uncommitted() == 0, what="all offsets")
+        assert run.end() == Counts(handled=5, duplicates=2)
+    assert [str(event_id) for (event_id,) in place.rows("SELECT event_id FROM effects ORDER BY seq")] == ids
+
+
 def test_one_of_a_batch_fails_and_the_others_are_handled(place: Place) -> None:
     """Guards against a poisoned event that takes its neighbours with it."""
     place.load(400, keys=10)
