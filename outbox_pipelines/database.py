@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import psycopg
 
-from outbox_pipelines import session
+from outbox_pipelines import pooler, session
 from outbox_pipelines.answers import Session
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.secret import first_line
@@ -46,10 +46,11 @@ def connect(
 
     Raises:
         UnavailableError: the database is unavailable, is a standby, or refuses the credentials.
-        SetupError: the setting is not a connection string.
+        SetupError: the setting is not a connection string, or leads through a pooler in transaction mode.
     """
-    try:
-        connection = Session.connect(
+
+    def opened(beside: Connection | None) -> Session:
+        return Session.connect(
             settings.require_dsn(),
             autocommit=True,
             connect_timeout=10,
@@ -63,6 +64,9 @@ def connect(
             **({} if beside is None else _host(beside)),
             **_PROTOCOL[replication],
         )
+
+    try:
+        connection = opened(beside)
     except psycopg.OperationalError as error:
         if "hot standby" in str(error):
             raise UnavailableError(_STANDBY.format(setting)) from None
@@ -73,6 +77,10 @@ def connect(
     except psycopg.ProgrammingError as error:
         raise SetupError(f"{setting} is not a connection string: {first_line(error)}") from None
     try:
+        # First: the settings would reach the sessions of the application.
+        if pooler.is_between(connection):
+            with opened(connection) as other:
+                pooler.refuse(connection, other, setting)
         connection.execute("; ".join(session.pin_own(settings.db_schema)))
     except BaseException:
         connection.close()
@@ -113,6 +121,12 @@ def reading_dsn(dsn: str) -> str:
     if options:
         given["options"] = " ".join([given.get("options") or "", *options])
     return psycopg.conninfo.make_conninfo(**given)
+
+
+def require_own_session(settings: Settings, connection: Connection) -> None:
+    """Raise `SetupError` if statements of this session may run in others: also where a pooler hides."""
+    with connect(settings, name="outbox relay: pooler?", beside=connection) as other:
+        pooler.refuse(connection, other, "OUTBOX_DSN")
 
 
 def refuse_standby(connection: Connection) -> None:

@@ -1,16 +1,18 @@
-"""Detects a pooler in transaction mode before the database, where session locks do not work.
+"""Detects a pooler in transaction mode before the database, where sessions are not our own.
 
 Invariants:
-- A session lock belongs to one server connection. In transaction mode, a pooler may run each transaction on
-  another connection, so two relays could own the same lock, or neither. The lock of a command can stay behind
-  in the pool when the command has ended.
+- In transaction mode, a pooler may run each transaction on another server connection. A session lock would
+  belong to two relays, or stay behind in the pool; so would settings, in the sessions of the application.
+- Nothing here changes a session.
 """
 
 from __future__ import annotations
 
-from outbox_pipelines.database import Connection, connect
+from typing import Any
+
+import psycopg
+
 from outbox_pipelines.errors import SetupError
-from outbox_pipelines.settings import Settings
 
 _PID = "SELECT pg_backend_pid()"
 # The order in which two connections ask. Whether a pooler assigns the connection used last or the next in
@@ -18,22 +20,28 @@ _PID = "SELECT pg_backend_pid()"
 _ORDER = (0, 0, 1, 0, 1, 1, 0, 1, 0, 0, 0, 1, 1)
 
 
-def refuse(connection: Connection, settings: Settings) -> None:
-    """Raise `SetupError` if statements of one session run on several server connections."""
-    with connect(settings, name="outbox relay: pooler?", beside=connection) as other:
-        pids: tuple[set[int], set[int]] = (set(), set())
-        for n in _ORDER:
-            row = (connection, other)[n].execute(_PID, prepare=False).fetchone()
-            assert row is not None
-            pids[n].add(row[0])
+def is_between(connection: psycopg.Connection[Any]) -> bool:
+    """Return whether a pooler answers for the database: it gives clients process ids of its own."""
+    return _pid(connection) != connection.info.backend_pid
+
+
+def refuse(one: psycopg.Connection[Any], other: psycopg.Connection[Any], setting: str) -> None:
+    """Raise `SetupError` if statements of one session run on several server connections.
+
+    Args:
+        setting: that names the database, for the message.
+    """
+    pids: tuple[set[int], set[int]] = (set(), set())
+    for n in _ORDER:
+        pids[n].add(_pid((one, other)[n]))
     if len(pids[0]) > 1 or len(pids[1]) > 1 or pids[0] & pids[1]:
         raise SetupError(
-            "OUTBOX_DSN leads through a pooler in transaction mode, where the lock of a session has no "
-            "effect: name the database itself, or a pool in session mode"
+            f"{setting} leads through a pooler in transaction mode, where locks and settings of a session "
+            "reach other clients: name the database itself, or a pool in session mode"
         )
 
 
-def refuse_if_pooled(connection: Connection, settings: Settings) -> None:
-    """Do the same with one statement where no pooler is: poolers give clients process ids of their own."""
-    if connection.execute(_PID, prepare=False).fetchone() != (connection.info.backend_pid,):
-        refuse(connection, settings)
+def _pid(connection: psycopg.Connection[Any]) -> int:
+    row = connection.execute(_PID, prepare=False).fetchone()
+    assert row is not None
+    return int(row[0])

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from psycopg import sql
 
-from outbox_pipelines import pooler, schema
+from outbox_pipelines import schema
 from outbox_pipelines.adopt import by_marks, by_slot, holding, planning, queries, renaming, rules
 from outbox_pipelines.adopt import facts as catalog
 from outbox_pipelines.adopt import slot as slots
@@ -195,8 +195,6 @@ def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
         existing.require(state, "adopted", "returning")
         slots.require_stopped(connection, state)
         found = catalog.read(connection, state.relation)
-        # The relay below would refuse it after the change of names.
-        pooler.refuse(connection, settings)
         holder = hold.enter_context(holding.held(settings, connection, state, found, say))
         ddl = Ddl(found, mapping, settings.db_schema, state.name)
 

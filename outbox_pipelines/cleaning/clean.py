@@ -13,7 +13,6 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from outbox_pipelines import pooler
 from outbox_pipelines.archive.store import open_store
 from outbox_pipelines.cleaning import archiving, months, queries, rows, target
 from outbox_pipelines.cleaning.target import Target
@@ -52,7 +51,6 @@ def clean(settings: Settings, stop: threading.Event | None = None) -> Cleaned:
     with connect(settings, name="outbox table clean") as connection:
         connection.execute(queries.TUNE)
         refuse_standby(connection)
-        pooler.refuse(connection, settings)
         found = target.find(connection, settings)
         _lock(connection, found)
         store = None if settings.archive == NO_ARCHIVE else open_store(settings)

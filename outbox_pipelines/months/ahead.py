@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg import sql
 
-from outbox_pipelines import pooler
 from outbox_pipelines.database import Connection, connect, refuse_standby
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.months import calendar, queries
@@ -86,7 +85,6 @@ def ensure(settings: Settings, ahead: int | None = None) -> Made:
     mapping = open_mapping(settings)
     with connect(settings, name="outbox table months") as connection:
         refuse_standby(connection)
-        pooler.refuse(connection, settings)
         table = _find(connection, mapping)
         if connection.execute(queries.LOCK, {"key": _LOCK << 32 | table.oid}).fetchone() != (True,):
             raise NotReadyError(f"another run makes the months of {table}: wait for its end")

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Final, NamedTuple
 
-from outbox_pipelines import pooler
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.partitions import queries
@@ -91,11 +90,9 @@ def working_at(settings: Settings, day: date) -> Iterator[Connection]:
     """Open a connection and lock the day, so that no other session works on it.
 
     Raises:
-        SetupError: a pooler would keep the lock.
         NotReadyError: another session has locked the day.
     """
     with connect(settings, name=f"outbox: {day}") as connection:
-        pooler.refuse_if_pooled(connection, settings)
         connection.execute("SET TimeZone = 'UTC'")
         deadline = time.monotonic() + _GOING_SECONDS
         while not connection.execute(queries.TRY_DAY, {"day": day}).fetchall()[0][0]:

@@ -22,6 +22,8 @@ Pooled = Callable[..., Outbox]
 _LOCKS = """
 SELECT * FROM pg_locks WHERE locktype = 'advisory'
 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+# The name is one that a pooler itself passes on.
+_SET = "SELECT name, setting FROM pg_settings WHERE source = 'session' AND name <> 'application_name'"
 
 if PGBOUNCER is None and os.environ.get("CI") != "true":
     pytest.skip("pgbouncer is not installed", allow_module_level=True)
@@ -110,8 +112,8 @@ def test_a_pool_in_session_mode_will_do(outbox: Outbox, pooled: Pooled) -> None:
     assert service.relay(behind.settings, until_empty=True).events == 2
 
 
-def test_commands_leave_no_lock_in_a_pool(outbox: Outbox, pooled: Pooled) -> None:
-    """Guards against a lock that outlives its command: later ones wait for a process that has ended."""
+def test_commands_leave_nothing_in_a_pool(outbox: Outbox, pooled: Pooled) -> None:
+    """Guards against a lock that outlives its command, and settings that reach the application's sessions."""
     behind = pooled(pool_mode="transaction", default_pool_size=20, server_round_robin=1)
     for other in [behind.connect() for _ in range(3)]:
         other.close()
@@ -120,6 +122,9 @@ def test_commands_leave_no_lock_in_a_pool(outbox: Outbox, pooled: Pooled) -> Non
         ["cutover", "--to", "polling"],
         ["shards", "set", "2"],
         ["partitions", "attach", str(datetime.now(UTC).date())],
+        ["status"],
+        ["dead-letters", "list"],
+        ["reconcile", str(datetime.now(UTC).date())],
     ):
         refused = behind.outbox(*command)
         assert refused.returncode == 2, (command, refused.stdout, refused.stderr)
@@ -127,6 +132,9 @@ def test_commands_leave_no_lock_in_a_pool(outbox: Outbox, pooled: Pooled) -> Non
     with outbox.connect() as connection:
         found = connection.execute(_LOCKS).fetchall()
     assert found == []
+    with behind.connect() as connection:
+        # Of a server connection that each of the commands had.
+        assert connection.execute(_SET).fetchall() == []
 
 
 def test_a_slot_needs_a_direct_connection(outbox: Outbox, pooled: Pooled) -> None:

@@ -20,7 +20,6 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import DiagnosticField, ExecStatus
 
-from outbox_pipelines import pooler
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.position import Snapshot
@@ -103,7 +102,6 @@ def set_up(settings: Settings, *, seconds: float, say: Say) -> str | None:
 def require_slots(settings: Settings) -> None:
     """Raise SetupError if `set_up` could not make a slot now, without changing anything."""
     with closing(connect(settings, name="outbox cdc setup")) as connection:
-        pooler.refuse(connection, settings)
         refuse_copy(connection)
         _check(connection, settings)
 
@@ -142,10 +140,9 @@ def lock(connection: Connection, settings: Settings) -> Iterator[None]:
     """Let no other process change the slot, or to whom it belongs, within the block.
 
     Raises:
-        SetupError: a pooler would keep the lock, or the position was made in another database.
+        SetupError: the position was made in another database.
         NotReadyError: another one does.
     """
-    pooler.refuse(connection, settings)
     refuse_copy(connection)
     key = {"lock": f"{settings.db_schema}.outbox_cdc"}
     if connection.execute(queries.LOCK_SETUP, key).fetchone() != (True,):

@@ -23,8 +23,7 @@ from typing import Any, Final, LiteralString
 import psycopg
 from psycopg import sql
 
-from outbox_pipelines import pooler
-from outbox_pipelines.database import Connection, connect, refuse_standby
+from outbox_pipelines.database import Connection, connect, refuse_standby, require_own_session
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import adoption, bodies
 from outbox_pipelines.relay.core.breaker import Breaker, State
@@ -71,7 +70,7 @@ class TableOwnership:
     def _begin(self) -> None:
         self._connection.execute(TUNE)
         refuse_standby(self._connection)
-        pooler.refuse(self._connection, self._settings)
+        require_own_session(self._settings, self._connection)
         described = open_mapping(self._settings)
         findings.refuse(of_settings(self._connection, self._settings, described))
         self.mapping = adoption.followed(self._connection, described)

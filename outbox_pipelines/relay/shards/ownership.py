@@ -20,8 +20,7 @@ from typing import Any, LiteralString
 
 import psycopg
 
-from outbox_pipelines import pooler
-from outbox_pipelines.database import Connection, connect, refuse_standby
+from outbox_pipelines.database import Connection, connect, refuse_standby, require_own_session
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import adoption, queries
 from outbox_pipelines.relay.core.errors import ShardLostError
@@ -67,7 +66,7 @@ class ShardOwnership:
         self.crash_guard_crashes = 0
         """How many times in a row a relay has crashed at that seq."""
         # First: behind a pooler, the next statement may run in another session.
-        pooler.refuse(self._connection, settings)
+        require_own_session(settings, self._connection)
         self._connection.execute("SET synchronous_commit = on")
         # Plans are kept, also from a time when no event was parked.
         self._connection.execute(queries.BY_INDEX)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from outbox_pipelines import pooler
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.position import Snapshot
@@ -52,7 +51,6 @@ def change(
     if not 1 <= wanted <= MOST_SHARDS:
         raise SetupError(f"{wanted} shards are not possible: choose 1 to {MOST_SHARDS}")
     with connect(settings, name="outbox shards set") as connection:
-        pooler.refuse_if_pooled(connection, settings)
         deadline = time.monotonic() + seconds
         started = False
         waiting = ""
