@@ -25,6 +25,12 @@ def is_between(connection: psycopg.Connection[Any]) -> bool:
     return _pid(connection) != connection.info.backend_pid
 
 
+async def is_between_async(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """As `is_between`."""
+    row = await (await connection.execute(_PID, prepare=False)).fetchone()
+    return row != (connection.info.backend_pid,)
+
+
 def refuse(one: psycopg.Connection[Any], other: psycopg.Connection[Any], setting: str) -> None:
     """Raise `SetupError` if statements of one session run on several server connections.
 

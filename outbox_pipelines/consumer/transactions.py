@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psycopg
 
+from outbox_pipelines import pooler
 from outbox_pipelines import session as sessions
 from outbox_pipelines.consumer import messages, queries
 from outbox_pipelines.consumer.messages import FirstStatement
@@ -271,6 +272,9 @@ class AsyncSessions:
 def dsn(conninfo: str, source: str) -> Callable[[], Connection]:
     """Connects to the database of a connection string.
 
+    Behind a pooler nothing is prepared: in transaction mode it would be in another session, or be another
+    client's.
+
     Raises:
         SetupError: it is none.
     """
@@ -278,6 +282,8 @@ def dsn(conninfo: str, source: str) -> Callable[[], Connection]:
 
     def connect() -> Connection:
         connection = psycopg.connect(conninfo, **_options(source))
+        if pooler.is_between(connection):
+            connection.prepare_threshold = None
         connection.execute(sessions.pin(sessions.SHARED))
         return connection
 
@@ -290,6 +296,8 @@ def async_dsn(conninfo: str, source: str) -> Callable[[], Awaitable[AsyncConnect
 
     async def connect() -> AsyncConnection:
         connection = await psycopg.AsyncConnection.connect(conninfo, **_options(source))
+        if await pooler.is_between_async(connection):
+            connection.prepare_threshold = None
         await connection.execute(sessions.pin(sessions.SHARED))
         return connection
 
@@ -308,7 +316,9 @@ def may_pass(error: BaseException) -> bool:
     # these names and the server's code.
     names = {each.__name__ for each in type(error).__mro__}
     passes = isinstance(error, OSError) or bool(names & {"OperationalError", "InterfaceError"})
-    return passes or _code(error).startswith(_PASSING)
+    code = _code(error)
+    # Without a code it is psycopg's own: a pooler that loses its server says more than was asked.
+    return passes or code.startswith(_PASSING) or (not code and "InternalError" in names)
 
 
 def is_worth_a_repetition(error: BaseException) -> bool:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
-import psycopg
 import pytest
 
-from outbox_pipelines.local.server import free_port
 from outbox_pipelines.relay import service
-from tests.conftest import Outbox, password_of, wait_until
+from tests.conftest import Outbox
+from tests.pgbouncer import pgbouncer
 
-PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 Pooled = Callable[..., Outbox]
 _LOCKS = """
 SELECT * FROM pg_locks WHERE locktype = 'advisory'
@@ -25,54 +20,14 @@ AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 # The name is one that a pooler itself passes on.
 _SET = "SELECT name, setting FROM pg_settings WHERE source = 'session' AND name <> 'application_name'"
 
-if PGBOUNCER is None and os.environ.get("CI") != "true":
-    pytest.skip("pgbouncer is not installed", allow_module_level=True)
-
 
 @pytest.fixture
 def pooled(outbox: Outbox, tmp_path: Path) -> Iterator[Pooled]:
     """The outbox behind a pgbouncer with these settings."""
-    assert PGBOUNCER is not None
-    server = psycopg.conninfo.conninfo_to_dict(outbox.settings.dsn)
-    password = password_of(outbox.settings.dsn)
-    with ExitStack() as cleanup:
+    with ExitStack() as poolers:
 
         def start(**settings: object) -> Outbox:
-            port = free_port()
-            given = {
-                "listen_addr": "127.0.0.1",
-                "listen_port": port,
-                "unix_socket_dir": "",
-                "auth_type": "any",
-                "pidfile": "",
-                **settings,
-            }
-            if os.geteuid() == 0:
-                given["user"] = "nobody"
-            lines = [
-                "[databases]",
-                f"* = host={server['host']} port={server['port']} user=postgres password={password}",
-                "[pgbouncer]",
-                *(f"{name} = {value}" for name, value in given.items()),
-            ]
-            config = tmp_path / f"{port}.ini"
-            config.write_text("\n".join(lines))
-            process = subprocess.Popen(
-                [PGBOUNCER, "-q", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
-            cleanup.callback(process.wait, 10)
-            cleanup.callback(process.kill)
-            dsn = psycopg.conninfo.make_conninfo(outbox.settings.dsn, port=port)
-
-            def answers() -> bool:
-                assert process.poll() is None, "pgbouncer has ended"
-                try:
-                    psycopg.connect(dsn, connect_timeout=2).close()
-                except psycopg.OperationalError:
-                    return False
-                return True
-
-            wait_until(answers, what="pgbouncer to answer")
+            dsn = poolers.enter_context(pgbouncer(outbox.settings.require_dsn(), tmp_path, **settings))
             return Outbox(outbox.settings.model_copy(update={"dsn": dsn}))
 
         yield start
