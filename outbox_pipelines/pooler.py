@@ -14,7 +14,8 @@ import psycopg
 
 from outbox_pipelines.errors import SetupError
 
-_PID = "SELECT pg_backend_pid()"
+# A short timeout of the role or the database must not end it. Both in one transaction, without BEGIN.
+_PID = "SET LOCAL statement_timeout = 0; SELECT pg_backend_pid()"
 # The order in which two connections ask. Whether a pooler assigns the connection used last or the next in
 # turn, at least one of the two then sees a second server connection.
 _ORDER = (0, 0, 1, 0, 1, 1, 0, 1, 0, 0, 0, 1, 1)
@@ -27,8 +28,9 @@ def is_between(connection: psycopg.Connection[Any]) -> bool:
 
 async def is_between_async(connection: psycopg.AsyncConnection[Any]) -> bool:
     """As `is_between`."""
-    row = await (await connection.execute(_PID, prepare=False)).fetchone()
-    return row != (connection.info.backend_pid,)
+    cursor = await connection.execute(_PID, prepare=False)
+    cursor.nextset()
+    return await cursor.fetchone() != (connection.info.backend_pid,)
 
 
 def refuse(one: psycopg.Connection[Any], other: psycopg.Connection[Any], setting: str) -> None:
@@ -48,6 +50,8 @@ def refuse(one: psycopg.Connection[Any], other: psycopg.Connection[Any], setting
 
 
 def _pid(connection: psycopg.Connection[Any]) -> int:
-    row = connection.execute(_PID, prepare=False).fetchone()
+    cursor = connection.execute(_PID, prepare=False)
+    cursor.nextset()
+    row = cursor.fetchone()
     assert row is not None
     return int(row[0])

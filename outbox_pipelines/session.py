@@ -35,6 +35,8 @@ SHARED: Final = {
 }
 # How long statements may take, and what names and times mean: only in sessions of this package alone.
 OWN: Final = SHARED | {
+    # A statement that waits for a lock, or works long, ends with its client; so does what the session holds.
+    "client_connection_check_interval": "2s",
     "default_transaction_isolation": "read committed",
     "idle_in_transaction_session_timeout": "0",
     "lock_timeout": "0",
@@ -48,7 +50,11 @@ OWN: Final = SHARED | {
 # A name that the server does not know would be an error.
 _PIN: Final = """
 SELECT set_config(name, value, false) FROM (VALUES {pins}) AS pin (name, value)
-WHERE name <> 'transaction_timeout' OR current_setting('server_version_num')::int >= 170000"""
+WHERE CASE name
+    WHEN 'transaction_timeout' THEN current_setting('server_version_num')::int >= 170000
+    -- Elsewhere a server may be unable to do so, and refuse the value.
+    WHEN 'client_connection_check_interval' THEN version() ~ 'linux'
+    ELSE true END"""
 
 
 def pin(settings: dict[str, str]) -> str:

@@ -35,8 +35,6 @@ SELECT database, plugin, active_pid,
        wal_status = 'lost' OR to_jsonb(r) ->> 'invalidation_reason' IS NOT NULL
 FROM pg_replication_slots r WHERE slot_name = %(slot)s"""
 
-# The server waits for transactions, and would make the slot also for a command that was killed.
-NOTICE_DEATH: Final = "SET client_connection_check_interval = '1s'"
 # On 17 and later a standby can have it as well.
 MAKE_SLOT: Final = "SELECT pg_create_logical_replication_slot(%(slot)s, 'pgoutput')"
 MAKE_FAILOVER_SLOT: Final = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any, Final
 
 import psycopg
@@ -163,9 +163,6 @@ def is_read(connection: Connection, slot: str) -> bool:
 def make_slot(connection: Connection, slot: str) -> None:
     """Make the slot; it begins when all transactions that run now have ended."""
     version = connection.info.server_version
-    # Some systems cannot.
-    with suppress(psycopg.Error):
-        connection.execute(queries.NOTICE_DEATH)
     query = queries.MAKE_FAILOVER_SLOT if version >= _FAILOVER_SINCE else queries.MAKE_SLOT
     connection.execute(query, {"slot": slot})
 

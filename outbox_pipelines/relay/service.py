@@ -144,10 +144,11 @@ def relay(
         return totals
     kind = _APPEND_ONLY if settings.table_file is None else _MARKED_TABLE
     has_worked = has_taken = False
-    pauses = _pauses()
+    pauses, totals = _pauses(), Totals()
     with limited_after(stop):
         while True:
             place: Ownership | None = None
+            worker: Worker | MarkedTableWorker | None = None
             try:
                 kind.check(settings)
                 blocked = SharedBlockedAggregates()
@@ -156,7 +157,7 @@ def relay(
                 place = kind.own(settings, shard, owner)
                 has_worked = True
                 if not _take(place, standby, stop, producer.idle):
-                    return Totals()
+                    break
                 # The worker sends its own heartbeats, but only once it runs.
                 with beating(place.beat, settings.lease_seconds / 5):
                     worker = kind.make_worker(
@@ -177,17 +178,18 @@ def relay(
                     metrics.took(place.shard)
                     has_taken, pauses = True, _pauses()
                 with collecting_rarely():
-                    return worker.run()
+                    worker.run()
+                break
             except NoSuchShardError:
                 # The number of shards has changed: other relays now publish the events of this shard.
                 if not has_taken:
                     raise
-                return Totals()
+                break
             except (ShardLostError, UnavailableError, psycopg.OperationalError) as error:
                 if stop.is_set():
                     # The next relay reads the events that were in flight again.
                     _LOG.warning("stopped while %s", first_line(error))
-                    return Totals()
+                    break
                 # A run until empty reports the outage; a service waits for its end.
                 if until_empty and not isinstance(error, ShardLostError):
                     raise
@@ -195,10 +197,13 @@ def relay(
                     raise
                 _LOG.warning("starting over: %s", first_line(error))
             finally:
+                if worker is not None:
+                    totals += worker.totals
                 if place is not None:
                     place.release()
                 metrics.released()
             stop.wait(next(pauses))
+    return totals
 
 
 def _numbers(settings: Settings) -> list[int]:

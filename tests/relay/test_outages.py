@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import psycopg
@@ -12,10 +13,12 @@ import pytest
 from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.quality import measurements
+from outbox_pipelines.relay import service
+from outbox_pipelines.relay.totals import Totals
 from tests.conftest import Outbox, wait_until
 from tests.relay import faults
 from tests.relay.parked import parked_rows, write
-from tests.relay.threads import running
+from tests.relay.threads import quick, running, wait_until_relayed
 from tests.relay.topic import NOISE, change_topic
 
 
@@ -175,3 +178,23 @@ def test_an_outage_during_an_attempt_does_not_count(
         kafka.thaw()
         wait_until(lambda: row()[0] == 2, seconds=60, what="the second refusal")
     assert parked_rows(outbox)[0][2:] == ("failed", 2)
+
+
+def test_all_sessions_of_a_relay_are_counted(outbox: Outbox) -> None:
+    """Guards against a last line that says 0 events, where a session was lost in between."""
+    stop, found = threading.Event(), list[Totals]()
+    relay = threading.Thread(target=lambda: found.append(service.relay(quick(outbox), stop=stop)))
+    relay.start()
+    try:
+        for key in "ab":
+            outbox.write(key)
+            wait_until_relayed(outbox)
+            with outbox.connect() as connection:
+                connection.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+    finally:
+        stop.set()
+        relay.join(60)
+    assert [totals.events for totals in found] == [2]

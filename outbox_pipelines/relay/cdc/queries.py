@@ -75,8 +75,6 @@ UPDATE outbox_shards SET slot = NULL, slot_snapshot = NULL, slot_ends = false, s
        connector = CASE WHEN connector_state IS NULL THEN connector END, connector_state = NULL
 WHERE slot IS NOT NULL"""
 
-# While it makes a slot, the server waits for transactions, and would go on without its client.
-NOTICE_DEATH: Final = "SET client_connection_check_interval = '1s'"
 # Of a command that has ended: the lock of set-up is free. Its slot is dropped with the session.
 END_MAKER: Final = """
 SELECT pg_terminate_backend(r.active_pid)

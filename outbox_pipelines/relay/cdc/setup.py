@@ -277,9 +277,6 @@ def _make(settings: Settings, connection: Connection, slot: str, *, seconds: flo
     options = "SNAPSHOT 'use'" + (", FAILOVER true" if version >= _FAILOVER_SINCE else "")
     what = f"({options})" if version >= _OPTIONS_SINCE else "USE_SNAPSHOT"
     with closing(connect(settings, name="outbox cdc setup", replication=True)) as replication:
-        # Some systems cannot: then the next command ends the server's process.
-        with suppress(psycopg.Error):
-            replication.execute(queries.NOTICE_DEATH)
         command = f'CREATE_REPLICATION_SLOT "{slot}" LOGICAL pgoutput {what}'
         deadline = time.monotonic() + seconds
         replication.execute(queries.BEGIN_SNAPSHOT)
