@@ -31,7 +31,8 @@ INTRODUCTION: Final = """\
 <!-- Generated from the settings: run `.venv/bin/python docs/settings_page.py`. Do not edit. -->
 # Settings
 A setting is an environment variable, or a line `NAME=value` in the file that `OUTBOX_SETTINGS_FILE` names. If
-both have a value, the environment wins. An empty variable counts as not set.
+both have a value, the environment wins. An empty variable counts as not set. A name that is almost that of a
+setting is logged as a warning.
 
 Each command except `outbox lint-writes` checks all values when it starts. If a value is wrong, it prints one
 line that names the setting, and ends with exit code 2. Passwords and tokens never appear in messages:

@@ -28,6 +28,8 @@ _Value = TypeVar("_Value")
 
 # What RFC 3986 allows in one, without its grammar.
 _URI_REFERENCE: Final = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+\Z")
+# A host, or [an address with colons], and a port; without one, it is Kafka's usual port.
+_BROKER: Final = re.compile(r"(?:\[[^\[\]\s]+\]|[^:\[\]\s]+)(?::([0-9]{1,9}))?")
 # Characters of topic names, and those of shell patterns.
 _TOPIC_PATTERN: Final = re.compile(r"[A-Za-z0-9._*?\[\]!-]+\Z")
 _CREDENTIALS: Final = re.compile(r"(?i)[?&](?:sig|[\w-]*(?:key|secret|token|password))=")
@@ -88,6 +90,10 @@ def _brokers(value: str) -> str:
             "write host:port, separated by commas; user and password belong in the file of "
             "OUTBOX_KAFKA_CONFIG_FILE"
         )
+    for broker in value.split(",") if value else ():
+        port = _BROKER.fullmatch(broker.strip())
+        if port is None or not 0 < int(port[1] or 1) < 65_536:
+            raise ValueError(f"{broker.strip()!r} is no host:port with a port from 1 to 65535")
     return value
 
 

@@ -10,13 +10,20 @@ Invariants:
 
 from __future__ import annotations
 
+import difflib
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    DotEnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.secret import Secret, register, register_dsn, register_variables
@@ -44,6 +51,9 @@ from outbox_pipelines.setting_types import (
     UriReference,
 )
 
+_LOG: Final = logging.getLogger(__name__)
+# Of which the log has a line.
+_mistyped: Final[set[str]] = set()
 SECRET: Final = frozenset({"dsn", "consumer_dsn", "alerts", "connect", "dead_letter_command"})
 NO_ARCHIVE: Final = "none"
 """As OUTBOX_ARCHIVE: days are dropped without being archived."""
@@ -119,11 +129,13 @@ class Settings(BaseSettings):
     create_topics_max: int = Field(
         default=50,
         ge=1,
+        le=1_000_000,
         description="The relay creates a topic only while fewer topics of the cluster match the pattern.",
     )
     topic_partitions: int = Field(
         default=8,
         ge=1,
+        le=1_000_000,
         description="Partitions of a topic that the relay creates. Partitions that are added later move "
         "keys: the order of an aggregate then holds before and after the change, not across it "
         "(the relay logs this).",
@@ -131,6 +143,7 @@ class Settings(BaseSettings):
     topic_replication: Replicas = Field(
         default=-1,
         ge=-1,
+        le=32_767,
         description="Replicas of a topic that the relay creates; -1 is the default of the broker.",
     )
     value_format: Literal["payload", "flat", "envelope", "cloudevents"] = Field(
@@ -165,6 +178,7 @@ class Settings(BaseSettings):
     batch_bytes: int = Field(
         default=8_000_000,
         ge=1_000,
+        le=1_000_000_000,
         description="Maximum payload bytes of a batch. A single event may exceed it.",
     )
     lease_seconds: float = Field(
@@ -181,21 +195,25 @@ class Settings(BaseSettings):
     transaction_seconds: float = Field(
         default=10.0,
         ge=1.0,
+        le=86_400.0,
         description="With `exactly_once`: how long the broker keeps the transaction of a relay that crashed.",
     )
     breaker_seconds: float = Field(
         default=5.0,
         ge=0.5,
+        le=86_400.0,
         description="If Kafka acknowledges nothing for this long, the relay treats it as unavailable.",
     )
     max_attempts: int = Field(
         default=5,
         ge=1,
+        le=1_000_000,
         description="Number of rejections after which an event becomes a dead letter. Outages do not count.",
     )
     retry_seconds: float = Field(
         default=10.0,
         gt=0.0,
+        le=86_400.0,
         description="Pause after the first rejection of an event. It doubles with each rejection, up to 300 "
         "s.",
     )
@@ -249,7 +267,10 @@ class Settings(BaseSettings):
         description="Number of days in the future that have a partition. Fewer than 7 raise an alert.",
     )
     close_after_minutes: float = Field(
-        default=60.0, ge=0.0, description="How long after its end a day still accepts inserts."
+        default=60.0,
+        ge=0.0,
+        le=1_000_000.0,
+        description="How long after its end a day still accepts inserts.",
     )
     archive: ArchivePlace = Field(
         default="",
@@ -265,6 +286,7 @@ class Settings(BaseSettings):
     retention_days: int = Field(
         default=30,
         ge=0,
+        le=36_500,
         description="Number of days that stay in the table; with 0, a day stays only until it is closed and "
         "proven.",
     )
@@ -293,7 +315,7 @@ class Settings(BaseSettings):
         "[reconciliation](reconciliation.md).",
     )
     key_retention_days: int = Field(
-        default=30, ge=1, description="How long an idempotency key is remembered, in days."
+        default=30, ge=1, le=36_500, description="How long an idempotency key is remembered, in days."
     )
     warn_at: Limits = Field(
         default="",
@@ -313,6 +335,7 @@ class Settings(BaseSettings):
     alert_after_seconds: float = Field(
         default=30.0,
         ge=0.0,
+        le=1_000_000.0,
         description="How long a problem must last, or be gone, before a notification is sent.",
     )
     ui_url: Link = Field(default="", description="Address of Dagster's pages, for links in messages.")
@@ -336,11 +359,13 @@ class Settings(BaseSettings):
     session_seconds: float = Field(
         default=600.0,
         ge=1.0,
+        le=1_000_000.0,
         description="Length of a relay session in Dagster before it hands over to its successor.",
     )
     run_retention_days: int = Field(
         default=14,
         ge=1,
+        le=36_500,
         description="How long Dagster keeps finished runs and old check results, in days. The newest ones "
         "always stay.",
     )
@@ -358,7 +383,10 @@ class Settings(BaseSettings):
         "those of the Python package.",
     )
     local_grace_seconds: float = Field(
-        default=60.0, ge=0.0, description="The local stack stops when it has not been used for this long."
+        default=60.0,
+        ge=0.0,
+        le=1_000_000.0,
+        description="The local stack stops when it has not been used for this long.",
     )
 
     @property
@@ -437,10 +465,22 @@ def load_settings_with(given: Mapping[str, Any]) -> Settings:
         raise SetupError(
             f"OUTBOX_SETTINGS_FILE names {path}, which is not a file: correct the path or unset it"
         )
+    in_file = DotEnvSettingsSource(Settings, env_file=path).env_vars if path else {}
+    _warn_of_mistyped({name.upper() for name in (*os.environ, *in_file)})
     try:
         return Settings(_env_file=path, **given)
     except ValidationError as error:
         raise SetupError("; ".join(_one_line(problem) for problem in error.errors())) from None
+
+
+def _warn_of_mistyped(names: set[str]) -> None:
+    """Log what is almost a setting, once in a process; no error, since a program may have such a name."""
+    known = {f"OUTBOX_{name.upper()}" for name in setting_names()} | {"OUTBOX_SETTINGS_FILE"}
+    for name in sorted(names - known - _mistyped):
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.9) if name.startswith("OUTBOX_") else ()
+        if close:
+            _mistyped.add(name)
+            _LOG.warning("%s is not a setting and has no effect: did you mean %s?", name, close[0])
 
 
 def make_settings(**given: Any) -> Settings:

@@ -1,0 +1,52 @@
+"""Values and names of settings that somebody has mistyped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outbox_pipelines import settings
+from outbox_pipelines.errors import SetupError
+from outbox_pipelines.settings import load_settings, make_settings
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("retention_days", 10**20),
+        ("close_after_minutes", 1e300),
+        ("retry_seconds", float("inf")),
+        ("alert_after_seconds", float("nan")),
+        ("max_attempts", 2**31),
+        ("kafka", "127.0.0.1:99999"),
+        ("kafka", "a:9092,:9092"),
+        ("kafka", "a:9092 b:9092"),
+    ],
+)
+def test_a_value_that_nothing_can_use_is_refused(name: str, value: object) -> None:
+    """Guards against a message that blames the database, or another port, for a number that is too large."""
+    with pytest.raises(SetupError, match=f"OUTBOX_{name.upper()}"):
+        make_settings(**{name: value})
+
+
+def test_brokers_have_all_kinds_of_addresses() -> None:
+    brokers = "broker, kafka-1.example.com:9092,10.0.0.1:9093,[::1]:9094"
+    assert make_settings(kafka=brokers).kafka == brokers
+
+
+def test_a_mistyped_name_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against an operator who believes in exactly_once, which the relay does not know of."""
+    monkeypatch.setattr(settings, "_mistyped", set())
+    path = tmp_path / "settings"
+    path.write_text("OUTBOX_RETENTION_DAY=s3cr3t\nOUTBOX_OF_THE_SHOP=1\nOTHER=1\n")
+    monkeypatch.setenv("OUTBOX_SETTINGS_FILE", str(path))
+    monkeypatch.setenv("OUTBOX_DELIVERI", "exactly_once")
+    for _ in range(2):
+        load_settings()
+    assert caplog.messages == [
+        "OUTBOX_DELIVERI is not a setting and has no effect: did you mean OUTBOX_DELIVERY?",
+        "OUTBOX_RETENTION_DAY is not a setting and has no effect: did you mean OUTBOX_RETENTION_DAYS?",
+    ]
