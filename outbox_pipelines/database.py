@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import psycopg
@@ -23,6 +24,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 _PROTOCOL: Final[dict[bool, dict[str, Any]]] = {False: {}, True: {"replication": "database"}}
 _DIRECT = "; a slot needs a direct connection: name the server itself instead of a pooler"
+_OURS = re.compile(r"^permission denied for \w+ outbox_")
 _STANDBY = (
     "{} leads to a standby, where nothing can be relayed or changed: name the primary, or all hosts "
     "including the primary"
@@ -142,6 +144,11 @@ def refusal(error: psycopg.Error) -> str:
         return (
             f"{said}. It would hide rows, so nothing was read: use the owner of the table or a role with "
             "BYPASSRLS, or ALTER TABLE … DISABLE ROW LEVEL SECURITY"
+        )
+    if isinstance(error, psycopg.errors.InsufficientPrivilege) and _OURS.search(said):
+        return (
+            f"{said}. The owner of the outbox grants what a role needs: SELECT outbox_grant_relay('…') for a "
+            "relay, outbox_grant_operator('…') for a person"
         )
     return said
 

@@ -27,7 +27,7 @@ from confluent_kafka.admin import (
 )
 from confluent_kafka.cimpl import NewTopic
 
-from outbox_pipelines.errors import SetupError, UnavailableError
+from outbox_pipelines.errors import UnavailableError
 from outbox_pipelines.relay.kafka import client, errors
 from outbox_pipelines.relay.kafka.routing import patterns
 from outbox_pipelines.settings import Settings
@@ -84,10 +84,7 @@ class Brokers:
         try:
             self._admin = self._new_client()
         except KafkaException as error:
-            raise SetupError(
-                f"the Kafka client rejects its settings: {error.args[0].str()}. "
-                "Check OUTBOX_KAFKA_CONFIG_FILE"
-            ) from None
+            raise client.rejected(error) from None
 
     def connect(self) -> None:
         """Wait until a broker answers.

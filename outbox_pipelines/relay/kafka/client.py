@@ -91,9 +91,13 @@ def producer(settings: Settings, on_error: Callable[[KafkaError], None], **own: 
     try:
         return Producer(config(settings, **dotted, error_cb=on_error), logger=LOG)
     except KafkaException as error:
-        raise SetupError(
-            f"the Kafka client rejects its settings: {error.args[0].str()}. Check OUTBOX_KAFKA_CONFIG_FILE"
-        ) from None
+        raise rejected(error) from None
+
+
+def rejected(error: KafkaException) -> SetupError:
+    """Return the error of settings that the client rejects, without a value: one may be in a wrong line."""
+    said = re.sub(r'value "[^"]*"', "value ***", error.args[0].str())
+    return SetupError(f"the Kafka client rejects its settings: {said}. Check OUTBOX_KAFKA_CONFIG_FILE")
 
 
 def flush(producer: Producer, seconds: float) -> None:
