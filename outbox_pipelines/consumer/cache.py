@@ -21,10 +21,13 @@ from redis.retry import Retry
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.secret import first_line, register
+from outbox_pipelines.text import plain
 
 _LOG: Final = logging.getLogger(__name__)
 _TIMEOUT: Final = 0.1
 _LONGEST_TIMEOUT: Final = 0.5
+# Ten years.
+_LONGEST: Final = 3650 * 86_400.0
 _T = TypeVar("_T")
 
 
@@ -44,7 +47,7 @@ class RedisCache:
     def __init__(
         self, client: redis.Redis, *, seconds: float, prefix: str = "outbox-handled:", pause: float = 5.0
     ) -> None:
-        if seconds <= 0:
+        if not 0 < seconds <= _LONGEST:
             raise SetupError(f"seconds is {seconds}: give how long an event is cached, such as 3600")
         _require_quick(client.get_connection_kwargs())
         self._client = client
@@ -58,9 +61,12 @@ class RedisCache:
     def at(cls, url: str, *, seconds: float, timeout: float = _TIMEOUT, **more: Any) -> RedisCache:
         """Return the cache at a URL such as redis://cache:6379/0, with a timeout in seconds."""
         register(url, url.partition("://")[2].rpartition("@")[0].partition(":")[2])
-        client = redis.Redis.from_url(
-            url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0)
-        )
+        try:
+            client = redis.Redis.from_url(
+                url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0)
+            )
+        except ValueError as error:
+            raise SetupError(f"the URL of the cache is wrong: {first_line(error)}") from None
         return cls(client, seconds=seconds, **more)
 
     def known(self, source: str, ids: Sequence[UUID]) -> set[UUID]:
@@ -95,12 +101,13 @@ class RedisCache:
             self._ask_again_at = time.monotonic() + self._pause
             if not self._away:
                 self._away = True
-                why = first_line(error)
-                _LOG.warning("Redis is unavailable; using only the database to find duplicates: %s", why)
+                # It may have a key, which ends with the bytes of an id.
+                why = plain(first_line(error))
+                _LOG.warning("Redis does not work; using only the database to find duplicates: %s", why)
             return None
         if self._away:
             self._away = False
-            _LOG.warning("Redis is available again")
+            _LOG.warning("Redis works again")
         return answer
 
 

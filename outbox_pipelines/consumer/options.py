@@ -30,6 +30,7 @@ from outbox_pipelines.consumer.processor import Work
 from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.transactions import Database
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.parsers.topics import is_topic
 
 _LOG: Final = logging.getLogger(__name__)
 _WITH_CACHE: Final = 100
@@ -65,6 +66,8 @@ class Configured(Handlers):
         super().__init__()
         if not source:
             raise SetupError("source is empty: give the consumer a name, for example billing")
+        if "\0" in source:
+            raise SetupError("source has the character NUL, which PostgreSQL cannot store: remove it")
         if isinstance(topics, str) or not topics:
             raise SetupError('topics is not a list of names: write for example ["order-events"]')
         if not 0 <= require_number("retry_seconds", options.retry_seconds) <= LONGEST_SECONDS:
@@ -72,6 +75,11 @@ class Configured(Handlers):
                 f"retry_seconds is {options.retry_seconds:g}: give 0 to {LONGEST_SECONDS:.0f} seconds"
             )
         copies = options.dead_letter_topic
+        if copies is not None and not is_topic(copies):
+            raise SetupError(
+                f"dead_letter_topic is {copies!r}, which Kafka does not accept: use 1 to 249 of the "
+                "characters a-z A-Z 0-9 . _ -"
+            )
         if copies in topics:
             raise SetupError(f"dead_letter_topic is {copies!r}, which the consumer reads: give another topic")
         self._source = source
@@ -225,6 +233,8 @@ def _table(given: DedupeTable | None) -> DedupeTable | None:
 
 
 def _origins(given: Mapping[str, str]) -> Mapping[str, str]:
+    if not isinstance(given, Mapping):
+        raise SetupError(f'origins is {given!r}: write for example {{"order-events": "orders"}}')
     for topic, origin in given.items():
         if not isinstance(origin, str) or not origin:
             raise SetupError(f'origins has {origin!r} for {topic}: write for example {{"{topic}": "orders"}}')

@@ -124,11 +124,11 @@ def test_a_killed_server_is_reported_once_and_is_used_again(
     while time.monotonic() < until:
         assert cache.known(BILLING, events) == set()
         cache.remember(BILLING, events)
-    assert [record.message.partition(";")[0] for record in caplog.records] == ["Redis is unavailable"]
+    assert [record.message.partition(";")[0] for record in caplog.records] == ["Redis does not work"]
     server.start()
     wait_until(lambda: _recalls(cache, events), seconds=5, what="it")
     assert cache.known(BILLING, events) == set(events)
-    assert [record.message for record in caplog.records[1:]] == ["Redis is available again"]
+    assert [record.message for record in caplog.records[1:]] == ["Redis works again"]
 
 
 @pytest.mark.parametrize("how", ["kill", "freeze"])
@@ -199,6 +199,10 @@ def test_a_client_that_waits_for_long_is_refused(server: RedisServer, settings: 
         RedisCache(redis.Redis(port=server.port, **settings), seconds=60)  # type: ignore[arg-type]
     with pytest.raises(SetupError, match="how long an event is cached"):
         RedisCache.at(server.url, seconds=0)
+    with pytest.raises(SetupError, match="seconds is inf"):
+        RedisCache.at(server.url, seconds=float("inf"))
+    with pytest.raises(SetupError, match="the URL of the cache is wrong"):
+        RedisCache.at("cache:6379", seconds=60)
 
 
 def test_a_client_of_ones_own_that_decodes(server: RedisServer) -> None:

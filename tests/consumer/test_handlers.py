@@ -35,6 +35,9 @@ def test_a_consumer_without_a_handler_is_not_started(place: Place, how: str) -> 
         ({"outage_after": 1.5}, "outage_after is 1.5: give 0 or more"),
         ({"handler_seconds": "3"}, "handler_seconds is '3': give a number of seconds"),
         ({"dead_letter_topic": "orders"}, "dead_letter_topic is 'orders', which the consumer reads"),
+        ({"dead_letter_topic": "a b/c"}, "dead_letter_topic is 'a b/c', which Kafka does not accept"),
+        ({"origins": "orders"}, "origins is 'orders': write for example"),
+        ({"source": "a\0b"}, "source has the character NUL"),
     ],
 )
 def test_arguments_of_another_kind_are_refused_by_name(given: dict[str, Any], says: str) -> None:
