@@ -128,7 +128,7 @@ def history(settings: Settings, aggregate_type: str, aggregate_id: str, as_json:
             ["right", *["left"] * 5],
         )
     if not found:
-        click.echo(f"outbox: no events found for {aggregate_type} {aggregate_id}", err=True)
+        click.echo(f"outbox: no events found for {plain(f'{aggregate_type} {aggregate_id}')}", err=True)
         sys.exit(1)
 
 
