@@ -24,6 +24,7 @@ from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.lint.commands import lint_writes
 from outbox_pipelines.local.commands import local
 from outbox_pipelines.months.commands import make_months
+from outbox_pipelines.options import SECONDS
 from outbox_pipelines.outbox_option import add_to, settings_of
 from outbox_pipelines.partitions.commands import partitions
 from outbox_pipelines.quality.commands import alerts, quality
@@ -110,7 +111,11 @@ def shards(context: click.Context, as_json: bool) -> None:
 @shards.command("set")
 @click.argument("number", type=click.IntRange(1))
 @click.option(
-    "--seconds", default=60.0, show_default=True, help="Stop waiting after this time and change nothing."
+    "--seconds",
+    type=SECONDS,
+    default=60.0,
+    show_default=True,
+    help="Stop waiting after this time and change nothing.",
 )
 @click.pass_obj
 def set_shards(settings: Settings, /, number: int, seconds: float) -> None:
