@@ -122,8 +122,9 @@ def set_shards(settings: Settings, /, number: int, seconds: float) -> None:
     """Change the number of shards online.
 
     All relays settle what they have read and stop at a common barrier; the new shards start from it: no event
-    is lost, duplicated or reordered. Every current shard needs a running relay. Publishing pauses for one or
-    two seconds.
+    is lost, duplicated or reordered. Every current shard needs a running relay: the command waits for it
+    first. Then publishing pauses, usually for one or two seconds, at most until the command ends. If the
+    command is killed, the pause ends after ten seconds.
     """
     from outbox_pipelines.dead_letter_group import actor
     from outbox_pipelines.relay.shards.resharding import NotAllThereError, change

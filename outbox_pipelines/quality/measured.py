@@ -112,6 +112,17 @@ class Measurements:
         return f"relays wait for the remaining rows of {self.draining}: run `outbox adopt drain`"
 
     @property
+    def changing(self) -> str | None:
+        """What a change of the number of shards does to publishing; None without a change."""
+        wanted = next((shard.wanted for shard in self.shards if shard.wanted is not None), None)
+        if wanted is None:
+            return None
+        return (
+            f"changing from {len(self.shards)} to {wanted}: publishing pauses until `outbox shards set` "
+            "ends; if it was killed, for ten seconds"
+        )
+
+    @property
     def events_per_second(self) -> float:
         """Published over the last minute, by all shards."""
         return sum(shard.events_per_second for shard in self.shards)

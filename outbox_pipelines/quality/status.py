@@ -28,6 +28,7 @@ def render(found: Measurements, results: Iterable[CheckResult]) -> str:
     lines += [
         *([f"source        {_source(found.slots)}"] if found.slots and found.slots.slot else []),
         *([f"connector     {_connector(found.connector)}"] if found.connector else []),
+        *([f"shards        {found.changing}"] if found.changing else []),
         *([f"waiting       {found.waiting}"] if found.waiting else []),
         f"parked        {_count(found.parked)}",
         *(f"  {count:,} × {reason}" for reason, count in found.parked_reasons.items()),

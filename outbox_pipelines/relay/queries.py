@@ -325,6 +325,17 @@ CHANGE_SHARDS: Final = """
 SELECT step, missing FROM outbox_change_shards(%(wanted)s, %(started)s, %(on_behalf_of)s)"""
 KEEP_SHARDS: Final = "SELECT outbox_keep_shards()"
 
+# The shards whose lock no relay holds, if a change to another number would begin now: from that moment on all
+# relays pause, and one that does not exist never answers. With a slot the change is refused for that reason.
+UNOWNED: Final = """
+SELECT string_agg(s.shard::text, ', ' ORDER BY s.shard) FROM outbox_shards s
+WHERE s.wanted IS NULL AND s.shards <> %(wanted)s AND s.slot IS NULL
+  AND NOT (s.owner IS NOT NULL AND EXISTS (
+      SELECT FROM pg_locks l
+      WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted AND l.pid = s.pid
+        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND l.classid = hashtext(%(lock)s)::bigint & 4294967295 AND l.objid = s.shard))"""
+
 # The process that requested the change has stopped: the relays cancel it. A time in the future was set before
 # the clock was set back. In the order of shards, like every statement that locks several, against deadlocks.
 _CANCEL: Final[LiteralString] = """

@@ -27,7 +27,7 @@ from tests.history.verify import verdict
 from tests.history.writers import Writers
 from tests.relay import faults
 from tests.relay.parked import numbers, numbers_by_key, parked_rows, write
-from tests.relay.threads import quick, relays, running, wait_for_holders, wait_until_relayed
+from tests.relay.threads import measured, owners, quick, relays, running, wait_for_holders, wait_until_relayed
 from tests.relay.topic import NOISE, create_topic
 
 _MORE_SHARDS = """
@@ -42,9 +42,10 @@ class _Changing(threading.Thread):
         self._outbox = outbox
         self._wanted = wanted
         self.changed = False
+        self.waited: list[str] = []
 
     def run(self) -> None:
-        self.changed = resharding.change(self._outbox.settings, self._wanted)
+        self.changed = resharding.change(self._outbox.settings, self._wanted, on_wait=self.waited.append)
 
 
 def test_shards_share_the_work_and_miss_nothing(outbox: Outbox) -> None:
@@ -154,19 +155,54 @@ def test_relays_that_are_killed_while_the_number_changes(outbox: Outbox) -> None
     faults.verify(outbox)
 
 
-def test_a_shard_without_a_relay_stops_only_the_change(outbox: Outbox) -> None:
-    """Guards against a change that waits without end, or leaves the relays waiting."""
+def test_a_change_does_not_begin_while_a_relay_is_missing(outbox: Outbox) -> None:
+    """Guards against a pause of all shards until a relay answers that does not run."""
     with relays(outbox, 1):
         wait_for_holders(outbox, 1)
-        waited: list[str] = []
+        assert resharding.change(outbox.settings, 2)
+        wait_until(lambda: owners(outbox).count(None) == 1, what="one of two shards with a relay")
+        missing = owners(outbox).index(None)
+        changing = _Changing(outbox, 3)
+        changing.start()
+        wait_until(lambda: bool(changing.waited), what="the change to wait")
         with outbox.connect() as connection:
-            connection.execute(_MORE_SHARDS, [[1]])
-            with pytest.raises(resharding.NotAllThereError, match=r"no answer from the relay of shard 1"):
-                resharding.change(outbox.settings, 3, seconds=2, on_wait=waited.append)
-            assert any("shard 1" in text for text in waited)
-            rows = connection.execute("SELECT wanted, barrier_paused, barrier FROM outbox_shards").fetchall()
-            assert rows == [(None, False, None)] * 2
-            connection.execute("DELETE FROM outbox_shards WHERE shard = 1")
+            assert connection.execute("SELECT wanted FROM outbox_shards").fetchall() == [(None,)] * 2
+        outbox.fill(100, aggregates=50)
+        wait_until(
+            lambda: bool(outbox.messages()) and measured(outbox)[1 - missing].backlog == 0,
+            what="the events of the other shard",
+        )
+        assert changing.is_alive()
+        assert changing.waited == [
+            f"no relay owns shard {missing} (see `outbox shards`): start `outbox relay`"
+        ]
+        with relays(outbox, 2):
+            changing.join(120)
+            assert changing.changed
+            wait_until_relayed(outbox)
+
+
+def test_a_relay_that_vanishes_stops_only_the_change(outbox: Outbox) -> None:
+    """Guards against a change that waits without end, leaves the relays waiting, or is not shown."""
+    waited: list[str] = []
+    shown: list[str] = []
+    with relays(outbox, 1), outbox.connect() as connection:
+        wait_for_holders(outbox, 1)
+
+        def on_wait(text: str) -> None:
+            waited.append(text)
+            if len(waited) == 1:
+                connection.execute(_MORE_SHARDS, [[1]])
+                shown.append(outbox.outbox("status").stdout)
+
+        with pytest.raises(resharding.NotAllThereError, match=r"no answer from the relay of shard 1"):
+            resharding.change(outbox.settings, 3, seconds=2, on_wait=on_wait)
+        assert any("shard 1" in text for text in waited)
+        assert "to 3: publishing pauses until `outbox shards set` ends" in shown[0]
+        rows = connection.execute("SELECT wanted, barrier_paused, barrier FROM outbox_shards").fetchall()
+        assert rows == [(None, False, None)] * 2
+        assert "publishing pauses" not in outbox.outbox("status").stdout
+        connection.execute("DELETE FROM outbox_shards WHERE shard = 1")
         outbox.write(1, 2, 3)
         wait_until_relayed(outbox)
 
@@ -206,7 +242,10 @@ def test_the_command(outbox: Outbox) -> None:
     assert outbox.process("shards").stdout.startswith("shard 0  no active relay; start `outbox relay`")
     none = outbox.outbox("shards", "set", "2", "--seconds", "1")
     assert none.returncode == 1
-    assert "no answer from the relay of shard 0 yet (is one running?); nothing was changed" in none.stderr
+    assert none.stderr.splitlines() == [
+        "waiting: no relay owns shard 0 (see `outbox shards`): start `outbox relay`",
+        "outbox: no relay owns shard 0 (see `outbox shards`): start `outbox relay`; nothing was changed",
+    ]
     with relays(outbox, 2):
         wait_for_holders(outbox, 1)
         done = outbox.outbox("shards", "set", "2")

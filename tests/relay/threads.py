@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from outbox_pipelines.quality import measurements
+from outbox_pipelines.quality.measured import ShardStatus
 from outbox_pipelines.relay import service
 from outbox_pipelines.settings import Settings
 from tests.conftest import Outbox, wait_until
@@ -63,8 +64,12 @@ def relays(outbox: Outbox, count: int, **more: object) -> Iterator[None]:
     assert failures == []
 
 
+def measured(outbox: Outbox) -> list[ShardStatus]:
+    return measurements.read(outbox.settings).shards
+
+
 def owners(outbox: Outbox) -> list[str | None]:
-    return [shard.owner for shard in measurements.read(outbox.settings).shards]
+    return [shard.owner for shard in measured(outbox)]
 
 
 def wait_for_holders(outbox: Outbox, count: int) -> None:
@@ -77,7 +82,7 @@ def wait_for_holders(outbox: Outbox, count: int) -> None:
 
 def wait_until_relayed(outbox: Outbox) -> None:
     wait_until(
-        lambda: not any(shard.backlog for shard in measurements.read(outbox.settings).shards),
+        lambda: not any(shard.backlog for shard in measured(outbox)),
         seconds=60,
         what="no backlog",
     )

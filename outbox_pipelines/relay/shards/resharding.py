@@ -1,6 +1,7 @@
 """Changes the number of shards online, at a barrier, while writers and relays continue.
 
 Invariants:
+- Nothing pauses before each shard has a relay: a change that cannot succeed does not begin.
 - First every relay settles all events that it has read, and pauses. Then all relays publish exactly up to one
   snapshot. Then the new shards start from it. So no old shard publishes an event after a new one has begun.
 - The process that makes the change sends heartbeats. After ten seconds without one, the relays continue as
@@ -23,7 +24,7 @@ _POLL_SECONDS = 0.05
 
 
 class NotAllThereError(Exception):
-    """Some shards did not reach the barrier in time; the message says which."""
+    """Some shards have no relay, or did not reach the barrier in time; the message says which."""
 
 
 def change(
@@ -40,18 +41,21 @@ def change(
 
     Args:
         wanted: the new number of shards.
-        seconds: how long to wait for the relays, at most.
+        seconds: how long to wait for the relays, at most. Publishing continues while a shard has no relay,
+            and pauses while the relays proceed to the barrier.
         actor: the person on whose behalf the change is made, for the audit.
         on_wait: called with a text that says what the change waits for, when that text changes.
 
     Raises:
         SetupError: the number is not allowed, or a change to another number is in progress.
-        NotAllThereError: not all relays reached the barrier; everything continues as before.
+        NotAllThereError: a shard has no relay, so that nothing began; or not all relays reached the
+            barrier, and everything continues as before.
     """
     if not 1 <= wanted <= MOST_SHARDS:
         raise SetupError(f"{wanted} shards are not possible: choose 1 to {MOST_SHARDS}")
     with connect(settings, name="outbox shards set") as connection:
         deadline = time.monotonic() + seconds
+        _wait_for_owners(connection, settings, wanted, deadline, on_wait)
         started = False
         waiting = ""
         try:
@@ -80,6 +84,29 @@ def change(
             if started:
                 connection.execute(queries.KEEP_SHARDS)
             raise
+
+
+def _wait_for_owners(
+    connection: Connection, settings: Settings, wanted: int, deadline: float, on_wait: Callable[[str], None]
+) -> None:
+    """Wait until each shard has a relay, for example one that is starting; publishing continues.
+
+    Raises:
+        NotAllThereError: at the deadline a shard has none.
+    """
+    given = {"wanted": wanted, "lock": f"{settings.db_schema}.outbox_shards"}
+    waiting = ""
+    while True:
+        ((shards,),) = connection.execute(queries.UNOWNED, given).fetchall()
+        if shards is None:
+            return
+        missing = f"no relay owns shard {shards} (see `outbox shards`): start `outbox relay`"
+        if missing != waiting:
+            waiting = missing
+            on_wait(missing)
+        if time.monotonic() > deadline:
+            raise NotAllThereError(f"{missing}; nothing was changed")
+        time.sleep(_POLL_SECONDS)
 
 
 class Change:
