@@ -18,9 +18,14 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = 'A closed day never changes. Write the events of that time with the time of now.';
     END IF;
+    -- A recorded day has had its partition, and is not made again: a dropped day would come back empty. But if
+    -- it is open and not over, its partition was dropped by hand, and inserts fail.
     FOR missing IN
         SELECT today + n FROM generate_series(least(since - today, -1), days_ahead) n
-        WHERE today + n >= outbox_open_from() AND NOT EXISTS (SELECT FROM outbox_days WHERE day = today + n)
+        LEFT JOIN outbox_days d ON d.day = today + n
+        WHERE today + n >= outbox_open_from()
+          AND (d.day IS NULL OR n >= 0 AND d.state = 'open'
+                                AND to_regclass(schema || '.outbox_' || to_char(today + n, 'YYYYMMDD')) IS NULL)
         ORDER BY n
     LOOP
         leaf := 'outbox_' || to_char(missing, 'YYYYMMDD');
@@ -33,7 +38,8 @@ BEGIN
                        'EXECUTE FUNCTION outbox_refuse_change()', leaf);
         EXECUTE format('ALTER TABLE outbox ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)',
                        leaf, missing || ' 00:00:00+00', missing + 1 || ' 00:00:00+00');
-        INSERT INTO outbox_days (day) VALUES (missing);
+        -- The new partition is not sealed.
+        INSERT INTO outbox_days (day) VALUES (missing) ON CONFLICT (day) DO UPDATE SET sealed_at = NULL;
         made := made + 1;
     END LOOP;
     RETURN made;

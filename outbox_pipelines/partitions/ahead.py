@@ -2,7 +2,8 @@
 
 Invariants:
 - No writer waits for it, and it waits for no writer.
-- Each day is created once, even if it runs twice or concurrently.
+- Each day is created once, even if it runs twice or concurrently; again only if its partition was dropped
+  manually while the day is open and not over.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Ensured:
     made: int
     """Partitions created by this call."""
     ahead: int
-    """Days from tomorrow on that have a partition."""
+    """Days from tomorrow on that have a partition, without a gap."""
 
 
 def ensure(settings: Settings, days: int | None = None, since: date | None = None) -> Ensured:

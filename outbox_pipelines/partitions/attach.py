@@ -44,7 +44,10 @@ def attach(settings: Settings, day: date) -> bool:
         if place == "attached":
             return False
         if place == "gone":
-            raise SetupError(f"{day} has no partition: {leaf_of(day)} was dropped manually")
+            raise SetupError(
+                f"{day} has no partition: {leaf_of(day)} was dropped manually. If the day is not over, "
+                "`outbox partitions ensure` creates it again"
+            )
         try:
             again(connection, day)
         except psycopg.errors.InsufficientPrivilege as error:

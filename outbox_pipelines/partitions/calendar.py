@@ -134,6 +134,6 @@ def place_of(connection: Connection, day: date) -> str:
 
 
 def ahead(connection: Connection) -> int:
-    """Return how many days from tomorrow on have a partition."""
+    """Return how many days from tomorrow on have a partition, up to the first that has none."""
     ((days,),) = connection.execute(queries.AHEAD)
     return int(days)

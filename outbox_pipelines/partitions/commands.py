@@ -63,7 +63,8 @@ def list_days(settings: Settings, as_json: bool) -> None:
 def ensure(settings: Settings, days: int | None, since: date | None, as_json: bool) -> None:
     """Create the partitions of the coming days, by the database's clock; existing ones do not change.
 
-    Writers do not wait. Requires the role that owns the outbox. Exits with 1 if fewer than 7 days ahead have
+    A partition that was dropped manually is created again if its day is open and not over. Writers do not
+    wait. Requires the role that owns the outbox. Exits with 1 if fewer than 7 days ahead, without a gap, have
     a partition afterwards.
     """
     from outbox_pipelines.partitions import FEW_AHEAD, ahead
@@ -74,7 +75,14 @@ def ensure(settings: Settings, days: int | None, since: date | None, as_json: bo
     else:
         click.echo(f"created {ensured.made}; {ensured.ahead} future days have a partition")
     if ensured.ahead < FEW_AHEAD:
-        click.echo(f"outbox: fewer than {FEW_AHEAD} days ahead: increase --days", err=True)
+        is_short = days is not None and ensured.ahead >= days
+        remedy = (
+            "increase --days"
+            if is_short
+            else "a day has no partition, and none could be created. See `outbox partitions list`; a "
+            "detached day returns with `outbox partitions attach DAY`"
+        )
+        click.echo(f"outbox: fewer than {FEW_AHEAD} days ahead: {remedy}", err=True)
         sys.exit(1)
 
 

@@ -22,11 +22,15 @@ ORDER BY d.day"""
 
 FIRST: Final[LiteralString] = "SELECT min(day) FROM outbox_days"
 
-# By the database's clock, and from tomorrow on: an open day without a partition accepts no inserts.
+# By the database's clock: the days after today up to the first one without a partition, which accepts no
+# inserts; 0 if today has none. As long as there is no gap, the n-th day is n - 1 days after today.
 AHEAD: Final[LiteralString] = f"""
-SELECT count(*) FROM outbox_days d
-JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMDD')) AND {ATTACHED}
-WHERE d.state = 'open' AND d.day > (clock_timestamp() AT TIME ZONE 'UTC')::date"""
+SELECT greatest(count(*) - 1, 0) FROM (
+    SELECT today, d.day - (row_number() OVER (ORDER BY d.day))::int + 1 AS first
+    FROM (SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date AS today) clock
+    JOIN outbox_days d ON d.state = 'open' AND d.day >= today
+    JOIN pg_class c ON c.oid = to_regclass('outbox_' || to_char(d.day, 'YYYYMMDD')) AND {ATTACHED}) day
+WHERE first = today"""
 
 # Days that ended more than a day ago: automatic maintenance has had enough time for them.
 LATE: Final = """

@@ -73,7 +73,7 @@ class Measurements:
     dead_letter_reasons: dict[str, int]
     """Reasons: the ten most frequent, with their counts."""
     days_ahead: int
-    """Whole days from tomorrow that have a partition."""
+    """Whole days from tomorrow that have a partition, up to the first that has none."""
     days_late: Late
     """Days for which something should have happened."""
     days_detached: int

@@ -81,11 +81,36 @@ def test_what_lies_ahead_is_made_up_after_days_without_maintenance(database: Dat
 
 def test_a_day_that_lost_its_partition_counts_as_missing(database: Database) -> None:
     """Guards against a count of the recorded days, where inserts find no partition."""
-    tomorrow = datetime.now(UTC).date() + timedelta(1)
-    database.rows(f"ALTER TABLE outbox DETACH PARTITION outbox_{tomorrow:%Y%m%d}")
-    assert _ahead(database) == 13
+    day = days.TODAY + timedelta(3)
+    database.rows(f"ALTER TABLE outbox DETACH PARTITION {calendar.leaf_of(day)}")
+    assert _ahead(database) == 2
     shown = database.outbox("partitions", "list").output
-    assert f"{tomorrow}  open, detached" in shown
+    assert f"{day}  open, detached" in shown
+    done = database.outbox("partitions", "ensure")
+    assert done.exit_code == 1
+    assert done.output.startswith("created 0; 2 future days have a partition\n")
+    assert "a detached day returns with `outbox partitions attach DAY`" in done.output
+    assert database.outbox("partitions", "attach", str(day)).exit_code == 0
+    assert _ahead(database) == 14
+    database.rows(f"ALTER TABLE outbox DETACH PARTITION {calendar.leaf_of(days.TODAY)}")
+    assert _ahead(database) == 0
+
+
+def test_a_partition_that_was_dropped_by_hand_is_made_again(database: Database) -> None:
+    """Guards against a future day on which all writers fail, while the checks pass."""
+    lost = [days.TODAY + timedelta(n) for n in (0, 3, 4)]
+    for day in lost[1:]:
+        database.rows(f"DROP TABLE {calendar.leaf_of(day)}")
+    assert _ahead(database) == 2
+    assert "partitions_ahead: 2 future days have a partition" in database.outbox("status").output
+    done = database.outbox("partitions", "ensure", "--days", "30")
+    assert (done.exit_code, done.output) == (0, "created 18; 30 future days have a partition\n")
+    database.rows(f"DROP TABLE {calendar.leaf_of(lost[0])}")
+    assert _ahead(database) == 0
+    assert ahead.ensure(database.settings) == ahead.Ensured(made=1, ahead=30)
+    assert {day.partition for day in calendar.read(database.settings)} == {"attached"}
+    with database.connect(autocommit=False) as connection:
+        emit(connection, "order", 1, "order.placed", {})
 
 
 def test_few_days_are_an_exit_code_and_a_remark(database: Database) -> None:
@@ -93,7 +118,7 @@ def test_few_days_are_an_exit_code_and_a_remark(database: Database) -> None:
     database.rows(DAYS_GO_BY.format(days=14))
     done = database.outbox("partitions", "ensure", "--days", "3")
     assert done.exit_code == 1
-    assert "fewer than 7 days ahead" in done.output
+    assert "fewer than 7 days ahead: increase --days" in done.output
 
 
 def test_two_at_once(database: Database) -> None:

@@ -78,6 +78,29 @@ def test_a_day_that_was_dropped_is_not_made_again(connection: Connection) -> Non
     assert one(connection, "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox'::regclass") == (13,)
 
 
+def test_an_open_day_that_is_over_is_not_made_again(connection: Connection) -> None:
+    """Guards against an empty partition in place of the events that someone has dropped with it."""
+    leaves = connection.execute(
+        "SELECT 'outbox_' || to_char(day, 'YYYYMMDD') FROM outbox_days ORDER BY day LIMIT 3"
+    ).fetchall()
+    for (leaf,) in leaves:
+        connection.execute(f"DROP TABLE {leaf}".encode())
+    assert one(connection, ENSURE, 14) == (2,)
+    made = [one(connection, "SELECT to_regclass(%s) IS NOT NULL", leaf) for (leaf,) in leaves]
+    assert made == [(False,), (True,), (True,)]
+
+
+def test_a_day_that_is_made_again_is_not_sealed(connection: Connection) -> None:
+    """Guards against a day that is closed without a seal, because its first partition had one."""
+    connection.execute("SET LOCAL TimeZone = 'UTC'")
+    connection.execute("UPDATE outbox_days SET sealed_at = now() WHERE day = current_date")
+    [leaf] = one(connection, "SELECT 'outbox_' || to_char(current_date, 'YYYYMMDD')")
+    connection.execute(f"DROP TABLE {leaf}".encode())
+    assert one(connection, ENSURE, 14) == (1,)
+    assert one(connection, "SELECT count(*) FROM outbox_days WHERE sealed_at IS NOT NULL") == (0,)
+    insert(connection)
+
+
 def test_days_belong_to_the_owner_of_the_table(database: Database) -> None:
     """Guards against days that a superuser made, and that the owner then cannot drop."""
     owner = database.role()
@@ -93,21 +116,26 @@ def test_days_belong_to_the_owner_of_the_table(database: Database) -> None:
     )
 
 
-def test_two_at_once_make_each_day_once(database: Database) -> None:
+@pytest.mark.parametrize("lost", [0, 1])
+def test_two_at_once_make_each_day_once(database: Database, lost: int) -> None:
     """Guards against two schedulers, or a command next to one, of which one fails on a table that exists."""
+    if lost:
+        [tomorrow] = database.rows("SELECT to_char(now() AT TIME ZONE 'UTC' + interval '1 day', 'YYYYMMDD')")
+        database.rows(f"DROP TABLE outbox_{tomorrow[0]}")
     with (
         database.connect(autocommit=False) as gate,
         database.connect() as first,
         database.connect() as second,
     ):
         # Both are stopped by a lock, so that they really meet.
-        assert one(gate, ENSURE, 14) == (0,)
+        assert one(gate, ENSURE, 14) == (lost,)
         with ThreadPoolExecutor(2) as pool:
             answers = [pool.submit(one, connection, ENSURE, 17) for connection in (first, second)]
             wait_until(lambda: database.value(AT_THE_DOOR) == 2, what="two at the door")
             gate.rollback()
-            assert sorted(answer.result(120) for answer in answers) == [(0,), (3,)]
+            assert sorted(answer.result(120) for answer in answers) == [(0,), (3 + lost,)]
     assert database.rows(DAYS) == database.rows(EXPECTED, 17)
+    assert database.value("SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox'::regclass") == 19
 
 
 def test_writers_do_not_wait_for_it(database: Database) -> None:

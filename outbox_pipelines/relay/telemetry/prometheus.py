@@ -238,7 +238,7 @@ _OF_THE_OUTBOX: Final[tuple[tuple[str, str, Callable[[Measurements], float]], ..
     ),
     (
         "outbox_days_ahead",
-        "Whole days from tomorrow on that have a partition",
+        "Whole days from tomorrow on that have a partition, up to the first that has none",
         lambda found: found.days_ahead,
     ),
     (
