@@ -2,6 +2,8 @@
 
 Invariants:
 - An attempt at a message of the inbox is committed before it begins, and its result when it ends.
+- A message of the inbox is handled under the id that it has now: if that is not the id of its row, it is
+  recorded in the handler's transaction, and a message that was recorded under it is a duplicate.
 - If the database is unavailable, the consumer waits; this counts as no attempt. If a connection is lost after
   the handler was called, the attempt counts: the event may be what crashed the server's process.
 """
@@ -26,6 +28,7 @@ from outbox_pipelines.consumer.figures import Figures
 from outbox_pipelines.consumer.handlers import Handler, Handlers
 from outbox_pipelines.consumer.inbox import Inbox, Waiting
 from outbox_pipelines.consumer.reading import Reader
+from outbox_pipelines.consumer.tables import bucket
 from outbox_pipelines.consumer.tracing import surroundings
 from outbox_pipelines.consumer.transactions import (
     ENDED,
@@ -137,7 +140,7 @@ class Attempts:
         except Exception as error:  # noqa: BLE001 - whatever a handler raises
             if await self._is_spoilt():
                 text = f"{SPOILT}: {told(error)}"
-                await self._surely(lambda: self._inbox.spoilt(waiting.seq, text))
+                await self._surely(lambda: self._inbox.spoilt(waiting.seq, item.id, text))
                 self._count_failure(f"the message {waiting.seq} of the inbox", text, attempts, dead=True)
             else:
                 await self._miss(waiting.seq, attempts, item, error)
@@ -146,6 +149,7 @@ class Attempts:
             await self._works(item.handler)
             self.counts.handled += 1
         else:
+            _LOG.info("the message %d of the inbox is a duplicate: %s", waiting.seq, item.event)
             self.counts.duplicates += 1
         return await self._surely(lambda: self._inbox.next(waiting.seq))
 
@@ -161,12 +165,30 @@ class Attempts:
             began = await self._inbox.finish(transaction, seq, attempts)
             if not began:
                 return ""
+            if item.id != item.message.message_id and await self._is_known(transaction, item):
+                await self._database.rows(transaction, queries.RELEASE, {})
+                return "duplicate"
             if not await self._marked(transaction, [item]):
                 return "duplicate"
             self._open = queries.IS_SETTLED, {"seq": seq, "began": began}
             await self._call(item.handler, [item], transaction)
             await self._release(transaction)
         return "handled"
+
+    async def _is_known(self, transaction: Any, item: Item) -> bool:
+        """Record the id that a message of the inbox has now; return whether the event was recorded under it.
+
+        An event with the id of a different event is not: whoever replays it has decided to handle it.
+        """
+        given = {
+            "id": item.id,
+            "source": self._plan.source,
+            "bucket": bucket(item.id),
+            "content": None if item.content is None else str(item.content),
+        }
+        if await self._database.rows(transaction, queries.RECORD_ID, given):
+            return False
+        return any(same for (same,) in await self._database.rows(transaction, queries.IS_SAME, given))
 
     async def _marked(self, transaction: Any, items: Sequence[Item]) -> list[Item]:
         """Return the items that are not in the service's own table of processed events; they are now.

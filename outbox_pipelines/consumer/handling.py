@@ -21,7 +21,7 @@ from outbox_pipelines.consumer.attempts import SPOILT, Item, told, unreadable
 from outbox_pipelines.consumer.config import Plan, StoppedError
 from outbox_pipelines.consumer.crash_guard import CrashGuard
 from outbox_pipelines.consumer.handlers import Handlers
-from outbox_pipelines.consumer.inbox import Waiting
+from outbox_pipelines.consumer.inbox import Arrival, Waiting
 from outbox_pipelines.consumer.pace import Pace
 from outbox_pipelines.consumer.positions import MovedError, Place, place_of
 from outbox_pipelines.consumer.reading import Reader
@@ -279,7 +279,14 @@ class Handling(Recording):
 
     async def _refuse_spoilt(self, item: Item, error: Exception) -> None:
         """Make a dead letter of an event that is recorded, but whose effects are incomplete."""
-        await self._refuse(unreadable(item.message, f"{item.event}: {SPOILT}: {told(error)}"))
+        refused = unreadable(item.message, f"{item.event}: {SPOILT}: {told(error)}")
+        dead = self._has_copy(item.message, 0, refused.error)
+        # With its own id, so that a replay handles it.
+        arrival = Arrival.of_no_event(refused.message_id, item.message, kept_id=item.message_id)
+        if await self._surely(lambda: self._inbox.receive([arrival], error=refused.error, dead=dead)):
+            self._count_failure("a message", refused.error, 0, dead=dead)
+        else:
+            self.counts.duplicates += 1
 
     async def _refuse(self, item: Item) -> None:
         """Make a dead letter of an invalid message immediately: another attempt cannot succeed."""

@@ -64,6 +64,8 @@ class Stored:
     _value: bytes | None
     _headers: str
     _sent_at: datetime
+    message_id: str = ""
+    """The id of its row, as text; only that of a claimed message is known."""
 
     def topic(self) -> str:
         return self._topic
@@ -98,6 +100,8 @@ class Arrival:
     message: Any
     sent_at: datetime
     content: UUID | None = None
+    kept_id: UUID | None = None
+    """The id of its row, if it is not the one to be recorded."""
 
     @staticmethod
     def of(event: Event, message_id: UUID, message: Any, content: UUID | None = None) -> Arrival:
@@ -106,9 +110,9 @@ class Arrival:
         )
 
     @staticmethod
-    def of_no_event(message_id: UUID, message: Any) -> Arrival:
+    def of_no_event(message_id: UUID, message: Any, *, kept_id: UUID | None = None) -> Arrival:
         """Return an arrival with its own key: it neither blocks nor waits for other messages."""
-        return Arrival(message_id, str(message_id), "", message, sent_at(message))
+        return Arrival(message_id, str(message_id), "", message, sent_at(message), kept_id=kept_id)
 
 
 class Inbox:
@@ -155,6 +159,7 @@ class Inbox:
             "headers": [_headers(each) for each in messages],
             "sent_at": [each.sent_at for each in arrivals],
             "contents": [text_of(each.content) for each in arrivals],
+            "kept_ids": [str(each.kept_id or each.message_id) for each in arrivals],
             "state": "failed" if dead else "waiting",
             "attempts": attempts,
             "seconds": self.seconds(attempts) if attempts else 0.0,
@@ -228,9 +233,13 @@ class Inbox:
         rows = await self._database.rows(transaction, queries.FINISH, {"seq": seq, "attempts": attempts})
         return str(rows[0][0]) if rows else ""
 
-    async def spoilt(self, seq: int, error: str) -> None:
-        """Make a dead letter of a message that was settled although its handler failed."""
-        await self._read(queries.SPOILT, {"seq": seq, "error": error})
+    async def spoilt(self, seq: int, message_id: str, error: str) -> None:
+        """Make a dead letter of a message that was settled although its handler failed.
+
+        Args:
+            message_id: the id that was recorded.
+        """
+        await self._read(queries.SPOILT, {"seq": seq, "id": message_id, "error": error})
 
     async def take_back(self, seqs: Sequence[int]) -> None:
         """Take back attempts that were counted before an outage was detected."""
@@ -268,8 +277,8 @@ class Inbox:
 
 
 def _stored(row: Sequence[Any]) -> Stored:
-    topic, partition, offset, key, value, headers, sent_at = row
-    return Stored(topic, partition, offset, _raw(key), _raw(value), headers, sent_at)
+    topic, partition, offset, key, value, *others = row
+    return Stored(topic, partition, offset, _raw(key), _raw(value), *others)
 
 
 def key_of(event: Event, message_id: str) -> str:

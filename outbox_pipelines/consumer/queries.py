@@ -150,14 +150,16 @@ SELECT CAST(event_id AS text), CAST(content AS text) FROM processed_events
 WHERE event_id = ANY (CAST(%(ids)s AS uuid[])) AND source = %(source)s
     AND bucket = ANY (CAST(%(buckets)s AS smallint[])) AND content IS NOT NULL"""
 
-# Messages that are new go into the inbox in their order; seq and id of those come back.
+# Messages that are new go into the inbox in their order; seq and id of those come back. The row has another
+# id than the one recorded here if its handler committed a part of its work: its own id is recorded already.
 RECEIVE: Final = """
 WITH it AS MATERIALIZED (
     SELECT * FROM unnest(CAST(%(ids)s AS uuid[]), CAST(%(topics)s AS text[]), CAST(%(partitions)s AS int[]),
         CAST(%(offsets)s AS bigint[]), CAST(%(keys)s AS text[]), CAST(%(types)s AS text[]),
         CAST(%(message_keys)s AS bytea[]), CAST(%(payloads)s AS bytea[]), CAST(%(headers)s AS text[]),
-        CAST(%(sent_at)s AS timestamptz[]), CAST(%(contents)s AS text[])) WITH ORDINALITY
-    AS it (id, topic, partition, place, key, type, message_key, payload, headers, sent_at, content, nth)
+        CAST(%(sent_at)s AS timestamptz[]), CAST(%(contents)s AS text[]), CAST(%(kept_ids)s AS uuid[]))
+    WITH ORDINALITY AS it (id, topic, partition, place, key, type, message_key, payload, headers, sent_at,
+        content, kept_id, nth)
 ), new AS (
     INSERT INTO processed_events (event_id, source, bucket, content)
     SELECT id, %(source)s, processed_bucket(id), CAST(nullif(content, '') AS uuid) FROM it ORDER BY id, nth
@@ -165,7 +167,7 @@ WITH it AS MATERIALIZED (
 ), once AS (SELECT DISTINCT ON (id) it.* FROM it JOIN new ON event_id = id ORDER BY id, nth)
 INSERT INTO inbox (message_id, source, topic, partition, "offset", key, event_type, message_key, payload,
     headers, sent_at, state, attempts, next_attempt_at, last_error)
-SELECT id, %(source)s, topic, partition, place, key, type, message_key, payload,
+SELECT kept_id, %(source)s, topic, partition, place, key, type, message_key, payload,
     CAST(headers AS json), sent_at, %(state)s, CAST(%(attempts)s AS int),
     now() + make_interval(secs => CAST(%(seconds)s AS float8)),
     CAST(%(error)s AS text)
@@ -207,7 +209,8 @@ WHERE seq = (
         AND attempts = CAST(%(attempts)s AS int)
         AND NOT {_taken("it.source", "it.topic", "it.key", " AND earlier.seq < it.seq")}
     FOR UPDATE SKIP LOCKED)
-RETURNING topic, partition, "offset", message_key, payload, CAST(headers AS text), sent_at"""
+RETURNING topic, partition, "offset", message_key, payload, CAST(headers AS text), sent_at,
+    CAST(message_id AS text)"""
 
 # For the copy of a dead letter whose last attempt is over: no process has the message, and it is due again.
 READ: Final = """
@@ -228,6 +231,20 @@ WHERE seq = (
     FOR UPDATE SKIP LOCKED)
 RETURNING {_BEGAN}"""
 
+# The id that a message of the inbox has now, if it differs from the one that was recorded when the message
+# was received: it was refused as no event or as one with a reused id, or the settings have changed. In the
+# transaction of its handler: after a failed attempt, it must not be a duplicate of itself. While another
+# transaction has the same event, the statement waits until that transaction ends.
+RECORD_ID: Final = """
+INSERT INTO processed_events (event_id, source, bucket, content)
+VALUES (CAST(%(id)s AS uuid), %(source)s, CAST(%(bucket)s AS smallint), CAST(%(content)s AS uuid))
+ON CONFLICT DO NOTHING RETURNING true"""
+
+# If it was recorded before: whether as the same event. With another content, the producer has reused the id.
+IS_SAME: Final = """
+SELECT content IS NOT DISTINCT FROM CAST(%(content)s AS uuid) FROM processed_events
+WHERE event_id = CAST(%(id)s AS uuid) AND source = %(source)s AND bucket = CAST(%(bucket)s AS smallint)"""
+
 # An outage: take back the attempts that were counted since the handler's last success.
 TAKE_BACK: Final = """
 UPDATE inbox SET attempts = greatest(attempts - 1, 0)
@@ -238,9 +255,11 @@ HURRY: Final = """
 UPDATE inbox SET next_attempt_at = now()
 WHERE seq = ANY (CAST(%(seqs)s AS bigint[])) AND state = 'waiting'"""
 
-# Settled by its handler's own commit, and failed afterwards.
+# Settled by its handler's own commit, and failed afterwards. That commit recorded the id that it has now: a
+# replay must not find this record and take the message for a duplicate.
 SPOILT: Final = """
-UPDATE inbox SET state = 'failed', processed_at = NULL, last_error = %(error)s
+UPDATE inbox SET state = 'failed', processed_at = NULL, last_error = %(error)s,
+    message_id = CAST(%(id)s AS uuid)
 WHERE seq = CAST(%(seq)s AS bigint) AND state = 'processed'"""
 
 # The end of our attempt. An attempt that began after it, and an operator's replay or discard, are left alone;

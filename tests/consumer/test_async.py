@@ -163,6 +163,33 @@ def test_receive_and_drain(place: Place, driver: str) -> None:
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
+def test_a_message_that_got_its_id_by_a_repair_is_handled_once(place: Place, driver: str) -> None:
+    """Guards against a new id that one of the drivers does not record in the handler's transaction."""
+
+    def send() -> None:
+        for event_id in ids:
+            place.put('{"n": 1}', event_id=event_id, event_type="order.placed")
+
+    async def scenario() -> None:
+        send()
+        async with running(consumer(place, driver).run):
+            await until(lambda: place.inbox() == {"failed": 2}, "dead letters")
+        place.rows("UPDATE inbox SET state = 'waiting'")
+        names = {"id": "event-id"}
+        repaired = consumer(place, driver, header_names=names)
+        assert await repaired.drain(until_empty=True) == Counts(handled=2)
+        send()
+        async with running(consumer(place, driver, header_names=names).run) as counts:
+            await until(lambda: place.uncommitted() == 0, "all offsets")
+        assert counts == [Counts(duplicates=2)]
+
+    # One with a digest of its content, and one without.
+    ids = ["1", str(uuid7())]
+    asyncio.run(scenario())
+    assert place.effects() == 2
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
 def test_a_handler_that_hangs_is_interrupted(place: Place, driver: str) -> None:
     async def hangs(event: Event, transaction: Any) -> None:
         await effect(event, transaction)

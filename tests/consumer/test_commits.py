@@ -142,19 +142,31 @@ def test_what_was_committed_all_the_same_is_a_dead_letter(
     for state, error in place.rows("SELECT state, last_error FROM inbox"):
         assert state == "failed"
         assert "committed part of its work and then failed" in error
+    # An operator has checked them. Their ids are recorded, and yet they are no duplicates.
+    place.rows("UPDATE inbox SET state = 'waiting', next_attempt_at = now()")
+    assert place.consumer().drain(until_empty=True) == Counts(handled=2)
 
 
-def test_what_was_committed_of_a_message_of_the_inbox_is_a_dead_letter_too(place: Place) -> None:
+@pytest.mark.parametrize("names", [{}, {"id": "event-id"}])
+def test_what_was_committed_of_a_message_of_the_inbox_is_a_dead_letter_too(
+    place: Place, names: dict[str, str]
+) -> None:
+    """Guards against a replay that takes the message for a duplicate, also if it has another id by now."""
+    place.rows("ALTER TABLE processed_events DISABLE TRIGGER handled_guard")
     place.rows("ALTER TABLE inbox DISABLE TRIGGER handled_guard")
-    place.send(uuid7())
+    place.put('{"n": 0}', id=str(uuid7()), event_id=str(uuid7()), event_type="order.placed")
     consumer = place.bare(retry_seconds=300)
-    consumer.on("order.placed")(spoiling(lambda it: it.execute("COMMIT")))
+    consumer.on("order.placed")(effect)
     with at_work(consumer, "receive"):
         wait_until(lambda: place.uncommitted() == 0, what="its offset")
+    consumer = place.bare(retry_seconds=300, header_names=names)
+    consumer.on("order.placed")(spoiling(lambda it: it.execute("COMMIT")))
     assert consumer.drain(until_empty=True) == Counts(failures=1, dead_letters=1)
     [(state, error)] = place.rows("SELECT state, last_error FROM inbox")
     assert state == "failed"
     assert "committed part of its work and then failed" in error
+    place.rows("UPDATE inbox SET state = 'waiting', next_attempt_at = now()")
+    assert place.consumer(header_names=names).drain(until_empty=True) == Counts(handled=1)
 
 
 def test_tables_without_the_guard_are_refused(place: Place) -> None:

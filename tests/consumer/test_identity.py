@@ -12,7 +12,7 @@ import pytest
 from outbox_pipelines.consumer import Consumer, Counts, Event
 from outbox_pipelines.errors import SetupError
 from tests.conftest import wait_until
-from tests.consumer.place import Place, at_work, effect, running
+from tests.consumer.place import Place, at_work, effect, running, uuid7
 
 Connection = psycopg.Connection[Any]
 
@@ -111,6 +111,106 @@ def test_an_id_that_is_used_again_is_not_received_as_another(
         assert run.end() == Counts(received=1, failures=2, dead_letters=2)
     assert place.inbox() == {"waiting": 1, "failed": 2}
     assert "from the event" in caplog.text
+
+
+def replayed(place: Place, consumer: Consumer) -> Counts:
+    """What it counts while it tries all dead letters again."""
+    place.rows(
+        "UPDATE inbox SET state = 'waiting', attempts = 0, next_attempt_at = now() WHERE state = 'failed'"
+    )
+    return consumer.drain(until_empty=True)
+
+
+def reuse(place: Place) -> None:
+    """Another event with the id 1."""
+    place.put('{"n": 77}', key="0", id="1", event_type="order.placed", aggregate_type="order")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_reused_id_is_handled_once_after_its_repair(place: Place, times: int) -> None:
+    """Guards against a dead letter whose new id is not recorded: it is handled at each delivery."""
+    place.send(1)
+    assert counted(place, place.consumer()) == Counts(handled=1)
+    for _ in range(times):
+        reuse(place)
+    assert counted(place, place.consumer()).dead_letters == times
+    origins = {place.topic: "since May"}
+    assert replayed(place, place.consumer(origins=origins)) == Counts(handled=1, duplicates=times - 1)
+    reuse(place)
+    assert counted(place, place.consumer(origins=origins)) == Counts(duplicates=1)
+    assert place.value("SELECT count(*) FROM effects WHERE n = 77") == 1
+    assert place.inbox() == {"processed": times}
+
+
+def unnamed(place: Place, event_id: str) -> None:
+    """An event whose id is in a header of another name."""
+    place.put('{"n": 1}', event_id=event_id, event_type="order.placed", idempotency_key="request-1")
+
+
+NAMES = {"id": "event-id"}
+
+
+@pytest.mark.parametrize("dedupe", ["id", "key"])
+def test_wrong_header_names_are_handled_once_after_their_repair(place: Place, dedupe: str) -> None:
+    """Guards against an event whose id nothing records, as it was unknown when the event came."""
+    unnamed(place, str(event_id := uuid7()))
+    assert counted(place, place.consumer(dedupe=dedupe)).dead_letters == 1
+    consumer = place.consumer(dedupe=dedupe, header_names=NAMES)
+    assert replayed(place, consumer) == Counts(handled=1)
+    unnamed(place, str(event_id))
+    consumer = place.consumer(dedupe=dedupe, header_names=NAMES)
+    assert counted(place, consumer) == Counts(duplicates=1)
+    assert place.effects() == 1
+
+
+def test_with_offsets_they_are_handled_once_too(place: Place) -> None:
+    """Guards against a replay that handles a message under its id again, after it was handled by offset."""
+    unnamed(place, str(uuid7()))
+    assert counted(place, place.consumer(dedupe="offset")).dead_letters == 1
+    assert replayed(place, place.consumer(dedupe="offset", header_names=NAMES)) == Counts(handled=1)
+    consumer = place.consumer(group="again", dedupe="offset", header_names=NAMES)
+    assert counted(place, consumer, group="again") == Counts(duplicates=1)
+    assert place.effects() == 1
+
+
+@pytest.mark.parametrize("state", ["waiting", "failed", "discarded"])
+def test_a_replayed_message_that_the_inbox_has_under_its_id_is_a_duplicate(place: Place, state: str) -> None:
+    """Guards against a message that is handled although the same event waits, or has its own dead letter."""
+    unnamed(place, str(event_id := uuid7()))
+    assert counted(place, place.consumer()).dead_letters == 1
+    unnamed(place, str(event_id))
+    place.rows("UPDATE inbox SET state = 'waiting', next_attempt_at = 'infinity'")
+    with at_work(place.consumer(header_names=NAMES), "receive") as run:
+        wait_until(lambda: place.uncommitted() == 0, what="the second delivery")
+        assert run.end() == Counts(received=1)
+    place.rows(
+        "UPDATE inbox SET state = %s, next_attempt_at = 'infinity' WHERE message_id = %s", state, event_id
+    )
+    place.rows("UPDATE inbox SET next_attempt_at = now() WHERE message_id <> %s", event_id)
+    consumer = place.consumer(header_names=NAMES)
+    assert consumer.drain(until_empty=True) == Counts(duplicates=1)
+    assert place.rows("SELECT state FROM inbox ORDER BY seq") == [("processed",), (state,)]
+
+
+def test_a_failed_replay_does_not_make_a_message_its_own_duplicate(place: Place) -> None:
+    """Guards against a record that stays when the handler fails: the next attempt would skip the event."""
+    unnamed(place, str(uuid7()))
+    assert counted(place, place.consumer()).dead_letters == 1
+    tries: list[str] = []
+    consumer = place.bare(header_names=NAMES, retry_seconds=0.01)
+
+    @consumer.on("order.placed")
+    def handle(event: Event, connection: Connection) -> None:
+        effect(event, connection)
+        tries.append(event.id)
+        if len(tries) < 3:
+            raise ValueError("the first two attempts")
+
+    place.rows("UPDATE inbox SET state = 'waiting', attempts = 0, next_attempt_at = now()")
+    with at_work(consumer, "drain") as run:
+        wait_until(lambda: place.inbox() == {"processed": 1}, what="the third attempt")
+        assert run.end() == Counts(handled=1, failures=2)
+    assert place.effects() == 1
 
 
 def test_the_shape_of_the_value_does_not_matter() -> None:

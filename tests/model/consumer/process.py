@@ -274,7 +274,7 @@ class Run:
         if name in ("HEADS", "NEXT"):
             return [(seq, begun, self.setting.kinds[nth]) for seq, begun, nth in answer]
         if name == "CLAIM":
-            return [self._stored(answer)] if answer is not None else []
+            return [(*self._stored(answer), str(message_id(answer)))] if answer is not None else []
         if name == "READ":
             return [("an error", *self._stored(answer))] if answer is not None else []
         if name == "OWN_FREE":
