@@ -2,7 +2,7 @@
 
 Invariants:
 - It is shorter than Kafka's poll interval: a handler that hangs is a failed attempt and does not cost the
-  group membership.
+  group membership, also if the handler catches the interruption and returns.
 - The time without a poll before a handler is called, that of earlier calls in the same transaction, and the
   limit of the call are together less than that interval.
 """
@@ -76,12 +76,10 @@ def alarms(seconds: float) -> Iterator[AbstractAsyncContextManager[object]]:
         yield nullcontext()
         return
 
-    def on_alarm(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(_told(seconds))
-
-    before = signal.signal(signal.SIGALRM, on_alarm)
+    alarm = _Alarm(seconds)
+    before = signal.signal(signal.SIGALRM, alarm.ring)
     try:
-        yield _Alarm(seconds)
+        yield alarm
     finally:
         signal.signal(signal.SIGALRM, before)
 
@@ -89,13 +87,23 @@ def alarms(seconds: float) -> Iterator[AbstractAsyncContextManager[object]]:
 class _Alarm:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self._has_rung = False
+
+    def ring(self, number: int, frame: FrameType | None) -> None:
+        """Interrupt what runs."""
+        self._has_rung = True
+        raise TimeoutError(_told(self._seconds))
 
     async def __aenter__(self) -> None:
+        self._has_rung = False
         # Again and again: one may come while a library cleans up after itself and swallows it.
         signal.setitimer(signal.ITIMER_REAL, self._seconds, _AGAIN_SECONDS)
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        if kind is None and self._has_rung:
+            # The handler has caught it.
+            raise TimeoutError(_told(self._seconds))
 
 
 @asynccontextmanager
@@ -108,6 +116,9 @@ async def deadline(seconds: float) -> AsyncIterator[None]:
         if limit.expired():
             raise TimeoutError(_told(seconds)) from error
         raise
+    if limit.expired():
+        # The handler has caught the cancellation.
+        raise TimeoutError(_told(seconds))
 
 
 def _told(seconds: float) -> str:

@@ -1,7 +1,11 @@
-"""A consumer that hangs at event 1. Usage: python -m tests.consumer.hanger DSN KAFKA TOPIC python|database"""
+"""A consumer that hangs at event 1.
+
+Usage: python -m tests.consumer.hanger DSN KAFKA TOPIC python|database|caught
+"""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import Any
@@ -17,6 +21,9 @@ def main(dsn: str, kafka: str, topic: str, how: str) -> None:
         effect(event, connection)
         if event.payload["n"] == 1 and how == "python":
             time.sleep(600)
+        elif event.payload["n"] == 1 and how == "caught":
+            with contextlib.suppress(Exception):
+                time.sleep(600)
         elif event.payload["n"] == 1:
             connection.execute("SELECT pg_sleep(600)")
 

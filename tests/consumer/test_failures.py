@@ -208,9 +208,12 @@ def test_an_event_that_ends_the_process_is_found(place: Place) -> None:
     assert error == "the process ended while it handled the message"
 
 
-@pytest.mark.parametrize("how", ["python", "database"])
+@pytest.mark.parametrize("how", ["python", "database", "caught"])
 def test_a_handler_that_hangs_is_interrupted(place: Place, how: str) -> None:
-    """Guards against a handler that never returns, and whose group lacks its partitions for as long."""
+    """Guards against a handler that never returns, and whose group lacks its partitions for as long.
+
+    If it catches the interruption and returns, its event must not count as handled.
+    """
     place.load(3, keys=3)
     command = [sys.executable, "-m", "tests.consumer.hanger", place.dsn, place.kafka, place.topic, how]
     process: forks.Popen[str] = forks.Popen(
