@@ -199,9 +199,12 @@ class _Inbox:
         self._connection = connection
 
     def find(self, given: Mapping[str, Any], *, limit: int, discarded: bool) -> Any:
-        from outbox_pipelines.consumer.dead_letters import Filter, find
+        from outbox_pipelines.consumer.dead_letters import Filter, find, require_one_source
 
-        return find(self._connection, Filter(**given), limit=limit, discarded=discarded)
+        which = Filter(**given)
+        # Before the confirmation; a list has no ids.
+        require_one_source(self._connection, which)
+        return find(self._connection, which, limit=limit, discarded=discarded)
 
     def show(self, given: UUID) -> list[dict[str, Any]]:
         from outbox_pipelines.consumer.dead_letters import show

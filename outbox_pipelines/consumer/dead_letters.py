@@ -3,6 +3,7 @@
 Invariants:
 - Nothing is lost: a discarded dead letter keeps its content until it is pruned.
 - Each replay and each discard leaves a row in `inbox_audit`, in its own transaction: who, when, why, which.
+- Ids alone do not select dead letters of several sources to be replayed or discarded.
 - A consumer sees a replayed message within a second; the message has all its attempts again.
 """
 
@@ -18,6 +19,7 @@ import psycopg
 
 from outbox_pipelines.consumer import queries
 from outbox_pipelines.consumer.inbox import Backlog
+from outbox_pipelines.errors import SetupError
 
 Connection = psycopg.Connection[Any]
 Action = Literal["replay", "discard"]
@@ -99,10 +101,26 @@ def act(connection: Connection, action: Action, which: Filter, *, actor: str, re
     Args:
         actor: who does it, for the audit.
         reason: why, for the audit.
+
+    Raises:
+        SetupError: ids are given without a source, and several sources have them.
     """
     given = which.parameters() | {"actor": actor, "reason": reason}
     with connection.transaction():
+        require_one_source(connection, which)
         return connection.execute(_ACT[action], given).rowcount
+
+
+def require_one_source(connection: Connection, which: Filter) -> None:
+    """Raise `SetupError` if ids select dead letters of several sources."""
+    if not which.ids or which.source is not None:
+        return
+    sources = [source for (source,) in _rows(connection, queries.SOURCES_OF_DEAD_LETTERS, which.parameters())]
+    if len(sources) > 1:
+        raise SetupError(
+            f"dead letters of several sources have these ids ({', '.join(sources)}), and none was changed: "
+            "add --source with the one that you mean"
+        )
 
 
 def backlogs(connection: Connection) -> list[Backlog]:

@@ -381,6 +381,9 @@ COUNT_DEAD_LETTERS: Final = f"""
 SELECT last_error, count(*) FROM inbox WHERE {_MEANT}
 GROUP BY last_error ORDER BY count(*) DESC, last_error"""
 
+# One event has the same id in every source: an operator who gives ids means one service.
+SOURCES_OF_DEAD_LETTERS: Final = f"SELECT DISTINCT source FROM inbox WHERE {_MEANT} ORDER BY source"
+
 LIST_DEAD_LETTERS: Final = f"""
 SELECT seq, message_id::text, source, event_type, key, topic, partition, "offset", attempts, received_at,
     last_error

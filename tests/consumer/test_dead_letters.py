@@ -6,6 +6,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from outbox_pipelines.consumer import Event
 from tests.conftest import wait_until
-from tests.consumer.place import Place, at_work, effect, running
+from tests.consumer.place import Place, at_work, effect, running, uuid7
 from tests.schema.servers import Database
 
 Connection = psycopg.Connection[Any]
@@ -117,6 +118,30 @@ def test_discarded_ones_are_not_handled_and_can_be_seen(
     assert json.loads(told.output) == {"action": "replay", "dry_run": False, "found": 5, "done": 5}
     wait_until(lambda: place.inbox() == {"discarded": 1, "processed": 5}, what="their effects")
     assert len(others) == place.effects() == 5
+
+
+@pytest.mark.parametrize("action", ["replay", "discard"])
+def test_ids_of_several_sources_need_a_source(place: Place, operator: Database, action: str) -> None:
+    """Guards against a dead letter of another service that is replayed or discarded with the one meant."""
+    place.send(event_id := str(uuid7()))
+    for source in ("billing", "shipping"):
+        consumer = place.bare(source, max_attempts=1)
+        consumer.on("order.placed")(Healed())
+        with running(consumer):
+            wait_until(partial(lambda each: place.inbox(each) == {"failed": 1}, source), what="dead letters")
+    command = ("consumer", "dead-letters", action, event_id, "--reason", "a test order")
+    for option in ("--yes", "--dry-run"):
+        told = operator.outbox(*command, option)
+        assert told.exit_code == 2
+        assert "dead letters of several sources have these ids (billing, shipping)" in told.output
+        assert "--source" in told.output
+    assert place.rows("SELECT count(*) FROM inbox WHERE state = 'failed'") == [(2,)]
+    told = operator.outbox(*command, "--source", "billing", "--yes")
+    assert (told.exit_code, told.output) == (0, f"1 dead letters {action}ed\n")
+    assert place.inbox("shipping") == {"failed": 1}
+    # The other one is the only dead letter that is left with this id.
+    assert operator.outbox(*command, "--yes").exit_code == 0
+    assert "failed" not in place.inbox("shipping")
 
 
 @pytest.mark.parametrize(
