@@ -52,6 +52,14 @@ def test_keys_of_two_producers(place: Place) -> None:
     assert counted(place, consumer, payments) == Counts(handled=2, duplicates=1)
 
 
+def test_with_keys_only_the_key_counts(place: Place) -> None:
+    """Guards against a documentation that is wrong about reused keys, or a change from keys to ids."""
+    place.put('{"n": 1}', id=str(uuid7()), event_type="order.placed", idempotency_key="request-1")
+    place.put('{"n": 2}', id=str(uuid7()), event_type="order.placed", idempotency_key="request-1")
+    assert counted(place, place.consumer(dedupe="key")) == Counts(handled=1, duplicates=1)
+    assert counted(place, place.consumer(group="by id"), group="by id") == Counts(handled=2)
+
+
 @pytest.mark.parametrize(("told", "handled"), [(True, 2), (False, 4)])
 def test_a_topic_that_gets_another_name(place: Place, told: bool, handled: int) -> None:
     """Guards against handling all events that are in both topics: the old name keeps their identities."""
