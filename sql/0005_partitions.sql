@@ -28,19 +28,24 @@ BEGIN
                                 AND to_regclass(schema || '.outbox_' || to_char(today + n, 'YYYYMMDD')) IS NULL)
         ORDER BY n
     LOOP
-        leaf := 'outbox_' || to_char(missing, 'YYYYMMDD');
-        EXECUTE format('CREATE TABLE %s.%I (LIKE outbox INCLUDING ALL)', schema, leaf);
-        -- The caller may be another role, such as a superuser: a partition has the same owner as the table.
-        EXECUTE format('ALTER TABLE %I OWNER TO %s', leaf,
-                       (SELECT relowner::regrole FROM pg_class WHERE oid = 'outbox'::regclass));
-        -- Triggers for each row come with ATTACH, those for each statement do not.
-        EXECUTE format('CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON %I FOR EACH STATEMENT '
-                       'EXECUTE FUNCTION outbox_refuse_change()', leaf);
-        EXECUTE format('ALTER TABLE outbox ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)',
-                       leaf, missing || ' 00:00:00+00', missing + 1 || ' 00:00:00+00');
-        -- The new partition is not sealed.
-        INSERT INTO outbox_days (day) VALUES (missing) ON CONFLICT (day) DO UPDATE SET sealed_at = NULL;
-        made := made + 1;
+        BEGIN
+            leaf := 'outbox_' || to_char(missing, 'YYYYMMDD');
+            EXECUTE format('CREATE TABLE %s.%I (LIKE outbox INCLUDING ALL)', schema, leaf);
+            -- The caller may be another role, such as a superuser: a partition has the same owner as the table.
+            EXECUTE format('ALTER TABLE %I OWNER TO %s', leaf,
+                           (SELECT relowner::regrole FROM pg_class WHERE oid = 'outbox'::regclass));
+            -- Triggers for each row come with ATTACH, those for each statement do not.
+            EXECUTE format('CREATE TRIGGER outbox_no_truncate BEFORE TRUNCATE ON %I FOR EACH STATEMENT '
+                           'EXECUTE FUNCTION outbox_refuse_change()', leaf);
+            EXECUTE format('ALTER TABLE outbox ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)',
+                           leaf, missing || ' 00:00:00+00', missing + 1 || ' 00:00:00+00');
+            -- The new partition is not sealed.
+            INSERT INTO outbox_days (day) VALUES (missing) ON CONFLICT (day) DO UPDATE SET sealed_at = NULL;
+            made := made + 1;
+        EXCEPTION WHEN invalid_object_definition THEN
+            -- Another table has this day, such as a partition that was renamed: the other days are made.
+            RAISE WARNING 'outbox: %: %', missing, SQLERRM;
+        END;
     END LOOP;
     RETURN made;
 END $$;

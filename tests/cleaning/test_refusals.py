@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from outbox_pipelines.errors import SetupError
 from tests.cleaning.conftest import MONTHS, MONTHS_MAPPING, SOME, Cleaning, Make
+from tests.pgbouncer import pgbouncer
 from tests.relay.marked_table import textbook
 
 
@@ -63,12 +63,13 @@ def test_a_table_without_a_time(make: Make) -> None:
         make(textbook.STATUS, mapping).clean()
 
 
-def test_a_pooler_in_transaction_mode(plain: Cleaning, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pooler_in_transaction_mode(plain: Cleaning, tmp_path: Path) -> None:
     """Guards against a lock of the pooler's session: two clean-ups would have it."""
-    same = "outbox_pipelines.pooler.connect"
-    monkeypatch.setattr(same, lambda *_, beside, **__: nullcontext(beside))
-    with pytest.raises(SetupError, match="through a pooler in transaction mode"):
-        plain.clean()
+    direct = plain.table.settings.require_dsn()
+    with pgbouncer(direct, tmp_path, pool_mode="transaction", default_pool_size=1) as dsn:
+        refused = plain.table.outbox.outbox("table", "clean", **plain.environment | {"OUTBOX_DSN": dsn})
+    assert refused.returncode == 2
+    assert "through a pooler in transaction mode" in refused.stderr
     assert plain.execute("SELECT count(*) FROM events") == [(22,)]
 
 

@@ -21,6 +21,7 @@ from outbox_pipelines.errors import SetupError
 from tests import forks
 from tests.conftest import clean_environment, headers_of, topic_prefix, wait_until
 from tests.consumer.place import Place, effect, running, uuid7
+from tests.relay.topic import create
 
 Connection = psycopg.Connection[Any]
 
@@ -160,7 +161,9 @@ def test_a_copy_of_a_dead_letter_goes_to_a_topic(place: Place) -> None:
 def test_a_dead_letter_waits_for_its_copy(place: Place) -> None:
     """Guards against a dead letter that is reported nowhere, because its topic was refused."""
     place.send(uuid7())
-    consumer = place.bare(retry_seconds=0, max_attempts=1, dead_letter_topic="no such topic")
+    small = f"{place.topic}-small"
+    create(place.kafka, small, 1, **{"max.message.bytes": "1"})
+    consumer = place.bare(retry_seconds=0, max_attempts=1, dead_letter_topic=small)
     consumer.on("order.placed")(Picky(0))
     with running(consumer) as run:
         wait_until(lambda: place.inbox() == {"waiting": 1} and place.uncommitted() == 0, what="a refusal")

@@ -78,6 +78,13 @@ def test_a_day_that_was_dropped_is_not_made_again(connection: Connection) -> Non
     assert one(connection, "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox'::regclass") == (13,)
 
 
+def test_a_partition_that_was_renamed_keeps_no_other_day_away(connection: Connection) -> None:
+    """Guards against days that are not made because one cannot be."""
+    (tomorrow,) = one(connection, "SELECT to_char((now() AT TIME ZONE 'UTC')::date + 1, 'YYYYMMDD')")
+    connection.execute(f"ALTER TABLE outbox_{tomorrow} RENAME TO kept".encode())
+    assert one(connection, ENSURE, 17) == (3,)
+
+
 def test_an_open_day_that_is_over_is_not_made_again(connection: Connection) -> None:
     """Guards against an empty partition in place of the events that someone has dropped with it."""
     leaves = connection.execute(
