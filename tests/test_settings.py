@@ -1,4 +1,4 @@
-"""Values and names of settings that somebody has mistyped."""
+"""Values and names of settings that are mistyped."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ class Attempts:
     async def _is_known(self, transaction: Any, item: Item) -> bool:
         """Record the id that a message of the inbox has now; return whether the event was recorded under it.
 
-        An event with the id of a different event is not: whoever replays it has decided to handle it.
+        An event with the id of a different event is not: the operator who replays it has decided so.
         """
         given = {
             "id": item.id,
