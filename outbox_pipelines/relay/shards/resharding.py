@@ -54,10 +54,12 @@ def change(
     if not 1 <= wanted <= MOST_SHARDS:
         raise SetupError(f"{wanted} shards are not possible: choose 1 to {MOST_SHARDS}")
     with connect(settings, name="outbox shards set") as connection:
-        deadline = time.monotonic() + seconds
-        _wait_for_owners(connection, settings, wanted, deadline, on_wait)
+        wait = _Wait(seconds, on_wait)
+        # Publishing continues until each shard has a relay, for example one that is starting.
+        given = {"wanted": wanted, "lock": f"{settings.db_schema}.outbox_shards"}
+        while (shards := connection.execute(queries.UNOWNED, given).fetchall()[0][0]) is not None:
+            wait.for_(f"no relay owns shard {shards} (see `outbox shards`): start `outbox relay`")
         started = False
-        waiting = ""
         try:
             while True:
                 row = connection.execute(
@@ -74,37 +76,27 @@ def change(
                         "the change was abandoned; nothing was changed. See the relays' logs for the reason"
                     )
                 started = True
-                if missing != waiting:
-                    waiting = missing
-                    on_wait(missing)
-                if time.monotonic() > deadline:
-                    raise NotAllThereError(f"{missing}; nothing was changed")
-                time.sleep(_POLL_SECONDS)
+                wait.for_(missing)
         except BaseException:
             if started:
                 connection.execute(queries.KEEP_SHARDS)
             raise
 
 
-def _wait_for_owners(
-    connection: Connection, settings: Settings, wanted: int, deadline: float, on_wait: Callable[[str], None]
-) -> None:
-    """Wait until each shard has a relay, for example one that is starting; publishing continues.
+class _Wait:
+    """Waits until a deadline, and says for what, when that changes."""
 
-    Raises:
-        NotAllThereError: at the deadline a shard has none.
-    """
-    given = {"wanted": wanted, "lock": f"{settings.db_schema}.outbox_shards"}
-    waiting = ""
-    while True:
-        ((shards,),) = connection.execute(queries.UNOWNED, given).fetchall()
-        if shards is None:
-            return
-        missing = f"no relay owns shard {shards} (see `outbox shards`): start `outbox relay`"
-        if missing != waiting:
-            waiting = missing
-            on_wait(missing)
-        if time.monotonic() > deadline:
+    def __init__(self, seconds: float, say: Callable[[str], None]) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._say = say
+        self._said = ""
+
+    def for_(self, missing: str) -> None:
+        """Wait a moment; raise `NotAllThereError` after the deadline."""
+        if missing != self._said:
+            self._said = missing
+            self._say(missing)
+        if time.monotonic() > self._deadline:
             raise NotAllThereError(f"{missing}; nothing was changed")
         time.sleep(_POLL_SECONDS)
 
