@@ -131,13 +131,13 @@ def test_ids_of_several_sources_need_a_source(place: Place, operator: Database, 
             wait_until(partial(lambda each: place.inbox(each) == {"failed": 1}, source), what="dead letters")
     command = ("consumer", "dead-letters", action, event_id, "--reason", "a test order")
     for option in ("--yes", "--dry-run"):
-        told = operator.outbox(*command, option)
-        assert told.exit_code == 2
-        assert "dead letters of several sources have these ids (billing, shipping)" in told.output
-        assert "--source" in told.output
+        done = operator.outbox(*command, option)
+        assert done.exit_code == 2
+        assert "dead letters of several sources have these ids (billing, shipping)" in done.output
+        assert "--source" in done.output
     assert place.rows("SELECT count(*) FROM inbox WHERE state = 'failed'") == [(2,)]
-    told = operator.outbox(*command, "--source", "billing", "--yes")
-    assert (told.exit_code, told.output) == (0, f"1 dead letters {action}ed\n")
+    done = operator.outbox(*command, "--source", "billing", "--yes")
+    assert (done.exit_code, done.output) == (0, f"1 dead letters {action}ed\n")
     assert place.inbox("shipping") == {"failed": 1}
     # The other one is the only dead letter that is left with this id.
     assert operator.outbox(*command, "--yes").exit_code == 0
