@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -100,16 +101,8 @@ def test_a_lock_in_the_way_keeps_no_shard(outbox: Outbox, proxy: Proxy) -> None:
             wait_until(lambda: owners(outbox) != [None], what="a relay")
             other.execute("SELECT FROM outbox_shards FOR UPDATE")
             outbox.write("a")
-            wait_until(lambda: _waits(outbox), what="a statement that waits")
+            wait_until(lambda: bool(_waiting(outbox)), what="a statement that waits")
         wait_until(lambda: not _is_held(outbox, "outbox_shards"), what="the shard to be free")
-
-
-def _waits(outbox: Outbox) -> bool:
-    with outbox.connect() as connection:
-        found = connection.execute(
-            "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        )
-        return bool(found.fetchall())
 
 
 def test_a_standby_ends(outbox: Outbox, proxy: Proxy) -> None:
@@ -144,6 +137,39 @@ def test_a_fleet_ends(outbox: Outbox, proxy: Proxy) -> None:
         wait_until(lambda: [message.key for message in outbox.messages()] == ["a"], what="an event")
         proxy.swallow_answers()
         outbox.write("b")
+
+
+def test_a_reader_that_is_lost_after_a_stop_is_no_crash(
+    outbox: Outbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against published events that are not settled because nobody reads any more."""
+    name = "outbox relay: reader"
+    stop = threading.Event()
+    with ThreadPoolExecutor() as threads, ExitStack() as ends:
+        ends.callback(stop.set)
+        relay = threads.submit(service.relay, outbox.settings, stop=stop)
+        wait_until(lambda: owners(outbox) != [None], what="a relay")
+        outbox.write("a")
+        wait_until(lambda: bool(outbox.messages()), what="an event")
+        with outbox.connect(autocommit=False) as other:
+            other.execute("LOCK TABLE outbox")
+            wait_until(lambda: name in _waiting(outbox), what="the reader to wait")
+            stop.set()
+            other.execute("SELECT pg_terminate_backend(%s)", [_waiting(outbox)[name]])
+            wait_until(lambda: name not in _waiting(outbox), what="the reader to be lost")
+        assert relay.result(60).events == 1
+    assert "stopped while" not in caplog.text
+
+
+def _waiting(outbox: Outbox) -> dict[str, int]:
+    """The sessions that wait for a lock, and their pids."""
+    with outbox.connect() as connection:
+        return dict(
+            connection.execute(
+                "SELECT application_name, pid FROM pg_stat_activity "
+                "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            )
+        )
 
 
 def test_before_a_stop_an_answer_may_take_any_time(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
