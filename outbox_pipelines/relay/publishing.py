@@ -24,8 +24,10 @@ def make_worker(
     **given: Any,
 ) -> Worker:
     """Return a worker for a shard that has been taken; `given` as `Worker` takes it."""
-    if settings.delivery == "exactly_once" or shard.tick_id is not None:
-        producer = _recovered(settings, shard) or producer
+    uses_transactions = settings.delivery == "exactly_once" or shard.tick_id is not None
+    if uses_transactions and (fencing := _recovered(settings, shard)) is not None:
+        producer.close()
+        producer = fencing
     return Worker(
         settings, shard, producer, make_publisher(settings, shard, producer, blocked), blocked, **given
     )

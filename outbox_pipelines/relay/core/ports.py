@@ -100,7 +100,7 @@ class Producer(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of everything but the producer's messages."""
+        """End the client, with its threads and connections; nothing may be called afterwards."""
 
 
 class CommitAnswer(Enum):

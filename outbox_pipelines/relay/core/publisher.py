@@ -141,9 +141,9 @@ class Publisher:
 
     def discard(self) -> None:
         """Drop what is not acknowledged: no position covers it, so it is read again."""
-        self._producer.close()
         self._producer.purge()
         self._producer.flush(1.0)
+        self._producer.close()
         self._deliveries.clear()
         self._pending_events = self._pending_size = 0
 

@@ -119,6 +119,10 @@ class Brokers:
         """Fetch the client's error reports, which would accumulate otherwise."""
         self._admin.poll(0)
 
+    def close(self) -> None:
+        """End the client; nothing may be asked afterwards."""
+        del self._admin
+
     def describe(self, names: Iterable[str]) -> dict[str, int | Unavailable]:
         """Return for each topic its number of partitions, or why it is unavailable. Create none.
 
@@ -237,7 +241,8 @@ class Brokers:
         raise self._no_answer(self._trouble or _text(error))
 
     def _new_client(self) -> AdminClient:
-        return AdminClient(client.config(self._settings, error_cb=self._on_error), logger=client.LOG)
+        on_error = client.weakly(self._on_error)
+        return AdminClient(client.config(self._settings, error_cb=on_error), logger=client.LOG)
 
     def _no_answer(self, reason: str) -> UnavailableError:
         self._admin = self._new_client()

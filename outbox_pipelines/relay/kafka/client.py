@@ -11,7 +11,9 @@ import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import MethodType
 from typing import Any, Final
+from weakref import WeakMethod
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -89,9 +91,26 @@ def producer(settings: Settings, on_error: Callable[[KafkaError], None], **own: 
     """
     dotted = {name.replace("_", "."): value for name, value in own.items()}
     try:
-        return Producer(config(settings, **dotted, error_cb=on_error), logger=LOG)
+        return Producer(config(settings, **dotted, error_cb=weakly(on_error)), logger=LOG)
     except KafkaException as error:
         raise rejected(error) from None
+
+
+def weakly(on_error: Callable[[KafkaError], None]) -> Callable[[KafkaError], None]:
+    """Return a callback that does not keep the method's object alive.
+
+    The object has the client, and the client its callback: as a cycle they would keep threads and connections
+    until the garbage collector finds them, which in a relay may be never.
+    """
+    if not isinstance(on_error, MethodType):
+        return on_error
+    method = WeakMethod(on_error)
+
+    def report(error: KafkaError) -> None:
+        if (alive := method()) is not None:
+            alive(error)
+
+    return report
 
 
 def rejected(error: KafkaException) -> SetupError:

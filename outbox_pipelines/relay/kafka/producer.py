@@ -304,8 +304,9 @@ class IdempotentProducer:
         return True
 
     def close(self) -> None:
-        """End the look-ups."""
+        """End the look-ups and the client, with its threads and connections."""
         self._topics.close()
+        del self._producer
 
     def _new(self) -> confluent_kafka.Producer:
         self._begun = FirstAcknowledgments()

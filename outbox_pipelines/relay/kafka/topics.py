@@ -157,10 +157,13 @@ class Topics:
         self._brokers.poll()
 
     def close(self) -> None:
-        """End the lookups."""
+        """End the lookups, and the client that asks."""
         with self._word:
+            is_unused = self._thread is None and not self._end
             self._end = True
             self._word.notify_all()
+        if is_unused:
+            self._brokers.close()
 
     @property
     def known(self) -> frozenset[str]:
@@ -313,7 +316,7 @@ class Topics:
         raise TopicUnavailableError(name, search.reason)
 
     def _start(self) -> None:
-        if self._thread is None:
+        if self._thread is None and not self._end:
             self._thread = threading.Thread(target=log.inherit(self._run), name="outbox-topics", daemon=True)
             self._thread.start()
 
@@ -324,7 +327,7 @@ class Topics:
             with self._word:
                 self._word.wait_for(lambda: self._end or self._new, self._rest())
                 if self._end:
-                    return
+                    break
                 names, self._new = self._new[:_AT_ONCE], self._new[_AT_ONCE:]
             try:
                 if names:
@@ -339,6 +342,7 @@ class Topics:
                     self._failure = error
                     self._word.notify_all()
                 return
+        self._brokers.close()
 
     def _rest(self) -> float:
         due = min(

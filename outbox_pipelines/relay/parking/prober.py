@@ -135,6 +135,7 @@ class Prober:
             self._wake.notify()
         if self._thread is not None:
             self._thread.join()
+        self._producer = None
 
     @property
     def _is_ending(self) -> bool:
