@@ -63,6 +63,20 @@ def test_the_last_relay_of_a_process_restores_the_collector() -> None:
     assert _state() == before
 
 
+def test_a_relay_that_starts_beside_others_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against relays that all stand still for 30 ms whenever one of them starts."""
+    counts: list[int] = []
+    count = gc.get_freeze_count
+
+    def counted() -> int:
+        counts.append(count())
+        return counts[-1]
+
+    monkeypatch.setattr(gc, "get_freeze_count", counted)
+    with collecting_rarely(), collecting_rarely(), collecting_rarely():
+        assert len(counts) == 1
+
+
 def test_what_the_process_froze_stays_frozen() -> None:
     """Guards against an application whose own frozen objects are searched after a relay which it has run."""
     gc.freeze()
