@@ -51,7 +51,7 @@ def test_end_with_their_relay(outbox: Outbox, delivery: str) -> None:
 
 
 def test_are_two_while_a_relay_publishes_in_transactions(outbox: Outbox) -> None:
-    """Guards against clients that nobody serves, whose reports of errors pile up."""
+    """Guards against clients that are not served, whose reports of errors pile up."""
     before = _clients()
     with running(quick(outbox, delivery="exactly_once")):
         outbox.write("a")

@@ -142,7 +142,7 @@ def test_a_fleet_ends(outbox: Outbox, proxy: Proxy) -> None:
 def test_a_reader_that_is_lost_after_a_stop_is_no_crash(
     outbox: Outbox, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Guards against published events that are not settled because nobody reads any more."""
+    """Guards against published events that are not settled because nothing reads any more."""
     name = "outbox relay: reader"
     stop = threading.Event()
     with ThreadPoolExecutor() as threads, ExitStack() as ends:
