@@ -159,10 +159,9 @@ class Topics:
     def close(self) -> None:
         """End the lookups, and the client that asks."""
         with self._word:
-            is_unused = self._thread is None and not self._end
             self._end = True
             self._word.notify_all()
-        if is_unused:
+        if self._thread is None:
             self._brokers.close()
 
     @property
