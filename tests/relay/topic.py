@@ -52,7 +52,7 @@ def create(kafka: str, name: str, partitions: int, **config: str) -> None:
 
 
 def change_topic(outbox: Outbox, *, of: str = "order", **config: str) -> None:
-    """Other settings of the topic of an aggregate type."""
+    """Other settings of the topic of an aggregate type; the broker applies them later than it says."""
     admin = AdminClient({"bootstrap.servers": outbox.settings.kafka})
     entries = [
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
@@ -60,6 +60,13 @@ def change_topic(outbox: Outbox, *, of: str = "order", **config: str) -> None:
     ]
     resource = ConfigResource(ConfigResource.Type.TOPIC, outbox.topic(of), incremental_configs=entries)
     admin.incremental_alter_configs([resource])[resource].result(120)
+    asked = ConfigResource(ConfigResource.Type.TOPIC, outbox.topic(of))
+
+    def is_applied() -> bool:
+        now = admin.describe_configs([asked])[asked].result(30)
+        return all(now[name].value == value for name, value in config.items())
+
+    wait_until(is_applied, what=f"{config} of {outbox.topic(of)}")
 
 
 def deny(broker: Kafka, name: str, operation: AclOperation) -> None:
