@@ -149,7 +149,7 @@ def test_a_client_that_reads_trusts_whom_the_file_says(tmp_path: object) -> None
 def test_the_tables_of_status_and_partitions_steer_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a session's name, a table's name or a reason with escape sequences of its author's."""
     of_table = claims_status.TableStatus(
-        HOSTILE, HOSTILE, 1.0, 0, None, 1, {HOSTILE: 1}, 0, {HOSTILE: 1}, False, [HOSTILE]
+        HOSTILE, HOSTILE, 1.0, 0, None, 1, {HOSTILE: 1}, 0, {HOSTILE: 1}, False, [HOSTILE], True
     )
     shown = claims_status.render(of_table, [])
     finding = Finding(HOSTILE, "correct it:", (HOSTILE,))

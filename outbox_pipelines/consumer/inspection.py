@@ -33,7 +33,7 @@ class Inspection:
     """What Kafka has for a consumer."""
 
     behind: dict[str, int] = field(default_factory=dict)
-    """Messages of each topic whose offset is not committed."""
+    """Offsets of each topic from its first message that is not handled to its end."""
     sampled: int = 0
     """Number of the newest messages that were read."""
     types: dict[str, int] = field(default_factory=dict)
@@ -68,12 +68,17 @@ def _inspected(consumer: AnyConsumer, client: confluent_kafka.Consumer) -> Inspe
         for partition in topic.partitions
     ]
     behind: Counter[str] = Counter()
-    starts = []
+    starts, waiting = [], []
     for at in client.committed(places, timeout=_SECONDS) if places else []:
         low, high = client.get_watermark_offsets(at, timeout=_SECONDS)
-        behind[at.topic] += max(0, high - (at.offset if at.offset >= 0 else low))
+        begin = max(low, at.offset)
+        behind[at.topic] += max(0, high - begin)
+        if high > begin:
+            waiting.append(TopicPartition(at.topic, at.partition, begin))
         if high > low:
             starts.append(TopicPartition(at.topic, at.partition, max(low, high - SAMPLE // len(places) - 1)))
+    for topic, offsets in _without_messages(client, waiting):
+        behind[topic] -= offsets
     types: Counter[str] = Counter(_types(consumer, client, starts))
     passed_over = [each for each in types if consumer.handler(each) is None]
     unmatched = {
@@ -82,6 +87,30 @@ def _inspected(consumer: AnyConsumer, client: confluent_kafka.Consumer) -> Inspe
         if types and each not in types
     }
     return Inspection(dict(behind), types.total(), dict(types.most_common()), passed_over, unmatched)
+
+
+def _without_messages(
+    client: confluent_kafka.Consumer, waiting: list[TopicPartition]
+) -> Iterator[tuple[str, int]]:
+    """How many offsets of each partition come before its next message; some seconds at most.
+
+    The end of a transaction takes an offset, and what was aborted or compacted away took some: a consumer
+    that has handled everything would seem to be behind.
+    """
+    begins = {(at.topic, at.partition): at.offset for at in waiting}
+    client.assign(waiting)
+    deadline = time.monotonic() + _SECONDS
+    while begins and time.monotonic() < deadline:
+        found: list[Any] = client.consume(1, 0.2)
+        for message in found:
+            error, place = message.error(), (message.topic(), message.partition())
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                raise KafkaException(error)
+            if place in begins:
+                # At the end of a partition, this is the end's offset.
+                yield place[0], message.offset() - begins.pop(place)
+                client.incremental_unassign([TopicPartition(*place)])
+    client.unassign()
 
 
 def _types(

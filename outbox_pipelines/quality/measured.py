@@ -87,6 +87,8 @@ class Measurements:
     """Age of the oldest open or prepared transaction of this database; 0 without any."""
     oldest_transaction: str | None
     """Its session."""
+    has_ages: bool = True
+    """Whether the age of an event is known: not in an existing table without a created_at."""
     draining: str | None = None
     """The table whose remaining rows are published first, after `outbox adopt switch`."""
     slots: Slots | None = None

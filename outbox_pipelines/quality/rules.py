@@ -255,6 +255,7 @@ _DETAILS: Final[dict[str, Callable[[Measurements], str | None]]] = {
     "shards_relayed": lambda found: _each(
         (
             found.waiting,
+            None if found.has_ages else "how long is unknown without a created_at, and counts as an hour",
             *(
                 f"the lock of shard {shard.shard} is held by {shard.intruder}"
                 for shard in found.shards

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import confluent_kafka
 import pytest
 
 from outbox_pipelines.consumer import inspection
@@ -63,6 +64,38 @@ def test_status_of_one_consumer(place: Place, tmp_path: Path) -> None:
     assert told["kafka"]["behind"] == {place.topic: 4}
     assert told["kafka"]["unmatched"] == {"order.cancled": "order.canceled"}
     assert place.uncommitted() == 4
+
+
+def test_the_ends_of_transactions_are_no_messages(place: Place) -> None:
+    """Guards against a consumer of an exactly_once topic that never has 0 messages behind."""
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": place.kafka, "transactional.id": place.topic, "partitioner": "murmur2_random"}
+    )
+    producer.init_transactions(60)
+
+    def send(messages: int) -> None:
+        producer.begin_transaction()
+        for n in range(messages):
+            producer.produce(
+                place.topic, "{}", key=str(n), headers={"id": str(uuid7()), "event-type": "order.placed"}
+            )
+
+    send(8)
+    producer.commit_transaction(60)
+    consumer = place.consumer()
+    with running(consumer) as run:
+        wait_until(lambda: place.effects() == 8, what="all events")
+        run.end()
+    assert inspect(consumer).behind == {place.topic: 0}
+    send(20)
+    assert producer.flush(60) == 0
+    producer.abort_transaction(60)
+    assert inspect(consumer).behind == {place.topic: 0}
+    send(2)
+    producer.commit_transaction(60)
+    found = inspect(consumer)
+    assert 2 <= found.behind[place.topic] <= 4
+    assert found.types == {"order.placed": 10}
 
 
 def test_a_topic_that_is_not_there(place: Place) -> None:

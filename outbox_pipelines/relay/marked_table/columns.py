@@ -29,6 +29,14 @@ _REMARKS: Final = {
     "published_at": " (all rows are pending in a new one)",
     "status": " (all rows are pending in a new one)",
 }
+# By entry: what happens to rows that have the same value, and what else to do.
+_TWICE: Final = {
+    "id": (
+        "consumers take rows with the same id for copies of one event and handle one of them",
+        "name a column that tells each event",
+    ),
+    "seq": ("rows with the same number stop the relay", "let the database count it"),
+}
 # A row without one of these becomes a dead letter. One without a key could not even be marked as such.
 NAMES: Final = ("id", "aggregate_type", "aggregate_id", "event_type")
 
@@ -49,7 +57,7 @@ def mismatches(
             return [Finding(problem, remedy)]
         change = f"ALTER TABLE {place.spelled} ALTER COLUMN {quoted} TYPE {usual} USING {quoted}::{usual}"
         return [Finding(problem, f"{remedy}, or", (change,))]
-    not_unique = _not_unique(mapping, place, column) if ours == "seq" else []
+    not_unique = _not_unique(mapping, place, ours, column)
     if column.never_null:
         return not_unique
     refuse = (f"ALTER TABLE {place.spelled} ALTER COLUMN {quoted} SET NOT NULL",)
@@ -64,17 +72,28 @@ def mismatches(
     return []
 
 
-def _not_unique(mapping: Mapping, place: Place, column: Column) -> list[Finding]:
-    if column.is_counted or column.is_unique:
+def _not_unique(mapping: Mapping, place: Place, ours: str, column: Column) -> list[Finding]:
+    if ours not in _TWICE or column.is_distinct:
         return []
-    problem = (
-        f"column {column.name!r} of {mapping} (seq) is not unique; rows with the same number stop the relay"
-    )
+    consequence, remedy = _TWICE[ours]
+    problem = f"column {column.name!r} of {mapping} ({ours}) is not unique on its own; {consequence}"
     if place.kind == "p":
         # A unique index there must contain the columns by which rows are distributed.
-        return [Finding(problem, "let the database count it", is_error=False)]
+        return [Finding(problem, remedy, is_error=False)]
     create = f"CREATE UNIQUE INDEX CONCURRENTLY ON {place.spelled} ({identifier(column.name)})"
-    return [Finding(problem, statements=(create,), is_error=False)]
+    return [Finding(problem, f"{remedy}, or", (create,), is_error=False)]
+
+
+def ageless(mapping: Mapping, place: Place) -> list[Finding]:
+    """Return a warning if nothing says how old a row is."""
+    if "created_at" in mapping.columns:
+        return []
+    problem = f"{mapping} has no created_at in [columns]; the check lag cannot see how long its rows wait"
+    remedy = (
+        f"name the time of the insert as created_at; ALTER TABLE {place.spelled} ADD COLUMN created_at "
+        "timestamptz NOT NULL DEFAULT now() adds one"
+    )
+    return [Finding(problem, remedy, is_error=False)]
 
 
 def _missing_column(

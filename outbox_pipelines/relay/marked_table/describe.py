@@ -222,6 +222,8 @@ def _write_columns(file: _File, guesses: Guesses, columns: dict[str, Column], sl
             reason = f"{found.reason}{_ASSUMED.get(ours, '')}"
             if ours == "seq" and "created_at" in guesses.columns:
                 reason += '; or order = "created_at" at the top'
+            if ours == "id" and not columns[found.name].is_distinct:
+                reason += ", NOT unique on its own: consumers handle only one of the events with the same id"
             others = f"; could also be {', '.join(found.others)}" if found.others else ""
             file.entry(ours, found.name, reason + others)
         elif ours in _NEEDED:

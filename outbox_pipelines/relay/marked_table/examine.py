@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from outbox_pipelines.database import Connection
 from outbox_pipelines.parsers.table_mapping import Mapping
-from outbox_pipelines.relay.marked_table.columns import NAMES, mismatches, unwritable, wrong_states
+from outbox_pipelines.relay.marked_table.columns import NAMES, ageless, mismatches, unwritable, wrong_states
 from outbox_pipelines.relay.marked_table.findings import (
     Finding,
     ending,
@@ -76,6 +76,7 @@ def examine(connection: Connection, mapping: Mapping) -> Examined:
         *unwritable(mapping, place, columns),
         *wrong_states(connection, mapping, place, columns),
         *forgetful(mapping, place),
+        *ageless(mapping, place),
         *missing_indexes(connection, mapping, place),
         *ending(connection, place),
     ]

@@ -2,7 +2,8 @@
 
 Invariants:
 - The table counts as one shard. It has no row of its own about relays: what is not known is what does least
-  harm. How long it has had no relay is the age of its oldest pending row.
+  harm. How long it has had no relay is the age of its oldest pending row; where no column tells it, a row
+  that waits without a relay is reported at once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from outbox_pipelines.relay.marked_table.status import TableStatus
 from outbox_pipelines.settings import Settings
 
 _WITHOUT_KAFKA: Final = "Kafka unavailable, "
+# Longer than a check allows by default.
+_UNKNOWN_SECONDS: Final = 3_600.0
 
 
 def read(settings: Settings) -> Measurements:
@@ -44,20 +47,23 @@ def of(found: TableStatus) -> Measurements:
         keys_bytes=0,
         oldest_transaction_seconds=0.0,
         oldest_transaction=None,
+        has_ages=found.has_ages,
         connector=found.connector,
     )
 
 
 def _shard(found: TableStatus) -> ShardStatus:
     age = found.oldest_seconds or 0.0
+    is_silent = not found.has_ages and found.backlog > 0
+    unowned = 0.0 if found.owner is not None else _UNKNOWN_SECONDS if is_silent else age
     has_kafka = found.owner is None or _WITHOUT_KAFKA not in found.owner
     return ShardStatus(
         shard=0,
         shards=1,
         owner=None if found.owner is None else found.owner.replace(_WITHOUT_KAFKA, ""),
         owned_seconds=found.owned_seconds,
-        heartbeat_seconds=age if found.owner is None else 0.0,
-        unowned_seconds=age if found.owner is None else 0.0,
+        heartbeat_seconds=unowned,
+        unowned_seconds=unowned,
         successor_waits=found.successor_waits,
         breaker="closed" if has_kafka else "open",
         breaker_reason=None,

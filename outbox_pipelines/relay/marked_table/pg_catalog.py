@@ -93,6 +93,11 @@ class Column(NamedTuple):
         return _ENUM if self.kind == "e" else self.type
 
     @property
+    def is_distinct(self) -> bool:
+        """Whether no two rows have the same value: by a sequence, by an index, or as UUIDs have by nature."""
+        return self.is_counted or self.is_unique or self.type == "uuid"
+
+    @property
     def is_text(self) -> bool:
         """Whether its values are words: a text or an enum."""
         return self.is_a in TEXT | {_ENUM}

@@ -53,6 +53,8 @@ class TableStatus:
     successor_waits: bool
     """Whether a standby waits for the table."""
     warnings: list[str]
+    has_ages: bool
+    """Whether there is a created_at."""
     connector: Connector | None = None
     """Debezium's connector; None without OUTBOX_CONNECT."""
 
@@ -106,6 +108,7 @@ def _read(settings: Settings) -> TableStatus:
             reasons=dict(reasons),
             successor_waits=bool(waiting),
             warnings=found.warnings,
+            has_ages="created_at" in mapping.columns,
             connector=None if reported is None else reading.combine(settings, connection, reported),
         )
 

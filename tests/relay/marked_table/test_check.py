@@ -14,7 +14,7 @@ import pytest
 
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay.marked_table import check, describe, status
-from tests.conftest import may_log_in
+from tests.conftest import may_log_in, wait_until
 from tests.relay.marked_table import guides, textbook
 from tests.relay.marked_table.conftest import Make
 from tests.relay.marked_table.test_shapes import PARTITIONED
@@ -33,7 +33,7 @@ def _findings(table: Table) -> list[dict[str, Any]]:
     return list(content["findings"])
 
 
-def _clean_after_statements(table: Table) -> list[str]:
+def _correct(table: Table) -> list[str]:
     """Runs what is printed, line by line, as a person would; the statements."""
     lines = [line.strip() for line in _run(table).stdout.splitlines() if line.startswith("    ")]
     for line in lines:
@@ -41,6 +41,11 @@ def _clean_after_statements(table: Table) -> list[str]:
         # Not in the relay's schema.
         with psycopg.connect(table.settings.dsn, autocommit=True, options="-c search_path=") as connection:
             connection.execute(line.encode())
+    return lines
+
+
+def _clean_after_statements(table: Table) -> list[str]:
+    lines = _correct(table)
     assert _findings(table) == []
     done = _run(table)
     assert (done.returncode, done.stdout.splitlines()) == (0, [f"{_name(table)}: nothing to correct"])
@@ -176,7 +181,7 @@ def test_a_table_in_another_schema_with_names_to_quote(make_table: Make) -> None
 CREATE SCHEMA "My App";
 CREATE TABLE "My App"."Out box" (
     "Id" uuid NOT NULL, "Seq" bigserial NOT NULL, "Type" text, "Key" text NOT NULL, "Event" text NOT NULL,
-    "Body" json, "When" timestamptz)"""
+    "Body" json, "Made" timestamptz NOT NULL DEFAULT now(), "When" timestamptz)"""
     mapping = """
 table = "My App.Out box"
 [columns]
@@ -186,6 +191,7 @@ aggregate_type = "Type"
 aggregate_id = "Key"
 event_type = "Event"
 payload = "Body"
+created_at = "Made"
 published_at = "When"
 failed_at = "Dead \\"at\\""
 retry_count = "Tries"
@@ -314,7 +320,54 @@ def test_a_table_without_any_order(make_table: Make) -> None:
     found = {each["text"].partition(":")[0]: each["text"] for each in _findings(table)}
     assert "created_at" not in found["outbox has no column 'seq'"]
     assert "(all rows are pending in a new one)" in found["outbox has no column 'published_at'"]
-    _clean_after_statements(table)
+    _correct(table)
+    (finding,) = _findings(table)
+    assert finding["text"].startswith("outbox has no created_at in [columns]; the check lag cannot")
+
+
+_OF_TENANTS = """
+CREATE TABLE ck (
+    tenant int, id text, seq bigserial UNIQUE NOT NULL,
+    aggregate_type text NOT NULL, aggregate_id text NOT NULL,
+    event_type text NOT NULL, payload jsonb, published_at timestamptz, PRIMARY KEY (tenant, id))"""
+
+
+def test_an_id_that_repeats_is_reported(make_table: Make) -> None:
+    """Guards against consumers that leave out events, because another one has the same id."""
+    table = make_table(_OF_TENANTS, guides.D.mapping)
+    description = describe.describe(table.settings, "ck")
+    assert 'id = "id"' in description.text
+    assert "NOT unique on its own" in description.text
+    assert table.settings.table_file is not None
+    table.settings.table_file.write_text(description.text)
+    (finding, *_) = _findings(table)
+    assert finding["severity"] == "warning"
+    assert "column 'id' of ck (id) is not unique on its own" in finding["text"]
+    assert finding["statements"] == ['CREATE UNIQUE INDEX CONCURRENTLY ON public.ck ("id")']
+    _change(table, "ALTER TABLE ck ALTER id TYPE uuid USING gen_random_uuid()")
+    assert "not unique" not in str(_findings(table))
+
+
+def test_a_table_without_times_is_seen_to_wait(make_table: Make) -> None:
+    """Guards G8: without a relay, rows of unknown age wait and all checks pass."""
+    table = make_table(_OF_TENANTS, guides.D.mapping)
+    assert table.settings.table_file is not None
+    table.settings.table_file.write_text(describe.describe(table.settings, "ck").text)
+    assert "the check lag cannot see how long its rows wait" in str(_findings(table))
+    assert _checked(table) == (0, [])
+    _change(table, "INSERT INTO ck VALUES (1, 'a', DEFAULT, 'order', '1', 'order.placed', '{}')")
+    code, failed = _checked(table)
+    assert code == 1
+    assert [word.strip(":") for word in failed[0].split()[:2]] == ["ERROR", "shards_relayed"]
+    assert "how long is unknown without a created_at" in failed[0]
+    with table.relayed():
+        wait_until(lambda: _checked(table) == (0, []), what="a relay that publishes")
+
+
+def _checked(table: Table) -> tuple[int, list[str]]:
+    """The exit code of `outbox status --check`, and its checks that failed."""
+    done = table.outbox.outbox("status", "--check", **table.environment)
+    return done.returncode, [line for line in done.stdout.splitlines() if line.startswith("ERROR")]
 
 
 def test_settings_that_do_not_fit(table: Table) -> None:
@@ -324,7 +377,7 @@ def test_settings_that_do_not_fit(table: Table) -> None:
     file.write_text(file.read_text().replace('created_at = "created_at"\n', ""))
     done = _run(table, OUTBOX_DELIVERY="exactly_once", OUTBOX_VALUE_FORMAT="envelope")
     assert done.returncode == 1
-    assert done.stdout.splitlines() == [
+    assert [line for line in done.stdout.splitlines() if line.startswith("error")] == [
         "error: public.events cannot store the position that exactly_once needs: set "
         "OUTBOX_DELIVERY=at_least_once",
         "error: OUTBOX_VALUE_FORMAT=envelope needs the time of an event: name its column as created_at in "
