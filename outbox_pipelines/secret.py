@@ -54,6 +54,8 @@ _PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _HOST: Final = re.compile(r"(?:\[[0-9A-Fa-f:.%]*\]|[^\s:@\[\]]*)(?::\d*)?\Z")
 # A name, an address, or the directory of a socket.
 _NAME_OF_HOST: Final = re.compile(r"[\w.:%-]*|@?/.*")
+# Of an alert's receiver: a token has upper case, or no dot.
+_HOST_NAME: Final = re.compile(r"(?:localhost|[a-z0-9-]+(?:\.[a-z0-9-]+)+)(?::\d+)?")
 _WRITE: Final = "write postgresql://user@host/db, or host=… dbname=… user=…"
 
 
@@ -123,6 +125,21 @@ def register_urls(text: str) -> None:
         user_info, at, _ = value.partition("://")[2].rpartition("@")
         password = user_info.partition(":")[2]
         register(*[password, unquote(password)] if at else [])
+
+
+def register_addresses(text: str) -> None:
+    """Register what may be a token in addresses for alerts, which are separated by spaces.
+
+    A token may stand in any place of one. What is a name for certain stays readable: the name of a host, and
+    the user before `:password@` and a host.
+    """
+    for address in text.split():
+        rest = address.partition("://")[2] or address
+        user_info, at, host = re.split(r"[/?]", rest, maxsplit=1)[0].rpartition("@")
+        user, colon, _ = user_info.partition(":")
+        public = user if at and colon and _HOST_NAME.fullmatch(host) else ""
+        parts = re.split(r"[/:@?&=]+", rest)
+        register(address, *(part for part in parts if part != public and not _HOST_NAME.fullmatch(part)))
 
 
 def register_dsn(value: str) -> None:

@@ -22,7 +22,14 @@ from outbox_pipelines.parsers.outboxes_file import NAME, read_outboxes
 from outbox_pipelines.parsers.table_mapping import read_mapping
 from outbox_pipelines.parsers.thresholds import read_thresholds
 from outbox_pipelines.parsers.topics import TopicTemplate, read_map
-from outbox_pipelines.secret import Secret, check_dsn, register, register_dsn, register_urls
+from outbox_pipelines.secret import (
+    Secret,
+    check_dsn,
+    register,
+    register_addresses,
+    register_dsn,
+    register_urls,
+)
 
 _Value = TypeVar("_Value")
 
@@ -74,8 +81,7 @@ def _connector(value: str) -> str:
 
 
 def _alerts(value: Secret) -> Secret:
-    for address in value.reveal().split():
-        register(address, *re.split(r"[/:@?&=]+", address.partition("://")[2] or address))
+    register_addresses(value.reveal())
     return value
 
 

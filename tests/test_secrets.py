@@ -280,6 +280,27 @@ def test_a_secret_in_a_definition_is_refused(clean: pytest.MonkeyPatch) -> None:
     assert outbox.load_settings().require_dsn() == DSNS[0]
 
 
+@pytest.mark.parametrize(
+    ("address", "hidden"),
+    [
+        ("mailto://user:pw2345@mail.example.com", ["pw2345"]),
+        ("json://user:pw2345@localhost:8080/hook/AbCd", ["pw2345", "AbCd"]),
+        ("json://user:pw2345@10.0.0.7/", ["pw2345"]),
+        ("slack://TokenA/TokenB/tokenc", ["TokenA", "TokenB", "tokenc"]),
+        ("pover://userkey@apptoken", ["userkey", "apptoken"]),
+        ("ntfys://TopicName", ["TopicName"]),
+    ],
+)
+def test_names_in_addresses_stay_readable(clean: pytest.MonkeyPatch, address: str, hidden: list[str]) -> None:
+    """Guards against a remedy with *** in its words, and against a token that is taken for a name."""
+    clean.setattr(secret, "_known", set())
+    load_settings(alerts=address)
+    told = "as a superuser at mail.example.com, localhost, 10.0.0.7"
+    assert secret.redacted(told) == told
+    for each in (*hidden, address):
+        assert each not in secret.redacted(f"the answer for {each} was 404")
+
+
 def test_metrics_show_no_secret() -> None:
     from urllib.request import urlopen
 

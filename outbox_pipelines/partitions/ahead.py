@@ -4,6 +4,8 @@ Invariants:
 - No writer waits for it, and it waits for no writer.
 - Each day is created once, even if it runs twice or concurrently; again only if its partition was dropped
   manually while the day is open and not over.
+- Days of a backfill are created from the newest to the oldest, so many in a transaction: what was created
+  before an interruption stays.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, timedelta
 from typing import Final
 
 import psycopg
@@ -27,6 +29,9 @@ _LOG = logging.getLogger(__name__)
 # Other maintenance (VACUUM, DDL) may lock the table for a while.
 _TRIES: Final = 5
 _PAUSE_SECONDS: Final = 1.0
+# Each takes some locks until the end of the transaction, and the server has 6,400 by default.
+_DAYS_AT_ONCE: Final = 100
+_MOST_DAYS: Final = 3_660
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +52,54 @@ def ensure(settings: Settings, days: int | None = None, since: date | None = Non
         since: also create past days, from this one on, for a backfill by the owner.
 
     Raises:
-        SetupError: this role does not own the table, another table has the name of a partition, or a day
-            since then is closed.
+        SetupError: this role does not own the table, another table has the name of a partition, a day
+            since then is closed, or it is more than ten years ago.
         UnavailableError: the database does not answer, or its table stayed locked through all tries.
     """
     require_schema(settings)
     wanted = settings.partitions_ahead if days is None else days
     with connect(settings, name="outbox partitions ensure") as connection:
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                ((made,),) = connection.execute(queries.ENSURE, {"days": wanted, "since": since})
-                return Ensured(made, calendar.ahead(connection))
-            except psycopg.errors.LockNotAvailable as error:
-                if not tries_left:
-                    reason = f"the outbox is locked by other maintenance: {first_line(error)}"
-                    raise UnavailableError(f"{reason}; try again") from None
-                time.sleep(_PAUSE_SECONDS)
-            except psycopg.errors.InsufficientPrivilege as error:
-                raise SetupError(
-                    f"{first_line(error)}: only the role that owns the outbox can create partitions"
-                ) from None
-            except psycopg.errors.ObjectNotInPrerequisiteState as error:
-                raise SetupError(f"{first_line(error)}: a closed day cannot change") from None
-            except psycopg.errors.DuplicateTable as error:
-                raise SetupError(
-                    f"{first_line(error)}, and does not belong to the outbox: rename or drop it"
-                ) from None
+        made = sum(_made(connection, wanted, first) for first in _steps(connection, since))
+        return Ensured(made, calendar.ahead(connection))
+
+
+def _steps(connection: Connection, since: date | None) -> list[date | None]:
+    """Return the first day of each transaction."""
+    if since is None:
+        return [None]
+    ((age, first, is_closed),) = connection.execute(queries.BACKFILL, {"since": since}).fetchall()
+    if age > _MOST_DAYS:
+        raise SetupError(
+            f"{since} is {age:,} days ago, and each day since then would have a partition: the earliest is "
+            f"{_MOST_DAYS:,} days ago; correct the year, or write older events with the time of now"
+        )
+    if is_closed:
+        raise SetupError(f"days before {first} are closed: a closed day cannot change")
+    today = since + timedelta(days=age)
+    return [*(today - timedelta(days=ago) for ago in range(_DAYS_AT_ONCE, age, _DAYS_AT_ONCE)), since]
+
+
+def _made(connection: Connection, wanted: int, since: date | None) -> int:
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            ((made,),) = connection.execute(queries.ENSURE, {"days": wanted, "since": since})
+        except psycopg.errors.LockNotAvailable as error:
+            if not tries_left:
+                reason = f"the outbox is locked by other maintenance: {first_line(error)}"
+                raise UnavailableError(f"{reason}; try again") from None
+            time.sleep(_PAUSE_SECONDS)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise SetupError(
+                f"{first_line(error)}: only the role that owns the outbox can create partitions"
+            ) from None
+        except psycopg.errors.ObjectNotInPrerequisiteState as error:
+            raise SetupError(f"{first_line(error)}: a closed day cannot change") from None
+        except psycopg.errors.DuplicateTable as error:
+            raise SetupError(
+                f"{first_line(error)}, and does not belong to the outbox: rename or drop it"
+            ) from None
+        else:
+            return int(made)
     raise AssertionError
 
 

@@ -55,6 +55,10 @@ WHERE d.state <> 'dropped' AND NOT EXISTS (
       AND l.classid = (lock.key >> 32) & 4294967295 AND l.objid = lock.key & 4294967295)"""
 
 ENSURE: Final = "SELECT outbox_ensure_partitions(%(days)s, %(since)s)"
+# How many days ago a day is, the first day that is not closed, and whether the day is before that one.
+BACKFILL: Final = """
+SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date - %(since)s::date, outbox_open_from()::text,
+       %(since)s::date < outbox_open_from()"""
 # For a role that may not own the table.
 ENSURE_IF_OWNER: Final = """
 SELECT CASE WHEN pg_has_role(relowner, 'USAGE') THEN outbox_ensure_partitions(%(days)s) END

@@ -272,6 +272,24 @@ def test_no_day_is_made_behind_closed_ones(database: Database) -> None:
     assert "a closed day cannot change" in shown.output
 
 
+def test_a_distant_day_is_made_in_steps(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against one transaction with the locks of years, and work that an interruption undoes."""
+    monkeypatch.setattr(ahead, "_DAYS_AT_ONCE", 3)
+    least = "SELECT min(day) FROM outbox_days"
+    # Another table has the name of the oldest day's partition: what was made before stays.
+    oldest = TODAY - timedelta(8)
+    database.rows(f"CREATE TABLE {calendar.leaf_of(oldest)} (n int)")
+    with pytest.raises(SetupError, match="does not belong to the outbox"):
+        ahead.ensure(database.settings, since=oldest)
+    assert database.value(least) == TODAY - timedelta(6)
+    database.rows(f"DROP TABLE {calendar.leaf_of(oldest)}")
+    assert ahead.ensure(database.settings, since=oldest).made == 2
+    assert database.value(least) == oldest
+    shown = database.outbox("partitions", "ensure", "--since", "0001-01-01")
+    assert shown.exit_code == 2
+    assert "correct the year" in shown.output
+
+
 def test_a_gap_behind_the_closed_days_can_be_made(database: Database) -> None:
     """Guards against a relay that looks from the first day that is there, and misses one made before it."""
     days.closed(database)
