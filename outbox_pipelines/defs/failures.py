@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date
+from typing import Final
 
 import dagster as dg
 
 from outbox_pipelines.errors import SetupError
+
+_MOST_SECONDS: Final = 86_400
 
 
 @contextmanager
@@ -25,6 +28,14 @@ def one_line() -> Iterator[None]:
         raise dg.Failure(str(error)) from None
     except psycopg.Error as error:
         raise dg.Failure(f"the database refuses: {first_line(error)}") from None
+
+
+def require_seconds(name: str, seconds: float) -> None:
+    """Raise a `dg.Failure` if a run's configuration has no usable time: a wait for NaN never ends."""
+    if not 0 <= seconds <= _MOST_SECONDS:
+        raise dg.Failure(
+            f"{name} is {seconds}: write a number of seconds from 0 to {_MOST_SECONDS:,}", allow_retries=False
+        )
 
 
 def day_of(

@@ -35,6 +35,8 @@ _LOOK_SECONDS: Final = 1.0
 _COUNT_EVERY: Final = 4
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
+# What fails sooner than that after it has begun fails for the same reason as before.
+_CALM_SECONDS: Final = 10.0
 # A hundred relays that begin at once would wait for each other, and for Kafka, longer than they may.
 _STARTS: Final = 4
 _START_PATIENCE: Final = 2.0
@@ -144,9 +146,9 @@ class Member:
     def _take_part(self) -> None:
         pause = _FIRST_PAUSE
         while not self._shared.stop.is_set():
+            began = time.monotonic()
             try:
                 self._stand_by()
-                pause = _FIRST_PAUSE
                 # All shards are relayed here: until one of them ends, or their number changes.
                 # `wake` comes after `stop`; a look may have taken it for another change.
                 if not self._shared.stop.is_set():
@@ -157,6 +159,8 @@ class Member:
             if self._failed:
                 self._failed = False
                 self._shared.division.lost_sight(self.name)
+                if time.monotonic() - began > max(pause, _CALM_SECONDS):
+                    pause = _FIRST_PAUSE
                 self._shared.stop.wait(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE)
 

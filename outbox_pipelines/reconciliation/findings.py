@@ -31,7 +31,8 @@ _OF_TOPICS: Final = (
             "phantom",
             Status.ERROR,
             "messages of the day whose id belongs to no event",
-            "find the other producer of the topic; the outbox never had these events",
+            "find the other producer of the topic; after a failover or a restore, the database has lost "
+            "these events: docs/reconciliation.md, phantom",
         ),
     ),
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 
@@ -130,6 +131,13 @@ def test_an_unavailable_database_is_one_line(outbox: Outbox, instance: dg.Dagste
         ({"action": "replay", "reason": "x"}, "set ids or a filter, or set only `everything`"),
         ({"action": "discard", "everything": True}, "reason is empty: set it"),
         ({"action": "discard", "ids": ["17"], "reason": "x"}, "ids that `list` shows"),
+        *(
+            (
+                {"action": "replay", "everything": True, "reason": "x", "wait_seconds": seconds},
+                f"wait_seconds is {seconds}: write a number of seconds",
+            )
+            for seconds in (math.nan, math.inf, -5.0)
+        ),
     ],
 )
 def test_wrong_input(

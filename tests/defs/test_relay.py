@@ -23,7 +23,7 @@ from outbox_pipelines.defs.relay import assets
 from outbox_pipelines.quality import measurements
 from outbox_pipelines.quality.measured import ShardStatus
 from tests.conftest import Message, Outbox, clean_environment, wait_until
-from tests.defs.conftest import RELAY, Hold, failure_of, metadata_of, observed, run, served_of
+from tests.defs.conftest import RELAY, Hold, failure_of, job_of, metadata_of, observed, run, served_of
 
 # Each name is a plot of its own: reports show the time since the last one, and a session shows its totals.
 REPORTED = {"events", "events_per_second", "lag_ms", "greatest_lag_ms"}
@@ -81,6 +81,21 @@ def test_once_without_events_is_a_materialization_of_none(
     assert numbers is not None
     assert numbers["session_events"] == 0
     assert "session_greatest_lag_ms" not in numbers
+
+
+@pytest.mark.parametrize("number", [-1, 99])
+def test_a_shard_that_is_not_there_is_one_line(
+    outbox: Outbox, instance: dg.DagsterInstance, served: Served, number: int
+) -> None:
+    result = job_of(served, "relay_once").execute_in_process(
+        run_config={"ops": {"relay_once_shard": {"config": {"shard": number, "until_empty": True}}}},
+        instance=instance,
+        raise_on_error=False,
+    )
+    failed = result.failure_data_for_node("relay_once_shard")
+    assert failed is not None
+    assert failed.user_failure_data is not None
+    assert f"shard {number}" in str(failed.user_failure_data.description)
 
 
 def test_once_names_the_owner_of_the_shard(

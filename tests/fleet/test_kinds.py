@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,9 @@ from outbox_pipelines.fleet.questions import Database
 from outbox_pipelines.fleet.watch import FleetWatch
 from outbox_pipelines.local import Stack, postgres
 from outbox_pipelines.local.server import Server
+from outbox_pipelines.relay import service
 from outbox_pipelines.relay.shards import resharding
+from outbox_pipelines.relay.totals import Totals
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox, fresh_database, topic_prefix, wait_until
 from tests.fleet.conftest import fleet
@@ -46,6 +50,38 @@ def test_existing_tables(outboxes: list[Outbox], stack: Stack, tmp_path: Path) -
                 _wait_for(outbox, {"a", "b"})
         assert first.events + later.events == 4
         assert table.pending() == []
+
+
+def test_a_relay_that_ends_again_and_again_pauses_longer(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a restart each second for ever, each with connections and lines in the log."""
+    times: list[tuple[float, float]] = []
+    relay = service.relay
+
+    def timed(*given: Any, **more: Any) -> Totals:
+        began = time.monotonic()
+        try:
+            return relay(*given, **more)
+        finally:
+            times.append((began, time.monotonic()))
+
+    monkeypatch.setattr(service, "relay", timed)
+    topic = f"{topic_prefix()}-{{aggregate_type}}-events"
+    shape = textbook.PUBLISHED_AT, textbook.PUBLISHED_AT_MAPPING
+    with fresh_database(stack.dsn) as dsn:
+        table = textbook.make(dsn, stack.kafka, topic, tmp_path, *shape).with_(name="legacy")
+        with table.connect() as connection:
+            connection.execute("ALTER TABLE events ADD CHECK (published_at IS NULL)")
+        table.write(("a", {"n": 1}))
+        with fleet([table.outbox]):
+            wait_until(lambda: len(times) >= 4, what="four tries")
+            with table.connect() as connection:
+                connection.execute("ALTER TABLE events DROP CONSTRAINT events_published_at_check")
+            _wait_for(table.outbox, {"a"})
+    # At least half of 4 s, and of 1 s, plus what a start takes.
+    assert times[3][0] - times[2][1] >= 2.0
+    assert len(table.messages()) == 1
 
 
 def test_an_outbox_with_several_shards(outboxes: list[Outbox]) -> None:

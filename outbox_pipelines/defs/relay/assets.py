@@ -26,7 +26,7 @@ _LATER_REPORTS = 60.0
 class RelayConfig(dg.Config):
     """What a relay does. Default: a session on shard 0."""
 
-    shard: int = Field(default=0, ge=0, description="Shard to relay")
+    shard: int = Field(default=0, description="Shard to relay")
     until_empty: bool = Field(
         default=False,
         description="Publish the events committed before the start, then end; do not wait for the shard",

@@ -7,7 +7,7 @@ import dagster as dg
 from pydantic import Field, field_validator
 
 from outbox_pipelines.debezium.names import REFERENCE, reference
-from outbox_pipelines.defs.failures import one_line
+from outbox_pipelines.defs.failures import one_line, require_seconds
 from outbox_pipelines.defs.outbox import Outbox
 
 
@@ -18,7 +18,7 @@ class CutoverConfig(dg.Config):
         default="look", description="look changes nothing: it shows the slot, and what a change would do"
     )
     seconds: float = Field(
-        default=60.0, gt=0, description="How long to wait for running transactions, or for the relay, at most"
+        default=60.0, description="How long to wait for running transactions, or for the relay, at most"
     )
     password: str = Field(
         default=REFERENCE,
@@ -49,6 +49,7 @@ def change_source(outbox: Outbox) -> dg.OpDefinition:
         from outbox_pipelines.relay.cdc import cutover
         from outbox_pipelines.relay.cdc.status import read
 
+        require_seconds("seconds", config.seconds)
         with one_line():
             settings = outbox.load_settings()
             if config.to == "look":

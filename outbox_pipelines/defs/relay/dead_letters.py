@@ -8,7 +8,7 @@ from uuid import UUID
 import dagster as dg
 from pydantic import Field
 
-from outbox_pipelines.defs.failures import one_line
+from outbox_pipelines.defs.failures import one_line, require_seconds
 from outbox_pipelines.defs.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def act_on_dead_letters(outbox: Outbox) -> dg.OpDefinition:
         # Imported here so that definitions load without the drivers.
         from outbox_pipelines.relay.parking import dead_letters
 
+        require_seconds("wait_seconds", config.wait_seconds)
         with one_line():
             settings = outbox.load_settings()
         if settings.table_file is not None:
