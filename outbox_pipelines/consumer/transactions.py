@@ -33,7 +33,10 @@ Rows = list[tuple[Any, ...]]
 _IDLE: Final = 0
 _ACTIVE: Final = 1
 _IN_TRANSACTION: Final = 2
-ENDED: Final = "the handler ended the transaction: leave commit and rollback to the consumer"
+ENDED: Final = (
+    "the handler ended the transaction, or reset its settings (RESET ALL): leave commit and rollback to the "
+    "consumer"
+)
 _ABORTED: Final = (
     "a statement of the handler failed and its error was ignored, so nothing can be committed: let the error "
     "propagate, or run the statement in a savepoint"

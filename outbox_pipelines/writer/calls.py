@@ -100,7 +100,8 @@ def emit(
 
     Raises:
         AutocommitError: the event would be committed separately: no transaction is open, and none begins.
-        PayloadTooLargeError: the payload has more than 1,000,000 bytes.
+        PayloadTooLargeError: the payload has more than 1,000,000 bytes. If only the database counts so many,
+            because it writes out numbers with an exponent (1e300), the transaction is aborted.
         InvalidEventError: the function given to `validate_with` refuses the payload.
         OutboxError: an empty name, content that is not JSON or that PostgreSQL does not store (NUL
             characters), an invalid traceparent, or an unsupported target.

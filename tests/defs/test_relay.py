@@ -88,11 +88,11 @@ def test_a_shard_that_is_not_there_is_one_line(
     outbox: Outbox, instance: dg.DagsterInstance, served: Served, number: int
 ) -> None:
     result = job_of(served, "relay_once").execute_in_process(
-        run_config={"ops": {"relay_once_shard": {"config": {"shard": number, "until_empty": True}}}},
+        run_config={"ops": {"relay_shard": {"config": {"shard": number, "until_empty": True}}}},
         instance=instance,
         raise_on_error=False,
     )
-    failed = result.failure_data_for_node("relay_once_shard")
+    failed = result.failure_data_for_node("relay_shard")
     assert failed is not None
     assert failed.user_failure_data is not None
     assert f"shard {number}" in str(failed.user_failure_data.description)

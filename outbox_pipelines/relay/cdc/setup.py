@@ -214,7 +214,8 @@ def _publish(connection: Connection, slot: str, say: Say) -> bool:
         return True
     if row != (True, True, True):
         raise SetupError(
-            f"the publication {slot} does not publish the outbox as it must (inserts, by its root table): "
+            f"the publication {slot} does not publish the outbox as it must (inserts, by its root table, "
+            "without a filter of rows or a list of columns): "
             f"run DROP PUBLICATION {name.as_string(connection)} if it is not needed elsewhere, then run the "
             "command again"
         )

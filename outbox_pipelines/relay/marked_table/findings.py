@@ -91,7 +91,7 @@ def lacking_rights(place: Place) -> list[Finding]:
         findings.append(
             Finding(
                 f"row security of {table} hides rows from role {user}, so their events would be lost",
-                "relay as the owner of the table, or",
+                "relay as the owner of the table if its row security is not forced, or",
                 (f"ALTER ROLE {user} BYPASSRLS",),
             )
         )
