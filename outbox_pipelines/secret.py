@@ -54,8 +54,8 @@ _PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _HOST: Final = re.compile(r"(?:\[[0-9A-Fa-f:.%]*\]|[^\s:@\[\]]*)(?::\d*)?\Z")
 # A name, an address, or the directory of a socket.
 _NAME_OF_HOST: Final = re.compile(r"[\w.:%-]*|@?/.*")
-# Of an alert's receiver: a token has upper case, or no dot.
-_HOST_NAME: Final = re.compile(r"(?:localhost|[a-z0-9-]+(?:\.[a-z0-9-]+)+)(?::\d+)?")
+# Of an alert's receiver: a token in its place has upper case, or no dot.
+_HOST_NAME: Final = re.compile(r"(localhost|[a-z0-9-]+(?:\.[a-z0-9-]+)+)(?::\d+)?")
 _WRITE: Final = "write postgresql://user@host/db, or host=… dbname=… user=…"
 
 
@@ -137,9 +137,9 @@ def register_addresses(text: str) -> None:
         rest = address.partition("://")[2] or address
         user_info, at, host = re.split(r"[/?]", rest, maxsplit=1)[0].rpartition("@")
         user, colon, _ = user_info.partition(":")
-        public = user if at and colon and _HOST_NAME.fullmatch(host) else ""
-        parts = re.split(r"[/:@?&=]+", rest)
-        register(address, *(part for part in parts if part != public and not _HOST_NAME.fullmatch(part)))
+        name = _HOST_NAME.fullmatch(host)
+        public = {name[1], user if at and colon else ""} if name else set()
+        register(address, *(part for part in re.split(r"[/:@?&=]+", rest) if part not in public))
 
 
 def register_dsn(value: str) -> None:

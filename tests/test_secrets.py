@@ -286,6 +286,7 @@ def test_a_secret_in_a_definition_is_refused(clean: pytest.MonkeyPatch) -> None:
         ("mailto://user:pw2345@mail.example.com", ["pw2345"]),
         ("json://user:pw2345@localhost:8080/hook/AbCd", ["pw2345", "AbCd"]),
         ("json://user:pw2345@10.0.0.7/", ["pw2345"]),
+        ("mailto://user:my.pass@mail.example.com?smtp=some.token", ["my.pass", "some.token"]),
         ("slack://TokenA/TokenB/tokenc", ["TokenA", "TokenB", "tokenc"]),
         ("pover://userkey@apptoken", ["userkey", "apptoken"]),
         ("ntfys://TopicName", ["TopicName"]),
