@@ -18,6 +18,7 @@ from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.outbox_option import chosen_list
 from outbox_pipelines.outboxes import Outboxes
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.signals import set_from_handler
 
 
 @click.command()
@@ -139,7 +140,7 @@ def _until_signal() -> Iterator[threading.Event]:
     stop = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        stop.set()
+        set_from_handler(stop)
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)

@@ -11,6 +11,7 @@ from typing import Final
 import click
 
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.signals import set_from_handler
 from outbox_pipelines.text import plain
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -28,7 +29,7 @@ def clean_table(settings: Settings, as_json: bool) -> None:
     from outbox_pipelines.cleaning.clean import clean
 
     stop = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in _SIGNALS}
+    before = {number: signal.signal(number, lambda *_: set_from_handler(stop)) for number in _SIGNALS}
     try:
         cleaned = clean(settings, stop)
     finally:

@@ -33,6 +33,7 @@ from outbox_pipelines.consumer.options import (
 from outbox_pipelines.consumer.processor import Work
 from outbox_pipelines.consumer.run_sync import drive
 from outbox_pipelines.consumer.transactions import Connection, Connections, Database, Sessions
+from outbox_pipelines.signals import set_from_handler
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -229,7 +230,7 @@ def _signals_set(stop: threading.Event) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        stop.set()
+        set_from_handler(stop)
         signal.signal(number, before[signal.Signals(number)])
 
     for number in before:

@@ -352,26 +352,27 @@ def _hand_over(seconds: float) -> None:
     from outbox_pipelines.errors import UnavailableError
     from outbox_pipelines.relay import service
     from outbox_pipelines.settings import load_settings
+    from outbox_pipelines.signals import set_from_handler
 
     stops = [threading.Event()]
-    ended = threading.Event()
+    ends: list[int] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        ended.set()
-        stops[-1].set()
+        ends.append(number)
+        set_from_handler(stops[-1])
 
     signal.signal(signal.SIGTERM, on_signal)
-    while not ended.is_set():
+    while not ends:
         # A session that hands over sets its own.
         stops.append(threading.Event())
-        if ended.is_set():
+        if ends:
             return
         try:
             service.relay(load_settings(), stop=stops[-1], hand_over_after=seconds)
         except (UnavailableError, psycopg.OperationalError) as error:
             # The next session comes, as it does in Dagster.
             print(error, file=sys.stderr)
-            ended.wait(0.5)
+            stops[-1].wait(0.5)
 
 
 if __name__ == "__main__":
