@@ -143,11 +143,18 @@ def create(kafka: str, topics: Mapping[str, str]) -> None:
     of when it buffered them."""
     clock = {"message.timestamp.type": "LogAppendTime"}
     client = AdminClient({"bootstrap.servers": kafka})
+    names = [name for topic in topics.values() for name in (topic, f"{topic}.dlq")]
     for made in client.create_topics(
-        [
-            NewTopic(name, PARTITIONS, 1, config=clock)
-            for topic in topics.values()
-            for name in (topic, f"{topic}.dlq")
-        ]
+        [NewTopic(name, PARTITIONS, 1, config=clock) for name in names]
     ).values():
         made.result(30)
+
+    def are_known() -> bool:
+        found = client.list_topics(timeout=30).topics
+        return all(name in found and len(found[name].partitions) == PARTITIONS for name in names)
+
+    # The broker says so before it knows them itself, and a reader assigns itself what the broker knows.
+    deadline = time.monotonic() + 60
+    while not are_known():
+        assert time.monotonic() < deadline, f"{names} are not known within a minute"
+        time.sleep(0.02)
