@@ -139,7 +139,8 @@ def register_addresses(text: str) -> None:
         user, colon, _ = user_info.partition(":")
         name = _HOST_NAME.fullmatch(host)
         public = {name[1], user if at and colon else ""} if name else set()
-        register(address, *(part for part in re.split(r"[/:@?&=]+", rest) if part not in public))
+        parts = [part for part in re.split(r"[/:@?&=]+", rest) if part not in public]
+        register(address, *parts, *map(unquote, parts))
 
 
 def register_dsn(value: str) -> None:

@@ -287,6 +287,7 @@ def test_a_secret_in_a_definition_is_refused(clean: pytest.MonkeyPatch) -> None:
         ("json://user:pw2345@localhost:8080/hook/AbCd", ["pw2345", "AbCd"]),
         ("json://user:pw2345@10.0.0.7/", ["pw2345"]),
         ("mailto://user:my.pass@mail.example.com?smtp=some.token", ["my.pass", "some.token"]),
+        ("mailto://user:pw%4023@mail.example.com", ["pw%4023", "pw@23"]),
         ("slack://TokenA/TokenB/tokenc", ["TokenA", "TokenB", "tokenc"]),
         ("pover://userkey@apptoken", ["userkey", "apptoken"]),
         ("ntfys://TopicName", ["TopicName"]),
@@ -296,8 +297,8 @@ def test_names_in_addresses_stay_readable(clean: pytest.MonkeyPatch, address: st
     """Guards against a remedy with *** in its words, and against a token that is taken for a name."""
     clean.setattr(secret, "_known", set())
     load_settings(alerts=address)
-    told = "as a superuser at mail.example.com, localhost, 10.0.0.7"
-    assert secret.redacted(told) == told
+    message = "as a superuser at mail.example.com, localhost, 10.0.0.7"
+    assert secret.redacted(message) == message
     for each in (*hidden, address):
         assert each not in secret.redacted(f"the answer for {each} was 404")
 
