@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from outbox_pipelines.quality.slots import Slots
+from outbox_pipelines.relay.cdc import queries
 from outbox_pipelines.relay.cdc.status import read
 from outbox_pipelines.settings import Settings
 from tests import forks
@@ -43,7 +44,7 @@ sys.argv = ["outbox", *sys.argv[3:]]
 from outbox_pipelines.__main__ import main
 main()
 """
-_SLOT = ("BEGIN_SLOT", "NOTICE_DEATH", "FIRST_SNAPSHOT", "SLOT_IS_MADE")
+_SLOT = ("BEGIN_SLOT", "BEGIN_SNAPSHOT", "FIRST_SNAPSHOT", "SLOT_IS_MADE")
 _THERE = ("PUT config", "BEGIN_CONNECTOR", "HAS_SLOT", "PUT config", "GET status")
 _BACK = ("PUT stop", "GET status", "END_CONNECTOR", "DELETE offsets", "DELETE connector", "FORGET_CONNECTOR")
 _DROP = ("END_SLOT", "DROP_SLOT", "NO_SLOT")
@@ -69,6 +70,8 @@ class Point:
 def points(stride: int) -> Iterator[Point]:
     """Each point, or every so many of them."""
     found = [Point(*point, when) for point in dict.fromkeys(_POINTS) for when in ("before", "after")]
+    unknown = {point.name for point in found if " " not in point.name} - vars(queries).keys()
+    assert not unknown, f"no statements of relay/cdc/queries.py: {unknown}"
     # Neighbours are alike.
     return iter(found[::stride])
 

@@ -174,9 +174,9 @@ AND database = current_database()"""
 @pytest.mark.parametrize("server", ["notices", "does not notice"])
 def test_a_death_while_the_server_makes_the_slot(outbox: Outbox, server: str) -> None:
     """Guards against a slot that the server makes for no one, while a transaction runs for hours."""
-    program = "from outbox_pipelines.relay.cdc import queries; import sys\n"
+    program = "from outbox_pipelines import session; import sys\n"
     if server == "does not notice":
-        program += "queries.NOTICE_DEATH = 'SELECT 1'\n"
+        program += "session.OWN['client_connection_check_interval'] = '0'\n"
     program += "sys.argv = ['outbox', 'cutover', '--to', 'cdc']\n"
     program += "from outbox_pipelines.__main__ import main; main()"
     with outbox.connect(autocommit=False) as slow, outbox.connect() as admin:
@@ -198,6 +198,7 @@ def test_a_death_while_the_server_makes_the_slot(outbox: Outbox, server: str) ->
             wait_until(lambda: not waits(), what="a server that makes no slot")
         else:
             assert "of the server still makes it" in problem
+            assert waits()
         assert _to(outbox.settings, "polling") == ["relays read between snapshots"]
         found = read(outbox.settings)
         assert (found.slot, found.exists, found.problems) == (None, False, [])
