@@ -128,7 +128,8 @@ IS_THERE: Final = "SELECT to_regclass('outbox_adopted') IS NOT NULL"
 MAY_USE: Final = "SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = %(schema)s"
 # The schema of the outbox behind a view that a switch has made.
 ADOPTED_BY: Final = """
-SELECT p.pronamespace::regnamespace::text FROM pg_trigger g JOIN pg_proc p ON p.oid = g.tgfoid
+SELECT n.nspname::text
+FROM pg_trigger g JOIN pg_proc p ON p.oid = g.tgfoid JOIN pg_namespace n ON n.oid = p.pronamespace
 WHERE g.tgrelid = to_regclass(%(name)s) AND g.tgname = 'adopted_insert'"""
 STATE: Final = """
 SELECT relation::bigint, schema::text, name::text, kept_as::text, state, accepted, switched_at,

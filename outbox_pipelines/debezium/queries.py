@@ -18,8 +18,9 @@ SELECT p.pubinsert, p.pubviaroot,
        p.puballtables OR EXISTS (
            SELECT FROM pg_publication_tables t
            WHERE t.pubname = p.pubname
-             AND (t.schemaname, t.tablename) = (SELECT relnamespace::regnamespace::text, relname::text
-                                                FROM pg_class WHERE oid = %(table)s)),
+             AND (t.schemaname, t.tablename) = (SELECT n.nspname, c.relname
+                                                FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+                                                WHERE c.oid = %(table)s)),
        (SELECT array_agg(a.attname::text ORDER BY a.attnum)
         FROM pg_publication_rel r, pg_attribute a
         WHERE r.prpubid = p.oid AND r.prrelid = %(table)s AND a.attrelid = r.prrelid

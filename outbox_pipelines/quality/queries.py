@@ -149,8 +149,9 @@ SELECT jsonb_build_object(
         LEFT JOIN pg_publication_rel l ON l.prpubid = p.oid AND l.prrelid = 'outbox'::regclass
         WHERE p.pubname = s.slot AND p.pubinsert AND p.pubviaroot
           AND to_jsonb(l) ->> 'prattrs' IS NULL AND to_jsonb(l) ->> 'prqual' IS NULL
-          AND (t.schemaname, t.tablename) = (SELECT relnamespace::regnamespace::text, relname::text
-                                             FROM pg_class WHERE oid = 'outbox'::regclass)),
+          AND (t.schemaname, t.tablename) = (SELECT n.nspname, c.relname
+                                             FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+                                             WHERE c.oid = 'outbox'::regclass)),
     'unlimited', current_setting('max_slot_wal_keep_size') = '-1',
     'copy', (s.system_identifier, s.database) <> (
         SELECT system_identifier, (SELECT oid FROM pg_database WHERE datname = current_database())

@@ -103,8 +103,9 @@ SELECT p.pubinsert, p.pubviaroot,
 FROM pg_publication p
 LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = 'outbox'::regclass
 LEFT JOIN pg_publication_tables t ON t.pubname = p.pubname
-    AND (t.schemaname, t.tablename) = (SELECT relnamespace::regnamespace::text, relname::text
-                                       FROM pg_class WHERE oid = 'outbox'::regclass)
+    AND (t.schemaname, t.tablename) = (SELECT n.nspname, c.relname
+                                       FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+                                       WHERE c.oid = 'outbox'::regclass)
 WHERE p.pubname = %(slot)s"""
 
 PUBLICATION_OWNER: Final = """
@@ -122,7 +123,8 @@ WHERE {OPEN} AND tx >= %(first)s::xid8 AND NOT pg_visible_in_snapshot(tx, %(sinc
 OLDEST_PUBLICATION: Final = """
 SELECT p.pubname::text
 FROM pg_publication p JOIN pg_publication_tables t ON t.pubname = p.pubname
-JOIN pg_class c ON c.relname = t.tablename AND c.relnamespace = t.schemaname::regnamespace
+JOIN pg_namespace n ON n.nspname = t.schemaname
+JOIN pg_class c ON (c.relname, c.relnamespace) = (t.tablename, n.oid)
 WHERE c.oid = 'outbox'::regclass
    OR c.oid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = 'outbox'::regclass)
 ORDER BY p.oid LIMIT 1"""

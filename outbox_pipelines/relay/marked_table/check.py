@@ -17,6 +17,7 @@ from outbox_pipelines.relay.kafka.encoding import needs_time
 from outbox_pipelines.relay.marked_table import pg_catalog, queries
 from outbox_pipelines.relay.marked_table.examine import examine
 from outbox_pipelines.relay.marked_table.findings import Finding, identifier, literal
+from outbox_pipelines.relay.marked_table.guesses import flags
 from outbox_pipelines.relay.marked_table.pg_catalog import Column
 from outbox_pipelines.settings import Settings
 from outbox_pipelines.text import plain
@@ -77,6 +78,13 @@ def _of_rows(connection: Connection, mapping: Mapping, columns: dict[str, Column
                 remedy = "if no publisher works on them, and they must be"
                 update = f"UPDATE {place.spelled} SET {name} = {pending} WHERE {name} = {literal(value)}"
                 findings.append(Finding(problem, remedy, (update,), is_error=False))
+    published = columns.get(mapping.columns.get("published_at", ""))
+    for flag in flags(columns.values()):
+        if published is not None and pg_catalog.is_marked(connection, place, flag, published):
+            problem = f"rows of {mapping} are pending and have {flag.name} = true: the relay publishes them"
+            name, mark = identifier(published.name), identifier(flag.name)
+            update = f"UPDATE {place.spelled} SET {name} = now() WHERE {mark} AND {name} IS NULL"
+            findings.append(Finding(problem, "if they are published already", (update,), is_error=False))
     zone = connection.execute(queries.ZONE).fetchone()
     if zone and time is not None and time.type == "timestamp" and (time.default or "").lower() in _LOCAL:
         problem = (

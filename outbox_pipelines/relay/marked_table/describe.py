@@ -245,9 +245,8 @@ def _write_columns(file: _File, guesses: Guesses, columns: dict[str, Column], sl
             file.blank(ours, "…", "a time, null while the row is pending")
             file.blank("status", "…", "a text or an enum, with its values in [status]")
             if flags := [each.name for each in columns.values() if each.type == "bool"]:
-                file.say(
-                    f"A boolean ({', '.join(flags)}) cannot be either: ALTER TABLE … ADD COLUMN published_at"
-                )
+                file.say(f"A boolean ({', '.join(flags)}) cannot be either: ALTER TABLE … ADD COLUMN")
+                file.say("published_at timestamptz; UPDATE … SET published_at = now() where it is true.")
     for ours, name in guesses.maybe.items():
         file.blank(ours, name, f"{columns[name].declared}, only if it is {_MAYBE[ours]}")
 

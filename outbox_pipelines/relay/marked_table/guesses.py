@@ -110,6 +110,15 @@ def has_time(columns: Sequence[Column]) -> bool:
     return bool(_named(columns, "published_at"))
 
 
+def flags(columns: Iterable[Column]) -> list[Column]:
+    """Return the booleans that seem to say which rows are published."""
+    return [
+        each
+        for each in columns
+        if each.type == "bool" and _normal(each.name).removeprefix("is") in _PROCESSED
+    ]
+
+
 def guess(columns: Sequence[Column], *, uses_status: bool) -> Guesses:
     """Return which column is what.
 

@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -151,11 +151,25 @@ def occurring(connection: Connection, place: Place, column: Column) -> list[str]
     )
     given = {"schema": place.schema, "table": place.name, "column": column.name}
     found = {value for (value,) in connection.execute(queries.FREQUENT, given).fetchall()}
+    return sorted(found | {value for (value,) in _few(connection, few) if value is not None})
+
+
+def is_marked(connection: Connection, place: Place, flag: Column, time: Column) -> bool:
+    """Whether one of a few rows has this flag and not yet this time."""
+    marked = sql.SQL(queries.MARKED).format(
+        flag=sql.Identifier(flag.name),
+        time=sql.Identifier(time.name),
+        table=sql.Identifier(place.schema, place.name),
+    )
+    return _few(connection, marked) == [(True,)]
+
+
+def _few(connection: Connection, query: sql.Composed) -> list[tuple[Any, ...]]:
+    """Return what a query about a few rows finds; nothing if that is not cheap."""
     try:
         with connection.transaction():
             # A table with many dead rows can take long to find a few that live.
             connection.execute("SET LOCAL statement_timeout = '2s'")
-            found |= {value for (value,) in connection.execute(few).fetchall() if value is not None}
+            return connection.execute(query).fetchall()
     except psycopg.errors.QueryCanceled:
-        pass
-    return sorted(found)
+        return []

@@ -122,7 +122,8 @@ SLOTS: Final = """
 SELECT r.slot_name::text FROM pg_replication_slots r
 WHERE r.database = current_database() AND r.plugin = 'pgoutput' AND NOT r.temporary AND EXISTS (
     SELECT FROM pg_publication p JOIN pg_publication_tables t ON t.pubname = p.pubname
-    JOIN pg_class c ON c.relname = t.tablename AND c.relnamespace = t.schemaname::regnamespace
+    JOIN pg_namespace n ON n.nspname = t.schemaname
+    JOIN pg_class c ON (c.relname, c.relnamespace) = (t.tablename, n.oid)
     WHERE p.pubinsert
       AND c.oid IN (SELECT %(oid)s::oid UNION SELECT relid FROM pg_partition_tree(%(oid)s::oid)))
 ORDER BY 1"""
@@ -132,6 +133,10 @@ FREQUENT: Final = """
 SELECT DISTINCT unnest(most_common_vals::text::text[]) FROM pg_stats
 WHERE schemaname = %(schema)s AND tablename = %(table)s AND attname = %(column)s"""
 FEW: Final = "SELECT DISTINCT {column}::text FROM (SELECT {column} FROM {table} LIMIT 1000) AS few"
+# Whether another publisher has marked one of a few rows that are pending.
+MARKED: Final = """
+SELECT EXISTS (SELECT FROM (SELECT {flag} AS is_marked, {time} AS time FROM {table} LIMIT 1000) AS few
+               WHERE is_marked AND time IS NULL)"""
 
 # The zone in which sessions write times without one, unless it is that of UTC. Ours is set to UTC.
 ZONE: Final = """

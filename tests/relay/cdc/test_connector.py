@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import signal
 import sys
+from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
 from confluent_kafka import Producer
+from psycopg.conninfo import make_conninfo
 
+from outbox_pipelines import schema
 from outbox_pipelines.debezium import registration
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.event import Event
 from outbox_pipelines.position import Snapshot
-from outbox_pipelines.relay.cdc import pgoutput, queries
+from outbox_pipelines.relay.cdc import cutover, pgoutput, queries
 from outbox_pipelines.relay.cdc.connector import to_connector
 from outbox_pipelines.relay.cdc.followed import FollowedSource
 from outbox_pipelines.relay.cdc.status import read
@@ -321,3 +324,27 @@ def _end(admin: Admin) -> int:
     row = admin.execute(queries.END_OF_LOG).fetchone()
     assert row is not None
     return int(row[0])
+
+
+def test_a_schema_whose_name_is_quoted(outbox: Outbox) -> None:
+    """Guards against a publication that its own commands do not recognize, so that nobody reads the slot."""
+    dsn = make_conninfo(outbox.settings.dsn, options='-csearch_path="My-Shop"')
+    shop = Outbox(quick(outbox, db_schema="My-Shop", dsn=Secret(dsn)))
+    schema.migrate(shop.settings)
+    create_topic(shop)
+    said: list[str] = []
+    with played(shop.settings) as worker:
+        settings = quick(shop, connect=Secret(worker.url))
+        with running(settings):
+            for n, target in enumerate(("cdc", "debezium", "polling")):
+                cutover.run(settings, target, seconds=30, say=said.append, place={"password": ""})
+                wait_until(lambda: not read(settings).changing, what="the end of the change")
+                found = read(settings)
+                assert (found.source, found.problems) == (target, [])
+                write(shop, ("a", {"n": n}))
+                wait_until(partial(_has, shop, n), what=f"an event from {target}")
+    assert numbers_by_key(shop.messages()) == {"a": [0, 1, 2]}
+
+
+def _has(outbox: Outbox, number: int) -> bool:
+    return numbers_by_key(outbox.messages()).get("a") == list(range(number + 1))

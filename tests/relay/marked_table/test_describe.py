@@ -225,9 +225,37 @@ def test_a_boolean_is_no_mark(make_table: Make) -> None:
     )
     _, description = _described(make_table, ddl, "outbox")
     assert description.incomplete == ["published_at or status"]
-    assert (
-        "# A boolean (processed) cannot be either: ALTER TABLE … ADD COLUMN published_at" in description.text
-    )
+    assert "# A boolean (processed) cannot be either: ALTER TABLE … ADD COLUMN\n" in description.text
+
+
+def test_a_boolean_beside_the_mark(make_table: Make, tmp_path: Path) -> None:
+    """Guards against a history that is published again, because only the new column counts."""
+    ddl = guides.D.ddl.replace("published_at timestamptz", 'published_at timestamptz, "is Sent" boolean')
+    table = make_table(ddl, guides.D.mapping)
+    with table.connect() as connection:
+        for n in range(3):
+            guides.D.writers[0](connection, str(uuid.uuid4()), "order.created", {"n": n})
+        connection.execute('UPDATE outbox SET "is Sent" = true WHERE id <> (SELECT id FROM outbox LIMIT 1)')
+    (finding,) = (each for each in check.read(table.settings).findings if "is Sent" in each.text)
+    assert not finding.is_error
+    with table.connect() as connection:
+        (statement,) = finding.statements
+        assert connection.execute(statement.encode()).rowcount == 2
+    assert not any("is Sent" in each.text for each in check.read(table.settings).findings)
+    assert table.drain().events == 1
+
+
+def test_the_reader_of_a_table_whose_schema_is_quoted(make_table: Make) -> None:
+    """Guards against a description that fails, because another schema has a name in capitals."""
+    ddl = 'CREATE SCHEMA "My-App"; ' + _DEBEZIUM.replace("TABLE outbox", 'TABLE "My-App"."Out box"')
+    table = make_table(f'{ddl}; CREATE PUBLICATION connector FOR TABLE "My-App"."Out box"', guides.D.mapping)
+    with table.connect() as connection:
+        name = f"my_app_{uuid.uuid4().hex}"
+        connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+        try:
+            assert f'slot = "{name}"' in describe.describe(table.settings, "My-App.Out box").text
+        finally:
+            connection.execute("SELECT pg_drop_replication_slot(%s)", [name])
 
 
 def test_a_table_without_a_body(make_table: Make) -> None:
