@@ -11,7 +11,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from outbox_pipelines.adopt import steps
-from tests.adopt.conftest import Make
+from tests.adopt.conftest import Adopted, Make
 from tests.relay.marked_table import guides
 
 KEY = "00000000-0000-0000-0000-000000000001"
@@ -137,9 +137,10 @@ def test_no_file_and_no_table(make: Make) -> None:
     assert "does not exist" in adopted.refuse("adopt", "prepare")[1]
 
 
-def test_the_order_of_the_steps(make: Make) -> None:
+@pytest.mark.parametrize("schema", ["box", "My-Box"])
+def test_the_order_of_the_steps(make: Make, schema: str) -> None:
     """Guards against a step that is taken before the one it needs."""
-    adopted = make(guides.A)
+    adopted = Adopted(guides.A, make(guides.A).table.with_(db_schema=schema))
     for step in ("switch", "drain", "back", "finish"):
         assert "is not prepared: run `outbox adopt plan`" in adopted.refuse("adopt", step)[1]
     adopted.run("adopt", "prepare")
@@ -149,7 +150,7 @@ def test_the_order_of_the_steps(make: Make) -> None:
     assert "'nan' is not a number of seconds" in adopted.refuse("adopt", "switch", "--seconds", "nan")[1]
     adopted.run("adopt", "switch")
     for step in ("plan", "switch", "drain"):
-        assert "set OUTBOX_SCHEMA=box" in adopted.refuse("adopt", step, OUTBOX_SCHEMA="other")[1]
+        assert f"set OUTBOX_SCHEMA={schema}" in adopted.refuse("adopt", step, OUTBOX_SCHEMA="other")[1]
     assert "run `outbox adopt drain` first" in adopted.refuse("adopt", "back")[1]
     assert "run `outbox adopt drain` first" in adopted.refuse("adopt", "finish")[1]
 
