@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -184,7 +185,9 @@ class Store:
         if not directory.exists():
             self._make(directory.parent)
             directory.mkdir(exist_ok=True)
-            directory.chmod(self._directory_mode)
+            # With it, what is created inside has the group of the archive.
+            inherited = directory.stat().st_mode & stat.S_ISGID
+            directory.chmod(self._directory_mode | inherited)
             _sync(directory.parent)
 
     def others(self, day: date, file: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
@@ -202,6 +203,20 @@ def test_who_may_read_the_files(tmp_path: Path, readers: Readers, modes: tuple[i
     file = tmp_path / "archive" / key(DAY, FILE)
     found = [each.stat().st_mode & 0o777 for each in (file, file.parent, tmp_path / "archive")]
     assert found == [modes[0], modes[1], modes[1]]
+
+
+def test_the_group_of_a_directory_is_that_of_all_in_it(tmp_path: Path) -> None:
+    """Guards against analysts who may read the files of another group, which they do not belong to."""
+    if os.geteuid() == 0:
+        os.chown(tmp_path, -1, 1)
+    tmp_path.chmod(0o2750)
+    store = Store(str(tmp_path), "group")
+    put(store, DAY, FILE, b"events")
+    store.write(NAME, b"{}", None)
+    found = [*tmp_path.rglob("*")]
+    assert len(found) > 5
+    assert {each.stat().st_gid for each in found} == {tmp_path.stat().st_gid}
+    assert all(each.stat().st_mode & stat.S_ISGID for each in found if each.is_dir())
 
 
 def refused(database: Database, day: date, archive: str) -> str:
