@@ -80,6 +80,11 @@ class Facts:
         return f"{self.schema}.{self.name}"
 
     @property
+    def quoted(self) -> str:
+        """The name for a statement that a person runs."""
+        return sql.Identifier(self.schema, self.name).as_string()
+
+    @property
     def shape(self) -> tuple[object, ...]:
         """What the statements of the switch are made of: the number of rows is not part of it."""
         return tuple(getattr(self, name) for name in self.__slots__ if name not in ("rows", "name"))

@@ -13,6 +13,7 @@ from typing import Final
 
 from outbox_pipelines.adopt.facts import Column, Facts
 from outbox_pipelines.parsers.table_mapping import WRITTEN, Mapping
+from outbox_pipelines.relay.marked_table.findings import identifier
 
 _LITERAL: Final = re.compile(r"('([^']|'')*'|-?\d+(\.\d+)?|true|false)(::[\w \"().\[\]]+)?")
 MOST_PAYLOAD_BYTES: Final = 1_000_000
@@ -139,7 +140,7 @@ def _problems(facts: Facts, mapping: Mapping, our_schema: str) -> list[str]:
     if keys is not None and keys not in facts.indexed:
         found.append(
             f"column {keys} of {name} has no index, so each INSERT would read the whole table after the "
-            f"switch: CREATE INDEX CONCURRENTLY ON {name} ({keys})"
+            f"switch: CREATE INDEX CONCURRENTLY ON {facts.quoted} ({identifier(keys)})"
         )
     found += _wrong_types(facts, mapping)
     ours = {columns[each] for each in ("id", "seq", "created_at", "aggregate_id") if each in columns}
@@ -158,7 +159,7 @@ def _wrong_types(facts: Facts, mapping: Mapping) -> list[str]:
     if column.base != "uuid" and not column.is_integer:
         found.append(
             f"column {column.name} of {facts} has type {column.type}, and ids of the append-only outbox "
-            f"are UUIDs: ALTER TABLE {facts} ALTER COLUMN {column.name} TYPE uuid USING {column.name}::uuid"
+            f"are UUIDs: {_change(facts, column, 'uuid')}"
         )
     for column in drawn(facts, mapping):
         if column.sequence is None:
@@ -170,7 +171,7 @@ def _wrong_types(facts: Facts, mapping: Mapping) -> list[str]:
         column = at["payload"]
         found.append(
             f"column {column.name} of {facts} has type {column.type}, and the append-only outbox takes "
-            f"jsonb: ALTER TABLE {facts} ALTER COLUMN {column.name} TYPE jsonb USING {column.name}::jsonb"
+            f"jsonb: {_change(facts, column, 'jsonb')}"
         )
     if "version" in at and not at["version"].is_integer:
         column = at["version"]
@@ -179,6 +180,12 @@ def _wrong_types(facts: Facts, mapping: Mapping) -> list[str]:
             "takes an integer: remove it from [columns]"
         )
     return found
+
+
+def _change(facts: Facts, column: Column, kind: str) -> str:
+    name = identifier(column.name)
+    change = f"ALTER TABLE {facts.quoted} ALTER COLUMN {name} TYPE {kind} USING {name}::{kind}"
+    return f"{change} (it rewrites the table, and writers wait)"
 
 
 def _consequences(facts: Facts, mapping: Mapping) -> list[tuple[str, str]]:
@@ -232,7 +239,7 @@ def _consequences(facts: Facts, mapping: Mapping) -> list[tuple[str, str]]:
     for publication in facts.publications if mapping.slot is None else ():
         found.append((f"publication:{publication}", f"publication {publication} does not get new events"))
     payload = facts.columns[columns["payload"]]
-    if payload.base in _TEXTS:
+    if payload.base in _TEXTS and mapping.slot is not None:
         found.append(
             (
                 "json",

@@ -107,7 +107,7 @@ def problems(connection: Connection, name: str, found: Facts, ours: str) -> list
     if slot.plugin == PLUGIN and not any(each.has_inserts for each in publications(connection, found, ours)):
         return [
             f"no publication has the inserts of {found}, so what reads the slot {name} does not publish "
-            f"them: correct `slot` in OUTBOX_TABLE_FILE, or run ALTER PUBLICATION … ADD TABLE {found}"
+            f"them: correct `slot` in OUTBOX_TABLE_FILE, or run ALTER PUBLICATION … ADD TABLE {found.quoted}"
         ]
     return []
 

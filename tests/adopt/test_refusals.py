@@ -33,10 +33,10 @@ def _then(more: str) -> Callable[[str], str]:
             "foreign key outbox_shop_fkey of public.outbox has no counterpart",
         ),
         ("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY", "row security of public.outbox"),
-        ("ALTER TABLE outbox ALTER id TYPE text", "ALTER COLUMN id TYPE uuid USING id::uuid"),
+        ("ALTER TABLE outbox ALTER id TYPE text", 'ALTER COLUMN "id" TYPE uuid USING "id"::uuid'),
         (
             "ALTER TABLE outbox ALTER payload TYPE text",
-            "ALTER COLUMN payload TYPE jsonb USING payload::jsonb",
+            'ALTER COLUMN "payload" TYPE jsonb USING "payload"::jsonb',
         ),
         (
             "ALTER TABLE outbox ADD n int GENERATED ALWAYS AS (1) STORED",
