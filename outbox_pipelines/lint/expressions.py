@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import Final
 
 from outbox_pipelines.lint.handlers import is_broad
@@ -99,7 +100,7 @@ class Expressions:
                 self.story.yields_at = self.story.yields_at or node.lineno
                 if value is not None:
                     self.expression(value)
-                    self.gives(value)
+                    self._lends(value)
             case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
                 self._comprehension(node)
             case _:
@@ -110,6 +111,16 @@ class Expressions:
         """Notes what the function returns or yields."""
         if thing := self.scope.evaluate(value):
             self.story.returned.append(thing)
+
+    def _lends(self, value: ast.expr) -> None:
+        """Notes what the function yields; what a context manager yields is used at this point of it."""
+        self.gives(value)
+        thing = self.scope.evaluate(value)
+        if thing is None or thing.library is Library.SQLALCHEMY:
+            return
+        within = (one.thing for one in self.around if one.shelter is Shelter.TRANSACTION)
+        if any(one is not None and one.origin == thing.origin for one in within):
+            self.story.returned[-1] = replace(thing, autocommit=None)
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> None:
         before = self.scope
@@ -245,6 +256,8 @@ class Expressions:
             if thing or name == "commit":
                 self.step(CONTROLLING[name], call, thing)
         else:
+            if self.scope.qualified(call.func) == "django.db.transaction.set_autocommit":
+                self.step(Act.BEGIN, call, DJANGO_CONNECTION)
             if thing and name == "set_autocommit" and call.args:
                 switch = call.args[0]
                 value = bool(switch.value) if isinstance(switch, ast.Constant) else None

@@ -244,7 +244,7 @@ class _Reader:
         if owner and node.name.startswith("perform_") and scope.things.get("self"):
             self._bind_serializer(node, scope)
         walk = Walk(scope, Story(node.name, node, owner))
-        if _is_atomic(node.decorator_list) or (owner and _is_atomic(owner.decorator_list)):
+        if self._is_decorated(node, scope) or (owner and _is_atomic(owner.decorator_list)):
             walk.around = (Around(Shelter.TRANSACTION, _ATOMIC, node),)
         walk.body(node.body)
         for decorator in node.decorator_list:
@@ -252,6 +252,18 @@ class _Reader:
         if told:
             self.read.stories.append(walk.story)
         return walk
+
+    def _is_decorated(self, node: Function, scope: Scope) -> bool:
+        """Whether a decorator opens a transaction, by its name or by what the application's own one does."""
+        if _is_atomic(node.decorator_list):
+            return True
+        for decorator in node.decorator_list:
+            thing = scope.evaluate(decorator.func if isinstance(decorator, ast.Call) else decorator)
+            own = self.read.project.function(thing.key) if thing and thing.role is Role.FUNCTION else None
+            blocks = [one for one in statements(own) if isinstance(one, ast.With)] if own else []
+            if any(_is_atomic([item.context_expr for item in block.items]) for block in blocks):
+                return True
+        return False
 
 
 def _own_key(scope: Scope) -> str:

@@ -28,7 +28,8 @@ def outside(story: Story, module: Module) -> Iterator[Found]:
         if thing is None:
             continue
         if thing.library is Library.DJANGO:
-            if not _in_a_block(emit, thing) and _is_entered_from_outside(story, module):
+            is_open = _in_a_block(emit, thing) or story.on(thing, Act.BEGIN)
+            if not is_open and _is_entered_from_outside(story, module):
                 yield (
                     OUTSIDE,
                     emit.node,

@@ -51,6 +51,8 @@ class Walk(Expressions):
                 self.gives(value)
             case ast.Expr(value=value):
                 self.expression(value, dropped=True)
+            case ast.Assign(targets=[ast.Name(id="_")], value=value):
+                self.expression(value, dropped=True)
             case ast.Assign(targets=targets, value=value):
                 self.expression(value, bound=all(isinstance(target, ast.Name) for target in targets))
                 for target in targets:

@@ -357,3 +357,72 @@ def test_our_model_beside_one_of_the_same_name() -> None:
         "new.py": HEAD + "def f(session: Session):\n    session.add(OutboxEvent())\n",
     }
     assert check_sources({path: source.encode() for path, source in sources.items()}) == []
+
+
+def test_a_block_of_ones_own_lends_its_transaction() -> None:
+    """Guards against an alarm at each event of an application that has one function for its transactions."""
+    holds("""
+        @contextlib.contextmanager
+        def unit():
+            connection = psycopg.connect("", autocommit=True)
+            with connection.transaction():
+                yield connection
+
+        @contextlib.contextmanager
+        def bare():
+            connection = psycopg.connect("", autocommit=True)
+            with connection.transaction():
+                connection.execute(INSERT)
+            yield connection
+
+        def f():
+            with unit() as connection:
+                connection.execute(INSERT)
+                emit(connection, "o", 1, "e", {})
+
+        def g():
+            with bare() as connection:
+                connection.execute(INSERT)
+                emit(connection, "o", 1, "e", {})  # finds OB001
+        """)
+
+
+def test_a_decorator_of_ones_own_opens_a_transaction() -> None:
+    """Guards against an alarm at each view of an application that decorates them."""
+    holds("""
+        def uow(function):
+            def wrapped(*given):
+                with transaction.atomic():
+                    return function(*given)
+            return wrapped
+
+        def logged(function):
+            def wrapped(*given):
+                with contextlib.nullcontext():
+                    return function(*given)
+            return wrapped
+
+        @uow
+        def f(request):
+            emit(django, "o", 1, "e", {})
+
+        @logged
+        def g(request):
+            emit(django, "o", 1, "e", {})  # finds OB001
+
+        def h(request):
+            transaction.set_autocommit(False)
+            emit(django, "o", 1, "e", {})
+            transaction.commit()
+        """)
+
+
+def test_a_coroutine_that_is_named_for_nothing() -> None:
+    """Guards against an event that is not written, because its coroutine was given to `_`."""
+    holds("""
+        from sqlalchemy.ext.asyncio import AsyncSession
+
+        async def f(session: AsyncSession):
+            _ = emit(session, "o", 1, "e", {})  # finds OB004
+            _ = await emit(session, "o", 1, "e", {})
+        """)
