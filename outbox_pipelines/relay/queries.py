@@ -396,19 +396,20 @@ NOW: Final = "SELECT pg_current_xact_id()::text::bigint, pg_current_snapshot()::
 
 # The old position still says which rows were published, because both use the old database's ids. The
 # exception are rows that a writer added here since the restore: their ids are between the restore, which is
-# the id that wrote the position row, and now. Those count as not published.
+# the id that wrote the position row, and now. Those count as not published. An old id may lie there too, but
+# what wrote a restored row here has a lower id, and a writer (or its savepoint) the same or a higher one.
+# `xmin` is the lower half of an id that is never higher than the one of this transaction.
 # A published row then keeps an id below every snapshot (3 is the lowest an ordinary transaction ever had).
 REBASE_ROWS: Final = """
 WITH restored AS (
     SELECT shard, shards, done, target, last_seq,
-           CASE WHEN (n.own & ~4294967295) + xmin::text::bigint > n.own
-                THEN (n.own & ~4294967295) + xmin::text::bigint - 4294967296
-                ELSE (n.own & ~4294967295) + xmin::text::bigint END AS at
-    FROM outbox_shards, (SELECT %(own)s::bigint AS own) n
+           (%(own)s::bigint - (%(own)s::bigint - xmin::text::bigint & 4294967295))::text::xid8 AS at
+    FROM outbox_shards
 ), rows AS (
     SELECT o.id, o.created_at, o.tx,
            outbox_covers(r.done, r.target, r.last_seq, o.tx, o.seq)
-           AND NOT (o.tx >= r.at::text::xid8 AND o.tx <= %(own)s::text::xid8)
+           AND NOT (o.tx >= r.at AND o.tx <= %(own)s::text::xid8 AND o.tx <=
+                    (%(own)s::bigint - (%(own)s::bigint - o.xmin::text::bigint & 4294967295))::text::xid8)
            AND coalesce(pg_visible_in_snapshot(o.tx, d.published), true) AS published
     FROM outbox o JOIN restored r ON r.shard = outbox_shard_of(o.aggregate_type, o.aggregate_id, r.shards)
     LEFT JOIN outbox_days d ON d.day = (o.created_at AT TIME ZONE 'UTC')::date

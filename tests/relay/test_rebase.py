@@ -77,10 +77,7 @@ def test_a_restored_dump_publishes_what_was_waiting_and_nothing_more(
         assert rebase(restored.settings) is None
         service.relay(restored.settings, until_empty=True)
     keys = [message.key for message in outbox.messages()]
-    assert {"waiting", "new"} <= set(keys)
-    assert keys.count("waiting") == keys.count("new") == 1
-    if ahead == "old":
-        assert sorted(keys) == ["new", "published-1", "published-2", "waiting"]
+    assert sorted(keys) == ["new", "published-1", "published-2", "waiting"]
 
 
 def test_a_hasty_writer_loses_nothing(outbox: Outbox, other_server: str) -> None:
@@ -93,6 +90,27 @@ def test_a_hasty_writer_loses_nothing(outbox: Outbox, other_server: str) -> None
         assert rebase(restored.settings) == Rebased(published=1, waiting=1)
         service.relay(restored.settings, until_empty=True)
     assert sorted(message.key for message in outbox.messages()) == ["hasty", "published"]
+
+
+def test_old_ids_that_this_database_has_given_out_too(outbox: Outbox) -> None:
+    """Guards against a history that is published again, if a busy database takes over an old dump."""
+    outbox.write("published", "published")
+    service.relay(outbox.settings, until_empty=True)
+    ahead = "pg_current_xact_id()::text::bigint + {}"
+    with outbox.connect() as connection:
+        # As restored: ids and a position that this database reaches later.
+        connection.execute("SET session_replication_role = replica")
+        connection.execute(f"UPDATE outbox SET tx = ({ahead.format(100)})::text::xid8".encode())
+        done = f"format('%s:%s:', {ahead.format(200)}, {ahead.format(200)})::pg_snapshot"
+        connection.execute(f"UPDATE outbox_shards SET system_identifier = 1, done = {done}".encode())
+    with outbox.connect() as writer, writer.transaction():
+        writer.execute("SELECT pg_current_xact_id()")
+        with writer.transaction():
+            writer.execute(_INSERT, ["hasty"])
+    _spend_transactions(outbox.settings.dsn, 300)
+    assert rebase(outbox.settings) == Rebased(published=2, waiting=1)
+    service.relay(outbox.settings, until_empty=True)
+    assert sorted(message.key for message in outbox.messages()) == ["hasty", "published", "published"]
 
 
 def test_a_rebase_under_writers_loses_nothing(outbox: Outbox) -> None:
