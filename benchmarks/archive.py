@@ -43,6 +43,7 @@ def measure(servers: Settings) -> list[Row]:
         proving = settings.model_copy(update={"archive": directory})
         archive.archive(proving, ago(2))
         proofs = [_prove(proving) for _ in range(_ROUNDS)]
+        _forget(settings)
         fill_day(settings, ago(3), _MANY)
         many = _export(settings, "ours", 3, directory)
     ours = median(rates["ours"])

@@ -5,6 +5,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,8 +37,9 @@ these pages; test with `outbox alerts test`. Without OUTBOX_ALERTS the sensor do
 sent. A problem is reported once it has lasted for OUTBOX_ALERT_AFTER_SECONDS; restarts do not repeat it. A
 failed run is resolved when a run of the same job and day, or shard, succeeds.
 
-When a tick fails: no address accepted the message, or a setting is wrong; the next tick retries. Prometheus
-has the same rules (deploy/prometheus), and also alerts when Dagster itself is down.
+An address that does not accept a message gets it again at each tick; the tick's reason says why. When a tick
+fails: no address has accepted it twice, or a setting is wrong; the next tick retries. Prometheus has the same
+rules (deploy/prometheus), and also alerts when Dagster itself is down.
 """
 
 
@@ -55,18 +57,19 @@ def alerts_sensor(outboxes: Sequence[Outbox]) -> dg.SensorDefinition:
 
 def _send(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor: str | None) -> ticks.Tick:
     # Imported here so that definitions load without the drivers.
-    from outbox_pipelines.quality import alerts
+    from outbox_pipelines.quality import alerts, delivery
 
     outbox, settings = reading.outbox, reading.settings()
     if not settings.alerts:
         return ticks.Tick("no alert addresses configured: set OUTBOX_ALERTS", cursor)
     now = time.time()
     # Problems from before the first tick are not reported.
-    kept: dict[str, Any] = {"known": {}, "runs": {}, "begun": now, "after": now}
+    kept: dict[str, Any] = {"known": {}, "unsent": {}, "runs": {}, "begun": now, "after": now}
     if cursor:
         kept = json.loads(cursor)
     failures, forgotten = _failures(context, outbox, kept, now)
-    known = {key: one for key, one in alerts.from_json(kept["known"]).items() if key not in forgotten}
+    before = alerts.from_json(kept["known"])
+    known = {key: one for key, one in before.items() if key not in forgotten}
     of_the_outbox, relayed = _of_the_outbox(reading, known)
     # Do not wait until a session ends, after ten minutes: the next one relays within seconds.
     for what in [what for what, one in failures.items() if one.get("shard") in relayed]:
@@ -83,18 +86,26 @@ def _send(context: dg.SensorEvaluationContext, reading: ticks.Reading, cursor: s
         after=settings.alert_after_seconds,
         where=alerts.where(settings),
     )
-    if messages:
-        failed = alerts.send(settings, messages)
-        for shown in failed:
-            context.log.warning(f"{shown} did not accept the message")
-        if len(failed) == alerts.addresses(settings):
-            titles = "; ".join(each.title for each in messages)
-            raise SetupError(f"no address of OUTBOX_ALERTS accepted: {titles}")
+    unsent = {address: [alerts.Message(**one) for one in ones] for address, ones in kept["unsent"].items()}
+    outcomes = delivery.send(settings, messages, unsent) if messages or unsent else []
+    failed = [each for each in outcomes if each.unsent]
+    for each in failed:
+        context.log.warning(f"{each.address} did not accept the message and gets it again: {each.why}")
+    was, kept["known"] = (kept["unsent"], _times(before)), alerts.to_json(known)
+    kept["unsent"] = {each.address: [asdict(one) for one in each.unsent] for each in failed}
     told = [key for key, one in known.items() if one.told]
-    return ticks.Tick(
-        f"reported and not resolved: {', '.join(told)}" if told else "nothing to report",
-        json.dumps(kept | {"known": alerts.to_json(known)}),
-    )
+    reason = f"reported and not resolved: {', '.join(told)}" if told else "nothing to report"
+    if failed:
+        reason += f"; not accepted by {', '.join(f'{each.address}: {each.why}' for each in failed)}"
+    # A tick that fails keeps nothing, so it must have nothing to keep.
+    if failed and len(failed) == len(outcomes) and was == (kept["unsent"], _times(known)):
+        titles = "; ".join(one.title for one in failed[0].unsent)
+        raise SetupError(f"no address of OUTBOX_ALERTS accepted: {titles}: {failed[0].why}")
+    return ticks.Tick(reason, json.dumps(kept))
+
+
+def _times(known: Mapping[str, "Known"]) -> dict[str, tuple[float, bool, float | None]]:
+    return {key: (one.since, one.told, one.gone_at) for key, one in known.items()}
 
 
 def _of_the_outbox(reading: ticks.Reading, known: Mapping[str, "Known"]) -> tuple[list["Problem"], set[str]]:

@@ -1,23 +1,18 @@
-"""Notifications: one message when a problem begins, and one when it is resolved.
+"""What is to be said about problems: one message when a problem begins, and one when it is resolved.
 
 Invariants:
 - The caller keeps what was sent, so that a restart sends nothing twice.
 - A problem is reported after it has lasted for a while, and resolved after it has been absent for as long.
-- Addresses contain passwords: they are never shown.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from outbox_pipelines.errors import SetupError
 from outbox_pipelines.quality.rules import CheckResult, Status, chapter
 from outbox_pipelines.settings import Settings
-from outbox_pipelines.text import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,76 +105,6 @@ def where(settings: Settings) -> str:
     return (
         f"{name} in {given.get('dbname', 'the default database')} at {given.get('host', 'this host')}{schema}"
     )
-
-
-def send(settings: Settings, messages: Sequence[Message]) -> list[str]:
-    """Send messages to every address of OUTBOX_ALERTS.
-
-    Returns:
-        The addresses that refused a message, without their secrets.
-
-    Raises:
-        SetupError: there is no address, or apprise does not understand one.
-    """
-    import apprise
-
-    failed = []
-    for shown, channel in _channels(settings):
-        for message in messages:
-            kind = apprise.NotifyType.SUCCESS if message.is_over else apprise.NotifyType.FAILURE
-            # As text: an error must not become markup in a mail.
-            given = {"title": plain(message.title), "body": _plain_lines(message.body)}
-            if not channel.notify(**given, notify_type=kind, body_format=apprise.NotifyFormat.TEXT):
-                failed.append(shown)
-                break
-    return failed
-
-
-def _plain_lines(text: str) -> str:
-    return "\n".join(map(plain, text.split("\n")))
-
-
-def addresses(settings: Settings) -> int:
-    """Return the number of addresses.
-
-    Raises:
-        SetupError: as `send`.
-    """
-    return len(_channels(settings))
-
-
-def _channels(settings: Settings) -> list[tuple[str, Any]]:
-    import apprise
-
-    given = settings.alerts.reveal().split()
-    if not given:
-        raise SetupError(
-            "no addresses for notifications: set OUTBOX_ALERTS to one or more addresses of apprise"
-        )
-    channels = []
-    for number, address in enumerate(given, 1):
-        shown = f"address {number}"
-        channel = apprise.Apprise()
-        with _silenced("apprise"):
-            understood = channel.add(address)
-        if not understood:
-            raise SetupError(
-                f"OUTBOX_ALERTS: {shown} of {len(given)} is not an address that apprise understands: "
-                "write for example mailto://user:password@example.com or slack://…, separated by spaces"
-            )
-        channels.append((f"{shown} ({address.partition('://')[0]}://…)", channel))
-    return channels
-
-
-@contextmanager
-def _silenced(name: str) -> Iterator[None]:
-    """Silence a logger that would show the whole address."""
-    logger = logging.getLogger(name)
-    logger.disabled, before = True, logger.disabled
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 def to_json(known: Mapping[str, Known]) -> dict[str, dict[str, Any]]:

@@ -37,14 +37,16 @@ def alerts() -> None:
 @click.pass_obj
 def test(settings: Settings) -> None:
     """Send a test message to every address. Exits with 1 if an address does not accept it."""
-    from outbox_pipelines.quality import alerts as module
+    from outbox_pipelines.quality import delivery
+    from outbox_pipelines.quality.alerts import Message, where
 
-    message = module.Message(
-        f"{module.where(settings)}: a test", "Alerts of this outbox arrive here. No action is needed.", True
+    title = f"{where(settings)}: a test"
+    outcomes = delivery.send(
+        settings, [Message(title, "Alerts of this outbox arrive here. No action is needed.", True)]
     )
-    failed = module.send(settings, [message])
-    for shown in failed:
-        click.echo(f"outbox: {shown} did not accept the message", err=True)
+    failed = [each for each in outcomes if each.unsent]
+    for each in failed:
+        click.echo(f"outbox: {each.address} did not accept the message: {each.why}", err=True)
     if failed:
         sys.exit(1)
-    click.echo(f"sent to {module.addresses(settings)}")
+    click.echo(f"sent to {len(outcomes)}")

@@ -336,10 +336,30 @@ def test_what_no_address_accepted_is_sent_again(
     """Guards against an alert that counts as delivered although only a delivery was attempted."""
     lose_a_letter(database)
     hook.status = 500
-    with pytest.raises(SetupError, match="no address of OUTBOX_ALERTS accepted: "):
-        ticks.tick(served)
-    hook.status = 200
     assert ticks.tick(served) == ["dead_letters"]
+    with pytest.raises(SetupError, match=r"no address of OUTBOX_ALERTS accepted: .*: dead_letters: .*500"):
+        ticks.tick(served)
+    # The next problem counts from its begin, and both are sent once.
+    database.rows("UPDATE outbox_shards SET heartbeat = now() - interval '1 day'")
+    assert ticks.tick(served) == ["dead_letters"]
+    hook.status = 200
+    assert ticks.tick(served) == ["dead_letters", "shards_relayed"]
+    assert ticks.tick(served) == []
+
+
+def test_an_address_that_fails_among_others_gets_it_later(
+    ticks: Ticks, served: Served, database: Database, hook: Webhook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a receiver that hears of nothing, because another one has accepted the message."""
+    with webhook() as other:
+        monkeypatch.setenv("OUTBOX_ALERTS", f"{hook.address} {other.address}")
+        lose_a_letter(database)
+        other.status = 500
+        assert ticks.tick(served) == ["dead_letters"]
+        assert ticks.tick(served) == []
+        other.status, other.bodies = 200, []
+        assert ticks.tick(served) == []
+        assert [body["title"].partition(": ")[2] for body in other.bodies] == ["dead_letters"]
 
 
 def test_without_addresses_it_does_nothing(

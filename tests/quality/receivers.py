@@ -52,6 +52,8 @@ class MailBox:
     def __init__(self) -> None:
         self.mails: list[EmailMessage] = []
         self.port = 0
+        self.refuses = ""
+        """What is said to each recipient, if any."""
 
     @property
     def address(self) -> str:
@@ -71,6 +73,9 @@ def mail_box() -> Iterator[MailBox]:
                 if verb == b"DATA":
                     self._say("354 go on")
                     received.mails.append(self._mail())
+                if verb == b"RCPT" and received.refuses:
+                    self._say(received.refuses)
+                    continue
                 self._say("221 bye" if verb == b"QUIT" else "250 ok")
                 if verb == b"QUIT":
                     return
