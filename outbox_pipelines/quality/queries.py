@@ -156,6 +156,11 @@ SELECT jsonb_build_object(
     'copy', (s.system_identifier, s.database) <> (
         SELECT system_identifier, (SELECT oid FROM pg_database WHERE datname = current_database())
         FROM pg_control_system()),
+    'standbys', (
+        SELECT coalesce(jsonb_agg(wanted), '[]')
+        FROM regexp_split_to_table(current_setting('synchronized_standby_slots', true), '[ ,"]+') AS wanted
+        LEFT JOIN pg_replication_slots p ON p.slot_name = wanted
+        WHERE wanted <> '' AND p.active IS NOT TRUE AND to_jsonb(r) -> 'failover' = 'true'),
     'others', (
         SELECT coalesce(jsonb_agg(jsonb_build_object(
             'slot', o.slot_name, 'active', o.active, 'retained_bytes',

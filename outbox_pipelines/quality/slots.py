@@ -64,6 +64,8 @@ class Slots:
     """Whether max_slot_wal_keep_size is not set."""
     copy: bool
     """Whether the position and the slot are those of another database, of which this one is a copy."""
+    standbys: list[str]
+    """Slots that the server waits for before it delivers anything from this one, and no standby reads."""
     others: list[OtherSlot]
 
     @property
@@ -99,6 +101,12 @@ class Slots:
             if self.connector_state == "publishes":
                 return [f"the slot {self.slot} of the connector is lost ({why}): {_TAKE_BACK}"]
             return [f"the slot {self.slot} is lost ({why}), so events are read between snapshots: {_SETUP}"]
+        if self.standbys:
+            names = ", ".join(self.standbys)
+            return [
+                f"no standby reads the slot {names} of synchronized_standby_slots, and the server delivers "
+                "nothing before it has: start the standby, or remove the name from the setting"
+            ]
         if self.connector_state is not None:
             return self._problems_of_connector()
         found = []

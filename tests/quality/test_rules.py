@@ -88,6 +88,7 @@ SLOTS = Slots(
     published=True,
     unlimited=True,
     copy=False,
+    standbys=[],
     others=[],
 )
 # What makes each rule an error, or a warning where it knows no errors.

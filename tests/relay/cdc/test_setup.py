@@ -9,10 +9,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from outbox_pipelines import schema
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.local import Stack
-from outbox_pipelines.local.postgres import Postgres
+from outbox_pipelines.local.postgres import Postgres, running
 from outbox_pipelines.relay.cdc.setup import remove, set_up, slot_name
+from outbox_pipelines.relay.cdc.status import read
+from outbox_pipelines.settings import load_settings
 from outbox_pipelines.writer import emit
 from tests.conftest import Outbox, may_log_in, wait_until
 from tests.relay.cdc.slots import make
@@ -284,3 +287,26 @@ def test_names_are_readable_and_unique(outbox: Outbox) -> None:
     names = {slot_name(odd, "orders"), slot_name(odd, "Orders"), slot_name(odd, "orders_" * 9)}
     assert len(names) == 3
     assert all(len(name) <= 63 and name.isascii() and name.islower() for name in names)
+
+
+def test_a_standby_that_the_server_waits_for(tmp_path: Path) -> None:
+    """Guards against events that wait for a standby that is down, while every command calls the slot well."""
+    with running(tmp_path / "postgres") as server:
+        settings = load_settings(dsn=server.dsn)
+        schema.migrate(settings)
+        set_up(settings, seconds=30, say=print)
+
+        def said() -> bool:
+            return "slot standby of synchronized_standby_slots" in str(read(settings).problems)
+
+        with psycopg.connect(server.dsn, autocommit=True) as admin:
+            version = admin.info.server_version
+            assert not said()
+            admin.execute("SELECT pg_create_physical_replication_slot('standby')")
+            if version >= 170000:
+                admin.execute("ALTER SYSTEM SET synchronized_standby_slots = 'standby'")
+                admin.execute("SELECT pg_reload_conf()")
+                wait_until(said, what="the standby is named")
+                admin.execute("ALTER SYSTEM RESET synchronized_standby_slots")
+                admin.execute("SELECT pg_reload_conf()")
+                wait_until(lambda: not said(), what="it is no longer named")
