@@ -109,6 +109,11 @@ class Measurements:
     @property
     def waiting(self) -> str | None:
         """What relays wait for before they take a shard; None if for nothing."""
+        if self.is_copy:
+            return (
+                "the position was made in another database (a restored dump or a copy), and relays refuse "
+                "it: run `outbox relay --rebase` before any writer starts"
+            )
         if self.draining is None:
             return None
         return f"relays wait for the remaining rows of {self.draining}: run `outbox adopt drain`"
@@ -130,9 +135,15 @@ class Measurements:
         return sum(shard.events_per_second for shard in self.shards)
 
     @property
+    def is_copy(self) -> bool:
+        """Whether the position is that of another database: every relay refuses it."""
+        return self.slots is not None and self.slots.copy
+
+    @property
     def unowned_seconds(self) -> float:
-        """The longest time that a shard has had no owner."""
-        return max((shard.unowned_seconds for shard in self.shards), default=0.0)
+        """The longest time that a shard has had no owner; an hour if no relay can own it."""
+        times = [3600.0] if self.is_copy else []
+        return max((*times, *(shard.unowned_seconds for shard in self.shards)), default=0.0)
 
     @property
     def shards_without_kafka(self) -> int:

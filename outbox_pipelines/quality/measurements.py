@@ -61,6 +61,11 @@ def read(settings: Settings) -> Measurements:
             ) from None
         connector = None if reported is None else reading.combine(settings, connection, reported)
     assert row is not None
+    if row["slots"] is None:
+        raise SetupError(
+            f"the outbox in schema {settings.db_schema!r} (OUTBOX_SCHEMA) has no shards, so its tables were "
+            "restored without their rows: restore the dump as a whole"
+        )
     age, whose = row["old_transaction"] or (0.0, None)
     return Measurements(
         shards=[ShardStatus(**shard) for shard in row["shards"]],

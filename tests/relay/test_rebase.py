@@ -71,7 +71,10 @@ def test_a_restored_dump_publishes_what_was_waiting_and_nothing_more(
             "connector_state = 'publishes'"
         )
     with _restored(outbox, other_server) as restored:
+        shown = restored.outbox("status", "--check")
+        assert (shown.returncode, "run `outbox relay --rebase` before" in shown.stdout) == (1, True)
         rebase(restored.settings)
+        assert "--rebase" not in restored.outbox("status").stdout
         restored.write("new")
         service.relay(restored.settings, until_empty=True)
         assert rebase(restored.settings) is None
@@ -90,6 +93,16 @@ def test_a_hasty_writer_loses_nothing(outbox: Outbox, other_server: str) -> None
         assert rebase(restored.settings) == Rebased(published=1, waiting=1)
         service.relay(restored.settings, until_empty=True)
     assert sorted(message.key for message in outbox.messages()) == ["hasty", "published"]
+
+
+def test_tables_without_their_rows(outbox: Outbox) -> None:
+    """Guards against a stack in place of the reason, after a restore of the schema alone."""
+    with outbox.connect() as connection:
+        connection.execute("SET session_replication_role = replica")
+        connection.execute("DELETE FROM outbox_shards; DELETE FROM outbox_migrations")
+    shown = outbox.outbox("status")
+    assert shown.returncode == 2
+    assert shown.stderr.endswith("restored without their rows: restore the dump as a whole\n")
 
 
 def test_old_ids_that_this_database_has_given_out_too(outbox: Outbox) -> None:

@@ -28,7 +28,7 @@ from outbox_pipelines import schema
 from outbox_pipelines.cli import cli
 from outbox_pipelines.local import postgres
 from outbox_pipelines.settings import Settings, load_settings
-from tests.conftest import Lasting, create_database, may_log_in, quicken_logins
+from tests.conftest import ADOPT, Lasting, create_database, may_log_in, quicken_logins
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -180,6 +180,8 @@ def empty(server: postgres.Postgres) -> Iterator[Database]:
 def database(server: postgres.Postgres, lasting: Lasting) -> Iterator[Database]:
     """A migrated database."""
     with fresh(server, _template(server, lasting)) as made:
+        # As if it had been migrated itself: a copy is refused.
+        made.rows(ADOPT)
         yield made
 
 
