@@ -34,6 +34,7 @@ _POLL_SECONDS: Final = 0.2
 _COMMIT_SECONDS: Final = 1.0
 _LAG_SECONDS: Final = 1.0
 _END_SECONDS: Final = 10.0
+_LEAVE_SECONDS: Final = 20.0
 
 _FIXED: Final[dict[str, Any]] = {
     # Offsets follow the database.
@@ -233,11 +234,32 @@ class Member:
                     raise
 
     def close(self) -> None:
-        """Commit the stored offsets and leave the group, so that other members take over immediately."""
-        try:
-            self._commit()
-        finally:
-            self._client.close()
+        """Commit the stored offsets and leave the group, so that other members take over immediately.
+
+        If the client cannot reach the group's coordinator, it is given up after some seconds: other members
+        take over when its session times out.
+        """
+        failures: list[BaseException] = []
+
+        def leave() -> None:
+            try:
+                try:
+                    self._commit()
+                finally:
+                    self._client.close()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failures.append(error)
+
+        # A client that has lost its coordinator may wait for ever.
+        leaving = threading.Thread(target=leave, name="outbox-leaving", daemon=True)
+        leaving.start()
+        leaving.join(_LEAVE_SECONDS)
+        if leaving.is_alive():
+            _LOG.warning(
+                "Kafka's client could not leave the group: others take over when its session times out"
+            )
+        for failure in failures:
+            raise failure
 
     def _replace(self) -> None:
         """Join the group with a new client; its partitions are lost until they are assigned again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import uuid
 from typing import Any
@@ -54,6 +55,38 @@ def test_a_partition_that_goes_and_comes_back_within_one_poll_skips_no_message(p
         member.close()
     assert client.rebalances == 1
     assert seen == sent
+
+
+class _Stuck:
+    """Kafka's client, which has lost the group's coordinator, and waits for it at its end."""
+
+    def __init__(self, client: confluent_kafka.Consumer) -> None:
+        self._client = client
+        self.is_found = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def close(self) -> None:
+        self.is_found.wait(60)
+        self._client.close()
+
+
+def test_a_client_that_cannot_leave_is_given_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against a consumer that ignores SIGTERM, because a broker stood still for some seconds."""
+    monkeypatch.setattr(membership, "_LEAVE_SECONDS", 0.2)
+    given = membership.settings({"bootstrap.servers": place.kafka}, f"{place.topic}-group")
+    member = membership.Member(given, [place.topic])
+    client = _Stuck(member._client)
+    member._client = client  # type: ignore[assignment]
+    closing = threading.Thread(target=member.close)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive()
+    assert "could not leave the group" in caplog.text
+    client.is_found.set()
 
 
 class _Lost:
