@@ -116,7 +116,7 @@ class _Heard(logging.Handler):
 
 
 class _Taken:
-    """While somebody sends, apprise's log lines, which may contain an address, stay out of other logs."""
+    """While messages are sent, apprise's log lines, which may contain an address, stay out of other logs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -327,7 +327,7 @@ def _end(admin: Admin) -> int:
 
 
 def test_a_schema_whose_name_is_quoted(outbox: Outbox) -> None:
-    """Guards against a publication that its own commands do not recognize, so that nobody reads the slot."""
+    """Guards against a publication that its own commands do not recognize, and a slot that is not read."""
     dsn = make_conninfo(outbox.settings.dsn, options='-csearch_path="My-Shop"')
     shop = Outbox(quick(outbox, db_schema="My-Shop", dsn=Secret(dsn)))
     schema.migrate(shop.settings)
