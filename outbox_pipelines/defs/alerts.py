@@ -37,9 +37,10 @@ these pages; test with `outbox alerts test`. Without OUTBOX_ALERTS the sensor do
 sent. A problem is reported once it has lasted for OUTBOX_ALERT_AFTER_SECONDS; restarts do not repeat it. A
 failed run is resolved when a run of the same job and day, or shard, succeeds.
 
-An address that does not accept a message gets it again at each tick; the tick's reason says why. When a tick
-fails: no address has accepted it twice, or a setting is wrong; the next tick retries. Prometheus has the same
-rules (deploy/prometheus), and also alerts when Dagster itself is down.
+An address that does not accept a message gets it again at each tick; the tick's reason says why.
+
+When a tick fails: no address accepted a message in two ticks, or a setting is wrong; the next tick retries.
+Prometheus has the same rules (deploy/prometheus), and also alerts when Dagster itself is down.
 """
 
 

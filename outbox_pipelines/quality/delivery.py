@@ -25,6 +25,7 @@ from outbox_pipelines.text import plain
 
 # Dagster abandons a tick after 60 s, and one message to a mail server that is silent takes 15.
 _SECONDS: Final = 20.0
+# Of an address that has been down for long, the newest.
 _MOST_KEPT: Final = 50
 _MOST_CHARACTERS: Final = 300
 # Apprise works in threads of its own, and passes the context on.

@@ -186,7 +186,8 @@ RULES: Final = (
         lambda found: len(found.slot_problems),
         "{} problems with the replication slot",
         why="Events are to be read from a slot (change data capture), and the slot is missing, lost or not "
-        "read. The relay reads between snapshots until it can: no event is lost.",
+        "read. The relay reads between snapshots until it can: no event is lost. Events wait only if the "
+        "server waits for a standby before it delivers them.",
         help="Run `outbox cdc status`: it names each problem with its remedy",
         warn=1.0,
     ),
