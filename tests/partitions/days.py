@@ -32,6 +32,11 @@ def fill(database: Database, day: date = DAY, events: int = 20) -> None:
         write(connection, day, events)
 
 
+def write_elsewhere(database: Database) -> None:
+    """Let another transaction draw an id and commit, without an event."""
+    database.rows("SELECT pg_current_xact_id()")
+
+
 def relayed(database: Database) -> None:
     """As if a relay had published all that has committed."""
     database.rows("UPDATE outbox_shards SET done = pg_current_snapshot(), target = NULL, last_seq = NULL")

@@ -169,6 +169,27 @@ def test_a_prepared_transaction_holds_it_open(database: Database) -> None:
     assert close.close(database.settings, DAY)[0].closed
 
 
+@pytest.mark.parametrize("is_prepared", [False, True], ids=["a session", "a prepared transaction"])
+def test_a_commit_behind_the_position_holds_it_open(database: Database, is_prepared: bool) -> None:
+    """Guards against a look only at rows behind the end of the positions: what was running when the relay
+    read has a lower id, is not published, and would be dropped with the day."""
+    days.fill(database)
+    with database.connect(autocommit=False) as late:
+        days.write(late, events=3)
+        # The position's end lies behind the transaction that is still running.
+        days.write_elsewhere(database)
+        days.relayed(database)
+        if is_prepared:
+            late.execute("PREPARE TRANSACTION 'late'")
+            late.rollback()
+            database.rows("COMMIT PREPARED 'late'")
+        else:
+            late.commit()
+    assert "has not published 3 of" in _why_not(database)
+    days.relayed(database)
+    assert close.close(database.settings, DAY)[0].closed
+
+
 def test_a_shard_that_lags_holds_it_open(database: Database) -> None:
     """Guards against a day that closes while a part of it is not published: it would never be read again."""
     days.fill(database)

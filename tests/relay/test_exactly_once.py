@@ -20,6 +20,7 @@ from outbox_pipelines.local.kafka import Kafka
 from outbox_pipelines.local.postgres import Postgres
 from outbox_pipelines.relay import service, transactional_producer
 from outbox_pipelines.relay.core.ports import CommitAnswer
+from outbox_pipelines.relay.core.record import Record
 from outbox_pipelines.relay.core.transactions import Phase, TransactionalPublisher
 from outbox_pipelines.relay.kafka import progress_topic
 from outbox_pipelines.relay.parking import queries
@@ -396,6 +397,29 @@ def test_records_that_no_relay_wrote_are_passed_over(
         _drain(outbox)
     _assert_once(outbox, 2_000)
     assert f"{len(foreign)} records of the progress topic {topic}, partition 0, that no relay" in caplog.text
+
+
+@pytest.mark.parametrize("look_back", [1, 1_000])
+def test_the_last_record_is_found_however_far_back(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch, look_back: int
+) -> None:
+    """Guards against a record that counts as absent because aborted transactions lie behind it: a tick that
+    Kafka has committed would be published again."""
+    monkeypatch.setattr(progress_topic, "_LOOK_BACK", look_back)
+    name = outbox.topic(uuid4().hex)
+    progress_topic.create_topic(outbox.settings, name, 1)
+    last = Record("tick", 7, finished=True)
+    producer = Producer({"bootstrap.servers": outbox.settings.kafka})
+    for value in (Record("tick", 6, finished=False).encode(), last.encode(), *[None] * 1_500):
+        producer.produce(name, value, "0", partition=0)
+    assert producer.flush(30) == 0
+    aborted = Producer({"bootstrap.servers": outbox.settings.kafka, "transactional.id": name})
+    aborted.init_transactions(30)
+    aborted.begin_transaction()
+    aborted.produce(name, Record("tick", 8, finished=True).encode(), "0", partition=0)
+    assert aborted.flush(30) == 0
+    aborted.abort_transaction(30)
+    assert progress_topic.read_last(outbox.settings, name, 0) == last
 
 
 @pytest.mark.parametrize("within_a_tick", [False, True])

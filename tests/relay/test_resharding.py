@@ -30,7 +30,7 @@ from tests.relay.parked import numbers, numbers_by_key, parked_rows, write
 from tests.relay.threads import measured, owners, quick, relays, running, wait_for_holders, wait_until_relayed
 from tests.relay.topic import NOISE, create_topic
 
-_MORE_SHARDS = """
+MORE_SHARDS = """
 INSERT INTO outbox_shards (shard, shards, done, system_identifier, database)
 SELECT number, 1 + cardinality(more), done, system_identifier, database
 FROM outbox_shards, (SELECT %s::int[] AS more) AS given, unnest(more) AS number"""
@@ -192,7 +192,7 @@ def test_a_relay_that_vanishes_stops_only_the_change(outbox: Outbox) -> None:
         def on_wait(text: str) -> None:
             waited.append(text)
             if len(waited) == 1:
-                connection.execute(_MORE_SHARDS, [[1]])
+                connection.execute(MORE_SHARDS, [[1]])
                 shown.append(outbox.outbox("status").stdout)
 
         with pytest.raises(resharding.NotAllThereError, match=r"no answer from the relay of shard 1"):
@@ -322,7 +322,7 @@ def test_shards_are_locked_in_order(outbox: Outbox, statement: LiteralString) ->
         outbox.connect() as other,
         ThreadPoolExecutor(1) as thread,
     ):
-        other.execute(_MORE_SHARDS, [[1, 2]])
+        other.execute(MORE_SHARDS, [[1, 2]])
         # A scan of the table finds shard 0 last.
         want = "UPDATE outbox_shards SET wanted = 5, wanted_at = '2020-01-01' WHERE shard = %s"
         for shard in (1, 2, 0):

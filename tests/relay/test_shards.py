@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import Final
 
 import psycopg
 import pytest
@@ -21,7 +22,9 @@ from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.shard import Shard
 from outbox_pipelines.settings import load_settings
 from tests.conftest import Outbox, wait_until
-from tests.relay.threads import running
+from tests.relay.parked import keys, write
+from tests.relay.threads import quick, running
+from tests.relay.topic import NOISE, create_topic
 
 
 def _position(outbox: Outbox) -> Position:
@@ -57,6 +60,33 @@ def test_one_takes_it_and_one_waits(outbox: Outbox) -> None:
     successor.release()
     third.release()
     assert measurements.read(outbox.settings).shards[0].owner is None
+
+
+_NOTE_COMMITS: Final = """
+CREATE TABLE noted (relation text, how text);
+CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO noted VALUES (TG_TABLE_NAME, current_setting('synchronous_commit'));
+    RETURN NULL;
+END $$;
+CREATE TRIGGER note AFTER UPDATE OF done, epoch ON outbox_shards EXECUTE FUNCTION note();
+CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON outbox_parked EXECUTE FUNCTION note();
+CREATE TRIGGER note AFTER INSERT ON outbox_released EXECUTE FUNCTION note()"""
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_what_follows_from_kafka_is_committed_durably(outbox: Outbox, delivery: str) -> None:
+    """Guards against a database that asks for no durable commits: after a crash it would assign the ids of
+    published transactions again, and their events would count as published."""
+    create_topic(outbox, **{"max.message.bytes": "2000"})
+    with outbox.connect() as connection:
+        connection.execute(_NOTE_COMMITS)
+        connection.execute(f"ALTER DATABASE {connection.info.dbname} SET synchronous_commit = off".encode())
+    write(outbox, ("a", {}), ("poison", {"noise": NOISE}), ("poison", {}))
+    with running(quick(outbox, delivery=delivery, max_attempts=2)):
+        wait_until(lambda: sorted(keys(outbox)) == ["a", "poison"], what="the event behind the dead letter")
+    with outbox.connect() as connection:
+        found = connection.execute("SELECT DISTINCT relation, how FROM noted ORDER BY 1").fetchall()
+    assert found == [("outbox_parked", "on"), ("outbox_released", "on"), ("outbox_shards", "on")]
 
 
 def test_a_silent_owner_is_ended_by_its_successor(outbox: Outbox) -> None:

@@ -1,0 +1,87 @@
+"""The settings with which Kafka's client runs, as the client reports them: each carries a guarantee."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Final, cast
+from uuid import uuid4
+
+import pytest
+
+from outbox_pipelines.relay.kafka.client import LOG
+from outbox_pipelines.relay.kafka.producer import IdempotentProducer
+from outbox_pipelines.relay.kafka.topics import Topics
+from outbox_pipelines.relay.parking.prober import Prober
+from outbox_pipelines.relay.shard import Shard
+from outbox_pipelines.relay.transactional_producer import begin, place
+from outbox_pipelines.settings import Settings
+from tests.conftest import Outbox
+
+# By the names that librdkafka prints; -1 is acks=all.
+_EVERY_PRODUCER: Final = {
+    # A leader that fails would take acknowledged events with it.
+    "request.required.acks": "-1",
+    # The client's own retries would duplicate and reorder.
+    "enable.idempotence": "true",
+    # An aggregate's events would be in the partitions of another producer's key.
+    "partitioner": "murmur2_random",
+    # A firewall that drops a silent connection would be noticed by the next event only.
+    "socket.keepalive.enable": "true",
+    "message.max.bytes": "16000000",
+    "reconnect.backoff.max.ms": "1000",
+}
+# In at_least_once: behind an event that expires, or that was refused, the next of its key would overtake it.
+_NO_GAPS: Final = {"message.timeout.ms": "0", "enable.gapless.guarantee": "true"}
+
+
+def _publisher(settings: Settings, shard: Shard) -> None:
+    producer = IdempotentProducer(settings)
+    producer.connect()
+    producer.serve(0.2, linger=True)
+    producer.close()
+
+
+def _transactional(settings: Settings, shard: Shard) -> None:
+    producer = begin(settings, place(shard), lambda error: None)
+    producer.poll(0.2)
+
+
+def _trials(settings: Settings, shard: Shard, transactional_id: str | None = None) -> None:
+    Prober(settings, Topics(settings), transactional_id)._new_producer().poll(0.2)
+
+
+def _transactional_trials(settings: Settings, shard: Shard) -> None:
+    _trials(settings, shard, uuid4().hex)
+
+
+@pytest.mark.parametrize(
+    ("use", "expected"),
+    [
+        (_publisher, _EVERY_PRODUCER | _NO_GAPS),
+        # All of a transaction or nothing of it; it expires with the transaction.
+        (_transactional, _EVERY_PRODUCER | {"message.timeout.ms": "4000", "transaction.timeout.ms": "4000"}),
+        (_trials, _EVERY_PRODUCER | {"message.timeout.ms": "0", "batch.num.messages": "1"}),
+        (_transactional_trials, _EVERY_PRODUCER | {"message.timeout.ms": "10000", "batch.num.messages": "1"}),
+    ],
+)
+def test_a_client_has_them(
+    outbox: Outbox,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    use: Callable[[Settings, Shard], None],
+    expected: dict[str, str],
+) -> None:
+    """Guards against a setting that is lost, or that another one overrides: no event would show it for a
+    long time."""
+    file = tmp_path / "kafka.properties"
+    file.write_text("debug=conf\n")
+    settings = outbox.settings.model_copy(update={"kafka_config_file": file, "transaction_seconds": 4.0})
+    shard = cast("Shard", SimpleNamespace(identity=uuid4().hex, shard=0))
+    with caplog.at_level(logging.DEBUG, LOG.name):
+        use(settings, shard)
+    found = dict(re.findall(r"\]:\s+([\w.]+) = (\S+)", caplog.text))
+    assert expected == {name: found.get(name) for name in expected}
