@@ -40,6 +40,7 @@ from outbox_pipelines.consumer.transactions import (
 )
 from outbox_pipelines.consumer.types import Types
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.repeated_lines import RepeatedLines
 from outbox_pipelines.secret import redacted
 
 _LOG: Final = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ _Result = TypeVar("_Result")
 _TRIES: Final = 3
 _LONGEST_PAUSE: Final = 5.0
 _LONGEST_ERROR: Final = 2000
+_AVAILABLE: Final = "the database is available again"
 SPOILT: Final = "the handler committed part of its work and then failed, so the event is not tried again"
 
 
@@ -93,6 +95,7 @@ class Attempts:
         """Whether the handler was called in the last attempt."""
         self._breakers: dict[int, Breaker] = {}
         self._marks: Marks | None = None
+        self._lines = RepeatedLines(_LOG)
         self._inbox = Inbox(database, plan.source, blocks=plan.blocks, retry_seconds=plan.retry_seconds)
 
     def _item(self, message: Any) -> Item:
@@ -287,8 +290,9 @@ class Attempts:
         try:
             self._plan.copies.send(message, source=self._plan.source, attempts=attempts, error=error)
         except ConsumerError as problem:
-            _LOG.warning("a message cannot become a dead letter yet: %s", problem)
+            self._lines.log("copies", "messages cannot become dead letters yet: %s", problem)
             return False
+        self._lines.end("copies", "messages can become dead letters again")
         return True
 
     def _count_failure(self, what: str, error: str, attempts: int, *, dead: bool) -> None:
@@ -360,7 +364,7 @@ class Attempts:
         while True:
             self._is_called = False
             try:
-                return await attempt()
+                done = await attempt()
             except Exception as error:
                 if is_worth_a_repetition(error):
                     if tries == _TRIES:
@@ -371,6 +375,10 @@ class Attempts:
                     raise
                 else:
                     pause = await self._wait_for_database(error, pause)
+            else:
+                if pause:
+                    self._lines.end("database", _AVAILABLE)
+                return done
 
     async def _surely(self, do: Callable[[], Awaitable[_Result]]) -> _Result:
         """Run a database operation; while the database is unavailable, wait and repeat it.
@@ -391,7 +399,7 @@ class Attempts:
                 pause = await self._wait_for_database(error, pause)
             else:
                 if pause:
-                    _LOG.info("the database is available again")
+                    self._lines.end("database", _AVAILABLE)
                 return done
 
     async def _wait_for_database(self, error: Exception, pause: float) -> float:
@@ -400,8 +408,7 @@ class Attempts:
         Raises:
             StoppedError: the consumer was stopped while it waited.
         """
-        if not pause:
-            _LOG.warning("the database is unavailable; waiting for it: %s", told(error))
+        self._lines.log("database", "the database is unavailable; waiting for it: %s", told(error))
         pause = min(2 * pause or 0.1, _LONGEST_PAUSE)
         await self._plan.pause(pause)
         if self._plan.is_stopped():

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outbox_pipelines.consumer.errors import ConsumerError
 from outbox_pipelines.consumer.reading import headers_of
-from outbox_pipelines.consumer.topic_ids import shared
+from outbox_pipelines.consumer.topic_ids import CLIENT_LOG, shared
 
 _SECONDS: Final = 10.0
 
@@ -38,7 +38,7 @@ class DeadLetterTopic:
                 "partitioner": "murmur2_random",
                 "delivery.timeout.ms": int(_SECONDS * 1000),
             }
-            self._producer = Producer({**self._settings, **ours})
+            self._producer = Producer({**self._settings, **ours}, logger=CLIENT_LOG)
         told: list[KafkaError | None] = []
         reasons = {
             "dead-letter-reason": error,

@@ -35,11 +35,18 @@ class LostBrokers:
         self._new_client = new_client
         self._unanswered = 0
         self._ask_at = time.monotonic() + _EVERY_SECONDS
+        self.has_answered = False
+        """Whether a broker has answered the client since it reported the last outage."""
+
+    def failed(self) -> None:
+        """Record that the client has no connection to any broker."""
+        self.has_answered = False
 
     def received(self) -> None:
         """Messages have arrived."""
         self._unanswered = 0
         self._ask_at = time.monotonic() + _EVERY_SECONDS
+        self.has_answered = True
 
     def are_lost(self, client: confluent_kafka.Consumer) -> bool:
         """Return whether the client has not answered three times in a row, and new ones have."""
@@ -47,6 +54,7 @@ class LostBrokers:
             return False
         if self._answers(client):
             self._unanswered = 0
+            self.has_answered = True
         else:
             with closing(self._new_client()) as other:
                 self._unanswered = self._unanswered + 1 if self._answers(other) else 0

@@ -23,13 +23,12 @@ from outbox_pipelines.consumer import limits
 from outbox_pipelines.consumer.errors import ConsumerError
 from outbox_pipelines.consumer.lost_brokers import LostBrokers
 from outbox_pipelines.consumer.positions import Found, Place, place_of
-from outbox_pipelines.consumer.topic_ids import topic_ids
+from outbox_pipelines.consumer.topic_ids import CLIENT_LOG, topic_ids
 from outbox_pipelines.errors import SetupError
+from outbox_pipelines.repeated_lines import RepeatedLines
 from outbox_pipelines.secret import SECRET_NAME, register
 
 _LOG: Final = logging.getLogger(__name__)
-# The log of Kafka's client.
-_CLIENT_LOG: Final = logging.getLogger("outbox_pipelines.librdkafka")
 _POLL_SECONDS: Final = 0.2
 _COMMIT_SECONDS: Final = 1.0
 _LAG_SECONDS: Final = 1.0
@@ -65,6 +64,9 @@ _NOT_OURS: Final = (
 _IN_BETWEEN: Final = (KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION)
 _IN_BETWEEN_SECONDS: Final = 5.0
 _PAUSE_SECONDS: Final = 0.02
+# Kinds of repeated lines, beside the codes of errors.
+_OUTAGE: Final = "outage"
+_COMMIT: Final = "commit"
 
 
 def settings(given: Mapping[str, Any], group: str) -> dict[str, Any]:
@@ -98,6 +100,7 @@ class Member:
     def __init__(self, settings: Mapping[str, Any], topics: Sequence[str]) -> None:
         self._settings = settings
         self._topics = list(topics)
+        self._lines = RepeatedLines(_LOG)
         self._client = self._subscribed()
         self._brokers = LostBrokers(self._new_client)
         self._stored = False
@@ -118,9 +121,9 @@ class Member:
         return client
 
     def _new_client(self) -> confluent_kafka.Consumer:
-        callbacks = {"on_commit": _committed, "error_cb": _trouble}
+        callbacks = {"on_commit": self._committed, "error_cb": self._trouble}
         try:
-            return confluent_kafka.Consumer({**self._settings, **callbacks}, logger=_CLIENT_LOG)
+            return confluent_kafka.Consumer({**self._settings, **callbacks}, logger=CLIENT_LOG)
         except KafkaException as error:
             raise SetupError(f"Kafka's client rejects its settings: {error.args[0].str()}") from None
 
@@ -153,11 +156,13 @@ class Member:
         elif seconds and self._brokers.are_lost(self._client):
             # Not where the caller does not wait: the question can take two seconds.
             self._replace()
+        if _OUTAGE in self._lines and self._brokers.has_answered:
+            self._lines.end(_OUTAGE, "Kafka is available again")
         self._polled_at = time.monotonic()
         if self._polled_at >= self._lag_at:
             self._lag_at = self._polled_at + _LAG_SECONDS
             self.lag = self._measured()
-        return [each for each in messages if _is_message(each) and self.has(each)]
+        return [each for each in messages if self._is_message(each) and self.has(each)]
 
     def _measured(self) -> dict[Place, int]:
         """From what the client remembers; nothing is asked of a broker."""
@@ -308,7 +313,7 @@ class Member:
             if not any(error.code() in _IN_BETWEEN for error in errors) or time.monotonic() > deadline:
                 break
             time.sleep(_PAUSE_SECONDS)
-        _tell(errors)
+        self._report(errors)
 
     def _refused(self) -> list[KafkaError]:
         """Commits what is stored; the errors."""
@@ -317,40 +322,42 @@ class Member:
         except KafkaException as error:
             return [error.args[0]]
 
+    def _committed(self, error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
+        """Report the result of a commit; between two generations of the group, the next one tries again."""
+        errors = [each for each in (error, *(at.error for at in partitions)) if each is not None]
+        if not any(each.code() in _IN_BETWEEN for each in errors):
+            self._report(errors)
 
-def _committed(error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
-    """What became of a commit in passing; where it fell between two generations, the next makes up for it."""
-    errors = [error, *(each.error for each in partitions)]
-    _tell([each for each in errors if each is not None and each.code() not in _IN_BETWEEN])
+    def _report(self, errors: Sequence[KafkaError]) -> None:
+        """Log why a commit failed, or that commits succeed again."""
+        reasons = sorted({error.str() for error in errors if error.code() not in _NOT_OURS})
+        if reasons:
+            self._lines.log(_COMMIT, "offsets were not committed: %s", ", ".join(reasons))
+        elif not errors:
+            self._lines.end(_COMMIT, "offsets are committed again")
 
+    def _trouble(self, error: KafkaError) -> None:
+        """Log an error of the client; it repeats that of a broker many times a second."""
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self._brokers.failed()
+            self._lines.log(_OUTAGE, "Kafka is unavailable: %s", error.str())
+        else:
+            self._lines.log(error.code(), "Kafka: %s", error.str())
 
-def _tell(errors: Sequence[KafkaError]) -> None:
-    for message in sorted({error.str() for error in errors if error.code() not in _NOT_OURS}):
-        _LOG.warning("offsets were not committed: %s", message)
-
-
-def _is_message(message: Message) -> bool:
-    if (error := message.error()) is None:
-        return True
-    _judge(error)
-    return False
-
-
-def _judge(error: KafkaError) -> None:
-    """Handle an error that the client returns as a message: log a transient one, raise others."""
-    if error.code() in _DENIED:
-        raise _denied(error)
-    if error.fatal():
-        raise ConsumerError(f"Kafka's client cannot continue: {error.str()}")
-    _LOG.warning("Kafka: %s", error.str())
+    def _is_message(self, message: Message) -> bool:
+        """Return whether it is a message; log an error that the client returns as one, or raise it."""
+        if (error := message.error()) is None:
+            return True
+        if error.code() in _DENIED:
+            raise _denied(error)
+        if error.fatal():
+            raise ConsumerError(f"Kafka's client cannot continue: {error.str()}")
+        self._trouble(error)
+        return False
 
 
 def _denied(error: KafkaError) -> SetupError:
     return SetupError(f"Kafka denies access: {error.str()}: grant READ on the topics and the group")
-
-
-def _trouble(error: KafkaError) -> None:
-    _LOG.warning("Kafka: %s", error.str())
 
 
 def _named(partitions: Sequence[TopicPartition]) -> str:

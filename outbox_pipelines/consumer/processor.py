@@ -9,7 +9,6 @@ Invariants:
 from __future__ import annotations
 
 import functools
-import logging
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,6 @@ from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.transactions import Database
 from outbox_pipelines.errors import SetupError
 
-_LOG: Final = logging.getLogger(__name__)
 _SHARED: Final = "shared"
 _SINGLE: Final = "single"
 _ASK_SECONDS: Final = 1.0
@@ -123,11 +121,12 @@ class Work(Handling):
             try:
                 found = await self._plan.ask(functools.partial(member.find, first))
             except KafkaException as error:
-                _LOG.warning("Kafka does not tell about its topics; asking again: %s", error.args[0].str())
+                self._lines.log("topics", "Kafka does not describe its topics: %s", error.args[0].str())
                 await self._plan.pause(_ASK_SECONDS)
                 if self._plan.is_stopped():
                     raise StoppedError from None
             else:
+                self._lines.end("topics", "Kafka has described its topics")
                 await self._surely(functools.partial(self._positions.find, found))
                 break
         for each in items:

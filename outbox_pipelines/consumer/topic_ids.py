@@ -6,6 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
@@ -14,12 +15,23 @@ from confluent_kafka.admin import AdminClient
 
 from outbox_pipelines.errors import SetupError
 
+_OURS: Final = logging.getLogger("outbox_pipelines")
+CLIENT_LOG: Final = logging.getLogger("outbox_pipelines.librdkafka")
+"""The log of Kafka's client, which repeats errors often: shown only if this package's level is debug."""
 _SECONDS: Final = 10.0
 # What brokers before 2.8 give.
 _NONE: Final = "AAAAAAAAAAAAAAAAAAAAAA"
 # The settings of a consumer that other clients accept.
 _SHARED: Final = ("bootstrap.servers", "security.protocol", "client.id", "client.rack")
 _SHARED_PREFIXES: Final = ("sasl.", "ssl.", "socket.", "broker.", "enable.ssl", "https.")
+
+
+def _is_wanted(_record: logging.LogRecord) -> bool:
+    return _OURS.isEnabledFor(logging.DEBUG)
+
+
+# Here, for an application that configures logging itself.
+CLIENT_LOG.addFilter(_is_wanted)
 
 
 def shared(kafka: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,7 +50,7 @@ def topic_ids(kafka: Mapping[str, Any], topics: Collection[str]) -> dict[str, st
     """
     names = sorted(topics)
     # Kept in a variable: its end would cancel the questions.
-    client = AdminClient(shared(kafka))
+    client = AdminClient(shared(kafka), logger=CLIENT_LOG)
     asked = client.describe_topics(TopicCollection(names), request_timeout=_SECONDS)
     ids = {name: str(asked[name].result(_SECONDS).topic_id) for name in names}
     if without := [name for name, topic_id in ids.items() if topic_id in ("", _NONE)]:
