@@ -45,6 +45,11 @@ WITH counted AS (
 )
 INSERT INTO entry SELECT gen_random_uuid()::text, kind, id, n FROM counted RETURNING n, token"""
 
+_COMMITTED = """
+SELECT kind, account::text, n, token,
+       CASE WHEN current_setting('track_commit_timestamp')::bool
+            THEN extract(epoch FROM pg_xact_commit_timestamp(xmin))::float END
+FROM entry ORDER BY 1, 2, 3"""
 
 _BULK = """
 WITH given AS MATERIALIZED (
@@ -78,8 +83,7 @@ def prepare(connection: psycopg.Connection[Any]) -> None:
 
 def committed(connection: psycopg.Connection[Any]) -> list[Committed]:
     """Every event that was committed."""
-    rows = connection.execute("SELECT kind, account::text, n, token FROM entry ORDER BY 1, 2, 3")
-    return [Committed(*row) for row in rows]
+    return [Committed(*row) for row in connection.execute(_COMMITTED)]
 
 
 def write_bulk(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tests.history.record import Committed, Fault, History, Message
+from tests.history.record import Fault, History, Message
 
 # What a fault has caused may show this long after it is over: a lease runs out, a buffer empties.
 _AFTERMATH_SECONDS = 10.0
@@ -22,32 +22,38 @@ class Verdict:
 
     committed: int
     messages: int
-    duplicates: int = 0
-    """All of them, excused or not."""
+    redelivered: int = 0
+    """Messages whose event came before, excused or not."""
     exits: int = 0
     """Of programs that ended without being stopped; excused or not."""
-    lost: list[str] = field(default_factory=list)
+    lost_write: list[str] = field(default_factory=list)
+    """Committed, and in no topic."""
+    aborted_read: list[str] = field(default_factory=list)
+    """In a topic, and in no transaction that committed."""
+    dirty_read: list[str] = field(default_factory=list)
+    """In a topic before its transaction committed."""
     phantom: list[str] = field(default_factory=list)
-    reordered: list[str] = field(default_factory=list)
-    duplicated: list[str] = field(default_factory=list)
-    """Those that nothing excuses."""
-    no_effect: list[str] = field(default_factory=list)
-    two_effects: list[str] = field(default_factory=list)
-    false_effects: list[str] = field(default_factory=list)
-    effects_reordered: list[str] = field(default_factory=list)
+    """Committed otherwise: with another key, topic or number; or one event under two ids."""
+    out_of_order: list[str] = field(default_factory=list)
+    duplicate: list[str] = field(default_factory=list)
+    """Redelivered, and nothing excuses that."""
+    lost_effect: list[str] = field(default_factory=list)
+    phantom_effect: list[str] = field(default_factory=list)
+    duplicate_effect: list[str] = field(default_factory=list)
+    effect_out_of_order: list[str] = field(default_factory=list)
     exited: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
 
     @property
     def wrong(self) -> list[str]:
-        """A line for each kind of damage, with the first events that have it."""
+        """A line for each kind of anomaly, with the first events that have it."""
         found = {kind: some for kind, some in vars(self).items() if isinstance(some, list) and some}
         return [
             f"{kind.replace('_', ' ')} ({len(some)}): {', '.join(some[:5])}" for kind, some in found.items()
         ]
 
     def __str__(self) -> str:
-        counted = f"{self.committed} committed, {self.messages} messages, {self.duplicates} duplicates"
+        counted = f"{self.committed} committed, {self.messages} messages, {self.redelivered} redelivered"
         counted += f", {self.exits} exits"
         return "\n".join([counted, *self.wrong])
 
@@ -62,26 +68,31 @@ def judge(history: History) -> Verdict:
     for message in sorted(history.messages, key=lambda m: (m.kind, m.partition, m.offset)):
         event = events.get(message.token)
         name = f"{message.kind}/{message.key}/{message.n}"
-        if event is None or event != Committed(message.kind, message.key, message.n, message.token):
+        if event is None:
+            verdict.aborted_read.append(name)
+        elif event[:4] != (message.kind, message.key, message.n, message.token):
             verdict.phantom.append(name)
         elif (first := seen.setdefault(message.token, message)) is not message:
-            verdict.duplicates += 1
+            verdict.redelivered += 1
             if first.id != message.id:
                 # Under another id no consumer could tell that it is one.
                 verdict.phantom.append(f"{name} as {first.id} and as {message.id}")
             elif history.delivery == "exactly_once" or not _excused(
                 history.faults, *sorted((first.at, message.at))
             ):
-                verdict.duplicated.append(name)
+                verdict.duplicate.append(name)
         else:
+            # The broker's clock has milliseconds.
+            if event.at is not None and message.at + 0.001 <= event.at:
+                verdict.dirty_read.append(f"{name} {event.at - message.at:.3f} s before its commit")
             before = newest.setdefault((message.kind, message.key), message)
             if before.partition != message.partition:
-                verdict.reordered.append(f"{name} in another partition than {before.n}")
+                verdict.out_of_order.append(f"{name} in another partition than {before.n}")
             elif before.n > message.n:
-                verdict.reordered.append(f"{name} after {before.n}")
+                verdict.out_of_order.append(f"{name} after {before.n}")
             else:
                 newest[message.kind, message.key] = message
-    verdict.lost = [f"{e.kind}/{e.account}/{e.n}" for e in history.committed if e.token not in seen]
+    verdict.lost_write = [f"{e.kind}/{e.account}/{e.n}" for e in history.committed if e.token not in seen]
     if history.consumer:
         _judge_effects(history, verdict)
     verdict.exits = len(history.exits)
@@ -94,18 +105,18 @@ def judge(history: History) -> Verdict:
 
 
 def _judge_effects(history: History, verdict: Verdict) -> None:
-    events = set(history.committed)
+    events = {event[:4] for event in history.committed}
     seen: set[str] = set()
     newest: dict[tuple[str, str], int] = {}
     for effect in history.effects:
         name = f"{effect.kind}/{effect.account}/{effect.n}"
         before = newest.get((effect.kind, effect.account), 0)
-        if Committed(*effect) not in events:
-            verdict.false_effects.append(name)
+        if effect not in events:
+            verdict.phantom_effect.append(name)
         elif effect.token in seen:
-            verdict.two_effects.append(name)
+            verdict.duplicate_effect.append(name)
         elif effect.n < before:
-            verdict.effects_reordered.append(f"{name} after {before}")
+            verdict.effect_out_of_order.append(f"{name} after {before}")
         else:
             newest[effect.kind, effect.account] = effect.n
         seen.add(effect.token)
@@ -117,7 +128,7 @@ def _judge_effects(history: History, verdict: Verdict) -> None:
             if (it := became.get(event.token)) is not None:
                 state = "a dead letter" if it.state == "failed" else it.state
                 name += f", {state} after {it.attempts} attempts: {it.error}"
-            verdict.no_effect.append(name)
+            verdict.lost_effect.append(name)
 
 
 def _excused(faults: list[Fault], start: float, end: float) -> bool:

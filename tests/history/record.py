@@ -22,6 +22,8 @@ class Committed(NamedTuple):
     account: str
     n: int
     token: str
+    at: float | None = None
+    """When its transaction committed; None if the server does not keep that."""
 
 
 class Message(NamedTuple):

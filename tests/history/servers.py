@@ -34,7 +34,9 @@ class Servers:
 def own_servers(directory: Path) -> Iterator[Servers]:
     """Starts them for the length of the block."""
     with ExitStack() as stack:
-        postgres = Postgres(directory / "postgres", bin_dir=load_settings().local_postgres)
+        # With the times of commits, an event that is published before its commit is found.
+        keeps_times = {"track_commit_timestamp": "on"}
+        postgres = Postgres(directory / "postgres", keeps_times, bin_dir=load_settings().local_postgres)
         # A broker tells its clients where to go: those that come by its second door are sent to the proxy.
         front, door, controller = free_port(), free_port(), free_port()
         kafka_proxy = stack.enter_context(Proxy(door))

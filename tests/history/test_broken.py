@@ -55,7 +55,7 @@ def _late_commit(connect: Callable[[], Connection], step: Callable[[], object]) 
 def test_polling_by_seq_loses_what_commits_late(shop: Outbox, connect: Callable[[], Connection]) -> None:
     """Guards G1 against the first idea that everyone has."""
     _late_commit(connect, _broken(shop, broken.PollsBySeq).step)
-    assert verdict(shop, calm=True).wrong == ["lost (1): order/1/1"]
+    assert verdict(shop, calm=True).wrong == ["lost write (1): order/1/1"]
 
 
 # --- the lower transaction id commits second, and a third one runs with an id between them ----------------
@@ -79,7 +79,7 @@ def test_a_cut_at_a_transaction_id_reorders(shop: Outbox, connect: Callable[[], 
     relay = _broken(shop, broken.CutsAtXid)
     # Transactions of other databases on the server hold the horizon back, too.
     _lower_id_second(connect, lambda: wait_until(relay.step, what="the horizon to pass an event"))
-    assert verdict(shop, calm=True).wrong == ["reordered (1): order/1/1 after 2"]
+    assert verdict(shop, calm=True).wrong == ["out of order (1): order/1/1 after 2"]
 
 
 # --- the transaction that began first gets its account's lock second --------------------------------------
@@ -98,7 +98,7 @@ def _older_second(connect: Callable[[], Connection], step: Callable[[], object])
 def test_order_by_time_reorders(shop: Outbox, connect: Callable[[], Connection]) -> None:
     """Guards G2 against `created_at`, which is when a transaction began."""
     _older_second(connect, _broken(shop, broken.OrdersByTime).step)
-    assert verdict(shop, calm=True).wrong == ["reordered (1): order/1/1 after 2"]
+    assert verdict(shop, calm=True).wrong == ["out of order (1): order/1/1 after 2"]
 
 
 @pytest.mark.parametrize("interleave", [_late_commit, _lower_id_second, _older_second])
@@ -131,7 +131,7 @@ def test_settling_first_loses_what_a_kill_finds_in_the_buffer(
         wait_until(lambda: position() > 0, what="the relay to settle")
     finally:
         relay.kill()
-    assert verdict(shop).wrong == ["lost (1): order/1/1"]
+    assert verdict(shop).wrong == ["lost write (1): order/1/1"]
 
 
 def _position(connection: Connection) -> Callable[[], int]:
@@ -165,7 +165,7 @@ def test_settling_a_range_loses_what_committed_since_the_claim(
 ) -> None:
     """Guards G1 against marking by BETWEEN: the statement sees more than the claim did."""
     _commit_after_claim(connect, _broken(shop, broken.SettlesRange))
-    assert verdict(shop, calm=True).wrong == ["lost (1): order/1/1"]
+    assert verdict(shop, calm=True).wrong == ["lost write (1): order/1/1"]
 
 
 def test_settling_exactly_what_was_claimed_loses_nothing(
@@ -191,4 +191,4 @@ def test_two_that_claim_without_ownership_reorder(shop: Outbox, connect: Callabl
     one.publish(claimed)
     one.flush()
     one.settle(claimed)
-    assert verdict(shop, calm=True).wrong == ["reordered (1): order/1/1 after 2"]
+    assert verdict(shop, calm=True).wrong == ["out of order (1): order/1/1 after 2"]

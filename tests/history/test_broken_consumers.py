@@ -61,12 +61,12 @@ def _next(consumer: Broken) -> Any:
 
 def test_an_offset_before_the_database_loses_an_effect(shop: Outbox, place: Place) -> None:
     _dies_between_the_steps(shop, place, CommitsFirst)
-    assert verdict(shop, consumer="broken").wrong == ["no effect (1): order/1/1"]
+    assert verdict(shop, consumer="broken").wrong == ["lost effect (1): order/1/1"]
 
 
 def test_no_record_of_what_was_handled_doubles_an_effect(shop: Outbox, place: Place) -> None:
     _dies_between_the_steps(shop, place, KeepsNoRecord)
-    assert verdict(shop, consumer="broken").wrong == ["two effects (1): order/1/1"]
+    assert verdict(shop, consumer="broken").wrong == ["duplicate effect (1): order/1/1"]
 
 
 def _consumer(shop: Outbox, way: str) -> Consumer:
