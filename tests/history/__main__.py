@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.history import nemesis
+from tests.history import nemesis, porcupine
 from tests.history.consumers import CONSUMERS
 from tests.history.figures import Figures
 from tests.history.judge import Verdict, judge
@@ -54,16 +54,18 @@ def main(words: Sequence[str] | None = None) -> int:
     check.add_argument("file", type=Path)
     arguments = parser.parse_args(words)
     if arguments.command == "check":
-        verdict = judge(load(arguments.file))
-        print(verdict)
+        verdict, second = judge(load(arguments.file)), porcupine.check(arguments.file)
+        verdict.porcupine = second[1:]
+        print(verdict, *second[:1], sep="\n")
         return 1 if verdict.wrong else 0
     return _soak(arguments)
 
 
 def report(history: History) -> Verdict:
-    """Judges; keeps the history where something is wrong, and says where."""
-    verdict = judge(history)
-    print(f"SEED {history.seed} of {history.relay}: {verdict}", flush=True)
+    """Judges, twice if Porcupine is built; keeps the history where something is wrong, and says where."""
+    verdict, second = judge(history), porcupine.judge(history)
+    verdict.porcupine = second[1:]
+    print(f"SEED {history.seed} of {history.relay}: {verdict}", *second[:1], sep="\n", flush=True)
     for words, count in Counter(f"{exit.code}: {exit.words}" for exit in history.exits).items():
         print(f"  {count} x exit {words}", flush=True)
     if verdict.wrong:

@@ -43,6 +43,8 @@ class Verdict:
     effect_out_of_order: list[str] = field(default_factory=list)
     exited: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
+    porcupine: list[str] = field(default_factory=list)
+    """What the second judge found."""
 
     @property
     def wrong(self) -> list[str]:

@@ -32,10 +32,15 @@ def verdict(outbox: Outbox, *, calm: bool = False, consumer: str = "") -> Verdic
         calm: allows no duplicate.
         consumer: none where it is empty.
     """
+    return judge(history(outbox, calm=calm, consumer=consumer))
+
+
+def history(outbox: Outbox, *, calm: bool = False, consumer: str = "") -> History:
+    """What is to be judged, with the same arguments."""
     history = History("test", 0, "at_least_once", consumer=consumer, faults=[] if calm else [_ALWAYS])
     with outbox.connect() as connection:
         history.committed = business.committed(connection)
         if consumer:
             history.effects = effects.made(connection)
     history.messages = reader.read(outbox.settings.kafka, topics(outbox))
-    return judge(history)
+    return history

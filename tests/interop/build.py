@@ -1,9 +1,11 @@
-"""`python -m tests.interop.build`: builds Dapr's sidecar from its Go module, once, and prints its path.
+"""`python -m tests.interop.build`: builds the second judge of histories and Dapr's sidecar; prints the paths.
 
 Invariants:
-- The program is in the directory of the local stack, under a name that changes with the files in `daprd/`.
+- A program is in the directory of the local stack, under a name that changes with the files in `daprd/` or
+  `porcupine/`.
 - It appears under its name by a rename, so it is complete or absent.
-- `daprd/go.sum` pins Dapr's module, and the `go.sum` in that module pins everything that Dapr needs.
+- `daprd/go.sum` pins Dapr's module, and the `go.sum` in that module pins everything that Dapr needs;
+  `porcupine/go.sum` pins Porcupine, which needs nothing.
 
 Exit codes: 0 success; 2 something is missing, and one line says what.
 """
@@ -18,7 +20,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -27,43 +30,70 @@ from outbox_pipelines.local.client import home_of
 from outbox_pipelines.local.server import last_lines
 from outbox_pipelines.settings import Settings, load_settings
 
-SOURCE: Final = Path(__file__).with_name("daprd")
+DAPRD: Final = Path(__file__).with_name("daprd")
+PORCUPINE: Final = Path(__file__).with_name("porcupine")
 MODULE: Final = "github.com/dapr/dapr"
-VERSION: Final = re.findall(rf"{MODULE} v(\S+)", (SOURCE / "go.mod").read_text())[0]
 # Of Dapr's own go.mod.
 OLDEST_GO: Final = (1, 22, 6)
 
 
-def place(settings: Settings) -> Path:
-    """Where the program is, or will be."""
-    texts = b"".join(path.read_bytes() for path in sorted(SOURCE.iterdir()))
-    return home_of(settings).path / f"daprd-{VERSION}-{hashlib.sha256(texts).hexdigest()[:8]}"
+def place(settings: Settings, source: Path) -> Path:
+    """Where the program of this source is, or will be."""
+    texts = b"".join(path.read_bytes() for path in sorted(source.iterdir()))
+    name = f"{source.name}-{_version(source)}-{hashlib.sha256(texts).hexdigest()[:8]}"
+    return home_of(settings).path / name
 
 
 def daprd(settings: Settings) -> Path:
-    """Return the program, which is built if it does not exist.
+    """Return Dapr's sidecar, which is built if it does not exist.
 
     Raises:
         SetupError: it cannot be built; the message says what is missing.
     """
-    target = place(settings)
+    target = place(settings, DAPRD)
     if target.is_file():
         return target
-    environment = _go()
-    home_of(settings).make()
-    print(f"building Dapr's sidecar {VERSION} (157 MB), once: 4 to 7 minutes with two cores …", flush=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="daprd-") as work:
-        folder = Path(shutil.copytree(SOURCE, Path(work) / "source"))
-        answer = _run(["go", "mod", "download", "-json", f"{MODULE}@v{VERSION}"], folder, environment)
+    version = _version(DAPRD)
+    with _building("Dapr's sidecar", settings, DAPRD) as (folder, environment):
+        print(f"building Dapr's sidecar {version} (157 MB), once: 4 to 7 min with two cores …", flush=True)
+        answer = _run(["go", "mod", "download", "-json", f"{MODULE}@v{version}"], folder, environment)
         with (folder / "go.sum").open("a") as sums:
             sums.write((Path(json.loads(answer)["Dir"]) / "go.sum").read_text())
-        _run(
-            ["go", "build", "-tags", "stablecomponents", "-o", str(Path(work) / "daprd"), "."],
-            folder,
-            environment,
-        )
-        (Path(work) / "daprd").rename(target)
     return target
+
+
+def porcupine(settings: Settings) -> Path:
+    """Return the second judge of histories, which is built if it does not exist.
+
+    Raises:
+        SetupError: it cannot be built; the message says what is missing.
+    """
+    target = place(settings, PORCUPINE)
+    if not target.is_file():
+        with _building("the second judge of histories", settings, PORCUPINE):
+            pass
+    return target
+
+
+@contextmanager
+def _building(what: str, settings: Settings, source: Path) -> Iterator[tuple[Path, Mapping[str, str]]]:
+    """Let the block complete a copy of the source, in Go's environment; then build it."""
+    environment, target = _go(), place(settings, source)
+    home_of(settings).make()
+    try:
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{source.name}-") as work:
+            folder = Path(shutil.copytree(source, Path(work) / "source"))
+            yield folder, environment
+            build = ["go", "build", "-tags", "stablecomponents", "-o", str(Path(work) / "program"), "."]
+            _run(build, folder, environment)
+            (Path(work) / "program").rename(target)
+    except subprocess.CalledProcessError as error:
+        # `go mod download -json` reports on its standard output.
+        problem = last_lines(error.stderr or " ".join(error.stdout.split()), 1)[:300]
+        raise SetupError(
+            f"{what} cannot be built: {' '.join(error.cmd[:3])} failed ({problem}). If a download failed, "
+            "correct the network, the proxy or GOPROXY; Dapr's modules need some 3 GB in GOMODCACHE"
+        ) from None
 
 
 def _go() -> Mapping[str, str]:
@@ -78,25 +108,25 @@ def _go() -> Mapping[str, str]:
     return environment
 
 
+def _version(source: Path) -> str:
+    """Of the module that the program is built from."""
+    found: list[str] = re.findall(r"^require \S+ v(\S+)", (source / "go.mod").read_text(), re.M)
+    return found[0]
+
+
 def _oldest() -> str:
     return "Go " + ".".join(map(str, OLDEST_GO))
 
 
 def _run(command: list[str], folder: Path, environment: Mapping[str, str]) -> str:
     """Run a command of Go; return its output."""
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        # `go mod download -json` reports on its standard output.
-        problem = last_lines(done.stderr or " ".join(done.stdout.split()), 1)[:300]
-        raise SetupError(
-            f"Dapr's sidecar cannot be built: {' '.join(command[:3])} failed ({problem}). If a download "
-            "failed, correct the network, the proxy or GOPROXY; the modules need some 3 GB in GOMODCACHE"
-        )
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
     return done.stdout
 
 
 if __name__ == "__main__":
     try:
+        print(porcupine(load_settings()))
         print(daprd(load_settings()))
     except SetupError as error:
         print(f"make interop: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What `make interop` reports if the sidecar cannot be built."""
+"""What `make interop` reports if the sidecar cannot be built; that the second judge can."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def test_there_is_no_network(empty: Settings, monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("GOMODCACHE", str(tmp_path / "modules"))
     monkeypatch.setenv("GOPROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("GONOSUMDB", "*")
-    with pytest.raises(SetupError, match=r"go mod download failed .*refused.* GOPROXY") as raised:
+    with pytest.raises(
+        SetupError, match=r"^Dapr's sidecar cannot be built: go mod download failed .*refused.* GOPROXY"
+    ) as raised:
         build.daprd(empty)
     assert "\n" not in str(raised.value)
     assert not list((tmp_path / "local").glob("daprd*"))
