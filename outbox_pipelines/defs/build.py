@@ -25,6 +25,7 @@ from outbox_pipelines.defs import (
     partitions,
     reconciliation,
     sources,
+    storage,
     topics,
 )
 from outbox_pipelines.defs.outbox import Outbox, Part
@@ -82,7 +83,10 @@ def build(outboxes: Sequence[Outbox]) -> dg.Definitions:
     jobs = {job.name: job for part in parts for job in part.jobs or ()}
     return dg.Definitions.merge(
         *parts,
-        dg.Definitions(assets=overview.assets(outboxes), sensors=_sensors(outboxes, jobs)),
+        dg.Definitions(
+            assets=[storage.detached(each) for each in overview.assets(outboxes)],
+            sensors=_sensors(outboxes, jobs),
+        ),
     )
 
 
@@ -122,6 +126,7 @@ def _definitions(outbox: Outbox) -> dg.Definitions:
         *_made(outbox, _CHECKS),
         *([health.connector_checks(outbox)] if has_connector else []),
     ]
+    assets, checks = ([storage.detached(each) for each in group] for group in (assets, checks))
     jobs = [*_made(outbox, _JOBS), dead_letters.dead_letters_job(outbox), cutover.cutover_job(outbox)]
     # Jobs of assets are resolved here, among the assets of this outbox alone: Dagster would look at the
     # assets of all outboxes for each of them, which takes two seconds with 50.

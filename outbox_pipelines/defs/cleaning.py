@@ -54,12 +54,7 @@ When it fails: the run says in one line what to correct. Run it again; it contin
 def clean_table(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `clean_table`."""
 
-    @dg.job(
-        name=outbox.name_of("clean_table"),
-        tags=outbox.run_tags,
-        executor_def=outbox.executor,
-        description=outbox.text(_CLEAN_TABLE),
-    )
+    @outbox.job("clean_table", _CLEAN_TABLE)
     def clean_table() -> None:
         remove_published_rows(outbox).alias("remove_published_rows")()
 

@@ -100,13 +100,7 @@ When it fails: the run says in one line why the day stays and what to do; run it
 def drop_day(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `drop_day`."""
 
-    @dg.job(
-        name=outbox.name_of("drop_day"),
-        tags=outbox.run_tags,
-        executor_def=outbox.executor,
-        partitions_def=outbox.days,
-        description=outbox.text(_DROP_DAY),
-    )
+    @outbox.job("drop_day", _DROP_DAY, partitions_def=outbox.days, repeats=False)
     def drop_day() -> None:
         drop(outbox).alias("drop")()
 

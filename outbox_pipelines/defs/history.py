@@ -102,12 +102,7 @@ When it fails: the run says in one line what to correct. Deleted history stays d
 def purge_history(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `purge_history`."""
 
-    @dg.job(
-        name=outbox.name_of("purge_history"),
-        tags=outbox.run_tags,
-        executor_def=outbox.executor,
-        description=outbox.text(_PURGE_HISTORY),
-    )
+    @outbox.job("purge_history", _PURGE_HISTORY)
     def purge_history() -> None:
         delete_old_history(outbox).alias("delete_old_history")()
 

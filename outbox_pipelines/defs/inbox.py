@@ -80,12 +80,7 @@ handling fails do not fail the run (see `outbox consumer dead-letters list`).
 def drain_inbox(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `drain_inbox`."""
 
-    @dg.job(
-        tags=outbox.run_tags,
-        executor_def=outbox.executor,
-        name=outbox.name_of("drain_inbox"),
-        description=outbox.text(_DRAIN_INBOX),
-    )
+    @outbox.job("drain_inbox", _DRAIN_INBOX)
     def drain_inbox() -> None:
         drain(outbox).alias("drain")()
 

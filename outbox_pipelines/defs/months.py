@@ -39,12 +39,7 @@ When it fails: the run says in one line what to correct. Writers fail when the n
 def make_months(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `make_months`."""
 
-    @dg.job(
-        name=outbox.name_of("make_months"),
-        tags=outbox.run_tags,
-        executor_def=outbox.executor,
-        description=outbox.text(_MAKE_MONTHS),
-    )
+    @outbox.job("make_months", _MAKE_MONTHS)
     def make_months() -> None:
         make_coming_months(outbox).alias("make_coming_months")()
 

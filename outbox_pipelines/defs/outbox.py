@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import dagster as dg
 
-from outbox_pipelines.defs import recorded, sources
+from outbox_pipelines.defs import recorded, sources, storage
 from outbox_pipelines.defs.first_day import first_day
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.parsers.outboxes_file import NAME as NAME_OF_OUTBOX
@@ -149,6 +149,30 @@ class Outbox:
     def group_of(self, name: str) -> str:
         """Return the group of an asset beside the outbox."""
         return self.asset_group if self._has_prefix else name
+
+    def job(
+        self,
+        name: str,
+        description: str,
+        *,
+        repeats: bool = True,
+        tags: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> Callable[[Callable[..., Any]], dg.JobDefinition]:
+        """Return the decorator of a job of ops.
+
+        Args:
+            repeats: False if a retry by Dagster would do harm: it would also act on what has come since.
+        """
+        return dg.job(
+            name=self.name_of(name),
+            tags={**self.run_tags, **(tags or {}), **({} if repeats else {"dagster/max_retries": "0"})},
+            executor_def=self.executor,
+            description=self.text(description),
+            # Without one of its own, a job gets the I/O manager of the definitions that it is merged into.
+            resource_defs={"io_manager": storage.nothing},
+            **options,
+        )
 
     def cron(self, schedule: str, default: str) -> str:
         """Return when a schedule ticks; hourly ones of several outboxes at different minutes."""

@@ -123,12 +123,7 @@ database role that owns the outbox.
 def maintain_partitions(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `maintain_partitions`."""
 
-    @dg.job(
-        name=outbox.name_of("maintain_partitions"),
-        tags=outbox.run_tags,
-        executor_def=outbox.executor,
-        description=outbox.text(_MAINTAIN_PARTITIONS),
-    )
+    @outbox.job("maintain_partitions", _MAINTAIN_PARTITIONS)
     def maintain_partitions() -> None:
         # The steps are independent: partitions are created even if no day can be closed.
         make_partitions(outbox).alias("make_partitions")()

@@ -11,6 +11,7 @@ import dagster as dg
 import pytest
 
 from outbox_pipelines.defs import outbox_definitions
+from outbox_pipelines.defs.storage import nothing
 from tests.defs.conftest import failure_of
 
 pytestmark = pytest.mark.slow
@@ -22,7 +23,12 @@ import dagster as dg
 class Outbox(dg.ConfigurableResource):
     mails: int = 7
 
-class Refusing(dg.IOManager):
+class Refusing(dg.ConfigurableIOManager):
+    path: str
+
+    def setup_for_execution(self, context):
+        assert self.path == "usable", "the project's I/O manager is set up"
+
     def handle_output(self, context, obj):
         raise AssertionError(context.asset_key)
 
@@ -53,7 +59,7 @@ mine = lambda: dg.Definitions(
     asset_checks=[enough],
     jobs=[nightly, dg.define_asset_job("all_mails", selection=[mails])],
     sensors=[watch],
-    resources={"outbox": Outbox(), "io_manager": Refusing()},
+    resources={"outbox": Outbox(), "io_manager": Refusing(path=dg.EnvVar("PATH_OF_THE_PROJECT"))},
     executor=dg.multiprocess_executor,
 )
 """
@@ -91,8 +97,11 @@ def test_each_keeps_its_executor(merged: dg.Definitions) -> None:
     assert outbox_definitions().executor is None
 
 
-def test_each_keeps_its_resource(merged: dg.Definitions, instance: dg.DagsterInstance) -> None:
+def test_each_keeps_its_resource(
+    merged: dg.Definitions, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Guards against a resource of ours under the user's jobs."""
+    monkeypatch.setenv("PATH_OF_THE_PROJECT", "usable")
     assert merged.resources is not None
     assert set(merged.resources) == {"outbox", "io_manager"}
     done = merged.resolve_job_def("all_mails").execute_in_process(instance=instance)
@@ -101,6 +110,67 @@ def test_each_keeps_its_resource(merged: dg.Definitions, instance: dg.DagsterIns
     failed = job.execute_in_process(instance=instance, raise_on_error=False)
     [error, *_] = instance.all_logs(failed.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
     assert "OUTBOX_DSN" in failure_of(error.dagster_event)
+
+
+@pytest.mark.parametrize("ours", ["relay_session", "archive", "archive_equals_table"])
+def test_a_run_of_ours_needs_no_io_manager_of_the_project(
+    merged: dg.Definitions, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, ours: str
+) -> None:
+    """Guards against a relay that stands still because a user's storage cannot be set up."""
+    monkeypatch.delenv("OUTBOX_DSN", raising=False)
+    monkeypatch.setenv("PATH_OF_THE_PROJECT", "unusable")
+    if ours == "relay_session":
+        done = merged.resolve_job_def(ours).execute_in_process(instance=instance, raise_on_error=False)
+    else:
+        archive = dg.AssetKey(["outbox", "archive"])
+        job = merged.resolve_implicit_global_asset_job_def().get_subset(
+            asset_selection={archive} if ours == "archive" else None,
+            asset_check_selection=set() if ours == "archive" else {dg.AssetCheckKey(archive, ours)},
+        )
+        done = job.execute_in_process(instance=instance, raise_on_error=False, partition_key="2026-11-20")
+    [error] = instance.all_logs(done.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+    assert "set OUTBOX_" in failure_of(error.dagster_event)
+
+
+def test_every_definition_has_its_own_io_manager() -> None:
+    """Guards against a job, asset or check that the test above does not run."""
+    definitions = outbox_definitions()
+    of_assets = {"archive_day", "check_catalog", "check_health", "reconcile_day"}
+    of_ops = {job.name: job for job in definitions.jobs or () if job.name not in of_assets}
+    assert {"relay_session", "drain_inbox", "cutover"} <= of_ops.keys()
+    for job in of_ops.values():
+        assert isinstance(job, dg.JobDefinition)
+        assert job.resource_defs["io_manager"] is nothing
+    executed = [
+        each
+        for each in (*(definitions.assets or ()), *(definitions.asset_checks or ()))
+        if isinstance(each, dg.AssetsDefinition) and each.is_executable
+    ]
+    assert len(executed) == 8
+    for each in executed:
+        assert "io_manager" not in each.required_resource_keys, each
+
+
+def test_dagster_repeats_no_action_of_an_operator() -> None:
+    """Guards against a replay that `run_retries` repeats: it would replay what has come since."""
+    tags = {job.name: job.tags for job in outbox_definitions().jobs or ()}
+    once = {name for name, found in tags.items() if found.get("dagster/max_retries") == "0"}
+    assert once == {"dead_letters", "cutover", "drop_day"}
+
+
+def test_an_asset_of_the_project_depends_on_ours(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a dependency on an asset of ours that asks the user for a resource of ours."""
+    monkeypatch.setenv("PATH_OF_THE_PROJECT", "usable")
+
+    @dg.asset(deps=[dg.AssetKey(["outbox", name]) for name in ("archive", "events", "relay", "health")])
+    def report() -> dg.MaterializeResult[Any]:
+        return dg.MaterializeResult()
+
+    merged = dg.Definitions.merge(project(), dg.Definitions(assets=[report]), outbox_definitions())
+    job = merged.resolve_implicit_global_asset_job_def()
+    assert job.execute_in_process(instance=instance, asset_selection=[report.key]).success
 
 
 @pytest.mark.parametrize(

@@ -89,12 +89,7 @@ are published as before. Launch it again, with any target.
 def cutover_job(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `cutover_job`."""
 
-    @dg.job(
-        tags=outbox.run_tags,
-        executor_def=outbox.executor,
-        name=outbox.name_of("cutover"),
-        description=outbox.text(_CUTOVER_JOB),
-    )
+    @outbox.job("cutover", _CUTOVER_JOB, repeats=False)
     def cutover_job() -> None:
         change_source(outbox).alias("change_source")()
 

@@ -179,12 +179,7 @@ names the events that are dead letters again, and why: correct the cause, then r
 def dead_letters_job(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `dead_letters_job`."""
 
-    @dg.job(
-        tags=outbox.run_tags,
-        executor_def=outbox.executor,
-        name=outbox.name_of("dead_letters"),
-        description=outbox.text(_DEAD_LETTERS_JOB),
-    )
+    @outbox.job("dead_letters", _DEAD_LETTERS_JOB, repeats=False)
     def dead_letters_job() -> None:
         act_on_dead_letters(outbox).alias("act_on_dead_letters")()
 

@@ -38,12 +38,11 @@ pauses.
 def relay_session(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `relay_session`."""
 
-    @dg.job(
-        name=outbox.name_of("relay_session"),
+    @outbox.job(
+        "relay_session",
+        _RELAY_SESSION,
         # The supervisor's request names the shard and the code location.
-        tags=outbox.run_tags | queue.SESSION,
-        executor_def=outbox.executor,
-        description=outbox.text(_RELAY_SESSION),
+        tags=queue.SESSION,
     )
     def relay_session() -> None:
         relay_shard(outbox, "relay_session").alias(STEP)()
@@ -64,13 +63,7 @@ When it fails: the run says in one line what to correct; run it again afterwards
 def relay_once(outbox: Outbox) -> dg.JobDefinition:
     """Return the job `relay_once`."""
 
-    @dg.job(
-        name=outbox.name_of("relay_once"),
-        tags=outbox.run_tags,
-        executor_def=outbox.executor,
-        config=config(until_empty=True),
-        description=outbox.text(_RELAY_ONCE),
-    )
+    @outbox.job("relay_once", _RELAY_ONCE, config=config(until_empty=True))
     def relay_once() -> None:
         relay_shard(outbox, "relay_once").alias(STEP)()
 
