@@ -74,6 +74,7 @@ def build(outboxes: Sequence[Outbox]) -> dg.Definitions:
     Raises:
         SetupError: two outboxes have one name.
     """
+    outboxes = _with_keys_of_their_own(outboxes)
     names = [outbox.name for outbox in outboxes]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SetupError(f"two outboxes are named {', '.join(twice)}: rename one")
@@ -88,6 +89,16 @@ def build(outboxes: Sequence[Outbox]) -> dg.Definitions:
             sensors=_sensors(outboxes, jobs),
         ),
     )
+
+
+def _with_keys_of_their_own(outboxes: Sequence[Outbox]) -> list[Outbox]:
+    """Return the outboxes; one whose assets would replace those of another reports it, under its own keys."""
+    first: dict[dg.AssetKey, str] = {}
+    found = []
+    for outbox in outboxes:
+        owner = first.setdefault(outbox.key(), outbox.name)
+        found.append(outbox if owner == outbox.name else outbox.without_prefix(owner))
+    return found
 
 
 def unusual(outboxes: Sequence[Outbox]) -> list[str]:

@@ -10,7 +10,7 @@ Invariants:
 import logging
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cache, lru_cache
 from pathlib import Path
@@ -25,9 +25,12 @@ from outbox_pipelines.defs.outbox import ONLY, PARTS, Automation, Outbox, Part
 from outbox_pipelines.errors import SetupError
 
 _LOG: Final = logging.getLogger(__name__)
+_ATTRIBUTE: Final = re.compile(r"attribute (\w+)")
 _NO_NAME: Final = re.compile(r"[^a-z0-9_]+")
 # Where the outbox of each name was found, by project.
 _loaded: dict[tuple[Path, str], Path] = {}
+# The outbox that has these keys, by project.
+_keys: dict[tuple[Path, dg.AssetKey], str] = {}
 
 
 class OutboxScaffolder(Scaffolder[Any]):
@@ -135,6 +138,10 @@ class OutboxComponent(dg.Component, dg.Resolvable):
                 first,
             )
             return dg.Definitions()
+        if other := _owner_of(context, outbox):
+            outbox = outbox.without_prefix(other)
+        if outbox.error:
+            outbox = replace(outbox, error=_located(outbox.error, context))
         return outbox_definitions(outbox)
 
     def outbox(self) -> Outbox:
@@ -231,6 +238,28 @@ def _report_shared_tables(tree: Any) -> None:
             settings[outbox.name] = outbox.load_settings()
     for line in sources.shared_tables(settings):
         _LOG.warning("%s", line)
+
+
+def _owner_of(context: dg.ComponentLoadContext, outbox: Outbox) -> str | None:
+    """Return the outbox that has the same asset keys, if it was loaded before."""
+    owner = _keys.setdefault((context.project_root, outbox.key()), outbox.name)
+    if owner != outbox.name and (context.project_root, owner) not in _loaded:
+        owner = _keys[context.project_root, outbox.key()] = outbox.name
+    return None if owner == outbox.name else owner
+
+
+def _located(error: str, context: dg.ComponentLoadContext) -> str:
+    """Return an error with the place of the first attribute that it names."""
+    file = context.path if context.path.is_file() else context.path / "defs.yaml"
+    named = _ATTRIBUTE.search(error)
+    if not file.is_file():
+        return error
+    lines = file.read_text().splitlines()
+    found = [
+        number for number, line in enumerate(lines, 1) if named and line.strip().startswith(f"{named[1]}:")
+    ]
+    place = f"{file.relative_to(context.project_root)}{f':{found[0]}' if found else ''}"
+    return f"{place}: {error}"
 
 
 def _first_of(context: dg.ComponentLoadContext, name: str) -> Path | None:

@@ -4,21 +4,22 @@ Invariants:
 - Two outboxes share no name: keys, groups, names of jobs, ops, schedules and sensors, and tags contain the
   outbox's name, except for the outbox named `outbox`.
 - No value of a setting is part of a definition: settings are read in the process that needs them.
-- Creating an outbox raises nothing: a mistake in its settings is reported by its sensors and runs.
+- Creating an outbox raises nothing: a mistake in its settings or attributes is reported by its check
+  `database`, its sensors and its runs.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import dagster as dg
 
-from outbox_pipelines.defs import recorded, sources, storage
+from outbox_pipelines.defs import attributes, recorded, sources, storage
 from outbox_pipelines.defs.first_day import first_day
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.parsers.outboxes_file import NAME as NAME_OF_OUTBOX
@@ -105,7 +106,7 @@ class Outbox:
     partition_start: date | None = None
     map_spec: Callable[[dg.AssetSpec], dg.AssetSpec] | None = None
     error: str | None = None
-    """Why there are no settings, for an outbox whose definition could not be read."""
+    """Why there are no settings: the definition could not be read, or has a wrong attribute."""
 
     def __post_init__(self) -> None:
         # The one mistake that leaves no names to report it under.
@@ -114,6 +115,19 @@ class Outbox:
                 f"an outbox cannot be named {self.name!r}: write lowercase letters, digits and _, at most "
                 "40, and begin with a letter"
             )
+        wrong = attributes.mistakes(vars(self), PARTS)
+        for each in fields(self):
+            if each.name in wrong:
+                default = each.default if each.default is not MISSING else each.default_factory()  # type: ignore[misc]
+                object.__setattr__(self, each.name, default)
+        if wrong:
+            why = "; ".join(f"attribute {name}: {reason}" for name, reason in wrong.items())
+            object.__setattr__(self, "error", f"{self.error}; {why}" if self.error else why)
+
+    def without_prefix(self, owner: str) -> Outbox:
+        """Return the outbox with keys of its own and the error that another one has its `key_prefix`."""
+        why = f"attribute key_prefix: the outbox {owner} has the same: its assets would be these"
+        return replace(self, key_prefix=None, error=f"{self.error}; {why}" if self.error else why)
 
     def load_settings(self) -> Settings:
         """Return the current settings.

@@ -36,13 +36,22 @@ root_module = "shop"
 """
 # What is said about each, once.
 WRONG = {
-    "misspelled": ("name: misspelled\n  colour: red", "outbox misspelled: there is no attribute colour"),
-    "number": ("name: number\n  parts: 7", "outbox number: attribute parts: input should be a valid list"),
+    "misspelled": (
+        "name: misspelled\n  colour: red",
+        "outbox misspelled: src/shop/defs/misspelled/defs.yaml:5: there is no attribute colour",
+    ),
+    "number": (
+        "name: number\n  parts: 7",
+        "outbox number: src/shop/defs/number/defs.yaml:5: attribute parts: input should be a valid list",
+    ),
     "unset": (
         "name: unset\n  settings: {kafka: '{{ env.NOT_SET }}'}",
         "outbox unset: kafka has no value: a template may name a variable that is not set",
     ),
-    "capitals": ("name: My Shop", "outbox my_shop: an outbox cannot be named 'My Shop'"),
+    "capitals": (
+        "name: My Shop",
+        "outbox my_shop: src/shop/defs/capitals/defs.yaml: an outbox cannot be named 'My Shop'",
+    ),
     "setting": ("name: setting\n  settings: {kafkaa: x}", "outbox setting: there is no setting 'kafkaa'"),
     "inline": (
         "name: inline\n  settings: {dsn: 'postgresql://a:hunter2@b/c'}",
@@ -51,6 +60,18 @@ WRONG = {
     "variable": (
         "name: variable\n  dsn_variable: SHOP_DSN",
         "outbox variable: the environment variable SHOP_DSN is not set",
+    ),
+    "minute": (
+        "name: minute\n  schedules: {archive_days: '61 * * * *'}",
+        "src/shop/defs/minute/defs.yaml:5: attribute schedules: Found invalid cron schedule '61 * * * *'",
+    ),
+    "owner": (
+        "name: owner\n  translation:\n    owners: [bob]",
+        "owner/defs.yaml:6: attribute owners: Invalid owner",
+    ),
+    "prefix": (
+        "name: prefix\n  translation: {key_prefix: [outbox, orders]}",
+        "prefix: the outbox orders has the same",
     ),
     "zz_second": ("name: orders", "zz_second is ignored, since src/shop/defs/orders has this name"),
 }
