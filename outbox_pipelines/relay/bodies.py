@@ -5,11 +5,14 @@ Invariants:
   to read it, which one thread has at a time.
 - A row at which the database fails is found by bisection; the rows beside it are read as usual. An error that
   is not about a row (a lost session, a missing right) is raised.
+- Every statement is read to its end. psycopg cancels one that is half read, each on a new connection, and
+  waits for it. So a statement returns few rows more than are needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from typing import Any, Final, LiteralString
 
@@ -33,9 +36,12 @@ _TOO_LARGE: Final = (
     f"its text has more than {MOST:,} bytes, or its headers more than {queries.MOST_METADATA:,}, "
     "the most that the relay reads"
 )
+# Text that one statement returns, about: what may be read in vain. Fewer, larger rows are one statement each.
+_AT_ONCE: Final = 1_000_000
 # The fields of `Event`.
 _SEQ: Final = 0
 _PAYLOAD: Final = 5
+_METADATA: Final = 6
 
 # Data exceptions, limits such as 1 GB for one text, and what only damaged or oversized values cause.
 _CLASSES: Final = ("22", "54")
@@ -64,16 +70,23 @@ def read(
         may_take_large: asked before a row of more than `USUAL` bytes is read; without it, the rows end here.
     """
     parts = [(list(seqs), USUAL)]
+    count = 1
     while parts:
         part, most = parts.pop()
         if not part:
             continue
+        if len(part) > count:
+            parts.append((part[count:], most))
+            part = part[:count]
         large: int | None = None
+        rows_read, size = 0, 0
         try:
             with closing(_stream(connection, query, {**parameters, "seqs": part, "most": most})) as rows:
                 for row in rows:
                     seq, is_left_out = row[_SEQ], row[_PAYLOAD] is None
                     part = [other for other in part if other > seq] if part[0] != seq else part[1:]
+                    rows_read += 1
+                    size += len(row[_PAYLOAD] or "") + len(row[_METADATA] or "")
                     if is_left_out and most < MOST:
                         large = seq
                         break
@@ -91,6 +104,13 @@ def read(
             if not may_take_large():
                 return
             parts += [(part, USUAL), ([large], MOST)]
+        if size:
+            count = max(1, min(2 * count, rows_read * _AT_ONCE // size))
+
+
+def drop(rows: Iterable[tuple[Any, ...]]) -> bool:
+    """Read the rows of a statement to its end; return whether there were any."""
+    return bool(deque(rows, maxlen=1))
 
 
 def _stream(
@@ -100,6 +120,14 @@ def _stream(
     # A savepoint: what the transaction has locked stays locked.
     with connection.transaction() if in_transaction else nullcontext(), connection.cursor() as cursor:
         rows = cursor.stream(query, parameters, binary=True, size=1)
-        assert isinstance(rows, Generator)
-        with closing(rows):
-            yield from rows
+        try:
+            # `yield from` would end the statement together with this generator.
+            for row in rows:  # noqa: UP028
+                yield row
+        finally:
+            try:
+                drop(rows)
+            except psycopg.Error as error:
+                # About a row that was not needed: its own read finds it.
+                if not is_about_a_row(error):
+                    raise

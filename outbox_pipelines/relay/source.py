@@ -5,13 +5,14 @@ Invariants:
 - No statement stays open between two reads, so that nothing holds vacuum back while Kafka is slow.
 - A batch holds at most `batch_events` events and, but for its last event, `batch_bytes` of text; a chunk that
   is fetched at once holds rows of at most `bodies.FEW` bytes. Larger rows are fetched one by one.
+- Every statement is read to its end (see `bodies`). It asks for as many rows as fit, by the last one's sizes.
 - A row that cannot be read does not stop the relay: its batch reports it.
 - After a crash, `guard` records each event before its content is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final, LiteralString
 
@@ -61,6 +62,8 @@ class SnapshotSource:
         self._done = position.done
         self._batch_events = batch_events
         self._batch_bytes = batch_bytes
+        self._width = batch_events
+        """How many rows a statement may return: at most `batch_events`, fewer while they are long."""
         if shards == 1:
             self._queries = queries.EVENTS_WITH_TIME if with_time else queries.EVENTS
         else:
@@ -143,11 +146,10 @@ class SnapshotSource:
             "target": str(target),
             "done": str(self._done),
             "late": "{" + ",".join(map(str, late)) + "}",
-            "limit": self._batch_events,
         }
         few = self._few(query, tick | {"last_seq": last_seq})
         while True:
-            found = few or self._fetch(query, tick | {"last_seq": last_seq})
+            found = few or self._fetch(query, tick | {"last_seq": last_seq, "limit": self._width})
             is_big = bool(found.events) and found.events[0].seq < 0
             self._expects_few = not is_big and len(found.events) <= _FEW_EVENTS
             few = None
@@ -179,7 +181,7 @@ class SnapshotSource:
             last_seq = max(last_seq, first - 1)
             window = tick | self._contents.days(first, end)
             while last_seq < end:
-                width = self._batch_events if self._guard.step() is None else _LISTED
+                width = self._width if self._guard.step() is None else _LISTED
                 # About one row in so many is of this shard.
                 to = min(last_seq + width * self._shards, end)
                 found = self._fetch(
@@ -270,19 +272,18 @@ class SnapshotSource:
         size, is_whole = 0, True
         with self._connection.cursor() as cursor:
             rows = cursor.stream(query, {**parameters, "most": most}, binary=True, size=_CHUNK)
-            assert isinstance(rows, Generator)
-            while chunk := list(map(Event._make, islice(rows, _CHUNK))):
+            while size <= self._batch_bytes and (chunk := list(map(Event._make, islice(rows, _CHUNK)))):
                 events += chunk
                 try:
                     size += weigh(chunk)
                 except TypeError:
                     size += weigh([event for event in chunk if not is_listed(event)])
                     is_whole = False
-                if size > self._batch_bytes:
-                    cut = next(rows, None) is not None
-                    rows.close()
-                    return events, size if is_whole else None, not cut
-        return events, size if is_whole else None, True
+            is_all = not bodies.drop(rows)
+        if size and most == bodies.FEW:
+            fitting = 1 + len(events) * self._batch_bytes // size
+            self._width = min(self._batch_events, 2 * self._width, fitting)
+        return events, size if is_whole else None, is_all
 
 
 def _merge(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -32,6 +32,7 @@ from outbox_pipelines.settings import Settings
 _NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
 _POLL: Final = 0.1
 _SAY_SECONDS: Final = 2.0
+_CANCEL_SECONDS: Final = 2.0
 _CLEAN_UP_SECONDS: Final = 10.0
 _AGAIN: Final = b"40001"
 _FAILOVER_SINCE: Final = 170000
@@ -331,7 +332,7 @@ def _run(
     except BaseException:
         # Not waited for: the server drops a slot that is not finished when its session ends.
         with suppress(psycopg.Error):
-            pgconn.get_cancel().cancel()
+            replication.cancel_safe(timeout=_CANCEL_SECONDS)
         raise
     if results[0].error_field(DiagnosticField.SQLSTATE) == _AGAIN:
         return False
