@@ -48,6 +48,12 @@ def main(words: Sequence[str] | None = None) -> int:
         "--load", action="append", choices=LOADS, help="drawn from these in each round; all by default"
     )
     run.add_argument("--fault", action="append", choices=nemesis.ALL, help="only these; may be repeated")
+    run.add_argument(
+        "--brokers",
+        type=int,
+        choices=(1, 3),
+        help="one, or a cluster of three; drawn from the seed by default",
+    )
     run.add_argument("--patience", type=float, default=60.0, help="seconds until missing events are lost")
     run.add_argument("--calm", action="store_true", help="without faults: then nothing excuses a duplicate")
     check = commands.add_parser("check", help="judge a saved history again")
@@ -99,7 +105,11 @@ def _soak(arguments: argparse.Namespace) -> int:
 
 
 def _rounds(arguments: argparse.Namespace, figures: Figures) -> int:
-    with tempfile.TemporaryDirectory(prefix="history-") as directory, own_servers(Path(directory)) as servers:
+    brokers = arguments.brokers or random.Random(arguments.seed).choice([1, 1, 3])
+    with (
+        tempfile.TemporaryDirectory(prefix="history-") as directory,
+        own_servers(Path(directory), brokers) as servers,
+    ):
         until = time.monotonic() + arguments.seconds
         for seed in itertools.count(arguments.seed):
             left = until - time.monotonic()
@@ -122,7 +132,9 @@ def _rounds(arguments: argparse.Namespace, figures: Figures) -> int:
             )
             try:
                 run.start()
-                names = arguments.fault or nemesis.of(relay, has_consumers=bool(run.consumers))
+                names = arguments.fault or nemesis.of(
+                    relay, has_consumers=bool(run.consumers), is_cluster=brokers > 1
+                )
                 _round(run, chance, min(left, _ROUND_SECONDS), names, calm=arguments.calm)
                 verdict = report(run.finish())
                 figures.add(run.history)

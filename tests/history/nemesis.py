@@ -7,17 +7,17 @@ Invariants:
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import random
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tests.history import broker_faults
 
 if TYPE_CHECKING:
     from outbox_pipelines.local.server import Server
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # Less than the large ones of `business.MIXED`, more than a batch of small ones at their usual pace.
 _SMALL_LIMIT = 30_000
 Make = Callable[["Run", random.Random], AbstractContextManager[None]]
+Choose = Callable[["Run", random.Random], "Server"]
 
 
 @dataclass(frozen=True)
@@ -116,56 +117,26 @@ def _wait_for_one(run: Run) -> None:
     run.wait(10, lambda: run.arrived > before, pace=0.005)
 
 
-def _kill(server: Callable[[Run], Server]) -> Make:
+def _kill(server: Choose) -> Make:
     @contextmanager
     def fault(run: Run, chance: random.Random) -> Iterator[None]:
-        server(run).kill()
+        chosen = server(run, chance)
+        chosen.kill()
         yield
-        server(run).start()
+        chosen.start()
 
     return fault
 
 
-def _restart(server: Callable[[Run], Server]) -> Make:
+def _restart(server: Choose) -> Make:
     @contextmanager
     def fault(run: Run, chance: random.Random) -> Iterator[None]:
-        server(run).stop()
+        chosen = server(run, chance)
+        chosen.stop()
         yield
-        server(run).start()
+        chosen.start()
 
     return fault
-
-
-@contextmanager
-def _freeze_broker(run: Run, chance: random.Random) -> Iterator[None]:
-    run.servers.kafka.freeze()
-    try:
-        yield
-    finally:
-        run.servers.kafka.thaw()
-
-
-@contextmanager
-def _stutter(run: Run, chance: random.Random) -> Iterator[None]:
-    """A broker that is busy: it stands still again and again, each time so long that calls time out."""
-    broker, end = run.servers.kafka, threading.Event()
-    pauses = [chance.uniform(0.05, 2.5) for _ in range(20)]
-
-    def stutter() -> None:
-        for n in itertools.count():
-            broker.freeze()
-            is_over = end.wait(pauses[n % len(pauses)])
-            broker.thaw()
-            if is_over or end.wait(0.1):
-                return
-
-    thread = threading.Thread(target=stutter, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()
 
 
 @contextmanager
@@ -286,9 +257,9 @@ def _throttle(proxy: Proxy, chance: random.Random) -> None:
 
 
 def _of_servers() -> Iterator[tuple[str, Kind]]:
-    servers: list[tuple[str, Callable[[Run], Server], Callable[[Run], list[Proxy]]]] = [
-        ("database", lambda run: run.servers.postgres, lambda run: run.proxies),
-        ("broker", lambda run: run.servers.kafka, lambda run: [run.servers.kafka_proxy]),
+    servers: list[tuple[str, Choose, Callable[[Run], list[Proxy]]]] = [
+        ("database", lambda run, _: run.servers.postgres, lambda run: run.proxies),
+        ("broker", broker_faults.one, lambda run: list(run.servers.kafka_proxies)),
     ]
     for name, server, proxies in servers:
         yield f"kill {name}", Kind(name, _kill(server))
@@ -329,8 +300,10 @@ KINDS: Mapping[str, Kind] = {
     "kill writer": Kind("writer", _kill_one(_writers), disturbs=False),
     "freeze writer": Kind("writer", _freeze_one(_writers), disturbs=False),
     **dict(_of_servers()),
-    "freeze broker": Kind("broker", _freeze_broker),
-    "stuttering broker": Kind("broker", _stutter),
+    "freeze broker": Kind("broker", broker_faults.freeze),
+    "stuttering broker": Kind("broker", broker_faults.stutter),
+    "kill broker at a request": Kind("broker", broker_faults.kill_at_request),
+    "late requests": Kind("requests", broker_faults.late_requests),
     "freeze database": Kind("database", _freeze_database),
 }
 # Of relays of ours: the broken ones know no topics' limits and no shards, and their steps are not watched.
@@ -338,6 +311,11 @@ OUR_KINDS: Mapping[str, Kind] = {
     "kill relays at steps": Kind("relay", _kill_at_steps),
     # The prober tries again what it has no answer for.
     "refuse large events": Kind("topics", _refuse_large),
+}
+# Of a cluster.
+CLUSTER_KINDS: Mapping[str, Kind] = {
+    "two brokers away": Kind("broker", broker_faults.two_away),
+    "rolling restart": Kind("broker", broker_faults.roll),
 }
 SHARD_KINDS: Mapping[str, Kind] = {
     # Relays start over, in good order.
@@ -354,13 +332,14 @@ CONSUMER_KINDS: Mapping[str, Kind] = {
     **dict(_of_network("network of consumers", lambda run: run.consumer_proxies)),
 }
 
-ALL: Mapping[str, Kind] = {**KINDS, **OUR_KINDS, **SHARD_KINDS, **CONSUMER_KINDS}
+ALL: Mapping[str, Kind] = {**KINDS, **CLUSTER_KINDS, **OUR_KINDS, **SHARD_KINDS, **CONSUMER_KINDS}
 
 
-def of(relay: Relay, *, has_consumers: bool) -> list[str]:
+def of(relay: Relay, *, has_consumers: bool, is_cluster: bool) -> list[str]:
     """The names of all faults that a relay can have."""
     return [
         *KINDS,
+        *(CLUSTER_KINDS if is_cluster else ()),
         *(OUR_KINDS if relay.mode is not None else ()),
         *(SHARD_KINDS if relay.has_shards else ()),
         *(CONSUMER_KINDS if has_consumers else ()),

@@ -11,10 +11,11 @@ import random
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Self
 
 from outbox_pipelines.local.server import free_port
 
@@ -34,7 +35,7 @@ class Proxy:
         self._rate: float | None = None
         self._closed = threading.Event()
         self._lock = threading.Lock()
-        self._pairs: list[_Pair] = []
+        self._pairs: list[Pair] = []
         self._threads: list[threading.Thread] = []
         self.port = free_port()
         self._listener = socket.create_server(("127.0.0.1", self.port), backlog=64)
@@ -93,7 +94,7 @@ class Proxy:
             thread.join(10)
         self._listener.close()
 
-    def __enter__(self) -> Proxy:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -117,20 +118,20 @@ class Proxy:
                     raise ConnectionRefusedError
                 server = socket.create_connection(("127.0.0.1", self._target), timeout=5)
             except OSError:
-                _reset(client)
+                reset(client)
                 continue
             for end in (client, server):
                 end.settimeout(None)
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            pair = _Pair(client, server)
+            pair = Pair(client, server)
             with self._lock:
                 self._pairs.append(pair)
             self._start(self._pump, pair, client, server, self._questions)
             self._start(self._pump, pair, server, client, self._answers)
 
-    def _pump(self, pair: _Pair, source: socket.socket, to: socket.socket, flows: threading.Event) -> None:
+    def _pump(self, pair: Pair, source: socket.socket, to: socket.socket, flows: threading.Event) -> None:
         with suppress(OSError):
-            while data := source.recv(65_536):
+            for data in self._pieces(pair, source):
                 self._closed.wait(self._delay)
                 if (rate := self._rate) is not None:
                     self._closed.wait(len(data) / rate)
@@ -143,17 +144,22 @@ class Proxy:
                 return
         self._drop(pair)
 
-    def _drop(self, pair: _Pair) -> None:
+    def _pieces(self, pair: Pair, source: socket.socket) -> Iterator[bytes]:
+        """What one end says, to its last word."""
+        while data := source.recv(65_536):
+            yield data
+
+    def _drop(self, pair: Pair) -> None:
         with self._lock:
             if pair not in self._pairs:
                 return
             self._pairs.remove(pair)
         for end in (pair.client, pair.server):
-            _reset(end)
+            reset(end)
 
 
 @dataclass(eq=False)
-class _Pair:
+class Pair:
     """One connection: its two ends, and those of them that said that they are done."""
 
     client: socket.socket
@@ -161,7 +167,8 @@ class _Pair:
     half_closed: list[socket.socket] = field(default_factory=list)
 
 
-def _reset(end: socket.socket) -> None:
+def reset(end: socket.socket) -> None:
+    """Close a connection as if it were broken."""
     with suppress(OSError):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         # The thread that reads from it wakes up by this, not by `close`.

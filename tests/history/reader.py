@@ -145,7 +145,7 @@ def create(kafka: str, topics: Mapping[str, str]) -> None:
     client = AdminClient({"bootstrap.servers": kafka})
     names = [name for topic in topics.values() for name in (topic, f"{topic}.dlq")]
     for made in client.create_topics(
-        [NewTopic(name, PARTITIONS, 1, config=clock) for name in names]
+        [NewTopic(name, PARTITIONS, -1, config=clock) for name in names]
     ).values():
         made.result(30)
 

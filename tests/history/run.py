@@ -97,24 +97,24 @@ class Run:
         self.history = History(name, seed, relay.delivery, consumer=consumer)
         self._relay, self.load = relay, load
         self._chance = random.Random(seed)
-        self._patience = patience
+        self.patience = patience
         database = self._database = f"run_{uuid.uuid4().hex[:8]}"
         with psycopg.connect(servers.postgres.dsn, autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {database}".encode())
         self.dsn = psycopg.conninfo.make_conninfo(servers.postgres.dsn, dbname=database)
         template = f"{database}-{{aggregate_type}}-events"
-        schema.migrate(load_settings(dsn=self.dsn, kafka=servers.kafka.bootstrap, topic=template))
+        schema.migrate(load_settings(dsn=self.dsn, kafka=servers.bootstrap, topic=template))
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             business.prepare(connection)
             effects.prepare(connection)
             connection.execute(relay.prepare.encode())
         self.topics = {kind: template.format(aggregate_type=kind) for kind in business.KINDS}
         reader.create(
-            servers.kafka.bootstrap,
+            servers.bootstrap,
             {kind: topic for kind, topic in self.topics.items() if kind != missing},
         )
         self._missing = missing
-        self._reader = reader.Reader(servers.kafka.bootstrap, self.topics, keeps=False)
+        self._reader = reader.Reader(servers.bootstrap, self.topics, keeps=False)
         self._template, self._directory = template, directory
         self.proxies = [Proxy(servers.postgres.port) for _ in relay.programs]
         self.relays = [
@@ -198,11 +198,11 @@ class Run:
     def limit_topics(self, size: int | None) -> None:
         """Lets the topics take so many bytes; None: what the broker lets them."""
         made = {kind: topic for kind, topic in self.topics.items() if kind != self._missing}
-        reader.limit(self.servers.kafka.bootstrap, made, size)
+        reader.limit(self.servers.bootstrap, made, size)
 
     def create_missing(self) -> None:
         """Makes the topic that was missing."""
-        kafka = self.servers.kafka.bootstrap
+        kafka = self.servers.bootstrap
         reader.create(kafka, {self._missing: self.topics[self._missing]})
         self._missing = ""
         self._reader.close()
@@ -245,7 +245,7 @@ class Run:
         """Until it has ended; that others keep it from its aim is no finding."""
         command = self._command
         assert command is not None
-        if not self.wait(self._patience, lambda: command.exit_code is not None):
+        if not self.wait(self.patience, lambda: command.exit_code is not None):
             self.history.stuck.append(f"{command.name}: {command.last_words}")
         command.kill()
 
@@ -289,7 +289,7 @@ class Run:
             writer.kill()
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             # The server finishes what a killed writer has sent.
-            if not self.wait(self._patience, lambda: _writing(connection) == 0):
+            if not self.wait(self.patience, lambda: _writing(connection) == 0):
                 self.history.stuck.append("transactions of killed writers go on")
             business.give_up_prepared(connection)
             self.history.committed = business.committed(connection)
@@ -297,11 +297,11 @@ class Run:
         before = -1
         while before < self.arrived and not everything <= self._reader.tokens:
             before = self.arrived
-            self.wait(self._patience, lambda: self._has_arrived(everything))
+            self.wait(self.patience, lambda: self._has_arrived(everything))
         before = -1
         while self.consumers and before < self._made() < len(everything):
             before = self._effects
-            self.wait(self._patience, lambda: self._has_effects(len(everything)), pace=0.2)
+            self.wait(self.patience, lambda: self._has_effects(len(everything)), pace=0.2)
         if self.consumers and self._effects < len(everything):
             self.describe_standstill("effects are missing at the end")
         for process in (*self.relays, *self.consumers):
@@ -310,7 +310,7 @@ class Run:
             self.history.effects = effects.made(connection)
             self.history.unhandled = effects.unhandled(connection)
             self._count(connection)
-        self.history.messages = reader.read(self.servers.kafka.bootstrap, self.topics)
+        self.history.messages = reader.read(self.servers.bootstrap, self.topics)
         return self.history
 
     def close(self) -> None:
@@ -324,7 +324,7 @@ class Run:
 
     def remove(self) -> None:
         """Deletes database and topics: a long soak has many rounds."""
-        reader.remove(self.servers.kafka.bootstrap, self.topics)
+        reader.remove(self.servers.bootstrap, self.topics)
         with psycopg.connect(self.servers.postgres.dsn, autocommit=True) as connection:
             connection.execute(f"DROP DATABASE {self._database} WITH (FORCE)".encode())
 
@@ -332,7 +332,7 @@ class Run:
         """Records that nothing flows, and what programs and servers do then; returns where that stands."""
         self.history.stuck.append(words)
         log = self._directory / f"{self._database}-standstill.log"
-        standstill.describe(self.dsn, self.servers.kafka.bootstrap, self._database, log)
+        standstill.describe(self.dsn, self.servers.bootstrap, self._database, log)
         for process in (*self.relays, *self.consumers):
             process.dump_stacks()
         return log
@@ -423,11 +423,11 @@ class Run:
 
     def _expect_events(self, after: str) -> None:
         goal = self.arrived + _FLOWING
-        if not self.wait(self._patience, lambda: self.arrived >= goal):
-            self.describe_standstill(f"no events for {self._patience:.0f} s after {after}")
+        if not self.wait(self.patience, lambda: self.arrived >= goal):
+            self.describe_standstill(f"no events for {self.patience:.0f} s after {after}")
         goal = self._made() + _FLOWING
-        if self.consumers and not self.wait(self._patience, lambda: self._made() >= goal, pace=0.2):
-            self.describe_standstill(f"no effects for {self._patience:.0f} s after {after}")
+        if self.consumers and not self.wait(self.patience, lambda: self._made() >= goal, pace=0.2):
+            self.describe_standstill(f"no effects for {self.patience:.0f} s after {after}")
 
     def _made(self) -> int:
         """How many events have had an effect by now, as far as is known."""
@@ -439,7 +439,7 @@ class Run:
     def _process(self, name: str, program: tuple[str, ...], proxy: Proxy, more: Mapping[str, str]) -> Process:
         environment = {
             "OUTBOX_DSN": psycopg.conninfo.make_conninfo(self.dsn, port=proxy.port),
-            "OUTBOX_KAFKA": f"127.0.0.1:{self.servers.kafka_proxy.port}",
+            "OUTBOX_KAFKA": self.servers.bootstrap_of_relays,
             "OUTBOX_TOPIC": self._template,
             "HISTORY_STEPS": str(self._directory / f"{self._database}-{name.replace(' ', '-')}.steps"),
             **more,
@@ -451,7 +451,7 @@ class Run:
         """Of an operator's commands, which go straight to the servers."""
         return {
             "OUTBOX_DSN": self.dsn,
-            "OUTBOX_KAFKA": self.servers.kafka.bootstrap,
+            "OUTBOX_KAFKA": self.servers.bootstrap,
             "OUTBOX_TOPIC": self._template,
             "HISTORY_STEPS": str(self._steps_of_commands),
         }

@@ -192,7 +192,9 @@ def test_a_standstill_is_described(servers: Servers, seed: int, tmp_path: Path) 
 
 def test_the_soak_as_a_command(capfd: pytest.CaptureFixture[str]) -> None:
     """Guards against a soak that is found broken on the night it was meant for."""
-    assert program.main(["run", "--seconds", "2", "--seed", "7", "--fault", "kill relay"]) == 0
+    assert (
+        program.main(["run", "--seconds", "2", "--seed", "7", "--brokers", "1", "--fault", "kill relay"]) == 0
+    )
     printed = capfd.readouterr().out
     assert "SEED 7: usual load\n" in printed
     assert "kill relay" in printed
