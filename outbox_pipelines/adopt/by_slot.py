@@ -15,17 +15,19 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from outbox_pipelines import slot_reader
 from outbox_pipelines.adopt import rest, unsent
 from outbox_pipelines.adopt import slot as slots
 from outbox_pipelines.adopt.facts import Facts
 from outbox_pipelines.adopt.renaming import Say
 from outbox_pipelines.adopt.slot import Slot
 from outbox_pipelines.adopt.state import State
-from outbox_pipelines.adopt.unsent import InUseError, Row
+from outbox_pipelines.adopt.unsent import Row
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.parsers.table_mapping import Mapping
 from outbox_pipelines.quality.slots import size
+from outbox_pipelines.relay.cdc.borrowed import InUseError
 from outbox_pipelines.settings import Settings
 
 _POLL: Final = 0.2
@@ -101,7 +103,7 @@ def drain(table: Table, what: Rest, *, until: float, say: Say) -> int:
             except InUseError:
                 pass
         if time.monotonic() > until:
-            raise NotReadyError(waiting.why(slot))
+            raise NotReadyError(waiting.why(slot, slot_reader.reader(table.connection, name)))
         waiting.say(slot)
         time.sleep(_POLL)
 
@@ -143,12 +145,16 @@ class _Waiting:
             self._said = text
             self._say(f"waiting: {text}")
 
-    def why(self, slot: Slot) -> str:
-        """Return why the events of before the switch are not known to be published."""
+    def why(self, slot: Slot, by: str | None = None) -> str:
+        """Return why the events of before the switch are not known to be published.
+
+        Args:
+            by: who reads the slot.
+        """
         if slot.reader is not None:
             return (
-                f"{self._behind(slot)}. A connector does not confirm its last transaction before a later "
-                f"one: if this does not change, {_STOP}"
+                f"{self._behind(slot)}, and {by or 'a connector'} reads it. A connector does not confirm its "
+                f"last transaction before a later one: if this does not change, {_STOP}"
             )
         if slot.plugin != slots.PLUGIN:
             return (
@@ -168,11 +174,12 @@ def _is_past(table: Table) -> bool:
 
 
 def _skip(table: Table, slot: Slot | None) -> int:
-    if slot is not None and slot.reader is not None and not slot.is_past:
-        raise NotReadyError(
-            f"process {slot.reader} reads the slot {slot.name}, and may still publish events of before the "
-            f"switch: {_STOP}"
-        )
+    if slot is not None and not slot.is_past:
+        by = slot_reader.await_end(table.connection, slot.name, seconds=slot_reader.LEAVE_SECONDS)
+        if by is not None:
+            raise NotReadyError(
+                f"{by} reads the slot {slot.name}, and may still publish events of before the switch: {_STOP}"
+            )
     rest.drop(table.connection)
     return 0
 

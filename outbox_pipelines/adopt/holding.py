@@ -7,26 +7,25 @@ Invariants:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 import psycopg
 
+from outbox_pipelines import slot_reader
 from outbox_pipelines.adopt import queries
 from outbox_pipelines.adopt import slot as slots
 from outbox_pipelines.adopt.facts import Facts
 from outbox_pipelines.adopt.renaming import Say
 from outbox_pipelines.adopt.state import State
-from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError
-from outbox_pipelines.relay.cdc.stream import Stream
+from outbox_pipelines.relay.cdc.borrowed import InUseError, borrowed
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
-_POLL: Final = 0.05
-_END_SECONDS: Final = 10.0
+_NAME: Final = "outbox adopt: slot"
 
 
 @contextmanager
@@ -49,15 +48,17 @@ def held(
         yield None
         return
     publications = slots.publications(connection, found, settings.db_schema)
-    with closing(connect(settings, name="outbox adopt: slot", replication=True)) as replication:
-        replication.execute(queries.NO_TIMEOUT)
+    # Without a publication of the table nothing is delivered, and the slot is held all the same.
+    publication = publications[0].name if publications else slot.name
+    given = (settings, connection, slot.name, publication)
+    limit = slot_reader.LEAVE_SECONDS
+    with ExitStack() as hold:
         try:
-            # Without a publication of the table nothing is delivered, and the slot is held all the same.
-            Stream(replication, slot.name, publications[0].name if publications else slot.name)
-        except psycopg.errors.ObjectInUse:
+            _, pid = hold.enter_context(borrowed(*given, name=_NAME, seconds=limit, is_idle=True))
+        except InUseError as error:
             raise NotReadyError(
-                f"another session reads the slot {slot.name}: stop the connector (PUT "
-                "/connectors/NAME/stop), and run the command again"
+                f"{error} reads the slot {slot.name}: stop the connector (PUT /connectors/NAME/stop), and "
+                "run the command again"
             ) from None
         except psycopg.Error as error:
             say(
@@ -65,9 +66,7 @@ def held(
             )
             yield None
             return
-        pid = replication.info.backend_pid
         yield pid
-    _await_end(connection, slot.name, pid)
 
 
 def _obstacle(connection: Connection, slot: slots.Slot) -> str | None:
@@ -75,12 +74,3 @@ def _obstacle(connection: Connection, slot: slots.Slot) -> str | None:
     if may is not None and not may[0]:
         return f"role {may[1]} may not read slots (ALTER ROLE {may[1]} REPLICATION)"
     return None if slot.plugin == slots.PLUGIN else f"it has the plugin {slot.plugin}"
-
-
-def _await_end(connection: Connection, name: str, pid: int) -> None:
-    """Return when the reader can start: a moment after the session was closed."""
-    deadline = time.monotonic() + _END_SECONDS
-    while (slot := slots.read(connection, name)) is not None and slot.reader == pid:
-        if time.monotonic() > deadline:
-            return
-        time.sleep(_POLL)

@@ -181,11 +181,6 @@ FROM pg_publication p
 WHERE EXISTS (SELECT FROM pg_publication_tables t
               WHERE t.pubname = p.pubname AND (t.schemaname, t.tablename) IN (SELECT * FROM named))
 ORDER BY p.oid"""
-# For a session that holds the slot and reads nothing: the server would end it after a minute.
-NO_TIMEOUT: Final = "SET wal_sender_timeout = 0"
-DROP_SLOT: Final = """
-SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
-WHERE slot_name = %(slot)s AND database = current_database() AND NOT active"""
 # The table itself, and what holds its rows: the log names partitions unless the publication says otherwise.
 RELATIONS: Final = (
     "SELECT %(oid)s::oid::bigint UNION SELECT relid::oid::bigint FROM pg_partition_tree(%(oid)s::oid)"

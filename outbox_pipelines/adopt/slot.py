@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from outbox_pipelines import slot_reader
 from outbox_pipelines.adopt import queries
 from outbox_pipelines.adopt.facts import Facts
 from outbox_pipelines.adopt.state import State
@@ -148,13 +149,16 @@ def notes(connection: Connection, name: str) -> list[str]:
     return found
 
 
-def require_stopped(connection: Connection, state: State, *, holder: int | None = None) -> None:
+def require_stopped(
+    connection: Connection, state: State, *, holder: int | None = None, seconds: float = 0
+) -> None:
     """Check that no session reads the slot on the way back, and that the connector can continue from it.
 
     A table without a slot needs no check.
 
     Args:
         holder: the server's process that holds the slot for this command; see `holding`.
+        seconds: how long to wait for the end of a reader.
 
     Raises:
         NotReadyError: a session reads it.
@@ -178,11 +182,11 @@ def require_stopped(connection: Connection, state: State, *, holder: int | None 
             f"the server has ended the session that held the slot {state.slot}: keep the connector stopped, "
             "and run the command again"
         )
-    if slot is not None and slot.reader not in (None, holder):
+    is_ours = holder is not None and slot is not None and slot.reader == holder
+    if not is_ours and (by := slot_reader.await_end(connection, state.slot, seconds=seconds)):
         raise NotReadyError(
-            f"process {slot.reader} reads the slot {state.slot}, and would publish new rows of {state} "
-            "before the events of the outbox: stop the connector (PUT /connectors/NAME/stop), and run the "
-            "command again"
+            f"{by} reads the slot {state.slot}, and would publish new rows of {state} before the events of "
+            "the outbox: stop the connector (PUT /connectors/NAME/stop), and run the command again"
         )
 
 
@@ -217,16 +221,15 @@ def drop(connection: Connection, state: State, found: Facts, ours: str) -> list[
             f"the slot {state.slot} was not dropped, because publication {shared[0]} has other tables. If "
             f"nothing reads it any more: SELECT pg_drop_replication_slot('{state.slot}')"
         ]
-    if slot.reader is None:
-        may = connection.execute(queries.MAY_READ_SLOTS).fetchone()
-        if may is not None and not may[0]:
-            raise SetupError(
-                f"role {may[1]} may not drop the slot {state.slot}: run ALTER ROLE {may[1]} REPLICATION, or "
-                f"SELECT pg_drop_replication_slot('{state.slot}') as another role, and the command again"
-            )
-        if connection.execute(queries.DROP_SLOT, {"slot": state.slot}).rowcount:
-            return [f"slot {state.slot} is dropped"]
-    raise NotReadyError(
-        f"process {slot.reader} reads the slot {state.slot}: remove the connector (DELETE /connectors/NAME), "
-        "and run the command again"
-    )
+    may = connection.execute(queries.MAY_READ_SLOTS).fetchone()
+    if may is not None and not may[0]:
+        raise SetupError(
+            f"role {may[1]} may not drop the slot {state.slot}: run ALTER ROLE {may[1]} REPLICATION, or "
+            f"SELECT pg_drop_replication_slot('{state.slot}') as another role, and the command again"
+        )
+    if by := slot_reader.drop(connection, state.slot, seconds=slot_reader.LEAVE_SECONDS):
+        raise NotReadyError(
+            f"{by} reads the slot {state.slot}: remove the connector (DELETE /connectors/NAME), and run the "
+            "command again"
+        )
+    return [f"slot {state.slot} is dropped"]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from psycopg import sql
 
-from outbox_pipelines import schema
+from outbox_pipelines import schema, slot_reader
 from outbox_pipelines.adopt import by_marks, by_slot, holding, planning, queries, renaming, rules
 from outbox_pipelines.adopt import facts as catalog
 from outbox_pipelines.adopt import slot as slots
@@ -193,7 +193,7 @@ def back(settings: Settings, *, seconds: float, say: Say) -> Switched:
                 f"do not wait"
             )
         existing.require(state, "adopted", "returning")
-        slots.require_stopped(connection, state)
+        slots.require_stopped(connection, state, seconds=min(seconds, slot_reader.LEAVE_SECONDS))
         found = catalog.read(connection, state.relation)
         holder = hold.enter_context(holding.held(settings, connection, state, found, say))
         ddl = Ddl(found, mapping, settings.db_schema, state.name)

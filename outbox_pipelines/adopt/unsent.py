@@ -9,27 +9,30 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
 import psycopg
 
+from outbox_pipelines import slot_reader
 from outbox_pipelines.adopt import queries
 from outbox_pipelines.adopt import slot as slots
 from outbox_pipelines.adopt.facts import Facts
 from outbox_pipelines.adopt.slot import Slot
-from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.parsers.table_mapping import REQUIRED, Mapping
 from outbox_pipelines.relay.cdc import pgoutput
+from outbox_pipelines.relay.cdc.borrowed import borrowed
 from outbox_pipelines.relay.cdc.sent import found_in
 from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
 from outbox_pipelines.relay.kafka.routing import Router
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
+_NAME: Final = "outbox adopt: slot"
 _WAIT_SECONDS: Final = 1.0
 # More are not kept in memory: their program publishes them.
 _MOST_ROWS: Final = 200_000
@@ -37,10 +40,6 @@ _TIMES: Final = ("timestamp", "timestamptz")
 _MOST_BYTES: Final = 256_000_000
 
 Row = dict[str, str | None]
-
-
-class InUseError(Exception):
-    """Another session reads the slot."""
 
 
 @dataclass(slots=True)
@@ -132,7 +131,7 @@ def reading(
     """Read the slot from what is confirmed on; nothing else can read it for the length of the block.
 
     Raises:
-        InUseError: another session reads it.
+        InUseError: another session reads it and does not end.
         SetupError: this role may not read it, or no publication has the table.
     """
     may = connection.execute(queries.MAY_READ_SLOTS).fetchone()
@@ -150,11 +149,10 @@ def reading(
             "publication of the connector again"
         )
     high, low = (int(part, 16) for part in lsn.split("/"))
-    with closing(connect(settings, name="outbox adopt: slot", replication=True)) as replication:
+    given = (settings, connection, slot.name, named[0])
+    with ExitStack() as block:
         try:
-            stream = Stream(replication, slot.name, named[0])
-        except psycopg.errors.ObjectInUse:
-            raise InUseError from None
+            stream, _ = block.enter_context(borrowed(*given, name=_NAME, seconds=slot_reader.LEAVE_SECONDS))
         except psycopg.Error as error:
             raise SetupError(_unreadable(slot, error)) from None
         yield Reading(stream, connection, slot, (high << 32) + low)

@@ -41,9 +41,6 @@ MAKE_SLOT: Final = "SELECT pg_create_logical_replication_slot(%(slot)s, 'pgoutpu
 MAKE_FAILOVER_SLOT: Final = (
     "SELECT pg_create_logical_replication_slot(%(slot)s, 'pgoutput', failover => true)"
 )
-DROP_SLOT: Final = """
-SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
-WHERE slot_name = %(slot)s AND database = current_database() AND NOT active"""
 DROP_PUBLICATION: Final = "DROP PUBLICATION IF EXISTS {}"
 MAKE_PUBLICATION: Final = (
     "CREATE PUBLICATION {} FOR TABLE {} WITH (publish = 'insert', publish_via_partition_root = true)"

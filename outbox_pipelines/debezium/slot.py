@@ -7,21 +7,20 @@ Invariants:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines import slot_reader
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.debezium import queries
 from outbox_pipelines.debezium.router import columns, table
 from outbox_pipelines.errors import NotReadyError, SetupError, UnavailableError
 from outbox_pipelines.settings import Settings
 
-_POLL: Final = 0.2
 _FAILOVER_SINCE: Final = 170000
 
 Say = Callable[[str], None]
@@ -135,16 +134,16 @@ def has_slot(connection: Connection, slot: str, *, is_read: bool) -> bool:
     row = connection.execute(queries.SLOT, {"slot": slot}).fetchone()
     if row is None:
         return False
-    database, plugin, reader, is_lost = row
+    database, plugin, _, is_lost = row
     if database != connection.info.dbname or plugin != "pgoutput":
         raise SetupError(
             f"the slot {slot} exists and is not this outbox's (database {database}, plugin {plugin}): choose "
             "another name with --slot, or drop it there"
         )
-    if reader is not None and not is_read:
+    if not is_read and (reader := slot_reader.await_end(connection, slot, seconds=slot_reader.LEAVE_SECONDS)):
         raise SetupError(
-            f"process {reader} reads the slot {slot} already, and a slot has one reader: stop what reads it, "
-            "or choose another name with --slot"
+            f"{reader} reads the slot {slot} already, and a slot has one reader: stop what reads it, or "
+            "choose another name with --slot"
         )
     if is_lost:
         raise SetupError(
@@ -174,19 +173,14 @@ def drop_slot(connection: Connection, slot: str, *, seconds: float) -> bool:
         SetupError: it belongs to another database.
         NotReadyError: a session still reads it.
     """
-    deadline = time.monotonic() + seconds
-    while True:
-        row: Any = connection.execute(queries.SLOT, {"slot": slot}).fetchone()
-        if row is None:
-            return False
-        database, _, reader, _ = row
-        if database != connection.info.dbname:
-            raise SetupError(f"the slot {slot} belongs to the database {database}, and is not dropped")
-        if reader is None and connection.execute(queries.DROP_SLOT, {"slot": slot}).rowcount:
-            return True
-        if time.monotonic() > deadline:
-            raise NotReadyError(
-                f"process {reader} still reads the slot {slot}: run the command again when the connector's "
-                f"task has ended, or end it: SELECT pg_terminate_backend({reader})"
-            )
-        time.sleep(_POLL)
+    row = connection.execute(queries.SLOT, {"slot": slot}).fetchone()
+    if row is None:
+        return False
+    if row[0] != connection.info.dbname:
+        raise SetupError(f"the slot {slot} belongs to the database {row[0]}, and is not dropped")
+    if reader := slot_reader.drop(connection, slot, seconds=seconds):
+        raise NotReadyError(
+            f"{reader} still reads the slot {slot}: run the command again when the connector's task has "
+            "ended, or end it with SELECT pg_terminate_backend(…)"
+        )
+    return True

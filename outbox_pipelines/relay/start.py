@@ -15,6 +15,7 @@ from typing import Any, Final, LiteralString
 
 import psycopg
 
+from outbox_pipelines import slot_reader
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import queries
@@ -66,7 +67,8 @@ def start_at(settings: Settings, start: str) -> Start | None:
         if start == BEGINNING:
             return None
         if start.startswith(_SLOT):
-            snapshot = str(position_behind(settings, connection, start.removeprefix(_SLOT)))
+            slot, seconds = start.removeprefix(_SLOT), slot_reader.LEAVE_SECONDS
+            snapshot = str(position_behind(settings, connection, slot, seconds=seconds))
         else:
             snapshot = _snapshot(connection, start, since)
         connection.execute(queries.START, {"at": snapshot})

@@ -8,6 +8,7 @@ import uuid
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -16,7 +17,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import JSON, Column, String, Uuid, create_engine, orm
 
-from outbox_pipelines import schema
+from outbox_pipelines import schema, slot_reader
 from outbox_pipelines.adopt import by_marks, finish, planning, rest, steps, unsent
 from outbox_pipelines.adopt import slot as slots
 from outbox_pipelines.adopt.by_slot import Rest
@@ -38,6 +39,7 @@ from tests.adopt.debezium_table import (
     published,
 )
 from tests.conftest import fresh_database, wait_until
+from tests.relay.cdc.readers import leaving
 
 _READER = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s"
 
@@ -130,8 +132,9 @@ def test_the_position_is_behind_every_row(table: Published) -> None:
     assert table.publish() == 1
 
 
-def test_a_connector_that_runs(table: Published) -> None:
+def test_a_connector_that_runs(table: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a look into a slot, or a way back, while another program publishes from it."""
+    monkeypatch.setattr(slot_reader, "LEAVE_SECONDS", 0.1)
     table.write(0)
     _switch(table)
     with table.read(), pytest.raises(NotReadyError, match="does not confirm its last transaction before a l"):
@@ -142,6 +145,57 @@ def test_a_connector_that_runs(table: Published) -> None:
         with pytest.raises(NotReadyError, match="would publish new rows"):
             table.adopted.back()
         assert table.adopted.state() == "adopted"
+
+
+def test_a_connector_that_was_just_stopped(table: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against commands that refuse, or fail, because the server still has a reader that has ended."""
+    table.write(0, keep=True)
+    _switch(table)
+    settings = table.adopted.settings
+    stopped = (settings, table.slot, PUBLICATION, monkeypatch)
+    with leaving(*stopped) as waited_for:
+        assert _drain(table, Rest.SKIP) == 0
+    assert waited_for
+    with leaving(*stopped) as waited_for:
+        table.adopted.back()
+    assert waited_for
+    _switch(table)
+    table.publish()
+    # From here on the slot's reader can also begin between the look and the reading.
+    read = slots.read
+    with leaving(*stopped) as waited_for, monkeypatch.context() as patch:
+        patch.setattr(slots, "read", lambda *given: replace_reader(read(*given)))
+        assert _drain(table) == 0
+    assert waited_for
+    with leaving(*stopped) as waited_for:
+        finish.finish(settings.model_copy(update={"archive": "none"}), drop=True, seconds=30, say=print)
+    assert waited_for
+    assert not table.has_slot()
+
+
+def replace_reader(slot: slots.Slot | None) -> slots.Slot | None:
+    """The slot before it had a reader."""
+    return None if slot is None else replace(slot, reader=None)
+
+
+def test_commands_name_a_connector_that_runs(table: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an error that names nothing which can be stopped."""
+    monkeypatch.setattr(slot_reader, "LEAVE_SECONDS", 0.1)
+    named = rf"process \d+ \(debezium, role \w+.*\) reads (it|the slot {table.slot})"
+    table.write(0)
+    _switch(table)
+    with table.read():
+        for what in (Rest.WAIT, Rest.SKIP):
+            with pytest.raises(NotReadyError, match=named):
+                _drain(table, what)
+    table.publish(confirm=False)
+    _drain(table)
+    settings = table.adopted.settings.model_copy(update={"archive": "none"})
+    with table.read():
+        with pytest.raises(NotReadyError, match=named):
+            table.adopted.back()
+        with pytest.raises(NotReadyError, match=named):
+            finish.finish(settings, drop=True, seconds=30, say=print)
 
 
 def test_a_connector_that_is_started_on_the_way_back(
@@ -320,8 +374,9 @@ def test_an_orm_that_deletes_at_once(table: Published) -> None:
     assert table.numbers() == [0, 1, 2]
 
 
-def test_finish_drops_the_slot(table: Published) -> None:
+def test_finish_drops_the_slot(table: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a slot that is forgotten, and keeps the log of the server."""
+    monkeypatch.setattr(slot_reader, "LEAVE_SECONDS", 0.1)
     table.write(0, keep=True)
     _switch(table)
     table.publish()

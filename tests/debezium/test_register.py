@@ -5,20 +5,25 @@ from __future__ import annotations
 import subprocess
 from typing import Any
 
+import pytest
+
 from outbox_pipelines.debezium import reading
 from outbox_pipelines.debezium.names import slot_name
 from outbox_pipelines.debezium.slot import make_slot
 from outbox_pipelines.secret import Secret
 from tests.conftest import Outbox, wait_until
 from tests.relay.cdc.connect import PlayedConnect, played
+from tests.relay.cdc.readers import leaving
 from tests.relay.parked import numbers_by_key, write
 from tests.relay.threads import quick
 from tests.relay.topic import create_topic
 
 
-def _register(outbox: Outbox, worker: PlayedConnect, *options: str) -> subprocess.CompletedProcess[str]:
+def _register(
+    outbox: Outbox, worker: PlayedConnect, *options: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     command = ("debezium", "register", "--password", "", "--seconds", "20", *options)
-    return outbox.outbox(*command, OUTBOX_CONNECT=worker.url)
+    return outbox.outbox(*command, OUTBOX_CONNECT=worker.url, **environment)
 
 
 def test_a_replacement_that_does_not_run(outbox: Outbox) -> None:
@@ -67,3 +72,21 @@ def test_a_slot_without_its_connector(outbox: Outbox) -> None:
         assert f"keeps its log for the slot {slot}: run `outbox debezium register`, or" in shown.stdout
         done = outbox.outbox("debezium", "delete", "--yes", OUTBOX_CONNECT=worker.url)
         assert done.stdout == f"slot {slot}: dropped\n"
+
+
+def test_a_slot_whose_reader_was_just_stopped(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a connector that is not registered, or a slot that stays, after its reader has ended."""
+    with played(quick(outbox)) as worker, outbox.connect() as admin:
+        slot = slot_name(outbox.settings, admin.info.dbname)
+        make_slot(admin, slot)
+        with leaving(outbox.settings, slot, slot, monkeypatch) as waited_for:
+            done = _register(outbox, worker)
+        assert (done.returncode, bool(waited_for)) == (0, True), done.stderr
+        other = f"{slot}_other"
+        done = _register(outbox, worker, "--slot", other, OUTBOX_CONNECTOR="second")
+        assert done.returncode == 0, done.stderr
+        named = {"OUTBOX_CONNECT": worker.url, "OUTBOX_CONNECTOR": "second"}
+        worker.connectors["second"].stop()
+        with leaving(outbox.settings, other, slot, monkeypatch) as waited_for:
+            done = outbox.outbox("debezium", "delete", "--yes", **named)
+        assert (done.returncode, bool(waited_for)) == (0, True), done.stderr

@@ -8,16 +8,16 @@ Invariants:
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any, Final
 
 import psycopg
 
-from outbox_pipelines.database import Connection, connect
+from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.position import Snapshot
 from outbox_pipelines.relay import queries as relay_queries
 from outbox_pipelines.relay.cdc import pgoutput, queries
+from outbox_pipelines.relay.cdc.borrowed import InUseError, borrowed
 from outbox_pipelines.relay.cdc.sent import published
 from outbox_pipelines.relay.cdc.stream import SlotLostError, Stream
 from outbox_pipelines.secret import first_line
@@ -27,11 +27,17 @@ _WAIT_SECONDS: Final = 1.0
 
 
 def position_behind(
-    settings: Settings, connection: Connection, slot: str, *, since: Snapshot | None = None
+    settings: Settings,
+    connection: Connection,
+    slot: str,
+    *,
+    seconds: float,
+    since: Snapshot | None = None,
 ) -> Snapshot:
     """Return the snapshot that sees everything committed now, except what the program has not published.
 
     Args:
+        seconds: how long to wait for the end of a session that reads the slot.
         since: a position up to which it has published everything. With it, a slot that is lost is replaced by
             the table: events behind the position are looked for in their topics.
 
@@ -49,7 +55,7 @@ def position_behind(
         given = {"since": str(since), "first": str(since.xmin), "open_from": open_from[0]}
         delivered = {tx for (tx,) in connection.execute(queries.BEHIND, given)}
     else:
-        delivered = _delivered(settings, connection, slot, found)
+        delivered = _delivered(settings, connection, slot, found, seconds)
     behind = {tx for tx in delivered if snapshot.sees(tx)}
     if behind:
         behind -= published(settings, connection, behind, open_from=open_from[0])
@@ -58,7 +64,11 @@ def position_behind(
 
 
 def _delivered(
-    settings: Settings, connection: Connection, slot: str, found: tuple[Any, ...] | None
+    settings: Settings,
+    connection: Connection,
+    slot: str,
+    found: tuple[Any, ...] | None,
+    seconds: float,
 ) -> set[int]:
     """The transactions with events that the slot delivers up to now."""
     if found is None or found[0] != connection.info.dbname:
@@ -70,31 +80,33 @@ def _delivered(
         raise SetupError("no publication has the table outbox: which program reads the slot?")
     end = connection.execute(queries.END_OF_LOG).fetchone()
     assert end is not None
+    name = "outbox relay: start"
     try:
-        return _read(settings, slot, publication[0], end[0])
-    except psycopg.errors.ObjectInUse:
-        raise SetupError(f"the slot {slot} is still read: stop the program that reads it first") from None
+        with borrowed(settings, connection, slot, publication[0], name=name, seconds=seconds) as (stream, _):
+            return _read(stream, end[0])
+    except InUseError as error:
+        raise SetupError(
+            f"{error} still reads the slot {slot}: stop the program that reads it first"
+        ) from None
     except (psycopg.Error, SlotLostError) as error:
         raise SetupError(f"the slot {slot} cannot be read: {first_line(error)}") from None
 
 
-def _read(settings: Settings, slot: str, publication: str, end: int) -> set[int]:
+def _read(stream: Stream, end: int) -> set[int]:
     """The transactions with events that the slot delivers up to a position in the log."""
     decoder = pgoutput.Decoder(with_time=False)
     found: set[int] = set()
-    with closing(connect(settings, name="outbox relay: start", replication=True)) as replication:
-        stream = Stream(replication, slot, publication)
-        position = 0
-        while max(position, stream.position) < end:
-            message = stream.receive()
-            if message is None:
-                # From the begin: only a sign of life.
-                stream.confirm(0)
-                stream.wait(_WAIT_SECONDS)
-            elif message[0] == pgoutput.RELATION:
-                decoder.relation(message, is_strict=False)
-            elif message[0] == pgoutput.INSERT and decoder.knows(message):
-                found.add(int(decoder.row(message, 0)[1]))
-            elif message[0] == pgoutput.COMMIT:
-                position = pgoutput.end_of_commit(message)
+    position = 0
+    while max(position, stream.position) < end:
+        message = stream.receive()
+        if message is None:
+            # From the begin: only a sign of life.
+            stream.confirm(0)
+            stream.wait(_WAIT_SECONDS)
+        elif message[0] == pgoutput.RELATION:
+            decoder.relation(message, is_strict=False)
+        elif message[0] == pgoutput.INSERT and decoder.knows(message):
+            found.add(int(decoder.row(message, 0)[1]))
+        elif message[0] == pgoutput.COMMIT:
+            position = pgoutput.end_of_commit(message)
     return found

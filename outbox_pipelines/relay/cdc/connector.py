@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any, Final
 
+from outbox_pipelines import slot_reader
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.debezium import registration
 from outbox_pipelines.debezium.config import connector
@@ -216,13 +217,12 @@ def _why(connection: Connection, seconds: float) -> str:
 
 
 def _await_unread(connection: Connection, what: str, *, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while (row := connection.execute(queries.SLOT_READER).fetchone()) is not None:
-        if time.monotonic() > deadline:
-            raise NotReadyError(
-                f"process {row[0]} still reads the slot: stop {what}, then run the command again"
-            )
-        time.sleep(_POLL)
+    row = connection.execute(queries.NAMED).fetchone()
+    assert row is not None
+    if row[0] is not None and (reader := slot_reader.await_end(connection, row[0], seconds=seconds)):
+        raise NotReadyError(
+            f"{reader} still reads the slot {row[0]}: stop {what}, then run the command again"
+        )
 
 
 def _is_taken_back(connection: Connection, *, seconds: float) -> bool:

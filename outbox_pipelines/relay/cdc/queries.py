@@ -91,9 +91,6 @@ EXISTING_SLOT: Final = """
 SELECT database, plugin, active_pid,
        wal_status = 'lost' OR to_jsonb(r) ->> 'invalidation_reason' IS NOT NULL
 FROM pg_replication_slots r WHERE slot_name = %(slot)s"""
-DROP_SLOT: Final = """
-SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
-WHERE slot_name = %(slot)s AND database = current_database()"""
 
 # NULL: there is none. All columns and rows are published if the publication names none; only PostgreSQL 15
 # and later can name some.
@@ -178,9 +175,6 @@ WHERE connector IS NOT NULL AND (connector_state IS NULL OR connector_state = 'e
 HAS_SLOT: Final = """
 SELECT FROM outbox_shards s JOIN pg_replication_slots r ON r.slot_name = s.slot
 WHERE r.database = current_database()"""
-SLOT_READER: Final = """
-SELECT r.active_pid FROM outbox_shards s JOIN pg_replication_slots r ON r.slot_name = s.slot
-WHERE r.active_pid IS NOT NULL"""
 
 # Events that only the relay can publish.
 WAITING: Final = "SELECT count(*) FROM outbox_parked WHERE state IN ('waiting', 'retrying', 'replaying')"

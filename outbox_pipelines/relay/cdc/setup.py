@@ -20,6 +20,7 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import DiagnosticField, ExecStatus
 
+from outbox_pipelines import slot_reader
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import NotReadyError, SetupError
 from outbox_pipelines.position import Snapshot
@@ -249,28 +250,22 @@ def _end_maker(connection: Connection) -> None:
 
 def _drop(connection: Connection, slot: str, say: Say, *, seconds: float) -> bool:
     """Drop a slot of this name when no session reads it any more; return whether there was one."""
-    deadline = time.monotonic() + seconds
-    while True:
-        row = connection.execute(queries.EXISTING_SLOT, {"slot": slot}).fetchone()
-        if row is None:
-            return False
-        database, plugin, reader, _ = row
-        if database != connection.info.dbname or plugin != "pgoutput":
-            raise SetupError(
-                f"the slot {slot} exists and is not this outbox's (database {database}, plugin {plugin}): "
-                "find out what reads it before you drop it"
-            )
-        if reader is None:
-            with suppress(psycopg.errors.ObjectInUse):
-                connection.execute(queries.DROP_SLOT, {"slot": slot})
-                say(f"slot {slot}: dropped")
-                return True
-        if time.monotonic() > deadline:
-            raise NotReadyError(
-                f"process {reader} still reads the slot {slot}: is it a relay of this outbox? Run the "
-                f"command again, or end it: SELECT pg_terminate_backend({reader})"
-            )
-        time.sleep(_POLL)
+    row = connection.execute(queries.EXISTING_SLOT, {"slot": slot}).fetchone()
+    if row is None:
+        return False
+    database, plugin, _, _ = row
+    if database != connection.info.dbname or plugin != "pgoutput":
+        raise SetupError(
+            f"the slot {slot} exists and is not this outbox's (database {database}, plugin {plugin}): "
+            "find out what reads it before you drop it"
+        )
+    if reader := slot_reader.drop(connection, slot, seconds=seconds):
+        raise NotReadyError(
+            f"{reader} still reads the slot {slot}: is it a relay of this outbox? Run the command again, or "
+            "end it with SELECT pg_terminate_backend(…)"
+        )
+    say(f"slot {slot}: dropped")
+    return True
 
 
 def _make(settings: Settings, connection: Connection, slot: str, *, seconds: float, say: Say) -> str:

@@ -166,7 +166,9 @@ class Sources:
             return self._snapshots(Position(source.done))
         if time.monotonic() >= self._try_at:
             try:
-                end = position_behind(self._settings, self._connection, self._slot, since=source.done)
+                given = (self._settings, self._connection, self._slot)
+                # Without a wait: the lease has to be renewed, and it is tried again.
+                end = position_behind(*given, since=source.done, seconds=0)
             except (psycopg.Error, SetupError) as error:
                 self._try_at = time.monotonic() + _CONNECTOR_SECONDS
                 self._record(first_line(error), change)

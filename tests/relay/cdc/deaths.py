@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from outbox_pipelines import slot_reader
 from outbox_pipelines.quality.slots import Slots
 from outbox_pipelines.relay.cdc import queries
 from outbox_pipelines.relay.cdc.status import read
@@ -20,9 +21,11 @@ _PROGRAM = """
 import os, signal, sys
 import psycopg
 from outbox_pipelines.debezium import connect
+from outbox_pipelines import slot_reader
 from outbox_pipelines.relay.cdc import queries
 deadly, when = sys.argv[1:3]
-statements = {text: name for name, text in vars(queries).items() if isinstance(text, str)}
+named = {**vars(queries), **vars(slot_reader)}
+statements = {text: name for name, text in named.items() if isinstance(text, str)}
 def dying(original, name_of):
     def run(*given, **named):
         is_deadly = name_of(*given) == deadly
@@ -70,8 +73,8 @@ class Point:
 def points(stride: int) -> Iterator[Point]:
     """Each point, or every so many of them."""
     found = [Point(*point, when) for point in dict.fromkeys(_POINTS) for when in ("before", "after")]
-    unknown = {point.name for point in found if " " not in point.name} - vars(queries).keys()
-    assert not unknown, f"no statements of relay/cdc/queries.py: {unknown}"
+    unknown = {point.name for point in found if " " not in point.name} - {*vars(queries), *vars(slot_reader)}
+    assert not unknown, f"no statements of relay/cdc/queries.py or slot_reader.py: {unknown}"
     # Neighbours are alike.
     return iter(found[::stride])
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from outbox_pipelines import slot_reader
 from outbox_pipelines.database import connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import service
@@ -97,8 +98,9 @@ def test_what_is_in_the_topics_is_not_published_again(outbox: Outbox) -> None:
     assert sorted(keys) == ["confirmed", "new", "published-1", "published-2", "published-3"]
 
 
-def test_what_stands_in_its_way(outbox: Outbox) -> None:
+def test_what_stands_in_its_way(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a start that is taken from the wrong slot, or while Debezium still publishes."""
+    monkeypatch.setattr(slot_reader, "LEAVE_SECONDS", 0.1)
     with pytest.raises(SetupError, match="has no slot 'other'"):
         start_at(outbox.settings, "slot:other")
     slot = _make(outbox)
