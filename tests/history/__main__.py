@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tests.history import nemesis, porcupine
@@ -54,6 +55,12 @@ def main(words: Sequence[str] | None = None) -> int:
         choices=(1, 3),
         help="one, or a cluster of three; drawn from the seed by default",
     )
+    run.add_argument(
+        "--asynchronous",
+        action="store_true",
+        help="synchronous_commit=off where a session does not say otherwise",
+    )
+    run.add_argument("--long-keys", action="store_true", help="some aggregates have ids of 3,000 characters")
     run.add_argument("--patience", type=float, default=60.0, help="seconds until missing events are lost")
     run.add_argument("--calm", action="store_true", help="without faults: then nothing excuses a duplicate")
     check = commands.add_parser("check", help="judge a saved history again")
@@ -117,17 +124,23 @@ def _rounds(arguments: argparse.Namespace, figures: Figures) -> int:
                 return 0
             relay = RELAYS[arguments.relay]
             chance = random.Random(seed)
-            load = chance.choice(arguments.load or list(LOADS))
-            print(f"SEED {seed}: {load} load", flush=True)
+            name = chance.choice(arguments.load or list(LOADS))
+            load = replace(LOADS[name], long_keys=arguments.long_keys)
+            print(
+                f"SEED {seed}: {name} load{', long keys' * load.long_keys}"
+                f"{', asynchronous commits' * arguments.asynchronous}, {brokers} broker(s)",
+                flush=True,
+            )
             run = Run(
                 servers,
                 arguments.relay,
                 relay,
                 seed,
                 Path(directory),
-                load=LOADS[load],
+                load=load,
                 # Handlers would take ten times as long as the relay.
-                consumer="" if LOADS[load].backlog else arguments.consumer.replace("none", ""),
+                consumer="" if load.backlog else arguments.consumer.replace("none", ""),
+                asynchronous=arguments.asynchronous,
                 patience=arguments.patience,
             )
             try:

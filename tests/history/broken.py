@@ -11,13 +11,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple
 
 import psycopg
-from confluent_kafka import Producer
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
 
 from outbox_pipelines.settings import Settings, load_settings
-from tests.history import standstill
+from tests.history import reader, standstill
+from tests.history.record import Delivery
 
 _POSITION = """
 CREATE TABLE position (at text NOT NULL);
@@ -52,10 +54,11 @@ class Broken:
     prepare: ClassVar[str]
     autocommit: ClassVar[bool] = True
     linger_ms: ClassVar[int] = 0
+    delivery: ClassVar[Delivery] = "at_least_once"
 
     def __init__(self, settings: Settings) -> None:
         self.connection: psycopg.Connection[Any] = psycopg.connect(settings.dsn, autocommit=self.autocommit)
-        self._topic = settings.topic
+        self._topic, self._kafka = settings.topic, settings.kafka
         self._producer = Producer(
             {
                 "bootstrap.servers": settings.kafka,
@@ -90,6 +93,7 @@ class Broken:
 
     def close(self) -> None:
         self.connection.close()
+        del self._producer
 
 
 class PollsBySeq(Broken):
@@ -178,6 +182,81 @@ class SettlesRange(Claims):
         self.connection.commit()
 
 
+class KeepsProducer(PollsBySeq):
+    """exactly_once by transactions that hold a record of the position, with one producer for all of its life.
+    A commit that came late, after the client had asked again, ends the transaction that is open then."""
+
+    prepare = ""
+    delivery = "exactly_once"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._records = settings.topic.format(aggregate_type="record")
+        with suppress(KafkaException):
+            reader.create(settings.kafka, {"record": self._records})
+        self._producer = Producer(
+            {"bootstrap.servers": settings.kafka, "transactional.id": self._records, "linger.ms": 0}
+        )
+        self._producer.init_transactions(30)
+        self.position = self.recorded()
+
+    def read(self) -> list[Row]:
+        return self._rows(
+            f"SELECT {_COLUMNS}, seq::text AS mark FROM outbox WHERE seq > {self.position} "
+            # The cut is not what is wrong here.
+            "AND tx < pg_snapshot_xmin(pg_current_snapshot()) ORDER BY seq LIMIT 100"
+        )
+
+    def begin(self) -> None:
+        self._producer.begin_transaction()
+
+    def record(self, rows: list[Row]) -> None:
+        self._producer.produce(self._records, rows[-1].mark, partition=0)
+
+    def commit(self, rows: list[Row]) -> None:
+        self._producer.commit_transaction(30)
+        self.position = int(rows[-1].mark)
+
+    def step(self) -> int:
+        rows = self.read()
+        if rows:
+            self.begin()
+            self.publish(rows)
+            self.flush()
+            self.record(rows)
+            self.commit(rows)
+        return len(rows)
+
+    def recorded(self) -> int:
+        """The last record whose transaction was committed; 0 if there is none."""
+        consumer = Consumer(
+            {"bootstrap.servers": self._kafka, "group.id": "records", "enable.partition.eof": True}
+        )
+        consumer.assign([TopicPartition(self._records, 0, OFFSET_BEGINNING)])
+        last = 0
+        try:
+            while (message := consumer.poll(30)) is not None and not message.error():
+                last = int(message.value() or b"")
+        finally:
+            consumer.close()
+        return last
+
+
+class RecordsFirst(KeepsProducer):
+    """The same, with the record in the log before the events are: a transaction that ends between them
+    says that they are published."""
+
+    def step(self) -> int:
+        rows = self.read()
+        if rows:
+            self.begin()
+            self.record(rows)
+            self.flush()
+            self.publish(rows)
+            self.commit(rows)
+        return len(rows)
+
+
 RELAYS: Mapping[str, type[Broken]] = {
     "polls_by_seq": PollsBySeq,
     "cuts_at_xid": CutsAtXid,
@@ -185,6 +264,8 @@ RELAYS: Mapping[str, type[Broken]] = {
     "settles_first": SettlesFirst,
     "claims": Claims,
     "settles_range": SettlesRange,
+    "keeps_producer": KeepsProducer,
+    "records_first": RecordsFirst,
 }
 
 

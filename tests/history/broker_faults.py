@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -155,7 +155,9 @@ def _replicated(run: Run, broker: Kafka) -> dict[tuple[str, int], int]:
             for partition in topic.partitions.values():
                 if topic.topic in run.topics.values() and partition.leader == broker.settings["node.id"]:
                     place = TopicPartition(topic.topic, partition.id)
-                    found[place.topic, place.partition] = client.get_watermark_offsets(place, _SECONDS)[1]
+                    # A leader that was elected a moment ago does not know.
+                    with suppress(KafkaException):
+                        found[place.topic, place.partition] = client.get_watermark_offsets(place, 5)[1]
     finally:
         client.close()
     return found

@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Mapping
+from string import ascii_letters
 from typing import Any, Final
 
 import psycopg
@@ -20,9 +21,13 @@ from outbox_pipelines.writer import emit
 from tests.history.record import Committed
 
 KINDS = ("order", "payment", "shipment")
-ACCOUNTS = tuple((kind, account) for kind in KINDS for account in range(20))
+Accounts = tuple[tuple[str, int], ...]
+ACCOUNTS: Final[Accounts] = tuple((kind, account) for kind in KINDS for account in range(20))
 # Of backlogs alone: a transaction of thousands of events keeps no other writer waiting.
 _BULK_ACCOUNTS = range(20, 60)
+# Their keys are longer than an entry of an index may be, and cannot be compressed below that.
+LONG_ACCOUNTS: Final[Accounts] = tuple((kind, account) for kind in KINDS for account in range(60, 63))
+LONG_KEY: Final = 3_000
 
 # Characters of noise in an event's payload, and how often: hexadecimal, so that it compresses by half.
 Sizes = Mapping[int, float]
@@ -74,10 +79,25 @@ SELECT kind, account::text, kind || '.counted', jsonb_build_object(
 FROM events ORDER BY i"""
 
 
+def key_of(account: int) -> str:
+    """The aggregate id of an account: its number, and for some accounts much more."""
+    if account < LONG_ACCOUNTS[0][1]:
+        return str(account)
+    return f"{account} {''.join(random.Random(account).choices(ascii_letters, k=LONG_KEY - 3))}"
+
+
+_NUMBERS: Final = {key_of(account): str(account) for _, account in LONG_ACCOUNTS}
+
+
+def account_of(key: str) -> str:
+    """The number of the account whose aggregate id this is; what is no such id comes back as it is."""
+    return _NUMBERS.get(key, key)
+
+
 def prepare(connection: psycopg.Connection[Any]) -> None:
     """Makes the tables, with every account at 0."""
     connection.execute(_TABLES.encode())
-    accounts = [*ACCOUNTS, *((kind, account) for kind in KINDS for account in _BULK_ACCOUNTS)]
+    accounts = [*ACCOUNTS, *LONG_ACCOUNTS, *((kind, account) for kind in KINDS for account in _BULK_ACCOUNTS)]
     connection.cursor().executemany("INSERT INTO account (kind, id) VALUES (%s, %s)", accounts)
 
 
@@ -107,12 +127,16 @@ def count(connection: psycopg.Connection[Any], kind: str, account: int, size: in
     assert row is not None
     n, token = row
     noise = {"noise": _NOISE[: size // 2].hex()} if size else {}
-    emit(connection, kind, account, f"{kind}.counted", {"n": n, "token": token, **noise})
+    emit(connection, kind, key_of(account), f"{kind}.counted", {"n": n, "token": token, **noise})
     return int(n)
 
 
 def transact(
-    connection: psycopg.Connection[Any], chance: random.Random, name: str = "", sizes: Sizes = SMALL
+    connection: psycopg.Connection[Any],
+    chance: random.Random,
+    name: str = "",
+    sizes: Sizes = SMALL,
+    accounts: Accounts = ACCOUNTS,
 ) -> None:
     """One transaction as applications have them: short or long, with savepoints, rolled back or committed.
 
@@ -122,7 +146,7 @@ def transact(
     try:
         _begin(connection, chance)
         # In one order everywhere, so that writers wait for one another but never in a circle.
-        for kind, account in sorted(chance.sample(ACCOUNTS, chance.choice([1, 1, 1, 3]))):
+        for kind, account in sorted(chance.sample(accounts, chance.choice([1, 1, 1, 3]))):
             if chance.random() < 0.1:
                 with connection.transaction(force_rollback=True):
                     count(connection, kind, account)

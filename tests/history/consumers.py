@@ -18,7 +18,7 @@ import psycopg
 from outbox_pipelines.consumer import Consumer, Event
 from outbox_pipelines.settings import Settings, load_settings
 from tests.history import effects, standstill
-from tests.history.business import KINDS
+from tests.history.business import KINDS, LONG_KEY
 
 # A short session, so that others take over soon from who was killed or frozen; the broker must allow it.
 _QUICK = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 200}
@@ -49,8 +49,15 @@ def idempotent(
         dedupe=dedupe,
     )
 
+    tried: set[str] = set()
+
     @consumer.on_other(per_transaction=per_transaction)
     def handle(event: Event, connection: psycopg.Connection[Any]) -> None:
+        token = event.payload["token"]
+        # So that the key is stored with the event that is to be tried again.
+        if len(str(event.aggregate_id)) == LONG_KEY and token < "2" and token not in tried:
+            tried.add(token)
+            raise RuntimeError("the first try fails")
         effects.make(connection, str(event.aggregate_type), str(event.aggregate_id), event.payload)
 
     return consumer

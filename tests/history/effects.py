@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 
 from outbox_pipelines import consumer
+from tests.history.business import account_of
 from tests.history.record import Effect, Unhandled
 
 _TABLE = """
@@ -31,7 +32,7 @@ def prepare(connection: psycopg.Connection[Any]) -> None:
 
 def make(connection: psycopg.Connection[Any], kind: str, account: str, body: Mapping[str, Any]) -> None:
     """The effect of one event, in the caller's transaction; again: once more."""
-    connection.execute(_MAKE, [kind, account, body["n"], body["token"]])
+    connection.execute(_MAKE, [kind, account_of(account), body["n"], body["token"]])
 
 
 def made(connection: psycopg.Connection[Any]) -> list[Effect]:

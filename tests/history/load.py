@@ -17,6 +17,8 @@ class Load:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Of relays."""
     writers: bool = True
+    long_keys: bool = False
+    """Whether some accounts have keys of `business.LONG_KEY` characters."""
     pause_seconds: float = 0.04
     """Most seconds that a writer waits between two transactions."""
 

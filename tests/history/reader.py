@@ -23,6 +23,7 @@ from confluent_kafka.admin import (
     NewTopic,
 )
 
+from tests.history.business import account_of
 from tests.history.record import Message
 
 PARTITIONS = 4
@@ -84,7 +85,7 @@ class Reader:
                 self._kinds[message.topic()],
                 message.partition(),
                 message.offset(),
-                message.key().decode(),
+                account_of(message.key().decode()),
                 body["n"],
                 body["token"],
                 dict(message.headers())["id"].decode(),

@@ -74,7 +74,13 @@ RELAYS: Mapping[str, Relay] = {
         mode="table",
     ),
     **{
-        f"broken.{name}": Relay((broken.command(name),) * 2, prepare=kind.prepare)
+        # Two producers of one transactional id would fence each other all the time.
+        f"broken.{name}": Relay(
+            (broken.command(name),) * (1 if kind.delivery == "exactly_once" else 2),
+            delivery=kind.delivery,
+            restarts=kind.delivery == "exactly_once",
+            prepare=kind.prepare,
+        )
         for name, kind in broken.RELAYS.items()
     },
 }

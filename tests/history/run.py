@@ -77,6 +77,8 @@ class Run:
         load: how large events are, how many a backlog has, and in how large batches the relay reads them.
         consumer: whose members consume, a name in `CONSUMERS`; empty for no consumer.
         missing: a kind whose topic is not made before `create_missing`.
+        asynchronous: whether the database's commits are lost in a crash, except those of sessions that say
+            otherwise: the writers do.
         patience: how long events may be missing, after a fault and at the end, before that is a finding.
     """
 
@@ -91,6 +93,7 @@ class Run:
         load: Load = SMALL,
         consumer: str = "",
         missing: str = "",
+        asynchronous: bool = False,
         patience: float = 60.0,
     ) -> None:
         self.servers = servers
@@ -101,9 +104,16 @@ class Run:
         database = self._database = f"run_{uuid.uuid4().hex[:8]}"
         with psycopg.connect(servers.postgres.dsn, autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {database}".encode())
-        self.dsn = psycopg.conninfo.make_conninfo(servers.postgres.dsn, dbname=database)
+            if asynchronous:
+                connection.execute(f"ALTER DATABASE {database} SET synchronous_commit = off".encode())
+        self._dsn_of_users = psycopg.conninfo.make_conninfo(servers.postgres.dsn, dbname=database)
+        self.dsn = psycopg.conninfo.make_conninfo(self._dsn_of_users, options="-c synchronous_commit=on")
         template = f"{database}-{{aggregate_type}}-events"
-        schema.migrate(load_settings(dsn=self.dsn, kafka=servers.bootstrap, topic=template))
+        self.settings = load_settings(
+            dsn=self._dsn_of_users, kafka=servers.bootstrap_of_relays, topic=template
+        )
+        """As relays have them, but for their way to the database."""
+        schema.migrate(self.settings)
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             business.prepare(connection)
             effects.prepare(connection)
@@ -128,7 +138,8 @@ class Run:
             for n, proxy in enumerate(self.consumer_proxies, 1)
         ]
         write = (sys.executable, "-m", "tests.history.writers", self.dsn)
-        more = (str(_THREADS), load.sizes, str(load.pause_seconds))
+        keys = "long" if load.long_keys else "short"
+        more = (str(_THREADS), load.sizes, str(load.pause_seconds), keys)
         self.writers = [
             Process(f"{database} writer {n}", (*write, str(seed + n), *more), {}, directory)
             for n in range(_WRITERS if load.writers else 0)
@@ -438,7 +449,7 @@ class Run:
 
     def _process(self, name: str, program: tuple[str, ...], proxy: Proxy, more: Mapping[str, str]) -> Process:
         environment = {
-            "OUTBOX_DSN": psycopg.conninfo.make_conninfo(self.dsn, port=proxy.port),
+            "OUTBOX_DSN": psycopg.conninfo.make_conninfo(self._dsn_of_users, port=proxy.port),
             "OUTBOX_KAFKA": self.servers.bootstrap_of_relays,
             "OUTBOX_TOPIC": self._template,
             "HISTORY_STEPS": str(self._directory / f"{self._database}-{name.replace(' ', '-')}.steps"),
@@ -450,7 +461,7 @@ class Run:
     def _environment(self) -> dict[str, str]:
         """Of an operator's commands, which go straight to the servers."""
         return {
-            "OUTBOX_DSN": self.dsn,
+            "OUTBOX_DSN": self._dsn_of_users,
             "OUTBOX_KAFKA": self.servers.bootstrap,
             "OUTBOX_TOPIC": self._template,
             "HISTORY_STEPS": str(self._steps_of_commands),

@@ -70,8 +70,9 @@ def own_servers(directory: Path, brokers: int = 1) -> Iterator[Servers]:
     """Starts them for the length of the block; several brokers are one cluster."""
     with ExitStack() as stack:
         # With the times of commits, an event that is published before its commit is found.
-        keeps_times = {"track_commit_timestamp": "on"}
-        postgres = Postgres(directory / "postgres", keeps_times, bin_dir=load_settings().local_postgres)
+        # A commit that is not to be durable stays so for long enough to be lost.
+        settings = {"track_commit_timestamp": "on", "wal_writer_delay": "10s"}
+        postgres = Postgres(directory / "postgres", settings, bin_dir=load_settings().local_postgres)
         stack.callback(postgres.stop)
         requests = Requests()
         doors, controllers = [[free_port() for _ in range(brokers)] for _ in range(2)]
@@ -81,7 +82,7 @@ def own_servers(directory: Path, brokers: int = 1) -> Iterator[Servers]:
         for n, (door, controller, proxy) in enumerate(zip(doors, controllers, proxies, strict=True), 1):
             front = free_port()
             # A broker tells its clients where to go: those that come by its second door go to the proxy.
-            settings = {
+            ours = {
                 "node.id": n,
                 "controller.quorum.voters": quorum,
                 "listeners": f"PLAINTEXT://127.0.0.1:{front},PROXIED://127.0.0.1:{door},"
@@ -98,7 +99,7 @@ def own_servers(directory: Path, brokers: int = 1) -> Iterator[Servers]:
             }
             node = Kafka(
                 directory / f"kafka-{n}",
-                settings,
+                ours,
                 heap="384m" if brokers > 1 else "512m",
                 port=front,
                 jar_cache=load_settings().local_jars,

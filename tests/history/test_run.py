@@ -196,5 +196,5 @@ def test_the_soak_as_a_command(capfd: pytest.CaptureFixture[str]) -> None:
         program.main(["run", "--seconds", "2", "--seed", "7", "--brokers", "1", "--fault", "kill relay"]) == 0
     )
     printed = capfd.readouterr().out
-    assert "SEED 7: usual load\n" in printed
+    assert "SEED 7: usual load, 1 broker(s)\n" in printed
     assert "kill relay" in printed

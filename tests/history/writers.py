@@ -1,7 +1,8 @@
 """Writers: threads that do business until they are stopped, here or in a process that can be killed.
 
-As a program: ``python -m tests.history.writers DSN SEED THREADS [SIZES PAUSE]`` prints ``writing`` and writes
-until it is killed; with sizes named, some transactions commit in two phases. PAUSE: most seconds between two.
+As a program: ``python -m tests.history.writers DSN SEED THREADS [SIZES PAUSE KEYS]`` prints ``writing`` and
+writes until it is killed. With SIZES, PAUSE (most seconds between two transactions) and KEYS ("long": some
+accounts have long ones), some transactions commit in two phases.
 
 Invariants:
 - Their choices follow the seed. An unavailable database is waited for; any other failure ends them.
@@ -18,7 +19,16 @@ from typing import Any
 
 import psycopg
 
-from tests.history.business import SIZES, SMALL, Sizes, commit_prepared, transact
+from tests.history.business import (
+    ACCOUNTS,
+    LONG_ACCOUNTS,
+    SIZES,
+    SMALL,
+    Accounts,
+    Sizes,
+    commit_prepared,
+    transact,
+)
 
 APPLICATION = "history"
 
@@ -35,11 +45,13 @@ class Writers:
         two_phases: bool = False,
         sizes: Sizes = SMALL,
         pause_seconds: float = 0.04,
+        accounts: Accounts = ACCOUNTS,
     ) -> None:
         self._dsn = dsn
         self._pause_seconds = pause_seconds
         self._two_phases = two_phases
         self._sizes = sizes
+        self._accounts = accounts
         self._stop = threading.Event()
         self._failed = threading.Event()
         self._failure: Exception | None = None
@@ -74,7 +86,7 @@ class Writers:
                     if name:
                         commit_prepared(connection, name)
                     while not self._stop.wait(chance.uniform(0, self._pause_seconds)):
-                        transact(connection, chance, name, self._sizes)
+                        transact(connection, chance, name, self._sizes, self._accounts)
         except Exception as error:  # noqa: BLE001 - raised by `stop`, in the thread that asks
             self._failure = error
             self._failed.set()
@@ -85,6 +97,7 @@ if __name__ == "__main__":
     given: dict[str, Any] = {}
     if more:
         given = {"two_phases": True, "sizes": SIZES[more[0]], "pause_seconds": float(more[1])}
+        given["accounts"] = ACCOUNTS + LONG_ACCOUNTS if more[2] == "long" else ACCOUNTS
     writers = Writers(dsn, int(seed), int(threads), **given)
     print("writing", flush=True)
     writers.wait()
