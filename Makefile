@@ -9,6 +9,9 @@ RELAY ?= at_least_once
 CONSUMER ?= idempotent
 LOAD ?=
 SEED ?=
+CLUSTER ?=
+FAULT ?=
+OPTIONS ?=
 PORT ?=
 SCOPES ?=
 MODEL_SECONDS ?= 300
@@ -72,7 +75,7 @@ model: $(VENV)/ready
 	@$(if $(SCOPES),,$(BIN)/python -m tests.model --breaks)
 
 soak: $(VENV)/ready
-	@$(BIN)/python -m tests.history run --seconds $(SOAK_SECONDS) --relay $(RELAY) --consumer $(CONSUMER) $(if $(LOAD),--load $(LOAD)) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.history run --seconds $(SOAK_SECONDS) --relay $(RELAY) --consumer $(CONSUMER) $(if $(LOAD),--load $(LOAD)) $(if $(SEED),--seed $(SEED)) $(if $(CLUSTER),--brokers $(CLUSTER)) $(if $(FAULT),--fault "$(FAULT)") $(OPTIONS)
 
 # What make test does in part: each kill, cycle, fault and case of the tests that are marked as thorough.
 thorough: $(VENV)/ready

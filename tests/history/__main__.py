@@ -31,6 +31,8 @@ from tests.history.servers import own_servers
 
 # How often a fault meets a backlog that has just been written.
 _DRAINS = 0.6
+# How often a round has commits that are not durable by default, or long keys.
+_RARELY = 0.3
 # A round has its own database and topics, so that a night's soak stays small in memory.
 _ROUND_SECONDS = 300.0
 
@@ -55,12 +57,13 @@ def main(words: Sequence[str] | None = None) -> int:
         choices=(1, 3),
         help="one, or a cluster of three; drawn from the seed by default",
     )
+    either = argparse.BooleanOptionalAction
     run.add_argument(
-        "--asynchronous",
-        action="store_true",
-        help="synchronous_commit=off where a session does not say otherwise",
+        "--asynchronous", action=either, default=False, help="synchronous_commit=off in the database"
     )
-    run.add_argument("--long-keys", action="store_true", help="some aggregates have ids of 3,000 characters")
+    run.add_argument(
+        "--long-keys", action=either, default=False, help="some aggregates have ids of 3,000 characters"
+    )
     run.add_argument("--patience", type=float, default=60.0, help="seconds until missing events are lost")
     run.add_argument("--calm", action="store_true", help="without faults: then nothing excuses a duplicate")
     check = commands.add_parser("check", help="judge a saved history again")
@@ -125,12 +128,13 @@ def _rounds(arguments: argparse.Namespace, figures: Figures) -> int:
             relay = RELAYS[arguments.relay]
             chance = random.Random(seed)
             name = chance.choice(arguments.load or list(LOADS))
-            load = replace(LOADS[name], long_keys=arguments.long_keys)
-            print(
-                f"SEED {seed}: {name} load{', long keys' * load.long_keys}"
-                f"{', asynchronous commits' * arguments.asynchronous}, {brokers} broker(s)",
-                flush=True,
+            asynchronous, long_keys = (
+                chance.random() < _RARELY if asked is None else asked
+                for asked in (arguments.asynchronous, arguments.long_keys)
             )
+            load = replace(LOADS[name], long_keys=long_keys)
+            options = (", asynchronous commits" * asynchronous) + (", long keys" * long_keys)
+            print(f"SEED {seed}: {name} load{options}, brokers: {brokers}", flush=True)
             run = Run(
                 servers,
                 arguments.relay,
@@ -140,7 +144,7 @@ def _rounds(arguments: argparse.Namespace, figures: Figures) -> int:
                 load=load,
                 # Handlers would take ten times as long as the relay.
                 consumer="" if load.backlog else arguments.consumer.replace("none", ""),
-                asynchronous=arguments.asynchronous,
+                asynchronous=asynchronous,
                 patience=arguments.patience,
             )
             try:

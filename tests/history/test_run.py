@@ -193,8 +193,23 @@ def test_a_standstill_is_described(servers: Servers, seed: int, tmp_path: Path) 
 def test_the_soak_as_a_command(capfd: pytest.CaptureFixture[str]) -> None:
     """Guards against a soak that is found broken on the night it was meant for."""
     assert (
-        program.main(["run", "--seconds", "2", "--seed", "7", "--brokers", "1", "--fault", "kill relay"]) == 0
+        program.main(
+            [
+                "run",
+                "--seconds",
+                "2",
+                "--seed",
+                "7",
+                "--brokers",
+                "1",
+                "--asynchronous",
+                "--no-long-keys",
+                "--fault",
+                "kill relay",
+            ]
+        )
+        == 0
     )
     printed = capfd.readouterr().out
-    assert "SEED 7: usual load, 1 broker(s)\n" in printed
+    assert "SEED 7: usual load, asynchronous commits, brokers: 1\n" in printed
     assert "kill relay" in printed
