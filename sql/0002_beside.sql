@@ -116,8 +116,9 @@ CREATE TABLE outbox_parked (
     PRIMARY KEY (seq)
 );
 CREATE INDEX outbox_parked_id ON outbox_parked (id);
-CREATE INDEX outbox_parked_order ON outbox_parked (aggregate_type, aggregate_id, seq);
-CREATE INDEX outbox_parked_suspects ON outbox_parked (aggregate_type, aggregate_id, seq) WHERE state <> 'waiting';
+-- By a hash, because an index has no room for a long id.
+CREATE INDEX outbox_parked_order ON outbox_parked (hashtextextended(aggregate_id, 0), seq);
+CREATE INDEX outbox_parked_suspects ON outbox_parked (hashtextextended(aggregate_id, 0), seq) WHERE state <> 'waiting';
 CREATE INDEX outbox_parked_failed ON outbox_parked (failed_at) WHERE state IN ('failed', 'replaying');
 CREATE INDEX outbox_parked_commands ON outbox_parked (failed_at) WHERE command_due;
 CREATE INDEX outbox_parked_trying ON outbox_parked (seq) WHERE trying;

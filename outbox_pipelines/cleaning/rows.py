@@ -24,6 +24,7 @@ from outbox_pipelines.cleaning.target import Target
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.secret import first_line
+from outbox_pipelines.sqlstates import is_outage
 
 MOST_SECONDS: Final = 0.05
 """How long a batch may hold its locks."""
@@ -117,9 +118,9 @@ class Deleter:
                     ) from None
                 self.stop.wait(random.uniform(*PAUSE))
                 continue
-            except psycopg.OperationalError:
-                raise
             except psycopg.DatabaseError as error:
+                if is_outage(error):
+                    raise
                 raise NotReadyError(
                     f"rows of {self.target} cannot be deleted: {first_line(error)}: remove the rows that "
                     "reference them, or change what refuses the DELETE; the next run continues"

@@ -36,12 +36,12 @@ from outbox_pipelines.consumer.transactions import (
     TransactionError,
     is_worth_a_repetition,
     left_over,
-    may_pass,
 )
 from outbox_pipelines.consumer.types import Types
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.repeated_lines import RepeatedLines
 from outbox_pipelines.secret import redacted
+from outbox_pipelines.sqlstates import is_outage
 
 _LOG: Final = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -371,7 +371,7 @@ class Attempts:
                         raise
                     tries += 1
                     await self._plan.stay()
-                elif isinstance(error, SetupError) or self._is_called or not may_pass(error):
+                elif isinstance(error, SetupError) or self._is_called or not is_outage(error):
                     raise
                 else:
                     pause = await self._wait_for_database(error, pause)
@@ -394,7 +394,7 @@ class Attempts:
             except Exception as error:
                 if isinstance(error, SetupError):
                     raise
-                if not may_pass(error):
+                if not is_outage(error):
                     raise ConsumerError(f"the consumer's tables cannot be used: {told(error)}") from error
                 pause = await self._wait_for_database(error, pause)
             else:

@@ -34,6 +34,8 @@ from outbox_pipelines.parsers.topics import is_topic
 
 _LOG: Final = logging.getLogger(__name__)
 _WITH_CACHE: Final = 100
+# Bytes; the same as in sql/consumer.
+_LONGEST_NAME: Final = 500
 RECEIVED_AT_ONCE: Final = 500
 IDLE_SECONDS: Final = 0.2
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -68,6 +70,7 @@ class Configured(Handlers):
             raise SetupError("source is empty: give the consumer a name, for example billing")
         if "\0" in source:
             raise SetupError("source has the character NUL, which PostgreSQL cannot store: remove it")
+        _require_short("source", source)
         if isinstance(topics, str) or not topics:
             raise SetupError('topics is not a list of names: write for example ["order-events"]')
         if not 0 <= require_number("retry_seconds", options.retry_seconds) <= LONGEST_SECONDS:
@@ -85,6 +88,7 @@ class Configured(Handlers):
         self._source = source
         self._topics = topics
         self._kafka = settings(kafka, source)
+        _require_short("group.id", str(self._kafka["group.id"]))
         self._reader = Reader(options.header_names)
         self._cache = options.cache
         self._counts = Counts()
@@ -195,6 +199,12 @@ async def called(do: Callable[[], Any]) -> Any:
 def require_one_way(*ways: object) -> None:
     if sum(way is not None for way in ways) != 1:
         raise SetupError("give exactly one of dsn, connect and session: the database of the handlers' tables")
+
+
+def _require_short(name: str, given: str) -> None:
+    """Raise SetupError for a name that the indexes of the consumer's tables may have no room for."""
+    if (size := len(given.encode(errors="replace"))) > _LONGEST_NAME:
+        raise SetupError(f"{name} has {size} bytes, more than {_LONGEST_NAME}: give a shorter name")
 
 
 def _is_by_offset(options: Options, kafka: Mapping[str, Any]) -> bool:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Final
 
-# Whether a message of this key has to be handled first. The key's own column comes last: it is what differs.
+# Whether a message of this key has to be handled first. The index has the key's hash.
 _KEY_IS_TAKEN: Final = """
 EXISTS (SELECT FROM inbox AS earlier
     WHERE earlier.state IN ('waiting', 'failed') AND (earlier.state = 'waiting' OR CAST({block} AS bool))
-        AND earlier.source = {source} AND earlier.topic = {topic} AND earlier.key = {key}{before})"""
+        AND earlier.source = {source} AND earlier.topic = {topic}
+        AND earlier.key_hash = hashtextextended({key}, 0) AND earlier.key = {key}{before})"""
 
 
 def _taken(source: str, topic: str, key: str, before: str = "") -> str:
@@ -182,7 +183,7 @@ WHERE seq IN (
         SELECT min(seq) FROM inbox
         WHERE state IN ('waiting', 'failed') AND (state = 'waiting' OR CAST(%(block)s AS bool))
             AND source = %(source)s
-        GROUP BY topic, key)
+        GROUP BY topic, key_hash)
     AND state = 'waiting' AND next_attempt_at <= now()
     AND event_type <> ALL (CAST(%(held)s AS text[]))
     AND (event_type = ANY (CAST(%(named)s AS text[])) OR NOT CAST(%(other_held)s AS bool))
@@ -192,7 +193,8 @@ ORDER BY seq LIMIT CAST(%(limit)s AS int)"""
 NEXT: Final = """
 SELECT seq, attempts, event_type FROM (
     SELECT later.seq, later.attempts, later.event_type, later.next_attempt_at FROM inbox AS it
-    JOIN inbox AS later ON later.source = it.source AND later.topic = it.topic AND later.key = it.key
+    JOIN inbox AS later ON later.source = it.source AND later.topic = it.topic
+        AND later.key_hash = it.key_hash
         AND later.state IN ('waiting', 'failed') AND later.state = 'waiting'
     WHERE it.seq = CAST(%(seq)s AS bigint)
     ORDER BY later.seq LIMIT 1) AS first

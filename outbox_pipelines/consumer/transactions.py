@@ -21,6 +21,7 @@ from outbox_pipelines.consumer import messages, queries
 from outbox_pipelines.consumer.messages import FirstStatement
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.secret import check_dsn, register_dsn
+from outbox_pipelines.sqlstates import code_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -49,9 +50,6 @@ _CANCEL_SECONDS: Final = 5.0
 _IN_FAILED: Final = "25P02"
 # Serialization failure and deadlock: the same again may well succeed.
 _AGAIN: Final = ("40001", "40P01")
-# Classes of conditions that psycopg has as OperationalError: no connection, another transaction was chosen,
-# no memory or disk, a lock that is not available, the server stops or starts, an error of the system.
-_PASSING: Final = ("08", "40", "53", "55", "57", "58")
 
 
 class TransactionError(Exception):
@@ -313,20 +311,9 @@ async def released(database: Database, transaction: Any) -> bool:
     return bool(is_ours)
 
 
-def may_pass(error: BaseException) -> bool:
-    """Return whether an error is a database outage, which can end soon."""
-    # SQLAlchemy's errors have the names that PEP 249 gives them. asyncpg's come as OSError, or with none of
-    # these names and the server's code.
-    names = {each.__name__ for each in type(error).__mro__}
-    passes = isinstance(error, OSError) or bool(names & {"OperationalError", "InterfaceError"})
-    code = _code(error)
-    # Without a code it is psycopg's own: a pooler that loses its server says more than was asked.
-    return passes or code.startswith(_PASSING) or (not code and "InternalError" in names)
-
-
 def is_worth_a_repetition(error: BaseException) -> bool:
     """Return whether an error is a serialization failure or a deadlock."""
-    return _code(error) in _AGAIN
+    return code_of(error) in _AGAIN
 
 
 def left_over(error: BaseException) -> TransactionError | None:
@@ -335,15 +322,9 @@ def left_over(error: BaseException) -> TransactionError | None:
     # SQLAlchemy itself rejects statements after a failed flush, a commit or a rollback.
     if queries.NOT_OURS in str(error):
         return TransactionError(ENDED)
-    if _code(error) == _IN_FAILED or "PendingRollbackError" in names:
+    if code_of(error) == _IN_FAILED or "PendingRollbackError" in names:
         return TransactionError(_ABORTED)
     return TransactionError(ENDED) if "InvalidRequestError" in names else None
-
-
-def _code(error: BaseException) -> str:
-    """The server's code of an error; empty where it has none."""
-    driver = getattr(error, "orig", None) or error
-    return str(getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None) or "")
 
 
 def _require_dsn(conninfo: str) -> None:

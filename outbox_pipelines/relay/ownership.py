@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, LiteralString, Protocol
 
+import psycopg
+
 from outbox_pipelines.database import Connection
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.secret import first_line
+from outbox_pipelines.sqlstates import is_outage
 
 
 class Ownership(Protocol):
@@ -44,8 +47,14 @@ class Ownership(Protocol):
         """Give it back, if it is owned."""
 
 
-def lost(owned: str, connection: Connection, error: Exception) -> ShardLostError:
-    """Return what to raise where a statement of the session that owns something has failed."""
+def lost(owned: str, connection: Connection, error: psycopg.Error) -> ShardLostError:
+    """Return what to raise if a statement of the session that owns something has failed by an outage.
+
+    Raises:
+        psycopg.Error: the error, if it is no outage: to start over would repeat it.
+    """
+    if not is_outage(error):
+        raise error
     owner = f"the session that owns {owned}"
     what = f"{owner} has ended" if connection.broken else f"a statement of {owner} has failed"
     return ShardLostError(f"{what}: {first_line(error)}")

@@ -46,6 +46,7 @@ from outbox_pipelines.relay.worker import Worker
 from outbox_pipelines.schema import require_schema
 from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
+from outbox_pipelines.sqlstates import is_outage
 
 _LOG = logging.getLogger(__name__)
 # Seconds between two attempts to take the lock: the gap when the shard changes its owner.
@@ -186,6 +187,8 @@ def relay(
                     raise
                 break
             except (ShardLostError, UnavailableError, psycopg.OperationalError) as error:
+                if isinstance(error, psycopg.Error) and not is_outage(error):
+                    raise
                 if stop.is_set():
                     # The next relay reads the events that were in flight again.
                     _LOG.warning("stopped while %s", first_line(error))

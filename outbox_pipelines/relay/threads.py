@@ -10,6 +10,7 @@ import psycopg
 
 from outbox_pipelines import log
 from outbox_pipelines.relay.core.errors import ShardLostError
+from outbox_pipelines.sqlstates import is_outage
 
 
 class Threads:
@@ -36,7 +37,11 @@ class Threads:
         try:
             body()
         except psycopg.OperationalError as error:
-            self.fail(ShardLostError(f"the connection to the database is lost: {error}"))
+            self.fail(
+                ShardLostError(f"the connection to the database is lost: {error}")
+                if is_outage(error)
+                else error
+            )
         except BaseException as error:  # noqa: BLE001 - raised by the worker
             self.fail(error)
 

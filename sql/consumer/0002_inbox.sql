@@ -21,6 +21,7 @@ BEGIN
         partition int NOT NULL,
         "offset" bigint NOT NULL,
         key text NOT NULL, -- messages of one source, topic and key are handled one after the other
+        key_hash bigint NOT NULL GENERATED ALWAYS AS (hashtextextended(key, 0)) STORED,
         event_type text NOT NULL,
         message_key bytea,
         payload bytea, -- as it was in Kafka; NULL: a tombstone
@@ -33,8 +34,9 @@ BEGIN
         last_error text,
         processed_at timestamptz -- or discarded
     );
-    -- Whether a key is free, and the first message of each key; empty as long as no handler fails.
-    CREATE INDEX inbox_open ON inbox (source, topic, key, seq) WHERE state IN ('waiting', 'failed');
+    -- Whether a key is free, and the first message of each key; empty as long as no handler fails. Not the key itself:
+    -- an index has no room for a long one. If two keys have one hash, the later message waits for the earlier one.
+    CREATE INDEX inbox_open ON inbox (source, topic, key_hash, seq) INCLUDE (state) WHERE state IN ('waiting', 'failed');
     CREATE INDEX inbox_message ON inbox (message_id);
     CREATE CONSTRAINT TRIGGER handled_guard AFTER UPDATE ON inbox DEFERRABLE INITIALLY DEFERRED
         FOR EACH ROW WHEN (NEW.state = 'processed' AND current_setting('outbox.handling', true) = 'on')

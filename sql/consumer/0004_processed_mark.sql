@@ -15,11 +15,20 @@ BEGIN
     END IF;
 
     EXECUTE format($create$
+        CREATE FUNCTION %1$s.processed_source_is_long(bytes int) RETURNS text LANGUAGE plpgsql AS $long$
+        BEGIN
+            RAISE EXCEPTION 'the source of a processed event has %% bytes, more than 500', bytes
+                USING ERRCODE = 'program_limit_exceeded', HINT = 'Give the consumer a shorter name.';
+        END $long$ $create$, place);
+    EXECUTE format($create$
         CREATE FUNCTION %1$s.processed_mark(event_id uuid, source text) RETURNS boolean LANGUAGE sql VOLATILE
         BEGIN ATOMIC
             WITH marked AS (
                 INSERT INTO %1$s.processed_events (event_id, source, bucket)
-                VALUES (processed_mark.event_id, processed_mark.source,
+                VALUES (processed_mark.event_id,
+                        CASE WHEN octet_length(processed_mark.source) > 500
+                             THEN %1$s.processed_source_is_long(octet_length(processed_mark.source))
+                             ELSE processed_mark.source END,
                         %1$s.processed_bucket(processed_mark.event_id))
                 ON CONFLICT DO NOTHING RETURNING true)
             SELECT EXISTS (SELECT FROM marked);

@@ -69,6 +69,9 @@ def test_attached_again(
     assert database.value("SELECT state FROM outbox_days WHERE day = %s", dropped) == "archived"
     unpublished = "SELECT count(*) FROM outbox, outbox_shards WHERE NOT pg_visible_in_snapshot(tx, done)"
     assert database.value(unpublished) == 0
+    # Those that the restore makes: ATTACH would make each that it does not find, under its lock.
+    indexes = "SELECT count(*) FROM pg_index WHERE indrelid = %s::regclass"
+    assert database.value(indexes, leaf) == database.value(indexes, "outbox")
     assert {status for (status,) in database.rows("SELECT DISTINCT status FROM outbox_events")} == {
         "PROCESSED"
     }

@@ -6,6 +6,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from tests.noise import noise
 from tests.schema.events import insert, one
 from tests.schema.servers import Connection
 
@@ -104,8 +105,9 @@ def test_a_payload_that_is_not_measured_is_below_the_limit(connection: Connectio
     ],
 )
 def test_long_names_and_ids_are_refused(connection: Connection, column: str) -> None:
-    """Guards against a column that is not measured: 270 MB of it ended every read."""
-    insert(connection, **{column: "x" * 10_000})
+    """Guards against a column that is not measured: 270 MB of it ended every read; and against an index that
+    has no room for it."""
+    insert(connection, **{column: noise(10_000)})
     with pytest.raises(
         psycopg.errors.ProgramLimitExceeded, match=f"{column} has 10001 bytes, more than 10000"
     ):
@@ -158,3 +160,24 @@ def test_a_payload_from_a_compressed_column_is_refused(connection: Connection) -
             "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) "
             "SELECT 'order', '1', 'e', body FROM source"
         )
+
+
+def test_an_event_with_the_longest_names_can_be_parked(connection: Connection) -> None:
+    """Guards against an index that has no room for them: a relay would start over again and again."""
+    names = ("aggregate_type", "aggregate_id", "event_type", "idempotency_key", "correlation_id")
+    written = insert(connection, **{name: noise(10_000) for name in (*names, "causation_id", "traceparent")})
+    connection.execute(
+        "SELECT outbox_park(ARRAY[%s::bigint], ARRAY['failed'], ARRAY[%s], '-infinity', 'infinity', 0, %s)",
+        [written.seq, noise(10_000), written.seq],
+    )
+    assert one(connection, "SELECT length(aggregate_id) FROM outbox_parked") == (10_000,)
+
+
+def test_no_index_has_an_unbounded_text(connection: Connection) -> None:
+    """Guards against a long value that PostgreSQL refuses in its own words."""
+    found = connection.execute(
+        "SELECT indexrelid::regclass::text, attname FROM pg_index JOIN pg_attribute ON attrelid = indexrelid"
+        " WHERE indrelid::regclass::text !~ '^(pg_|information_schema)' AND attlen < 0"
+    ).fetchall()
+    # The names of this package's migrations, and of roles, which have 63 bytes at most.
+    assert sorted(found) == [("outbox_migrations_pkey", "name"), ("outbox_writers_pkey", "writer")]

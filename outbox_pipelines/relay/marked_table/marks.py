@@ -22,6 +22,7 @@ from outbox_pipelines.relay.marked_table import queries
 from outbox_pipelines.relay.marked_table.core.ports import MarkError
 from outbox_pipelines.relay.marked_table.statements import Statements
 from outbox_pipelines.secret import first_line
+from outbox_pipelines.sqlstates import is_outage
 
 _LOG = logging.getLogger(__name__)
 # The search for rows that cannot be marked stops at this number: more are not a problem of single rows.
@@ -47,9 +48,9 @@ def explained(table: Mapping) -> Iterator[None]:
     """Raise the database's error about an UPDATE as a `MarkError`."""
     try:
         yield
-    except psycopg.OperationalError:
-        raise
     except psycopg.DatabaseError as error:
+        if is_outage(error):
+            raise
         raise MarkError(_explain(table, error)) from error
 
 
@@ -112,9 +113,9 @@ def mark_what_can_be(connection: Connection, statements: Statements, seqs: list[
             with connection.transaction():
                 connection.execute(statements(queries.MARK), {"keys": statements.keys.array(some)})
                 connection.execute(_NOW)
-        except psycopg.OperationalError:
-            raise
-        except psycopg.DatabaseError:
+        except psycopg.DatabaseError as error:
+            if is_outage(error):
+                raise
             middle = len(some) // 2
             if middle:
                 left += [some[middle:], some[:middle]]

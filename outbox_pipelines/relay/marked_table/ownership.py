@@ -265,7 +265,7 @@ class TableOwnership:
     def _set(self, setting: str, value: str) -> None:
         self.execute("SELECT set_config(%(setting)s, %(value)s, false)", {"setting": setting, "value": value})
 
-    def _lost(self, error: Exception) -> ShardLostError:
+    def _lost(self, error: psycopg.Error) -> ShardLostError:
         return lost(str(self.mapping), self._connection, error)
 
 

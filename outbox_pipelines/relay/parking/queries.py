@@ -35,6 +35,11 @@ IS_DUE: Final[LiteralString] = """(
 
 _PAUSED: Final[LiteralString] = f"state IN ('retrying', 'replaying') AND crashes > 0 AND NOT {IS_DUE}"
 
+# The index has a hash of the id.
+_OF_AGGREGATE: Final[LiteralString] = """
+hashtextextended({0}.aggregate_id, 0) = hashtextextended(a.name, 0)
+    AND {0}.aggregate_type = a.type AND {0}.aggregate_id = a.name"""
+
 # The first event of each aggregate that blocks it.
 HEADS: Final[LiteralString] = f"""
 SELECT {NAMES}, state, attempts,
@@ -43,7 +48,7 @@ SELECT {NAMES}, state, attempts,
 FROM unnest(%(types)s::text[], %(ids)s::text[]) AS a (type, name)
 CROSS JOIN LATERAL (
     SELECT *, {_COVERED} AS covered FROM outbox_parked p
-    WHERE p.aggregate_type = a.type AND p.aggregate_id = a.name AND p.state = ANY (%(blocking)s)
+    WHERE {_OF_AGGREGATE.format("p")} AND p.state = ANY (%(blocking)s)
     ORDER BY p.seq LIMIT 1) AS head"""
 
 # Events with no blocking event before them: up to the next one that must be tried alone.
@@ -52,11 +57,11 @@ SELECT {NAMES}
 FROM unnest(%(types)s::text[], %(ids)s::text[]) AS a (type, name)
 CROSS JOIN LATERAL (
     SELECT * FROM outbox_parked p
-    WHERE p.aggregate_type = a.type AND p.aggregate_id = a.name AND p.state = 'waiting'
+    WHERE {_OF_AGGREGATE.format("p")} AND p.state = 'waiting'
       AND {_COVERED}
       AND p.seq < coalesce((
           SELECT min(b.seq) FROM outbox_parked b
-          WHERE b.aggregate_type = a.type AND b.aggregate_id = a.name
+          WHERE {_OF_AGGREGATE.format("b")}
             AND b.state = ANY (%(blocking)s) AND b.state <> 'waiting'), 9223372036854775807)
     ORDER BY p.seq LIMIT %(limit)s) AS waiting"""
 
@@ -149,10 +154,10 @@ UPDATE outbox_parked SET crashes = 1, next_attempt_at = clock_timestamp() + make
 WHERE seq = %(seq)s AND state = 'retrying'"""
 
 # Of events that were released together only the first is marked; another one may be the cause of the crash.
-ALONE: Final = """
+ALONE: Final[LiteralString] = f"""
 UPDATE outbox_parked p SET state = 'retrying', next_attempt_at = clock_timestamp(), last_error = %(error)s
 FROM unnest(%(types)s::text[], %(ids)s::text[]) AS a (type, name)
-WHERE p.aggregate_type = a.type AND p.aggregate_id = a.name AND p.state = 'waiting'"""
+WHERE {_OF_AGGREGATE.format("p")} AND p.state = 'waiting'"""
 
 ANY_REPLAYS: Final[LiteralString] = f"""
 SELECT EXISTS (SELECT FROM outbox_parked WHERE state = 'replaying' AND {MINE})"""

@@ -281,5 +281,5 @@ class ShardOwnership:
             raise self._lost(error) from error
         return bool(row and row[0])
 
-    def _lost(self, error: Exception) -> ShardLostError:
+    def _lost(self, error: psycopg.Error) -> ShardLostError:
         return lost(f"shard {self.shard}", self._connection, error)

@@ -123,9 +123,9 @@ BREAKS: Final[dict[str, Break]] = {
         "the offset is stored when the message arrives, as enable.auto.offset.store does",
         *("consumer-two-crash", "accounted"),
         *(Member, "poll"),
-        "    return [each for each in messages if _is_message(each) and self.has(each)]",
+        "    return [each for each in messages if self._is_message(each) and self.has(each)]",
         "    self.done(messages)\n"
-        "    return [each for each in messages if _is_message(each) and self.has(each)]",
+        "    return [each for each in messages if self._is_message(each) and self.has(each)]",
     ),
     "what is left at a stop is done": _one(
         "after SIGTERM the rest of a batch counts as done",
@@ -387,7 +387,7 @@ BREAKS: Final[dict[str, Break]] = {
         "a connection that is lost before the handler is called costs an attempt",
         *("consumer-refused", "blame"),
         *(Attempts, "_repeated"),
-        "elif isinstance(error, SetupError) or self._is_called or not may_pass(error):",
+        "elif isinstance(error, SetupError) or self._is_called or not is_outage(error):",
         "elif True:",
     ),
     "given up while it is handled": Break(

@@ -101,14 +101,14 @@ def test_all_state_of_the_code_is_in_the_model() -> None:
                 "_open",
                 "_is_called",
             ),
-            *("_inbox", "_measure_at", "_marks"),
+            *("_inbox", "_measure_at", "_marks", "_lines"),
             # How many events share a transaction: those of a scope are fewer than it ever is.
             "_pace",
         },
         crash_guard.CrashGuard: {"_database", "_same"},
         positions.Positions: {"_database", "_source"},
         membership.Member: {
-            *("_client", "_settings", "_topics", "_brokers"),
+            *("_client", "_settings", "_topics", "_brokers", "_lines"),
             *("_patience", "_polled_at", "_kept", "_lag_at", "lag"),
         },
     }

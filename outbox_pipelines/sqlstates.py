@@ -1,0 +1,46 @@
+"""The errors of PostgreSQL that are an outage, by SQLSTATE: waiting can help, and no event is the cause.
+
+Invariants:
+- One table lists the classes and codes of outages. Any other code is an error of its statement or its values:
+  the same statement would fail again, so it is not repeated until it succeeds.
+- The class of the driver's exception decides only if there is no code: psycopg calls `OperationalError` also
+  what a value (54), a trigger (2F, 38, 39) or a foreign table (HV) causes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# By the first two characters, the class, or by all five.
+OUTAGES: Final = {
+    "08": "no connection",
+    "25006": "the server is a standby now, or read-only",
+    "25P03": "the server ended the session, which was idle in a transaction",
+    "25P04": "the server ended the session, whose transaction took too long",
+    # These two come when a session begins, before any event is known.
+    "28": "the server refuses the login",
+    "3D000": "the database does not exist",
+    "40": "another transaction was chosen to succeed",
+    "53": "no memory, disk space or connections left",
+    # Of class 55 only these: others, such as a partition that is closed, stay as they are.
+    "55006": "another session uses the object",
+    "55P03": "another session has the lock",
+    "57": "the server stops or starts, or someone canceled the statement",
+    "58": "an error of the server's disk or system",
+}
+
+
+def code_of(error: BaseException) -> str:
+    """Return the SQLSTATE of an error, of any driver or SQLAlchemy; empty if it has none."""
+    driver = getattr(error, "orig", None) or error
+    return str(getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None) or "")
+
+
+def is_outage(error: BaseException) -> bool:
+    """Return whether an error is an outage of the database."""
+    if code := code_of(error):
+        return code in OUTAGES or code[:2] in OUTAGES
+    # Without a code it is the driver's own, by the names of PEP 249, also in SQLAlchemy. asyncpg raises an
+    # OSError if there is no connection; a pooler that loses its server can cause an InternalError of psycopg.
+    names = {each.__name__ for each in type(error).__mro__}
+    return isinstance(error, OSError) or bool(names & {"OperationalError", "InterfaceError", "InternalError"})
