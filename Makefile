@@ -14,6 +14,9 @@ FAULT ?=
 OPTIONS ?=
 PORT ?=
 SCOPES ?=
+AREA ?=
+SAMPLE ?=
+MUTANT ?=
 MODEL_SECONDS ?= 300
 # More than cores, since many tests wait. Each has servers of its own for the tests that kill them: some 1.5 GB.
 WORKERS ?= 5
@@ -25,7 +28,7 @@ SYSTEM := $(addprefix tests/,browser demo deploy fleet history local model)
 # A suite starts a thousand processes: none should compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo ui fleet test test-system test-all collect test-fast coverage matrix interop model soak thorough lint docs bench release clean
+.PHONY: demo ui fleet test test-system test-all collect test-fast coverage matrix interop model mutants soak thorough lint docs bench release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/ready
@@ -73,6 +76,10 @@ interop: $(VENV)/ready
 model: $(VENV)/ready
 	@$(BIN)/python -m tests.model $(SCOPES) --seconds $(MODEL_SECONDS) --processes 2
 	@$(if $(SCOPES),,$(BIN)/python -m tests.model --breaks)
+
+# Conditions in SQL, and settings, each turned around once: which of them no test finds.
+mutants: $(VENV)/ready
+	@$(BIN)/python -m tests.mutants $(AREA) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(MUTANT),--mutant $(MUTANT)) --show
 
 soak: $(VENV)/ready
 	@$(BIN)/python -m tests.history run --seconds $(SOAK_SECONDS) --relay $(RELAY) --consumer $(CONSUMER) $(if $(LOAD),--load $(LOAD)) $(if $(SEED),--seed $(SEED)) $(if $(CLUSTER),--brokers $(CLUSTER)) $(if $(FAULT),--fault "$(FAULT)") $(OPTIONS)

@@ -27,6 +27,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, AnyStr, Final
 
+from tests.mutants import patch
+
 # What most programs of the suite need.
 _MODULES: Final = (
     *("outbox_pipelines.cli", "outbox_pipelines.relay.worker", "outbox_pipelines.quality.measurements"),
@@ -220,6 +222,8 @@ def _main() -> None:
     connection.set_inheritable(False)
     for name in _MODULES:
         __import__(name)
+    if patch.VARIABLE in os.environ:
+        patch.apply(*json.loads(os.environ[patch.VARIABLE]))
     assert not sys.modules.keys() & set(_OWN)
     # Children share the memory of what was imported as long as no collection touches it.
     gc.collect()

@@ -1,0 +1,156 @@
+"""`python -m tests.mutants [AREA]...`: mutate SQL and settings, and show which mutants no test finds.
+
+Invariants:
+- Results are kept in build/mutants: a run continues where the last one ended, and begins with those that are
+  not known. The order is drawn from a seed, so that a part of a run is a sample.
+- The exit code is 1 if a mutant survived that `equal.toml` does not explain, or if an explanation is stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sys
+import tomllib
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.mutants import catalog
+from tests.mutants.catalog import Mutant
+from tests.mutants.record import Recorder, leave_out
+from tests.mutants.run import Covering, Result, Runner
+
+BUILD: Final = catalog.ROOT / "build" / "mutants"
+EQUAL: Final = Path(__file__).parent / "equal.toml"
+_AREAS: Final = ("relay", "partitions", "consumer", "archive")
+_TEST_SECONDS: Final = 90
+
+
+class _Selecting:
+    """Leaves out what was not recorded."""
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        leave_out(config, items)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = _arguments(arguments)
+    code = 0
+    for area in given.areas or _AREAS:
+        mutants = [each for each in catalog.of_area(area) if re.search(given.mutant, each.id)]
+        if given.list:
+            print(*mutants, sep="\n")
+            continue
+        if given.record or not _recorded(area).exists():
+            _record(area)
+        known = _known(area)
+        # A seed alone decides the order; what another mutant usually finds too comes last.
+        random.Random(given.seed).shuffle(mutants)
+        mutants.sort(key=lambda each: each.is_minor)
+        asked = [
+            each
+            for each in mutants[: given.sample or None]
+            if each.id not in known or given.again or given.mutant or given.survivors
+        ]
+        if given.survivors:
+            asked = [
+                each for each in asked if known.get(each.id, {}).get("outcome") in ("survived", "untested")
+            ]
+        if asked:
+            _run(area, asked, known, given.seconds, given.budget)
+        code = max(code, _summary(area, mutants, known, show=given.show))
+    return code
+
+
+def _arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants")
+    parser.add_argument("areas", nargs="*", choices=[*catalog.AREAS], metavar="AREA")
+    parser.add_argument("--list", action="store_true", help="only list the mutants")
+    parser.add_argument("--record", action="store_true", help="record anew which tests send which statement")
+    parser.add_argument("--sample", type=int, default=0, help="only so many, drawn by the seed")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--mutant", default="", help="only mutants whose id this regular expression finds")
+    parser.add_argument("--again", action="store_true", help="also those whose result is known")
+    parser.add_argument("--survivors", action="store_true", help="only those that no test has found so far")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no mutant after so long")
+    parser.add_argument("--budget", type=float, default=40.0, help="seconds of tests for each mutant")
+    parser.add_argument("--show", action="store_true", help="list every survivor")
+    return parser.parse_args(arguments)
+
+
+def _recorded(area: str) -> Path:
+    return BUILD / f"{area}.json"
+
+
+def _folders(area: str) -> list[str]:
+    return [f"tests/{each}" for each in catalog.AREAS[area][1]]
+
+
+def _record(area: str) -> None:
+    recorder = Recorder(_recorded(area))
+    recorder.watch()
+    pytest.main(["-p", "no:cacheprovider", f"--timeout={_TEST_SECONDS}", *_folders(area)], plugins=[recorder])
+
+
+def _results(area: str) -> Path:
+    return BUILD / f"{area}-results.json"
+
+
+def _known(area: str) -> dict[str, dict[str, object]]:
+    file = _results(area)
+    found: dict[str, dict[str, object]] = json.loads(file.read_text()) if file.exists() else {}
+    return found
+
+
+def _run(
+    area: str, mutants: list[Mutant], known: dict[str, dict[str, object]], seconds: float, budget: float
+) -> None:
+    def report(mutant: Mutant, result: Result) -> None:
+        known[mutant.id] = asdict(result)
+        _results(area).write_text(json.dumps(known, indent=1))
+        print(
+            f"{result.outcome:9} {result.seconds:5.1f} s  {mutant}", f" by {result.by}" if result.by else ""
+        )
+        sys.stdout.flush()
+
+    files = [_recorded(area)]
+    options = ["-p", "no:cacheprovider", "-s", f"--timeout={_TEST_SECONDS}"]
+    runner = Runner(mutants, Covering(files, budget), report, seconds)
+    pytest.main([*options, *_folders(area)], plugins=[_Selecting(), runner])
+
+
+def _summary(area: str, mutants: list[Mutant], known: dict[str, dict[str, object]], *, show: bool) -> int:
+    reasons = {one["id"]: one["reason"] for one in tomllib.loads(EQUAL.read_text()).get("equal", [])}
+    files = {each.file for each in mutants}
+    stale = [one for one in reasons if one.partition(":")[0] in files and one not in {m.id for m in mutants}]
+    outcomes: Counter[str] = Counter()
+    survivors = []
+    for each in mutants:
+        outcome = str(known.get(each.id, {}).get("outcome", "not run"))
+        if outcome in ("survived", "untested") and each.id in reasons:
+            outcome = "equal"
+        outcomes[outcome] += 1
+        if outcome in ("survived", "untested"):
+            survivors.append((outcome, each))
+    ran = outcomes["killed"] + len(survivors)
+    score = f"{100 * outcomes['killed'] / ran:.1f}%" if ran else "–"
+    counts = ", ".join(
+        f"{outcomes[each]} {each}" for each in ("killed", "equal", "survived", "untested", "not run")
+    )
+    print(f"{area}: {len(mutants)} mutants: {counts}; score {score}")
+    if show:
+        for outcome, each in survivors:
+            print(f"  {outcome:9} {each}")
+    for one in stale:
+        print(f"equal.toml names {one}, which is no mutant any more: remove it")
+    return int(bool(survivors or stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
