@@ -36,7 +36,8 @@ from outbox_pipelines.signals import set_from_handler
 @click.option(
     "--rebase",
     is_flag=True,
-    help="Adopt an outbox that was restored from a dump or copied: loses nothing, may duplicate. "
+    help="Adopt an outbox that was restored from a dump or copied, or whose sequence was set back: loses "
+    "nothing, may duplicate. "
     "Run it before any writer starts.",
 )
 @click.option(
@@ -200,7 +201,16 @@ def _rebase(settings: Settings) -> None:
 
     found = rebase(settings)
     if found is None:
-        log.say("the position was made in this database: nothing to rebase")
+        log.say("position and sequence are those of this database: nothing to rebase")
+        return
+    if found.raised is not None:
+        was, now = found.raised
+        log.say(f"the sequence outbox_seq was behind: raised from {was:,} to {now:,}", was=was, now=now)
+    if found.renumbered:
+        log.say(
+            f"{found.renumbered:,} unpublished events have new numbers (seq)", renumbered=found.renumbered
+        )
+    if found.published is None:
         return
     log.say(
         "the position was made in another database, whose transaction ids mean nothing here. By it "

@@ -16,6 +16,7 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
+from outbox_pipelines import sequence
 from outbox_pipelines.database import Connection, connect
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.scripts import files
@@ -161,13 +162,14 @@ def migrate(settings: Settings) -> list[str]:
 
 
 def drift(settings: Settings) -> list[str]:
-    """Return the differences between the database and `sql/`, one line each; change nothing."""
+    """Return how the database differs from `sql/` and whether its sequence is behind; change nothing."""
     with _session(settings) as connection:
         try:
             applied = _applied(connection)
             if missing := [file.stem for file in files() if file.stem not in applied]:
                 return [f"not applied: {name}" for name in missing]
-            return _dangers(connection, settings.db_schema) + _differences(connection, settings.db_schema)
+            found = _dangers(connection, settings.db_schema) + _differences(connection, settings.db_schema)
+            return found or sequence_problems(connection)
         finally:
             connection.rollback()
 
@@ -199,6 +201,13 @@ def require_schema(settings: Settings) -> None:
             raise SetupError(
                 f"the schema has drifted; missing or changed: {min(lost)}; run `outbox migrate --check`"
             )
+
+
+def sequence_problems(connection: Connection) -> list[str]:
+    """Return what is wrong with the sequence of an outbox whose schema is complete."""
+    row = connection.execute(sequence.STATE).fetchone()
+    assert row is not None
+    return [problem] if (problem := sequence.behind(*row)) else []
 
 
 @contextmanager

@@ -125,9 +125,11 @@ CREATE INDEX outbox_parked_trying ON outbox_parked (seq) WHERE trying;
 
 -- When a parked event was published: the position had passed it before.
 CREATE TABLE outbox_released (
-    seq          bigint      PRIMARY KEY,
+    seq          bigint      NOT NULL,
+    id           uuid        NOT NULL,
     published_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    attempts     int         NOT NULL
+    attempts     int         NOT NULL,
+    PRIMARY KEY (seq, id)
 );
 
 -- Actions of operators: who, when, why, on which events. Only the functions below write it. The relay looks here
@@ -184,6 +186,8 @@ CREATE TABLE outbox_days (
     -- When file and rows were last found equal.
     proven_at       timestamptz,
     dropped_at      timestamptz,
+    -- The highest number of its events when it was closed: the sequence stays above it when the rows are dropped.
+    last_seq        bigint,
     -- The number of its events, once it is archived.
     events          bigint,
     manifest_sha256 text,
@@ -198,6 +202,12 @@ CREATE FUNCTION outbox_open_from() RETURNS date LANGUAGE sql STABLE AS $$
                 ELSE least(min(day) FILTER (WHERE state = 'open'), max(day) FILTER (WHERE state <> 'open') + 1)
            END::date
     FROM outbox_days
+$$;
+
+-- The highest number that any event has had. The sequence must have reached it: see `outbox relay --rebase`.
+CREATE FUNCTION outbox_last_seq() RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT greatest((SELECT max(seq) FROM outbox), (SELECT max(seq) FROM outbox_parked),
+                    (SELECT max(seq) FROM outbox_released), (SELECT max(last_seq) FROM outbox_days), 0)
 $$;
 
 SELECT outbox_protect_functions();

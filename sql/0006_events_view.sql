@@ -34,8 +34,8 @@ SELECT e.id,
        p.last_error
 FROM outbox e
 JOIN outbox_shards s ON s.shard = outbox_shard_of(e.aggregate_type, e.aggregate_id, s.shards)
-LEFT JOIN outbox_parked p ON p.seq = e.seq
-LEFT JOIN outbox_released r ON r.seq = e.seq
+LEFT JOIN outbox_parked p ON p.seq = e.seq AND p.id = e.id
+LEFT JOIN outbox_released r ON r.seq = e.seq AND r.id = e.id
 -- No relay reads a closed day: a row written into it past the guards is not published, whatever the position is.
 LEFT JOIN outbox_days late ON late.day = (e.created_at AT TIME ZONE 'UTC')::date
     AND NOT pg_visible_in_snapshot(e.tx, late.published);

@@ -1,5 +1,12 @@
 -- Actions of relays and operators for which no grant on a table is narrow enough. They run with the owner's rights.
 
+CREATE FUNCTION outbox_refuse_seq(seq bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'outbox: two events have seq %', seq
+        USING ERRCODE = 'unique_violation',
+              HINT = 'The sequence outbox_seq was set back: see outbox relay --rebase.';
+END $$;
+
 -- Parks events, with their whole content, from the table: the day that contains the rows may be dropped
 -- later. No other role writes into outbox_parked, so that the events published later are those that were written. The
 -- range of seq keeps the join off the rest of the day.
@@ -17,7 +24,9 @@ CREATE FUNCTION outbox_park(
     JOIN outbox o ON o.seq = p.seq
     WHERE o.created_at >= outbox_park.start AND o.created_at < outbox_park.stop
       AND o.seq >= outbox_park.first AND o.seq <= outbox_park.last
-    ON CONFLICT (seq) DO NOTHING
+    -- The same event, after a crash: nothing to do. Another event is not lost.
+    ON CONFLICT (seq) DO UPDATE SET seq = outbox_refuse_seq(excluded.seq)
+    WHERE (outbox_parked.id, outbox_parked.tx) <> (excluded.id, excluded.tx)
 $$;
 
 -- These are published. A dead letter is not published unless it is replayed.
@@ -25,9 +34,10 @@ CREATE FUNCTION outbox_release(seqs bigint[]) RETURNS void LANGUAGE sql SECURITY
     WITH gone AS (
         DELETE FROM outbox_parked
         WHERE seq = ANY (seqs) AND state IN ('waiting', 'retrying', 'replaying')
-        RETURNING seq, attempts
+        RETURNING seq, id, attempts
     )
-    INSERT INTO outbox_released (seq, attempts) SELECT seq, attempts FROM gone ON CONFLICT (seq) DO NOTHING
+    INSERT INTO outbox_released (seq, id, attempts) SELECT seq, id, attempts FROM gone
+    ON CONFLICT (seq, id) DO NOTHING
 $$;
 
 -- Replays or discards dead letters, and records it in the audit. Returns how many they were.

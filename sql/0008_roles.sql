@@ -60,10 +60,10 @@ BEGIN
                    outbox_columns('outbox_shards', 'shard', 'shards', 'system_identifier', 'database'), relay);
     EXECUTE format('GRANT UPDATE (%s) ON outbox_parked TO %s', outbox_columns('outbox_parked', 'parked_at'), relay);
     EXECUTE format('GRANT INSERT ON outbox_progress TO %s', relay);
-    -- A process with many outboxes looks at the sequence, not into the table.
+    -- Whether it was set back. And a process with many outboxes looks at it, not into the table.
     EXECUTE format('GRANT SELECT ON SEQUENCE outbox_seq TO %s', relay);
-    EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_covers, outbox_shard_of, outbox_open_from, outbox_park, '
-                   'outbox_release TO %s', relay);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_covers, outbox_shard_of, outbox_open_from, outbox_last_seq, '
+                   'outbox_park, outbox_release TO %s', relay);
 END $$;
 
 -- Everything that an operator needs: SELECT outbox_grant_operator('alice').
@@ -74,8 +74,9 @@ BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', schema, operator);
     EXECUTE format('GRANT SELECT ON outbox, outbox_shards, outbox_progress, outbox_parked, outbox_released, '
                    'outbox_audit, outbox_days, outbox_migrations, outbox_writers, outbox_events TO %s', operator);
-    EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_covers, outbox_shard_of, outbox_open_from, outbox_act, '
-                   'outbox_change_shards, outbox_keep_shards TO %s', operator);
+    EXECUTE format('GRANT SELECT ON SEQUENCE outbox_seq TO %s', operator);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION outbox_covers, outbox_shard_of, outbox_open_from, outbox_last_seq, '
+                   'outbox_act, outbox_change_shards, outbox_keep_shards TO %s', operator);
 END $$;
 
 -- Reads events and their status, and nothing else: SELECT outbox_grant_analyst('bob').

@@ -71,8 +71,8 @@ SELECT o.id::text, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.payl
        r.published_at, coalesce(p.attempts, r.attempts, 0), p.last_error{extra},
        o.tx::text::bigint{shards}
 FROM {leaf} o
-LEFT JOIN outbox_parked p ON p.seq = o.seq
-LEFT JOIN outbox_released r ON r.seq = o.seq
+LEFT JOIN outbox_parked p ON p.seq = o.seq AND p.id = o.id
+LEFT JOIN outbox_released r ON r.seq = o.seq AND r.id = o.id
 ORDER BY chr(31 + array_position({types}, o.aggregate_type)) || o.aggregate_id COLLATE "C", o.seq"""
 SHARD: Final[LiteralString] = ", outbox_shard_of(o.aggregate_type, o.aggregate_id, {shards})"
 

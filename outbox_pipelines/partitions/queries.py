@@ -148,7 +148,11 @@ SELECT pg_advisory_xact_lock(hashtextextended('outbox_ensure_partitions', 'outbo
 # Taken before the events are checked: everything that is visible in it is then known to be published.
 COMMITTED: Final = "SELECT pg_current_snapshot()::text"
 CLOSED: Final = """
-UPDATE outbox_days SET state = 'closed', closed_at = clock_timestamp(), published = %(committed)s
+UPDATE outbox_days
+SET state = 'closed', closed_at = clock_timestamp(), published = %(committed)s,
+    last_seq = (SELECT max(seq) FROM outbox
+                WHERE created_at >= %(day)s::date::timestamp AT TIME ZONE 'UTC'
+                  AND created_at < (%(day)s::date + 1)::timestamp AT TIME ZONE 'UTC')
 WHERE day = %(day)s AND state = 'open'"""
 
 # Rows of a closed day that bypassed the guards; found by the index.
@@ -248,8 +252,8 @@ DELETE FROM outbox_progress p USING (
                         ORDER BY at LIMIT {BATCH}) o) old
 WHERE p.shard = old.shard AND p.at = old.at"""
 PURGE_RELEASED: Final[LiteralString] = f"""
-DELETE FROM outbox_released WHERE seq IN (
-    SELECT seq FROM outbox_released WHERE published_at < %(before)s LIMIT {BATCH})"""
+DELETE FROM outbox_released WHERE (seq, id) IN (
+    SELECT seq, id FROM outbox_released WHERE published_at < %(before)s LIMIT {BATCH})"""
 # Their content is in the archive. Dead letters stay, because they can be replayed.
 PURGE_DISCARDED: Final[LiteralString] = f"""
 DELETE FROM outbox_parked WHERE seq IN (

@@ -91,6 +91,8 @@ class Measurements:
     """Whether the age of an event is known: not in an existing table without a created_at."""
     draining: str | None = None
     """The table whose remaining rows are published first, after `outbox adopt switch`."""
+    sequence_problem: str | None = None
+    """Why relays refuse to run: the sequence gives numbers that the outbox has already."""
     slots: Slots | None = None
     """The replication slots that concern the outbox; None for an existing table."""
     connector: Connector | None = None
@@ -114,6 +116,8 @@ class Measurements:
                 "the position was made in another database (a restored dump or a copy), and relays refuse "
                 "it: run `outbox relay --rebase` before any writer starts"
             )
+        if self.sequence_problem is not None:
+            return self.sequence_problem
         if self.draining is None:
             return None
         return f"relays wait for the remaining rows of {self.draining}: run `outbox adopt drain`"
@@ -142,7 +146,7 @@ class Measurements:
     @property
     def unowned_seconds(self) -> float:
         """The longest time that a shard has had no owner; an hour if no relay can own it."""
-        times = [3600.0] if self.is_copy else []
+        times = [3600.0] if self.is_copy or self.sequence_problem else []
         return max((*times, *(shard.unowned_seconds for shard in self.shards)), default=0.0)
 
     @property

@@ -13,6 +13,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.rows import dict_row
 
+from outbox_pipelines import sequence
 from outbox_pipelines.database import connect
 from outbox_pipelines.debezium import reading
 from outbox_pipelines.errors import SetupError
@@ -81,6 +82,7 @@ def read(settings: Settings) -> Measurements:
         oldest_transaction_seconds=float(age),
         oldest_transaction=whose,
         draining=row["draining"],
+        sequence_problem=sequence.behind(*row["sequence"]),
         slots=slots(row["slots"]),
         connector=connector,
     )

@@ -7,6 +7,7 @@ Invariants:
 
 from typing import Final, LiteralString
 
+from outbox_pipelines import sequence
 from outbox_pipelines.partitions.queries import AHEAD, DETACHED, LATE, WRITTEN_AT
 
 # Of this shard, and in days that are open. Closed days have nothing that is not published.
@@ -128,6 +129,8 @@ SELECT jsonb_build_array(extract(epoch FROM clock_timestamp() - since), what) FR
 # The old table whose rows come first: its events are not published, and no relay has a shard.
 _DRAINING: Final = "SELECT to_jsonb(schema || '.' || name) FROM outbox_adopted WHERE state = 'draining'"
 
+_SEQUENCE: Final[LiteralString] = f"SELECT jsonb_build_array({sequence.DRAWN}, outbox_last_seq())"
+
 # The row names one slot at most. Columns that older servers lack are read from the row as JSON.
 _SLOTS: Final[LiteralString] = """
 SELECT jsonb_build_object(
@@ -186,6 +189,7 @@ _PARTS: Final[dict[LiteralString, LiteralString]] = {
     "keys": _KEYS,
     "old_transaction": _OLD_TRANSACTION,
     "draining": _DRAINING,
+    "sequence": _SEQUENCE,
     "slots": _SLOTS,
 }
 

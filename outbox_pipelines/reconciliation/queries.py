@@ -21,7 +21,7 @@ CLOSED_EVENTS: Final = """
 SELECT o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.created_at,
        coalesce(p.state, 'published') AS state
 FROM {table} o
-LEFT JOIN outbox_parked p ON p.seq = o.seq
+LEFT JOIN outbox_parked p ON p.seq = o.seq AND p.id = o.id
 WHERE o.created_at >= {start} AND o.created_at < {stop}"""
 # In one that is not closed the shards' positions tell.
 OPEN_EVENTS: Final = """
@@ -30,12 +30,12 @@ SELECT o.id::text AS id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, 
                               THEN 'published' ELSE 'pending' END) AS state
 FROM {table} o
 JOIN outbox_shards s ON s.shard = outbox_shard_of(o.aggregate_type, o.aggregate_id, s.shards)
-LEFT JOIN outbox_parked p ON p.seq = o.seq
+LEFT JOIN outbox_parked p ON p.seq = o.seq AND p.id = o.id
 WHERE o.created_at >= {start} AND o.created_at < {stop}"""
 
 # What became of dead letters after the day's file was written.
 PARKED: Final = """
-SELECT seq, state FROM outbox_parked
+SELECT id::text AS id, seq, state FROM outbox_parked
 WHERE created_at >= {start} AND created_at < {stop}"""
 # The audit is never purged. A replay comes late by nature.
 REPLAYED: Final = """
@@ -112,12 +112,14 @@ ROUTE: Final = "UPDATE kinds SET topic = $topic WHERE kind = $kind"
 DOUBT: Final = "UPDATE topics SET kept_from = $kept_from, doubt = $doubt WHERE topic = $topic"
 
 # A dead letter of the file that is parked no more was published since; a discarded one is purged with time.
-MAKE_PARKED: Final = "CREATE TABLE parked (seq BIGINT, state state)"
-ADD_PARKED: Final = "INSERT INTO parked SELECT seq, state::state FROM batch"
+MAKE_PARKED: Final = "CREATE TABLE parked (id UUID, seq BIGINT, state state)"
+ADD_PARKED: Final = "INSERT INTO parked SELECT id::UUID, seq, state::state FROM batch"
 REVISE: Final = """
-UPDATE events SET state = coalesce((SELECT p.state FROM parked p WHERE p.seq = events.seq), 'published')
+UPDATE events SET state = coalesce(
+    (SELECT p.state FROM parked p WHERE p.seq = events.seq AND p.id = events.id), 'published')
 WHERE state = 'failed';
-UPDATE events SET state = p.state FROM parked p WHERE p.seq = events.seq AND p.state <> events.state"""
+UPDATE events SET state = p.state FROM parked p
+WHERE p.seq = events.seq AND p.id = events.id AND p.state <> events.state"""
 
 # From when to when the ids of the day's events were drawn, and whether others tell no time.
 SPAN: Final = """

@@ -16,6 +16,7 @@ from typing import Any, Final, LiteralString, NamedTuple, Protocol
 
 import psycopg
 
+from outbox_pipelines import sequence
 from outbox_pipelines.errors import SetupError
 from outbox_pipelines.event import Event, weigh
 from outbox_pipelines.relay import bodies, queries
@@ -126,10 +127,13 @@ class Contents:
                         event = _without_content(row)
                     else:
                         event = Event._make(content)
+                        if event.id != row.id:
+                            raise sequence.twice(row.seq)
                 events.append(event)
                 size += weigh([event])
                 if size > self._batch_bytes:
                     break
+        require_cut_between(rows, len(events))
         return Found(events, size, is_all and len(events) == len(rows), unreadable, {})
 
     def _bodies(self, seqs: list[int]) -> Generator[tuple[int, tuple[Any, ...] | str]]:
@@ -139,6 +143,15 @@ class Contents:
             part, seqs = seqs[:run], seqs[run:]
             days = self.days(part[0], part[-1])
             yield from bodies.read(self._connection, self._query, days, part, self._may_take_large)
+
+
+def require_cut_between(rows: list[Event], count: int) -> None:
+    """Raise `SequenceError` if a batch of the first `count` rows ends between two with the same seq.
+
+    The position is a seq: the second one would count as published.
+    """
+    if 0 < count < len(rows) and rows[count].seq == rows[count - 1].seq:
+        raise sequence.twice(rows[count].seq)
 
 
 def is_listed(event: Event) -> bool:

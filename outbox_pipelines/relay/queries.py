@@ -2,6 +2,7 @@
 
 from typing import Final, LiteralString, NamedTuple
 
+from outbox_pipelines import sequence
 from outbox_pipelines.partitions.queries import WRITTEN_AT
 from outbox_pipelines.relay.shards.lanes import MINE_BY_SEQ, MINE_BY_TX
 
@@ -141,7 +142,8 @@ SELECT -1, '', '', '', '', '', NULL WHERE (SELECT count(*) FROM tick) > %(limit)
 ORDER BY 1"""
     with_late = f"UNION ALL SELECT * FROM outbox WHERE {_LATE} {by_tx} LIMIT %(limit)s + 1"
     # With one shard a window has no more rows than numbers, and without a limit it is read faster.
-    limit: LiteralString = "LIMIT %(width)s" if by_seq else "OFFSET 0"
+    # With ties: a position is a seq, and would pass over the second of two rows that have the same.
+    limit: LiteralString = "FETCH FIRST (%(width)s) ROWS WITH TIES" if by_seq else "OFFSET 0"
     window: LiteralString = f"""
 SELECT {FITTING} FROM (
     SELECT {texts} FROM outbox
@@ -302,7 +304,7 @@ SETTLE_WITH_PROGRESS: Final[LiteralString] = f"""
 WITH moved AS ({_MOVE}), written AS (
     INSERT INTO outbox_progress (shard, shards, done, target, last_seq, events, lag)
     SELECT %(shard)s, %(shards)s, %(done)s, %(target)s, %(last_seq)s, %(events)s,
-           (SELECT greatest(0, extract(epoch FROM clock_timestamp() - {WRITTEN_AT})) FROM outbox
+           (SELECT min(greatest(0, extract(epoch FROM clock_timestamp() - {WRITTEN_AT}))) FROM outbox
             WHERE {OPEN} AND seq = %(newest)s)
     FROM moved
     RETURNING lag
@@ -351,6 +353,9 @@ UNWANT_FORGOTTEN: Final[LiteralString] = _CANCEL.format(
 # A relay that cannot take part cancels the change before anything has paused.
 UNWANT: Final[LiteralString] = _CANCEL.format(which="wanted = %(wanted)s")
 
+# The sequence, which never goes back; no table is touched.
+DRAWN: Final[LiteralString] = f"SELECT {sequence.DRAWN}"
+
 # What may change under a relay; also the slot to read, if it is made and not about to be dropped.
 CHANGE: Final[LiteralString] = """
 SELECT epoch, wanted, barrier::text, barrier_paused, barrier_reached,
@@ -385,59 +390,3 @@ FROM pg_current_snapshot() AS now, LATERAL (
 
 START: Final = "UPDATE outbox_shards SET done = %(at)s"
 SKIPPED: Final = "SELECT count(*) FROM outbox WHERE pg_visible_in_snapshot(tx, %(at)s::pg_snapshot)"
-
-# --- rebase ---------------------------------------------------------------------------------------------
-
-# Writers wait, so that the set of rows is final; not for long.
-LOCK_OUTBOX: Final = "SET LOCAL lock_timeout = '5s'; LOCK TABLE outbox IN SHARE ROW EXCLUSIVE MODE"
-DECLARE_REBASE: Final = "SET LOCAL outbox.rebase = on"
-# The transaction gets its id here, after the snapshot was taken: so the snapshot does not see it.
-NOW: Final = "SELECT pg_current_xact_id()::text::bigint, pg_current_snapshot()::text"
-
-# The old position still says which rows were published, because both use the old database's ids. The
-# exception are rows that a writer added here since the restore: their ids are between the restore, which is
-# the id that wrote the position row, and now. Those count as not published. An old id may lie there too, but
-# what wrote a restored row here has a lower id, and a writer (or its savepoint) the same or a higher one.
-# `xmin` is the lower half of an id that is never higher than the one of this transaction.
-# A published row then keeps an id below every snapshot (3 is the lowest an ordinary transaction ever had).
-REBASE_ROWS: Final = """
-WITH restored AS (
-    SELECT shard, shards, done, target, last_seq,
-           (%(own)s::bigint - (%(own)s::bigint - xmin::text::bigint & 4294967295))::text::xid8 AS at
-    FROM outbox_shards
-), rows AS (
-    SELECT o.id, o.created_at, o.tx,
-           outbox_covers(r.done, r.target, r.last_seq, o.tx, o.seq)
-           AND NOT (o.tx >= r.at AND o.tx <= %(own)s::text::xid8 AND o.tx <=
-                    (%(own)s::bigint - (%(own)s::bigint - o.xmin::text::bigint & 4294967295))::text::xid8)
-           AND coalesce(pg_visible_in_snapshot(o.tx, d.published), true) AS published
-    FROM outbox o JOIN restored r ON r.shard = outbox_shard_of(o.aggregate_type, o.aggregate_id, r.shards)
-    LEFT JOIN outbox_days d ON d.day = (o.created_at AT TIME ZONE 'UTC')::date
-), moved AS (
-    UPDATE outbox o SET tx = CASE WHEN rows.published THEN '3' ELSE %(own)s::text END::xid8
-    FROM rows
-    WHERE rows.id = o.id AND rows.created_at = o.created_at
-      AND (NOT rows.published OR rows.tx >= pg_snapshot_xmin(%(now)s::pg_snapshot))
-)
-SELECT count(*) FILTER (WHERE published), count(*) FILTER (WHERE NOT published) FROM rows"""
-
-# A slot is one of the other server.
-REBASE_SHARDS: Final = """
-UPDATE outbox_shards
-SET done = %(done)s, target = NULL, last_seq = NULL, tick_id = NULL, epoch = epoch + 1, owner = NULL,
-    slot = NULL, slot_snapshot = NULL, slot_ends = false, slot_error = NULL,
-    connector = NULL, connector_state = NULL,
-    wanted = NULL, wanted_at = NULL, barrier_paused = false, barrier_reached = false, barrier = NULL,
-    system_identifier = (SELECT system_identifier FROM pg_control_system()),
-    database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
-
-# Like the rows of the outbox they were copied from; of those whose day was dropped, published ones.
-REBASE_PARKED: Final = """
-UPDATE outbox_parked p SET tx = coalesce((
-    SELECT o.tx FROM outbox o WHERE o.seq = p.seq AND o.created_at = p.created_at), '3')"""
-
-# What was published of closed days has ids that this snapshot shows.
-REBASE_DAYS: Final = "UPDATE outbox_days SET published = %(now)s WHERE published IS NOT NULL"
-
-# Its positions speak of the old database.
-FORGET_PROGRESS: Final = "DELETE FROM outbox_progress"

@@ -19,6 +19,7 @@ from typing import Final
 
 import psycopg
 
+from outbox_pipelines import sequence
 from outbox_pipelines.database import Connection
 from outbox_pipelines.errors import SetupError, UnavailableError
 from outbox_pipelines.partitions.ahead import top_up
@@ -136,12 +137,13 @@ class Reader:
             upto: Snapshot | None = now if self._until_empty else None
             pause = _Pause()
             partitions_due = time.monotonic()
-            change_due = 0.0
+            change_due, drawn = 0.0, 0
             is_more = True
             while True:
                 # Before the wait: after it, news would wait for them.
                 if time.monotonic() >= change_due:
                     change_due = time.monotonic() + _CHANGE_EVERY
+                    drawn = _require_not_less(connection, drawn)
                     if (change.look() or change.is_over) and not self._until_empty:
                         self._take_part(change, source)
                 source = sources.choose(source, change)
@@ -266,6 +268,15 @@ class Reader:
 
 def _nothing() -> None:
     pass
+
+
+def _require_not_less(connection: Connection, drawn: int) -> int:
+    """Return where the sequence is; raise `SequenceError` if it was beyond that before."""
+    row = connection.execute(queries.DRAWN).fetchone()
+    assert row is not None
+    if problem := sequence.behind(row[0], drawn):
+        raise sequence.SequenceError(problem)
+    return int(row[0])
 
 
 class _InTurn:

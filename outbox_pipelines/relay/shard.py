@@ -16,12 +16,14 @@ from typing import Any, Final, LiteralString
 
 import psycopg
 
+from outbox_pipelines import sequence
 from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay import bodies, queries
 from outbox_pipelines.relay.core.blocked import DEATH_PAUSE, LONGEST_PAUSE
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.parking import queries as parked_queries
 from outbox_pipelines.relay.shards.ownership import ShardOwnership
+from outbox_pipelines.secret import first_line
 from outbox_pipelines.settings import Settings
 
 _ROWS_POLL: Final = 0.01
@@ -175,12 +177,16 @@ class Shard(ShardOwnership):
 
         Raises:
             ShardLostError: they do not become visible; they are read again.
+            SequenceError: a seq does not name one row.
         """
         deadline = time.monotonic() + self._settings.lease_seconds / 2
         while True:
             ((start, stop),) = self.execute(queries.DAYS, ends)
             given = {"seqs": seqs, "start": start, "stop": stop}
-            if self.execute(parked_queries.PRESENT, given) == [(len(seqs),)]:
+            ((present, twice),) = self.execute(parked_queries.PRESENT, given)
+            if twice is not None:
+                raise sequence.twice(twice)
+            if present == len(seqs):
                 return start, stop
             if time.monotonic() > deadline:
                 raise ShardLostError("the rows of rejected events are not visible to this session yet")
@@ -191,7 +197,10 @@ class Shard(ShardOwnership):
         start, stop = self._await_rows(list(parked), ends)
         states, errors = zip(*parked.values(), strict=True)
         rows = {"seqs": list(parked), "states": list(states), "errors": list(errors)}
-        self.execute(parked_queries.PARK, {**ends, **rows, "start": start, "stop": stop})
+        try:
+            self.execute(parked_queries.PARK, {**ends, **rows, "start": start, "stop": stop})
+        except psycopg.errors.UniqueViolation as error:
+            raise sequence.SequenceError(f"{first_line(error)}: run `outbox relay --rebase`") from None
         if self.crash_guard_crashes and self.crash_guard_seq in parked:
             pause = min(LONGEST_PAUSE, DEATH_PAUSE * self._settings.retry_seconds)
             self.execute(parked_queries.DIED_ALONE, {"seq": self.crash_guard_seq, "pause": pause})

@@ -22,7 +22,7 @@ from psycopg import sql
 from outbox_pipelines.event import Event, weigh
 from outbox_pipelines.position import Position, Snapshot
 from outbox_pipelines.relay import bodies, queries
-from outbox_pipelines.relay.contents import Contents, Found, Guard, Unguarded, is_listed
+from outbox_pipelines.relay.contents import Contents, Found, Guard, Unguarded, is_listed, require_cut_between
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.shards import lanes
 
@@ -246,6 +246,7 @@ class SnapshotSource:
             rows, _, is_all = self._list(query, parameters, bodies.NOTHING)
             if rows:
                 self._guard.approach()
+            require_cut_between(rows, step)
             return self._contents.read(rows[:step], is_all=is_all and len(rows) <= step, alone=step == 1)
         if self._careful:
             self._careful -= 1
@@ -279,11 +280,13 @@ class SnapshotSource:
                 except TypeError:
                     size += weigh([event for event in chunk if not is_listed(event)])
                     is_whole = False
-            is_all = not bodies.drop(rows)
+            rest = [Event._make(row) for row in islice(rows, 1)]
+            bodies.drop(rows)
+            require_cut_between(events[-1:] + rest, 1)
         if size and most == bodies.FEW:
             fitting = 1 + len(events) * self._batch_bytes // size
             self._width = min(self._batch_events, 2 * self._width, fitting)
-        return events, size if is_whole else None, is_all
+        return events, size if is_whole else None, not rest
 
 
 def _merge(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -162,7 +162,8 @@ def test_what_was_parked(database: Database, settings: Settings) -> None:
         connection.execute(PARK, ["discarded", discarded.id])
         then = publish(database)
         (row,) = connection.execute(
-            "INSERT INTO outbox_released VALUES (%s, DEFAULT, 4) RETURNING published_at", [released.seq]
+            "INSERT INTO outbox_released VALUES (%s, %s, DEFAULT, 4) RETURNING published_at",
+            [released.seq, released.id],
         )
     found = file_equals_view(database, settings, day)
     assert found == {

@@ -44,7 +44,7 @@ def lose_a_letter(database: Database) -> None:
     database.rows(
         "INSERT INTO outbox_parked (id, seq, tx, aggregate_type, aggregate_id, event_type, payload, "
         "created_at, state, last_error, failed_at) "
-        "SELECT outbox_uuidv7(), 1, '3', 'order', '1', 'order.placed', '{}', now(), "
+        "SELECT outbox_uuidv7(), nextval('outbox_seq'), '3', 'order', '1', 'order.placed', '{}', now(), "
         "'failed', 'too large', now()"
     )
 

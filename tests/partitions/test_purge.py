@@ -89,7 +89,7 @@ def test_what_became_of_parked_events(database: Database, tmp_path: Path) -> Non
         )
     database.rows("UPDATE outbox_parked SET created_at = created_at - interval '40 days'")
     database.rows(
-        "INSERT INTO outbox_released SELECT d, now() - make_interval(days => d), 1 "
+        "INSERT INTO outbox_released SELECT d, gen_random_uuid(), now() - make_interval(days => d), 1 "
         "FROM unnest(ARRAY[1, 40]) d"
     )
     archive.archive(settings, DAY)

@@ -95,6 +95,25 @@ def test_a_hasty_writer_loses_nothing(outbox: Outbox, other_server: str) -> None
     assert sorted(message.key for message in outbox.messages()) == ["hasty", "published"]
 
 
+def test_a_dump_without_the_value_of_the_sequence(outbox: Outbox, other_server: str) -> None:
+    """Guards against rows of a hasty writer that have the numbers of restored ones, in the same tick."""
+    for n in range(3):
+        write(outbox, ("published", {"n": n}))
+    service.relay(outbox.settings, until_empty=True)
+    for n in range(3):
+        write(outbox, ("waiting", {"n": n}))
+    with _restored(outbox, other_server) as restored:
+        with restored.connect() as connection:
+            connection.execute("SELECT setval('outbox_seq', 1, false)")
+        for n in range(3, 5):
+            write(restored, ("waiting", {"n": n}))
+        found = rebase(restored.settings)
+        assert found == Rebased(published=3, waiting=5, raised=(2, 8), renumbered=2)
+        service.relay(restored.settings, until_empty=True)
+    assert numbers(outbox, "waiting") == list(range(5))
+    assert numbers(outbox, "published") == list(range(3))
+
+
 def test_tables_without_their_rows(outbox: Outbox) -> None:
     """Guards against a stack in place of the reason, after a restore of the schema alone."""
     with outbox.connect() as connection:

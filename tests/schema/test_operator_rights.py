@@ -121,7 +121,7 @@ def test_an_operator_changes_the_number_of_shards(database: Database) -> None:
         "UPDATE outbox_parked SET headers = '{}'",
         "DELETE FROM outbox_parked",
         "INSERT INTO outbox_parked SELECT * FROM outbox_parked",
-        "INSERT INTO outbox_released (seq, attempts) VALUES (1, 0)",
+        "INSERT INTO outbox_released (seq, id, attempts) VALUES (1, gen_random_uuid(), 0)",
         "INSERT INTO outbox_shards SELECT * FROM outbox_shards",
         "DELETE FROM outbox_shards",
         "UPDATE outbox_shards SET shards = 2",

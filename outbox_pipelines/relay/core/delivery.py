@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from outbox_pipelines import sequence
 from outbox_pipelines.event import Event
 from outbox_pipelines.position import Position
 from outbox_pipelines.relay.core.batch import Batch, ReleasedBatch
@@ -84,7 +85,13 @@ class Delivery:
         return Complete(self)
 
     def park(self, event: Event, outcome: Parked = WAITING) -> None:
-        """Do not send this event to Kafka now."""
+        """Do not send this event to Kafka now.
+
+        Raises:
+            SequenceError: two events of the batch have the same seq.
+        """
+        if not self.parked:
+            self._require_distinct()
         self.parked[event.seq] = event, outcome
 
     def parked_states(self) -> dict[int, tuple[str, str | None]]:
@@ -105,9 +112,22 @@ class Delivery:
         self.acknowledged = self._acknowledged_before = 0
 
     def send_again(self, events: list[Event]) -> None:
-        """Mark events as unsent, in the order of the batch."""
+        """Mark events as unsent, in the order of the batch.
+
+        Raises:
+            SequenceError: two events of the batch have the same seq.
+        """
+        self._require_distinct()
         unsent = {event.seq for event in events + self.unsent}
         self.unsent = [event for event in self.batch.events if event.seq in unsent]
+
+    def _require_distinct(self) -> None:
+        """Raise `SequenceError` if a seq does not name one event. Only where it must: it takes time."""
+        seen: set[int] = set()
+        for event in self.batch.events:
+            if event.seq in seen:
+                raise sequence.twice(event.seq)
+            seen.add(event.seq)
 
     def reclaim(self, identify: Identify) -> list[tuple[Event, Refusal]] | None:
         """Take back what the current producer did not publish; None if it did not report each event."""

@@ -9,10 +9,13 @@ PARK: Final = """
 SELECT outbox_park(%(seqs)s::bigint[], %(states)s::text[], %(errors)s::text[],
                    %(start)s, %(stop)s, %(from)s, %(to)s)"""
 
-# What is parked is copied from here. A slot may deliver a transaction before other sessions see its rows.
+# What is parked is copied from here. A slot may deliver a transaction before other sessions see its rows. If
+# two rows have a seq, one of them may be published: it must not be parked, too.
 PRESENT: Final = """
-SELECT count(*) FROM outbox
-WHERE created_at >= %(start)s AND created_at < %(stop)s AND seq = ANY (%(seqs)s::bigint[])"""
+SELECT count(*), min(seq) FILTER (WHERE times > 1) FROM (
+    SELECT seq, count(*) AS times FROM outbox
+    WHERE created_at >= %(start)s AND created_at < %(stop)s AND seq = ANY (%(seqs)s::bigint[])
+    GROUP BY seq) AS present"""
 
 BLOCKED: Final[LiteralString] = f"""
 SELECT DISTINCT aggregate_type, aggregate_id FROM outbox_parked

@@ -25,7 +25,7 @@ from outbox_pipelines.errors import SetupError
 from outbox_pipelines.relay import adoption, queries
 from outbox_pipelines.relay.core.errors import ShardLostError
 from outbox_pipelines.relay.ownership import lost
-from outbox_pipelines.relay.shards.rebase import refuse_copy
+from outbox_pipelines.relay.shards.rebase import refuse_behind, refuse_copy
 from outbox_pipelines.settings import Settings
 
 
@@ -267,6 +267,7 @@ class ShardOwnership:
         schema = hashlib.sha256(self._schema.encode()).hexdigest()[:8]
         self.identity = f"{system_identifier:x}-{database}-{schema}"
         refuse_copy(self._connection)
+        refuse_behind(self._connection)
         filled = self._connection.execute(queries.SUBSCRIPTION).fetchone()
         if filled is not None:
             raise SetupError(
