@@ -18,6 +18,7 @@ from typing import Any, Final, LiteralString
 
 import psycopg
 
+from outbox_pipelines import sequence
 from outbox_pipelines.database import Connection
 from outbox_pipelines.event import LARGE
 from outbox_pipelines.relay import queries
@@ -68,6 +69,9 @@ def read(
         query: takes `seqs` and `most`, returns the columns of `Event` first, in order of seq.
         seqs: in ascending order.
         may_take_large: asked before a row of more than `USUAL` bytes is read; without it, the rows end here.
+
+    Raises:
+        SequenceError: two rows have the same seq.
     """
     parts = [(list(seqs), USUAL)]
     count = 1
@@ -84,6 +88,8 @@ def read(
             with closing(_stream(connection, query, {**parameters, "seqs": part, "most": most})) as rows:
                 for row in rows:
                     seq, is_left_out = row[_SEQ], row[_PAYLOAD] is None
+                    if not part or seq < part[0]:
+                        raise sequence.twice(seq)
                     part = [other for other in part if other > seq] if part[0] != seq else part[1:]
                     rows_read += 1
                     size += len(row[_PAYLOAD] or "") + len(row[_METADATA] or "")
