@@ -43,6 +43,8 @@ OWN: Final = SHARED | {
     "plan_cache_mode": "auto",
     # Otherwise a policy hides rows silently: they would never be published.
     "row_security": "off",
+    # Kafka, a slot, a connector or a file changes after a commit, which a crash or a failover must not undo.
+    "synchronous_commit": "on",
     "TimeZone": "UTC",
     # PostgreSQL 17 and later.
     "transaction_timeout": "0",
@@ -54,6 +56,8 @@ WHERE CASE name
     WHEN 'transaction_timeout' THEN current_setting('server_version_num')::int >= 170000
     -- Elsewhere a server may be unable to do so, and refuse the value.
     WHEN 'client_connection_check_interval' THEN version() ~ 'linux'
+    -- It waits for more than `on` does.
+    WHEN 'synchronous_commit' THEN current_setting('synchronous_commit') <> 'remote_apply'
     ELSE true END"""
 
 

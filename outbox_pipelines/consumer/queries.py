@@ -107,18 +107,23 @@ FROM moved"""
 # Whether the source records offsets, which ids know nothing of.
 RECORDS_OFFSETS: Final = "SELECT EXISTS (SELECT FROM processed_offsets WHERE source = %(source)s)"
 
+# Kafka's offset moves after the commit of this transaction: no crash or failover of the database may undo
+# it, whatever the server, the role, the connection or the handler has set.
+_DURABLE: Final = """set_config('synchronous_commit',
+    CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)"""
+
 # Behind the handler: nothing comes back where it has ended the transaction that it was given. Now it can be
 # committed.
 _IS_HANDLING: Final = "current_setting('outbox.handling', true) = 'on'"
+_END_HANDLING: Final = f"concat({_DURABLE}, set_config('outbox.handling', '', true))"
 RELEASE: Final = f"""
-SELECT CASE WHEN {_IS_HANDLING}
-            THEN set_config('outbox.handling', '', true) = '' END"""
+SELECT CASE WHEN {_IS_HANDLING} THEN {_END_HANDLING} <> '' END"""
 
 # The same with its commit, as one message: in a transaction that is not the consumer's, the cast fails, and
 # the COMMIT is not executed.
 NOT_OURS: Final = "ended by the handler"
 RELEASE_AND_COMMIT: Final = f"""
-SELECT CASE WHEN {_IS_HANDLING} THEN set_config('outbox.handling', '', true)
+SELECT CASE WHEN {_IS_HANDLING} THEN {_END_HANDLING}
             ELSE CAST(CAST('{NOT_OURS}' || coalesce(current_setting('outbox.handling', true), '') AS int)
                 AS text) END;
 COMMIT"""
@@ -153,7 +158,7 @@ WHERE event_id = ANY (CAST(%(ids)s AS uuid[])) AND source = %(source)s
 
 # Messages that are new go into the inbox in their order; seq and id of those come back. The row has another
 # id than the one recorded here if its handler committed a part of its work: its own id is recorded already.
-RECEIVE: Final = """
+RECEIVE: Final = f"""
 WITH it AS MATERIALIZED (
     SELECT * FROM unnest(CAST(%(ids)s AS uuid[]), CAST(%(topics)s AS text[]), CAST(%(partitions)s AS int[]),
         CAST(%(offsets)s AS bigint[]), CAST(%(keys)s AS text[]), CAST(%(types)s AS text[]),
@@ -163,7 +168,8 @@ WITH it AS MATERIALIZED (
         content, kept_id, nth)
 ), new AS (
     INSERT INTO processed_events (event_id, source, bucket, content)
-    SELECT id, %(source)s, processed_bucket(id), CAST(nullif(content, '') AS uuid) FROM it ORDER BY id, nth
+    SELECT id, %(source)s, processed_bucket(id), CAST(nullif(content, '') AS uuid)
+    FROM it CROSS JOIN (SELECT {_DURABLE}) AS durable ORDER BY id, nth
     ON CONFLICT DO NOTHING RETURNING event_id
 ), once AS (SELECT DISTINCT ON (id) it.* FROM it JOIN new ON event_id = id ORDER BY id, nth)
 INSERT INTO inbox (message_id, source, topic, partition, "offset", key, event_type, message_key, payload,

@@ -31,7 +31,10 @@ BEGIN
                              ELSE processed_mark.source END,
                         %1$s.processed_bucket(processed_mark.event_id))
                 ON CONFLICT DO NOTHING RETURNING true)
-            SELECT EXISTS (SELECT FROM marked);
+            SELECT EXISTS (SELECT FROM marked CROSS JOIN (
+                -- The offset moves after the commit, which a crash must not undo.
+                SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')
+                    WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)) AS durable);
         END $create$, place);
     -- For drivers that send a text with its type, such as JDBC's setString. A text that is no UUID is an error: an id
     -- such as 1 identifies one event of one topic, which this function does not know.

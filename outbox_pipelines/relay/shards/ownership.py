@@ -67,7 +67,6 @@ class ShardOwnership:
         """How many times in a row a relay has crashed at that seq."""
         # First: behind a pooler, the next statement may run in another session.
         require_own_session(settings, self._connection)
-        self._connection.execute("SET synchronous_commit = on")
         # Plans are kept, also from a time when no event was parked.
         self._connection.execute(queries.BY_INDEX)
         # A silent session loses the shard, or its turn as successor: otherwise a stopped process would keep
