@@ -303,7 +303,8 @@ KINDS: Mapping[str, Kind] = {
     "freeze broker": Kind("broker", broker_faults.freeze),
     "stuttering broker": Kind("broker", broker_faults.stutter),
     "kill broker at a request": Kind("broker", broker_faults.kill_at_request),
-    "late requests": Kind("requests", broker_faults.late_requests),
+    # A broker recognizes what comes twice: no relay may deliver again, or end.
+    "late requests": Kind("requests", broker_faults.late_requests, disturbs=False),
     "freeze database": Kind("database", _freeze_database),
 }
 # Of relays of ours: the broken ones know no topics' limits and no shards, and their steps are not watched.

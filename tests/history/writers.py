@@ -14,7 +14,6 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -73,20 +72,26 @@ class Writers:
         """Returns when one of them has failed."""
         self._failed.wait()
 
+    def _write(self, chance: random.Random, seed: str) -> None:
+        with psycopg.connect(self._dsn, application_name=APPLICATION, connect_timeout=5) as connection:
+            # Known to the whole server, hence the database in it.
+            name = f"{connection.info.dbname} {seed}" if self._two_phases else ""
+            if name:
+                commit_prepared(connection, name)
+            while not self._stop.wait(chance.uniform(0, self._pause_seconds)):
+                transact(connection, chance, name, self._sizes, self._accounts)
+
     def _run(self, seed: str) -> None:
         chance = random.Random(seed)
         try:
             while not self._stop.wait(0.05):
-                with (
-                    suppress(psycopg.OperationalError),
-                    psycopg.connect(self._dsn, application_name=APPLICATION, connect_timeout=5) as connection,
-                ):
-                    # Known to the whole server, hence the database in it.
-                    name = f"{connection.info.dbname} {seed}" if self._two_phases else ""
-                    if name:
-                        commit_prepared(connection, name)
-                    while not self._stop.wait(chance.uniform(0, self._pause_seconds)):
-                        transact(connection, chance, name, self._sizes, self._accounts)
+                try:
+                    self._write(chance, seed)
+                except psycopg.errors.ProgramLimitExceeded:
+                    # An OperationalError, too: a key that the database refuses is no outage.
+                    raise
+                except psycopg.OperationalError:
+                    continue
         except Exception as error:  # noqa: BLE001 - raised by `stop`, in the thread that asks
             self._failure = error
             self._failed.set()
