@@ -62,7 +62,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "--asynchronous", action=either, default=False, help="synchronous_commit=off in the database"
     )
     run.add_argument(
-        "--long-keys", action=either, default=False, help="some aggregates have ids of 3,000 characters"
+        "--long-keys", action=either, help="some aggregates have ids of 3,000 characters; drawn by default"
     )
     run.add_argument("--patience", type=float, default=60.0, help="seconds until missing events are lost")
     run.add_argument("--calm", action="store_true", help="without faults: then nothing excuses a duplicate")
