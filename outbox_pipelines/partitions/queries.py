@@ -122,7 +122,7 @@ HOLDERS: Final = """
 SELECT DISTINCT l.pid, p.gid
 FROM pg_locks l
 LEFT JOIN pg_locks own ON own.locktype = 'transactionid' AND own.virtualtransaction = l.virtualtransaction
-LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND p.transaction = own.transactionid
+LEFT JOIN pg_prepared_xacts p ON p.transaction = own.transactionid
 WHERE l.relation = to_regclass(%(leaf)s) AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
   AND l.mode NOT IN ('AccessShareLock', 'RowShareLock')"""
 

@@ -55,7 +55,6 @@ _NUMBERS: Final = {
     "relay/kafka/progress_topic.py": ("_LOOK_BACK",),
     "relay/transactional_producer.py": ("_COMMIT_SECONDS",),
     "relay/queries.py": ("MOST_METADATA",),
-    "partitions/queries.py": ("BATCH", "PAGES"),
     "archive/queries.py": ("RESTORED_TX",),
 }
 _CALLS: Final = ("connect", "producer", "dict", "Consumer", "Producer", "AdminClient", "NewTopic")

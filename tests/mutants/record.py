@@ -23,7 +23,7 @@ _MOST_CHARACTERS: Final = 30_000
 
 
 # What starts servers of its own, or repeats itself.
-_OWN_SERVERS: Final = {"own_servers", "killable", "strict", "servers", "is_thorough", "hostile"}
+_OWN_SERVERS: Final = {"own_servers", "killable", "strict", "servers", "is_thorough"}
 
 
 def normal(text: str) -> str:

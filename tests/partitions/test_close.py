@@ -234,6 +234,61 @@ def test_parked_events_hold_it_open_and_dead_letters_do_not(database: Database) 
     assert close.close(database.settings, DAY)[0].closed
 
 
+def test_parked_events_of_other_days_do_not_hold_it_open(database: Database) -> None:
+    """Guards against days that close only when no event of any day is parked."""
+    days.fill(database)
+    days.relayed(database)
+    database.rows(f"INSERT INTO outbox_parked SELECT *, 'waiting' FROM {LEAF} LIMIT 2")
+    for moment in (f"{DAY} 00:00:00+00'::timestamptz - interval '1 us", f"{DAY + timedelta(1)} 00:00:00+00"):
+        database.rows(f"UPDATE outbox_parked SET created_at = '{moment}'")
+        assert close.close(database.settings, DAY)[0].closed
+        close.reopen(database.settings, DAY)
+        days.relayed(database)
+    database.rows(f"UPDATE outbox_parked SET created_at = '{DAY} 00:00:00+00'")
+    assert "2 of its events are parked" in _why_not(database)
+
+
+def test_a_closed_day_is_not_closed_again(database: Database) -> None:
+    """Guards against work on each day that was ever closed, and a later moment of closing."""
+    days.closed(database)
+    before = database.rows("SELECT closed_at, published FROM outbox_days WHERE day = %s", DAY)
+    assert DAY not in [closing.day for closing in close.close(database.settings)]
+    assert close.close(database.settings, DAY) == [close.Closing(DAY, True)]
+    assert database.rows("SELECT closed_at, published FROM outbox_days WHERE day = %s", DAY) == before
+
+
+def test_who_holds_it_open_is_named(database: Database) -> None:
+    """Guards against an operator who ends the wrong session, or the wrong prepared transaction."""
+    if database.value("SHOW max_prepared_transactions") == "0":
+        pytest.skip("this server has no prepared transactions")
+    other = DAY + timedelta(1)
+    days.fill(database)
+    days.fill(database, other)
+    days.relayed(database)
+    for name, day in (("another", other), ("this", DAY)):
+        with database.connect(autocommit=False) as connection:
+            days.write(connection, day)
+            connection.execute(f"PREPARE TRANSACTION '{name}'".encode())
+    try:
+        assert _why_not(database).endswith("ROLLBACK PREPARED 'this'")
+    finally:
+        database.rows("ROLLBACK PREPARED 'this'")
+        database.rows("ROLLBACK PREPARED 'another'")
+    with database.connect(autocommit=False) as late, database.connect(autocommit=False) as elsewhere:
+        days.write(late)
+        days.write(elsewhere, other)
+        ((pid,),) = late.execute("SELECT pg_backend_pid()")
+        locking = f"DO $$ BEGIN LOCK TABLE {LEAF} IN SHARE MODE; END $$"
+        waiting = threading.Thread(target=database.rows, args=(locking,))
+        waiting.start()
+        wait_until(lambda: database.value("SELECT count(*) FROM pg_locks WHERE NOT granted") == 1)
+        assert f"locked by pid {pid}, which" in _why_not(database)
+        late.rollback()
+        waiting.join()
+        elsewhere.rollback()
+    assert close.close(database.settings, DAY)[0].closed
+
+
 def test_sealing_makes_writers_wait_50_ms_at_most(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

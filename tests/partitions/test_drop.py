@@ -53,8 +53,10 @@ def _is_attached(database: Database) -> bool:
 
 
 def test_a_proven_day_is_dropped(database: Database, archived: Settings) -> None:
-    """Guards against a table that only grows."""
+    """Guards against a table that only grows, and a proof whose time is not the drop's."""
+    now = database.value("SELECT clock_timestamp()")
     assert drop.drop(archived, DAY) == drop.Dropped(DAY, 20, True)
+    assert database.value("SELECT proven_at FROM outbox_days WHERE day = %s", DAY) > now
     assert not _is_there(database)
     assert days.state(database) == "dropped"
     assert drop.drop(archived, DAY) == drop.Dropped(DAY, None, False)
@@ -208,6 +210,17 @@ def test_a_report_keeps_the_day_as_it_is(
         reader.rollback()
     assert _is_attached(database)
     assert drop.drop(archived, DAY).now
+
+
+def test_a_session_that_uses_other_tables_is_not_waited_for(
+    database: Database, archived: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against days that stay because any transaction runs."""
+    short(monkeypatch)
+    database.rows("CREATE TABLE application (n int)")
+    with database.connect(autocommit=False) as other:
+        other.execute("SELECT FROM application")
+        assert drop.drop(archived, DAY).now
 
 
 def test_an_interrupted_detach_is_finished(

@@ -12,7 +12,7 @@ from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.partitions import calendar, close
 from tests.partitions import days
 from tests.partitions.days import DAY
-from tests.schema.servers import Database
+from tests.schema.servers import Connection, Database
 
 LEAF = calendar.leaf_of(DAY)
 _STATES = "SELECT status, processed_at IS NULL FROM outbox_events WHERE event_type = 'late'"
@@ -20,9 +20,9 @@ LATE = ("PENDING", True)
 REFUSED = rf"{DAY} has 1 unpublished rows that bypassed the guards "
 
 
-def _past_guards(database: Database) -> None:
+def _past_guards(database: Database, late: Connection | None = None) -> None:
     database.rows(f"ALTER TABLE {LEAF} DISABLE TRIGGER outbox_closed")
-    with database.connect(autocommit=False) as connection:
+    with late or database.connect(autocommit=False) as connection:
         connection.execute("SET LOCAL outbox.backfill = on")
         connection.execute(
             "INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, created_at) "
@@ -78,6 +78,21 @@ def test_reopening_has_it_published(database: Database, tmp_path: Path) -> None:
     archiving = days.archiving(database, tmp_path)
     assert archive.archive(archiving, DAY).manifest.rows == 21
     assert drop.drop(archiving, DAY).rows == 21
+
+
+def test_of_a_transaction_that_runs_since_before(database: Database) -> None:
+    """Guards against a look only at ids behind the moment of closing: an older one was not over then; and
+    against what was published being published again with it."""
+    late = database.connect(autocommit=False)
+    late.execute("SELECT pg_current_xact_id()")
+    days.fill(database)
+    days.relayed(database)
+    assert close.close(database.settings, DAY)[0].closed
+    _past_guards(database, late)
+    with database.connect() as connection, pytest.raises(NotReadyError, match=REFUSED):
+        close.require_published(connection, DAY)
+    close.reopen(database.settings, DAY)
+    assert "has not published 1" in close.close(database.settings, DAY)[0].why_not
 
 
 def test_of_an_archived_day(database: Database, tmp_path: Path) -> None:

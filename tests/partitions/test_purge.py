@@ -67,6 +67,9 @@ def test_progress_stays_until_its_day_is_archived(database: Database, tmp_path: 
     database.rows(_PROGRESS, 20, 6000)
     # What is left of the week stays in any case: it plots.
     database.rows(_PROGRESS, 5, 10)
+    database.rows("UPDATE outbox_days SET day = day - 30 WHERE day = %s", DAY)
+    assert purge.purge(settings).progress == 0
+    database.rows("UPDATE outbox_days SET day = day + 30 WHERE day = %s - 30", DAY)
     assert database.outbox("partitions", "close").exit_code == 0
     database.rows("UPDATE outbox_days SET day = day - 30 WHERE state = 'closed' AND day = %s", DAY)
     assert purge.purge(settings).progress == 0
@@ -88,6 +91,14 @@ def test_what_became_of_parked_events(database: Database, tmp_path: Path) -> Non
             state,
         )
     database.rows("UPDATE outbox_parked SET created_at = created_at - interval '40 days'")
+    # Written, or discarded, in the last days: they are kept with their day.
+    for kept in ("now() - interval '40 days', now()", "now(), now() - interval '40 days'"):
+        database.rows(
+            "INSERT INTO outbox_parked (id, seq, tx, aggregate_type, aggregate_id, event_type, payload, "
+            "state, created_at, failed_at) "
+            "SELECT gen_random_uuid(), nextval('outbox_seq'), '3', 'order', '1', 'kept', "
+            f"'{{}}', 'discarded', {kept}"
+        )
     database.rows(
         "INSERT INTO outbox_released SELECT d, gen_random_uuid(), now() - make_interval(days => d), 1 "
         "FROM unnest(ARRAY[1, 40]) d"
@@ -95,7 +106,9 @@ def test_what_became_of_parked_events(database: Database, tmp_path: Path) -> Non
     archive.archive(settings, DAY)
     purged = purge.purge(settings)
     assert (purged.released, purged.discarded) == (1, 3)
-    assert database.rows("SELECT DISTINCT state FROM outbox_parked") == [("failed",)]
+    kept = database.rows("SELECT state, event_type FROM outbox_parked ORDER BY 1, 2")
+    assert kept == [("discarded", "kept")] * 2 + [("failed", "order.placed")] * 3
+    assert database.rows("SELECT seq FROM outbox_released") == [(1,)]
 
 
 class _Slow(datetime):

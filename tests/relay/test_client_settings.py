@@ -31,7 +31,13 @@ _EVERY_PRODUCER: Final = {
     "partitioner": "murmur2_random",
     # A firewall that drops a silent connection would be noticed by the next event only.
     "socket.keepalive.enable": "true",
+    # The broker and the topic decide what is too large.
     "message.max.bytes": "16000000",
+    # What the relay has in flight fits in.
+    "queue.buffering.max.messages": "200000",
+    "queue.buffering.max.kbytes": "262144",
+    "compression.codec": "lz4",
+    # An outage is over when it is over.
     "reconnect.backoff.max.ms": "1000",
 }
 # In at_least_once: behind an event that expires, or that was refused, the next of its key would overtake it.
