@@ -164,6 +164,12 @@ SELECT jsonb_build_object(
         FROM regexp_split_to_table(current_setting('synchronized_standby_slots', true), '[ ,"]+') AS wanted
         LEFT JOIN pg_replication_slots p ON p.slot_name = wanted
         WHERE wanted <> '' AND p.active IS NOT TRUE AND to_jsonb(r) -> 'failover' = 'true'),
+    'ahead', current_setting('synchronous_standby_names') <> ''
+        AND coalesce(current_setting('synchronized_standby_slots', true), '') = '',
+    'waiting_commits', (
+        SELECT count(*) FROM pg_stat_activity
+        WHERE s.slot IS NOT NULL AND datname = current_database() AND wait_event = 'SyncRep'
+          AND query_start < clock_timestamp() - interval '5 seconds'),
     'others', (
         SELECT coalesce(jsonb_agg(jsonb_build_object(
             'slot', o.slot_name, 'active', o.active, 'retained_bytes',

@@ -16,6 +16,12 @@ _TAKE_BACK: Final = (
     "run `outbox cutover --to polling`; the relay then looks into the topics for what was published"
 )
 
+AHEAD: Final = (
+    "Debezium publishes a transaction before the synchronous standby has it, and a failover may undo it: "
+    "name the standby's slot in synchronized_standby_slots (PostgreSQL 17 and later)"
+)
+"""The relay waits for the standby; a connector publishes whatever its slot delivers."""
+
 
 @dataclass(frozen=True, slots=True)
 class OtherSlot:
@@ -66,6 +72,10 @@ class Slots:
     """Whether the position and the slot are those of another database, of which this one is a copy."""
     standbys: list[str]
     """Slots that the server waits for before it delivers anything from this one, and no standby reads."""
+    ahead: bool
+    """Whether the server delivers transactions that its synchronous standby may not have."""
+    waiting_commits: int
+    """Commits that have waited for a synchronous standby for seconds, as far as the role may see them."""
     others: list[OtherSlot]
 
     @property
@@ -106,6 +116,11 @@ class Slots:
             return [
                 f"no standby reads the slot {names} of synchronized_standby_slots, and the server delivers "
                 "nothing before it has: start the standby, or remove the name from the setting"
+            ]
+        if self.waiting_commits:
+            return [
+                f"{self.waiting_commits} commits wait for a synchronous standby, and events wait with them: "
+                "start the standby, or remove it from synchronous_standby_names"
             ]
         if self.connector_state is not None:
             return self._problems_of_connector()
@@ -156,6 +171,8 @@ class Slots:
                 "max_slot_wal_keep_size is not set: if no relay reads the slot for long, the log fills the "
                 "disk"
             )
+        if self.ahead and self.connector_state == "publishes":
+            found.append(AHEAD)
         found += [
             f"no session reads the slot {other.slot} of this database: {size(other.retained_bytes)} are kept"
             for other in self.others

@@ -112,7 +112,7 @@ class SnapshotSource:
         batch = next(self._tick, None)
         if batch is None:
             target = upto or self.now()
-            # A slot may have delivered a transaction that is not shown to other sessions yet.
+            # A server that took over by a failover may lack what the position covers.
             if target == self._done or not target.covers(self._done):
                 return None
             self._tick = self._batches(target, 0, starts=True)

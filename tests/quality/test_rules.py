@@ -89,6 +89,8 @@ SLOTS = Slots(
     unlimited=True,
     copy=False,
     standbys=[],
+    ahead=False,
+    waiting_commits=0,
     others=[],
 )
 # What makes each rule an error, or a warning where it knows no errors.

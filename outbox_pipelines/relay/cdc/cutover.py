@@ -8,6 +8,7 @@ from contextlib import closing
 from typing import Any, Final
 
 from outbox_pipelines.database import connect
+from outbox_pipelines.quality.slots import AHEAD
 from outbox_pipelines.relay.cdc import queries
 from outbox_pipelines.relay.cdc.connector import from_connector, to_connector
 from outbox_pipelines.relay.cdc.setup import remove, require_slots, set_up
@@ -56,7 +57,8 @@ def plan(settings: Settings, target: str) -> list[str]:
             "the connector is registered, and continues from the slot",
             "the relay follows the slot, so that days are closed and archived as before",
         ]
-    return [f"{number}. {step}" for number, step in enumerate(steps, 1)]
+    notes = [f"note: {AHEAD}"] if target == "debezium" and found.ahead else []
+    return [f"{number}. {step}" for number, step in enumerate(steps, 1)] + notes
 
 
 def run(
@@ -80,6 +82,8 @@ def run(
     """
     if target == "debezium":
         to_connector(settings, place or {"password": ""}, seconds=seconds, say=say)
+        if read(settings).ahead:
+            say(f"note: {AHEAD}")
         return
     from_connector(settings, seconds=seconds, say=say)
     if target == "polling":

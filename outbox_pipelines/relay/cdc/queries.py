@@ -12,14 +12,12 @@ SELECT pg_current_snapshot()::text,
              UNION
              SELECT DISTINCT tx::text::bigint FROM outbox WHERE {OPEN} AND tx = ANY (%(others)s::xid8[]))"""
 
-# A slot may deliver a transaction a moment before other sessions see it: the server's log is written first.
-ARE_VISIBLE: Final = """
-SELECT bool_and(pg_visible_in_snapshot(tx, pg_current_snapshot())) IS NOT false
-FROM unnest(%(transactions)s::xid8[]) AS tx"""
-
 # Everything that is committed now ends before this position. A message, because its commit flushes the log:
-# what is not flushed is not delivered.
-END_OF_LOG: Final = "SELECT (pg_logical_emit_message(true, 'outbox', '') - '0/0')::bigint"
+# what is not flushed is not delivered. `local` flushes it whatever the session's setting is, without waiting
+# for a standby.
+END_OF_LOG: Final = """
+SELECT (pg_logical_emit_message(true, 'outbox', '') - '0/0')::bigint
+FROM set_config('synchronous_commit', 'local', true)"""
 
 # What the slot must deliver next, as far as it is committed; a few are enough to notice that it does not.
 NOT_DELIVERED: Final[LiteralString] = f"""

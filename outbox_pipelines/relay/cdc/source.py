@@ -6,6 +6,8 @@ Invariants:
 - A position is the same as with snapshots (`Delivered`). So a restart skips what is published, whatever the
   slot delivers again, and another source can continue from it.
 - The server may forget only what is settled: `confirm`.
+- A transaction is returned when other sessions see it. The slot delivers it before, also while its commit
+  waits for a synchronous standby, when a failover undoes it. Those behind it wait as well: for the order.
 - What the slot skips is noticed (`Skipped`), and ends the source.
 - A row that is large is dropped and read from the table, as a reader of snapshots would. So is every row
   after a crash, once `guard` has recorded it.
@@ -13,6 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -34,13 +37,17 @@ from outbox_pipelines.relay.contents import Contents, Guard, any_listed
 from outbox_pipelines.relay.core.batch import Batch
 from outbox_pipelines.relay.queries import EVENTS, EVENTS_WITH_TIME, SNAPSHOT, TUNE
 
+_LOG: Final = logging.getLogger(__name__)
 # Bytes of the longest message whose row is taken from it: what all limits of a row's size allow.
 _LONGEST: Final = 500_000
 # Transactions of which it is not known whether they concern the outbox: a position names each of them.
 _MOST_UNKNOWN: Final = 500
-# A transaction is shown to other sessions at once; with a synchronous standby, when that has answered.
-_VISIBLE_POLL: Final = 0.005
 _WAIT_SECONDS: Final = 0.1
+# A transaction that is not visible yet is looked for again after a fourth of the time that it has waited.
+_SHORTEST_PAUSE: Final = 0.0005
+_LONGEST_PAUSE: Final = 0.025
+# A hidden transaction is reported after this time.
+_REPORT_SECONDS: Final = 5.0
 
 
 class CdcSource:
@@ -104,6 +111,11 @@ class CdcSource:
         """What the ticks cover that were made, read or not."""
         self._ready: deque[tuple[Batch, list[int]]] = deque()
         """Batches, each with its transactions."""
+        self._visible = done
+        """A snapshot of this session, which sees everything that was returned."""
+        self._hidden_since: float | None = None
+        """Since when the next batch has a transaction that other sessions do not see."""
+        self._is_reported = False
         self._end = 0
         """The position in the log behind the last transaction that was received to its end."""
         self._unsettled: deque[tuple[Snapshot, int]] = deque()
@@ -135,17 +147,17 @@ class CdcSource:
                 self._take(message)
             elif not self._is_published:
                 row(message)
-        return self._read_content(*ready.popleft()) if ready else None
+        return self._read_content(ready.popleft()[0]) if ready and self._are_visible(ready[0][1]) else None
 
     @property
     def has_caught_up(self) -> bool:
         """Whether everything was read that was committed when this source was made, and nothing skipped."""
-        return self._has_received and self._skipped.is_checked
+        return self._has_received and self._skipped.is_checked and not self._ready
 
     @property
     def is_at_rest(self) -> bool:
         """Whether all that was received is read: the slot delivers next what the position lacks, no more."""
-        return self.has_caught_up and not (self._ready or self._whole or self._part or self._large)
+        return self.has_caught_up and not (self._whole or self._part or self._large)
 
     def leave(self) -> int:
         """Confirm everything, which must be settled and at rest; return the position in the log."""
@@ -154,7 +166,10 @@ class CdcSource:
 
     def wait(self, end: threading.Event) -> None:
         """Wait until there may be something to read, or the reader may have to end."""
-        if not end.is_set():
+        if self._hidden_since is not None:
+            pause = (time.monotonic() - self._hidden_since) / 4
+            end.wait(min(max(pause, _SHORTEST_PAUSE), _LONGEST_PAUSE))
+        elif not end.is_set():
             self._stream.wait(_WAIT_SECONDS)
 
     def confirm(self) -> None:
@@ -256,11 +271,34 @@ class CdcSource:
         self._add(self._part, self._part_size, target, ends_tick=False)
         self._large, self._part, self._part_size = target, [], 0
 
-    def _show_end(self) -> None:
-        """Make a tick without events up to now, for a crash guard that is needed until then."""
+    def _now(self) -> Snapshot:
         row = self._connection.execute(SNAPSHOT, prepare=True).fetchone()
         assert row is not None
-        self._delivered.extend(Snapshot.parse(row[0]).xmax)
+        return Snapshot.parse(row[0])
+
+    def _are_visible(self, transactions: list[int]) -> bool:
+        """Return whether other sessions see these transactions."""
+        if not all(map(self._visible.sees, transactions)):
+            self._visible = self._now()
+        if all(map(self._visible.sees, transactions)):
+            if self._is_reported:
+                _LOG.warning("the transactions of the slot %s are visible again", self._stream.slot)
+            self._hidden_since, self._is_reported = None, False
+            return True
+        now = time.monotonic()
+        self._hidden_since = self._hidden_since or now
+        if now - self._hidden_since >= _REPORT_SECONDS and not self._is_reported:
+            self._is_reported = True
+            _LOG.warning(
+                "the slot %s has delivered a transaction whose commit waits for a synchronous standby: its "
+                "events and those behind it are published when the standby has answered",
+                self._stream.slot,
+            )
+        return False
+
+    def _show_end(self) -> None:
+        """Make a tick without events up to now, for a crash guard that is needed until then."""
+        self._delivered.extend(self._now().xmax)
         self._ask()
         target = self._delivered.snapshot()
         if target != self._made:
@@ -296,7 +334,7 @@ class CdcSource:
             self._made = target
             self._unsettled.append((target, self._end))
 
-    def _read_content(self, batch: Batch, transactions: list[int]) -> Batch:
+    def _read_content(self, batch: Batch) -> Batch:
         """The batch, with the content of rows that were dropped."""
         self.position = batch.position
         if not any_listed(batch.events):
@@ -304,7 +342,6 @@ class CdcSource:
         step = self._guard.step()
         if step is not None:
             self._guard.approach()
-        self._await_visible(transactions)
         found = self._contents.read(batch.events, is_all=True, alone=step == 1)
         return replace(
             batch,
@@ -313,12 +350,6 @@ class CdcSource:
             unreadable=found.unreadable,
             suspects=found.suspects,
         )
-
-    def _await_visible(self, transactions: list[int]) -> None:
-        given = {"transactions": "{" + ",".join(map(str, transactions)) + "}"}
-        while self._connection.execute(queries.ARE_VISIBLE, given).fetchone() != (True,):
-            self.confirm()
-            time.sleep(_VISIBLE_POLL)
 
     def _ask_end(self) -> int:
         row = self._connection.execute(queries.END_OF_LOG).fetchone()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from outbox_pipelines.local import Stack
 from outbox_pipelines.local.postgres import Postgres
+from outbox_pipelines.relay.cdc import source
 from outbox_pipelines.relay.cdc.setup import set_up
 from outbox_pipelines.relay.cdc.status import read
 from outbox_pipelines.settings import Settings
@@ -124,3 +126,44 @@ def _judge(pair: Pair, committed: list[int], delivery: str) -> None:
     repeated = sum(count - 1 for count in Counter(found).values())
     # At least once: what was in flight when the session ended.
     assert repeated == 0 if delivery == "exactly_once" else repeated <= 50
+
+
+def test_what_the_standby_never_had_is_not_published(
+    tmp_path: Path, stack: Stack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against an event whose writer never got its commit: the slot has it before the standby (G1)."""
+    monkeypatch.setattr(source, "_REPORT_SECONDS", 0.0)
+    with replicated(tmp_path, stack, primary_settings={"synchronous_standby_names": "*"}) as pair:
+        set_up(pair.straight(pair.primary), seconds=30, say=lambda line: None)
+        with running(pair.outbox.settings):
+            wait_until(lambda: read(pair.straight(pair.primary)).reader is not None, what="the slot read")
+            with psycopg.connect(pair.primary.dsn) as writer, ThreadPoolExecutor() as threads:
+                _write(writer, 1)
+                wait_until(lambda: _keys(pair) == ["1"], what="the first event")
+                pair.standby.kill()
+                commit = threads.submit(_write, writer, 2)
+                try:
+                    text = "waits for a synchronous standby"
+                    wait_until(lambda: text in caplog.text, seconds=20, what="the second event")
+                    assert not commit.done()
+                finally:
+                    pair.primary.kill()
+                assert isinstance(commit.exception(60), psycopg.OperationalError)
+            pair.standby.start()
+            pair.promote()
+            wait_until(lambda: _is_primary(pair.standby), what="the promoted standby")
+            with psycopg.connect(pair.standby.dsn) as writer:
+                _write(writer, 3)
+                rows = writer.execute("SELECT aggregate_id FROM outbox ORDER BY seq").fetchall()
+            wait_until(lambda: "3" in _keys(pair), what="an event of the new primary")
+        assert rows == [("1",), ("3",)]
+        assert set(_keys(pair)) == {"1", "3"}
+
+
+def _write(connection: psycopg.Connection[tuple[object, ...]], n: int) -> None:
+    emit(connection, "order", n, "order.placed", {"n": n})
+    connection.commit()
+
+
+def _keys(pair: Pair) -> list[str | None]:
+    return [message.key for message in pair.outbox.messages()]

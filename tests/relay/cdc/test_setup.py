@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import psycopg
@@ -13,6 +15,7 @@ from outbox_pipelines import schema
 from outbox_pipelines.errors import NotReadyError
 from outbox_pipelines.local import Stack
 from outbox_pipelines.local.postgres import Postgres, running
+from outbox_pipelines.relay.cdc.cutover import plan
 from outbox_pipelines.relay.cdc.setup import remove, set_up, slot_name
 from outbox_pipelines.relay.cdc.status import read
 from outbox_pipelines.settings import load_settings
@@ -310,3 +313,24 @@ def test_a_standby_that_the_server_waits_for(tmp_path: Path) -> None:
                 admin.execute("ALTER SYSTEM RESET synchronized_standby_slots")
                 admin.execute("SELECT pg_reload_conf()")
                 wait_until(lambda: not said(), what="it is no longer named")
+
+
+def test_commits_that_wait_for_a_standby(tmp_path: Path) -> None:
+    """Guards against events that wait with their commits, while every command calls the slot well."""
+    with running(tmp_path / "postgres") as server, ThreadPoolExecutor() as threads:
+        settings = load_settings(dsn=server.dsn, connect="http://127.0.0.1:1")
+        schema.migrate(settings)
+        set_up(settings, seconds=30, say=print)
+        assert not read(settings).ahead
+        with psycopg.connect(server.dsn, autocommit=True) as admin, ExitStack() as ends:
+            ends.callback(admin.execute, "SELECT pg_reload_conf()")
+            ends.callback(admin.execute, "ALTER SYSTEM RESET synchronous_standby_names")
+            admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'missing'")
+            admin.execute("SELECT pg_reload_conf()")
+            wait_until(lambda: read(settings).ahead, what="the setting")
+            threads.submit(Outbox(settings).write, "a")
+            wait_until(
+                lambda: "1 commits wait for a synchronous standby" in str(read(settings).problems),
+                what="the commit that waits",
+            )
+            assert any("publishes a transaction before" in line for line in plan(settings, "debezium"))
