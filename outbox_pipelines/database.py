@@ -57,12 +57,8 @@ def connect(
             autocommit=True,
             connect_timeout=10,
             application_name=name[:63],
-            # A vanished peer is detected within the lease, not after the kernel's default of two hours.
-            keepalives_idle=5,
-            keepalives_interval=2,
-            keepalives_count=3,
-            tcp_user_timeout=int(settings.lease_seconds * 1000),
-            **session.CONNECTION,
+            # A vanished peer is noticed within the lease.
+            **session.CONNECTION | {"tcp_user_timeout": int(settings.lease_seconds * 1000)},
             **({} if beside is None else _host(beside)),
             **_PROTOCOL[replication],
         )

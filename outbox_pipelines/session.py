@@ -15,6 +15,12 @@ from psycopg import sql
 # Of several hosts, the primary. A standby lags, does not show locks, and treats running transactions as
 # finished. Drivers older than PostgreSQL 14 do not know "primary".
 CONNECTION: Final[dict[str, Any]] = {
+    # A peer that vanished, or a firewall that drops packets in silence, is noticed within these times. The
+    # kernel would wait for two hours for an answer, and for 15 minutes for an acknowledgment.
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
     # Not set by a statement: the driver uses it from the first statement on.
     "client_encoding": "UTF8",
     "target_session_attrs": "primary" if psycopg.pq.version() >= 140000 else None,

@@ -93,6 +93,8 @@ class Attempts:
         self._open: tuple[str, Mapping[str, Any]] | None = None
         self._is_called = False
         """Whether the handler was called in the last attempt."""
+        self.awaits = ""
+        """What is waited for: the "handler", or an answer of the "database" to a statement of ours."""
         self._breakers: dict[int, Breaker] = {}
         self._marks: Marks | None = None
         self._lines = RepeatedLines(_LOG)
@@ -306,7 +308,7 @@ class Attempts:
     async def _call(self, handler: Handler, items: Sequence[Item], transaction: Any) -> None:
         """Call a handler; `_release` must follow before the commit."""
         given = [each.given for each in items]
-        self._is_called = True
+        self._is_called, self.awaits = True, "handler"
         began = time.monotonic()
         try:
             with surroundings([each.event for each in items if each.event], self._plan.source):
@@ -315,6 +317,7 @@ class Attempts:
                     if inspect.isawaitable(done):
                         await done
         finally:
+            self.awaits = "database"
             self.figures.called(handler.name, time.monotonic() - began)
 
     async def _release(self, transaction: Any) -> None:
@@ -362,7 +365,7 @@ class Attempts:
         """
         tries, pause = 1, 0.0
         while True:
-            self._is_called = False
+            self._is_called, self.awaits = False, "database"
             try:
                 done = await attempt()
             except Exception as error:
@@ -379,6 +382,8 @@ class Attempts:
                 if pause:
                     self._lines.end("database", _AVAILABLE)
                 return done
+            finally:
+                self.awaits = ""
 
     async def _surely(self, do: Callable[[], Awaitable[_Result]]) -> _Result:
         """Run a database operation; while the database is unavailable, wait and repeat it.
@@ -389,6 +394,7 @@ class Attempts:
         """
         pause = 0.0
         while True:
+            self.awaits = "database"
             try:
                 done = await do()
             except Exception as error:
@@ -401,6 +407,8 @@ class Attempts:
                 if pause:
                     self._lines.end("database", _AVAILABLE)
                 return done
+            finally:
+                self.awaits = ""
 
     async def _wait_for_database(self, error: Exception, pause: float) -> float:
         """Wait longer than the last time; return for how long.

@@ -26,6 +26,7 @@ from outbox_pipelines.consumer.handlers import Handlers
 from outbox_pipelines.consumer.inbox import LONGEST_SECONDS
 from outbox_pipelines.consumer.membership import settings
 from outbox_pipelines.consumer.numbers import require_number, require_whole
+from outbox_pipelines.consumer.patience import limited_stop
 from outbox_pipelines.consumer.processor import Work
 from outbox_pipelines.consumer.reading import Reader
 from outbox_pipelines.consumer.transactions import Database
@@ -163,10 +164,11 @@ class Configured(Handlers):
         try:
             self.require_any()
             self._counts, self._figures = work.counts, work.figures
-            await work.begin()
-            with contextlib.suppress(StoppedError):
-                yield work
-                await work.end()
+            with limited_stop(work, database, is_stopped, self._seconds):
+                await work.begin()
+                with contextlib.suppress(StoppedError):
+                    yield work
+                    await work.end()
         except asyncio.CancelledError:
             if _is_cancelled():
                 await work.end()

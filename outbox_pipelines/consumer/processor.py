@@ -52,6 +52,7 @@ class Work(Handling):
         Raises:
             SetupError: they do not exist, or cannot be used.
         """
+        self.awaits = "database"
         async with self._database.transaction() as transaction:
             [(there,)] = await self._database.rows(transaction, queries.TABLES, {})
             foreign = [] if there else await self._database.rows(transaction, queries.FOREIGN, {})
@@ -70,6 +71,7 @@ class Work(Handling):
             self._marks = await dedupe_marks.load(self._database, table, source)
         if not self._plan.by_offset:
             await self._require_no_offsets()
+        self.awaits = ""
 
     async def _require_no_offsets(self) -> None:
         given = {"source": self._plan.source}
@@ -144,7 +146,9 @@ class Work(Handling):
 
     async def end(self) -> None:
         """End cleanly: the next owner of the partitions does not need the crash guard."""
+        self.awaits = "database"
         await self._guard.end()
+        self.awaits = ""
 
     async def receive(self, messages: Sequence[Any], member: Member) -> None:
         """Write messages to the inbox, from where they are handled."""

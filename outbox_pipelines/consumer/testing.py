@@ -349,6 +349,9 @@ class _NoDatabase:
     async def release(self, transaction: object) -> bool:
         return True
 
+    def abort(self) -> None:
+        """Nothing waits for an answer of a database."""
+
     async def close(self) -> None: ...
 
 

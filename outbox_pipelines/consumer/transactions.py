@@ -8,9 +8,13 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psycopg
@@ -77,6 +81,9 @@ class Database(Protocol):
         Where a driver sends two statements at once, this commits it too.
         """
 
+    def abort(self) -> None:
+        """Break the connection, so that a wait for an answer ends with an error; from any thread."""
+
     async def close(self) -> None: ...
 
 
@@ -139,6 +146,9 @@ class Connections:
         self._is_committed = True
         return True
 
+    def abort(self) -> None:
+        _break(self._connection)
+
     async def close(self) -> None:
         self._connection.close()
 
@@ -198,6 +208,10 @@ class AsyncConnections:
         self._is_committed = True
         return True
 
+    def abort(self) -> None:
+        if self._connection is not None:
+            _break(self._connection)
+
     async def close(self) -> None:
         if self._connection is not None:
             await self._connection.close()
@@ -208,12 +222,15 @@ class Sessions:
 
     def __init__(self, make: Callable[[], Session]) -> None:
         self._make = make
+        self._abort: Callable[[], object] | None = None
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Session]:
         with self._make() as session, session.begin() as transaction:
-            if getattr(_driver(session), "autocommit", False):
+            driver = _driver(session)
+            if getattr(driver, "autocommit", False):
                 raise SetupError(_AUTOCOMMIT)
+            self._abort = partial(_break, driver)
             try:
                 yield session
             except TimeoutError:
@@ -235,6 +252,10 @@ class Sessions:
     async def release(self, transaction: Session) -> bool:
         return await released(self, transaction)
 
+    def abort(self) -> None:
+        if self._abort is not None:
+            self._abort()
+
     async def close(self) -> None:
         """Nothing is kept: connections belong to the engine."""
 
@@ -244,12 +265,16 @@ class AsyncSessions:
 
     def __init__(self, make: Callable[[], AsyncSession]) -> None:
         self._make = make
+        self._abort: Callable[[], object] | None = None
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSession]:
         async with self._make() as session, session.begin() as transaction:
-            if getattr(await session.run_sync(_driver), "autocommit", False):
+            driver = await session.run_sync(_driver)
+            if getattr(driver, "autocommit", False):
                 raise SetupError(_AUTOCOMMIT)
+            loop = asyncio.get_running_loop()
+            self._abort = partial(loop.call_soon_threadsafe, _break, driver.driver_connection)
             yield session
             if session.get_transaction() is not transaction or not transaction.is_active:
                 raise TransactionError(ENDED)
@@ -265,6 +290,10 @@ class AsyncSessions:
 
     async def release(self, transaction: AsyncSession) -> bool:
         return await released(self, transaction)
+
+    def abort(self) -> None:
+        if self._abort is not None:
+            self._abort()
 
     async def close(self) -> None:
         """Nothing is kept: connections belong to the engine."""
@@ -369,6 +398,20 @@ def _cut(driver: Any) -> bool:
         driver.cancel_safe(timeout=_CANCEL_SECONDS)
     driver.close()
     return True
+
+
+def _break(driver: Any) -> None:
+    """End a connection without a word to the server, whatever waits for it.
+
+    Not `close`, which another thread must not call: the one that waits sees the end of its socket.
+    """
+    if (terminate := getattr(driver, "terminate", None)) is not None:
+        # asyncpg, which is called in its own thread.
+        terminate()
+        return
+    # Also of a driver that is unknown, or closed.
+    with suppress(Exception), closing(socket.socket(fileno=os.dup(driver.fileno()))) as its:
+        its.shutdown(socket.SHUT_RDWR)
 
 
 def _status(session: Session) -> int:

@@ -53,7 +53,13 @@ def test_a_kill_neither_loses_nor_doubles(place: Place, dies_at: str, known: int
     _, errors = process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL, errors
     wait_until(
-        lambda: place.value("SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^consumer'") == 0
+        lambda: (
+            place.value(
+                "SELECT count(*) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND application_name ~ '^consumer'"
+            )
+            == 0
+        )
     )
     assert place.effects() == known
     # The event in progress may have been received before it was handled.

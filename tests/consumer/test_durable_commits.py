@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy import orm
 
-from outbox_pipelines.consumer import Event, migrate
+from outbox_pipelines.consumer import Consumer, Event, migrate
 from outbox_pipelines.database import connect
 from outbox_pipelines.local import Stack, postgres
 from outbox_pipelines.local.postgres import Postgres
@@ -69,13 +69,13 @@ def test_no_event_is_skipped(hasty: tuple[Place, Postgres], way: str) -> None:
     place, server = hasty
     place.load(EVENTS)
     dsn = place.dsn
-    more: dict[str, Any] = {
+    ways: dict[str, dict[str, Any]] = {
         "by offset": {"dedupe": "offset"},
         "connect": {"connect": lambda: psycopg.connect(dsn)},
         "session": {"session": _sessions(dsn)},
         "failing": {"retry_seconds": 300},
-    }.get(way, {})
-    consumer = place.bare(**more)
+    }
+    consumer: Consumer = place.bare(**ways.get(way, {}))
 
     @consumer.on("order.placed", batch=10 if way == "in batches" else None)
     def handle(given: Any, transaction: Any) -> None:

@@ -250,6 +250,9 @@ class Run:
     async def release(self, transaction: Transaction) -> bool:
         return True
 
+    def abort(self) -> None:
+        """Nothing waits for an answer of a database."""
+
     async def close(self) -> None: ...
 
     def _rows(self, name: str, answer: Any, given: Mapping[str, Any]) -> list[tuple[Any, ...]]:

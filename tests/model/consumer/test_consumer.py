@@ -101,7 +101,7 @@ def test_all_state_of_the_code_is_in_the_model() -> None:
                 "_open",
                 "_is_called",
             ),
-            *("_inbox", "_measure_at", "_marks", "_lines"),
+            *("_inbox", "_measure_at", "_marks", "_lines", "awaits"),
             # How many events share a transaction: those of a scope are fewer than it ever is.
             "_pace",
         },

@@ -66,6 +66,9 @@ class Real:
     async def release(self, transaction: Any) -> bool:
         return True
 
+    def abort(self) -> None:
+        """Nothing waits for an answer of a database."""
+
     async def close(self) -> None: ...
 
     def run(self, name: str, *given: Any) -> Any:
